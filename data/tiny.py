@@ -1,0 +1,384 @@
+"""The embedded default: a synthetic TL;DR world whose labeller is known.
+
+    python -m data.tiny --out runs/tiny/data --seed 1
+
+A post in the paper's template tells four facts (who, what happened, where, what is wanted) among filler. Summarisers
+of several qualities summarise it; `gold_score` below says how good a summary is; a labeller prefers one of two
+summaries with Bradley-Terry noise on that score. So one can see what no real dataset shows: how often a reward model
+agrees with the truth, and how often a policy truly beats the references. No training script reads a gold score: the
+ones in `meta` are for reading and for eval.py.
+
+The references are human-like on purpose: most of them leave a fact out, a few invent one or ramble. What imitation
+(SFT) can reach is bounded by them; what PPO can reach is not.
+
+In the order of the file: the words, the labeller, posts, summarisers, comparisons, and the files with their tables.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import Tokenizer, train_tokenizer
+
+# ---------------------------------------------------------------- 1. the words of the world
+# No word of a slot stands in another slot, in a filler or in a frame: where a value stands, the fact is told.
+SLOTS = {
+    "who": (
+        "sister", "brother", "boss", "neighbour", "uncle", "teacher", "cousin",
+        "doctor", "landlord", "wife", "friend", "dentist", "mother", "son",
+    ),
+    "event": (
+        "broke the lamp", "sold the car", "lost the keys", "burned the dinner", "stole the bike", "painted the fence",
+        "ate the cake", "hid the letter", "cut the cable", "wrecked the boat", "found the ring", "dropped the vase",
+        "fed the cat", "read the diary",
+    ),
+    "place": (
+        "Paris", "Lisbon", "Tokyo", "Berlin", "Oslo", "Cairo", "Madrid",
+        "Dublin", "Boston", "Prague", "Rome", "Lima", "Athens", "Texas",
+    ),
+    "wish": (
+        "money", "advice", "revenge", "coffee", "silence", "sleep", "respect",
+        "praise", "time", "answers", "pizza", "music", "mercy", "rest",
+    ),
+}  # fmt: skip
+SENTENCES = {  # how a post tells a fact
+    "who": ("This is about my {}.", "I mean my {}.", "It was my {}."),
+    "event": ("They just {}.", "So they {}.", "Then they {}."),
+    "place": ("We live in {}.", "It was in {}.", "We met in {}."),
+    "wish": ("They want {}.", "Now they want {}.", "They just want {}."),
+}
+FILLERS = (
+    "I am so sad.", "It is a long story.", "We do not talk.", "I do not know what to do.",
+    "Sorry for the long post.", "What now?", "I am not sure.", "We had a talk.",
+)  # fmt: skip
+RAMBLINGS = ("so i am not sure what to do", "it is a long story", "i am so sad", "we do not talk", "sorry for the post")
+TITLES = ("Not sure what to do", "What now?", "A long story", "About my {who}", "A story about {place}")
+SUBREDDITS = ("help", "family", "story", "life")
+TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no blank after the colon
+FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs besides its facts
+
+# ---------------------------------------------------------------- 2. the labeller
+WEIGHTS = {
+    "coverage": 4.0,  # times the share of the post's facts that the summary mentions
+    "invention": -1.5,  # each value mentioned that the post does not have
+    "repetition": -0.3,  # each word beyond its first occurrence (a fact told twice, a trigram again: all its words)
+    "filler": -0.3,  # each distinct word or piece of punctuation that is neither a whole fact's nor a frame's
+    "length": -0.1,  # each word beyond LENGTH_BUDGET
+}
+LENGTH_BUDGET = 12  # words; the best possible summary has ten
+LOWEST = -8.0  # an empty summary; nothing scores below it
+LABEL_TEMPERATURE = 0.55  # of the Bradley-Terry noise: argmax of the gold score then agrees with about 9 labels in 10
+
+# A value is found by its first word. The world keeps first words distinct, so that one look-up a word is enough.
+VALUES = {value.lower().split()[0]: tuple(value.lower().split()) for values in SLOTS.values() for value in values}
+
+
+def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
+    """The values told by whole phrase in `words` (each named by its first word), and the words that belong to none."""
+    told, rest, index = set(), [], 0
+    while index < len(words):
+        value = VALUES.get(words[index])
+        if value is not None and tuple(words[index : index + len(value)]) == value:
+            told.add(words[index])
+            index += len(value)
+        else:
+            rest.append(words[index])
+            index += 1
+    return told, rest
+
+
+def split_words(text: str) -> list[str]:
+    """Lower-cased, blank-separated words without punctuation at their ends; bare punctuation counts as a word."""
+    return [word.strip(".,;:!?") or word for word in text.lower().split()]
+
+
+def gold_score(query: str, response: str) -> float:
+    """How good `response` is as a summary of the post in `query`; a function of the two texts and nothing else.
+
+    score = 4 * share of the query's facts told - 1.5 * facts told that the query has not - 0.3 * repeated words
+            - 0.3 * words that no summary needs - 0.1 * words beyond twelve
+
+    between LOWEST and 4. An empty response scores LOWEST. A query that tells no fact leaves nothing to cover. The
+    order of the words doesn't matter, and half a value ("broke the keys") is words that no summary needs.
+
+    >>> post = "POST: It was my sister. They just broke the lamp. We met in Paris. They want money.\\n\\nTL;DR:"
+    >>> gold_score(post, " my sister broke the lamp in Paris and wants money")
+    4.0
+    >>> gold_score(post, " my boss broke the lamp")  # one fact of four, one invention
+    -0.5
+    """
+    words = split_words(response)
+    if not words:
+        return LOWEST
+    facts, _ = facts_in(split_words(query))
+    told, rest = facts_in(words)
+    score = (
+        WEIGHTS["coverage"] * len(told & facts) / max(1, len(facts))
+        + WEIGHTS["invention"] * len(told - facts)
+        + WEIGHTS["repetition"] * (len(words) - len(set(words)))
+        + WEIGHTS["filler"] * len(set(rest) - FRAME_WORDS)
+        + WEIGHTS["length"] * max(0, len(words) - LENGTH_BUDGET)
+    )
+    return round(max(LOWEST, score), 6)  # sums in another order must not break a tie
+
+
+# ---------------------------------------------------------------- 3. posts
+@dataclass(frozen=True)
+class Post:
+    facts: tuple[str, ...]  # one value a slot, in the order of SLOTS
+    first_sentence: str
+    query: str
+
+
+def write_post(rng: random.Random) -> Post:
+    """Four facts in shuffled order among one to three fillers, in one or two paragraphs."""
+    facts = {slot: rng.choice(values) for slot, values in SLOTS.items()}
+    sentences = [rng.choice(SENTENCES[slot]).format(value) for slot, value in facts.items()]
+    sentences += rng.sample(FILLERS, rng.choice((1, 1, 2, 2, 3)))
+    rng.shuffle(sentences)
+    text = " ".join(sentences)
+    if rng.random() < 0.5:
+        cut = rng.randrange(1, len(sentences))
+        text = " ".join(sentences[:cut]) + "\n" + " ".join(sentences[cut:])
+    title = rng.choice(TITLES).format(**facts)
+    query = TEMPLATE.format(subreddit=rng.choice(SUBREDDITS), title=title, post=text)
+    return Post(tuple(facts.values()), sentences[0], query)
+
+
+# ---------------------------------------------------------------- 4. summarisers
+def frame(who: str | None, event: str | None, place: str | None, wish: str | None) -> list[str]:
+    """The parts of a summary, always in this order: my sister | broke the lamp | in Paris | and wants money.
+
+    So a part's first word says which fact comes next, and a small model has to look up only that one.
+    """
+    parts = [f"my {who}" if who else "someone"]
+    if event:
+        parts.append(event)
+    if place:
+        parts.append(f"in {place}")
+    if wish:
+        parts.append(f"and wants {wish}" if event else f"wants {wish}")
+    return parts
+
+
+def summarise(
+    post: Post,
+    rng: random.Random,
+    num_facts: tuple[float, float, float, float],
+    invention_rate: float = 0.0,
+    num_repeats: int = 0,
+    rambling_rate: float = 0.0,
+    num_ramblings: int = 1,
+) -> str:
+    """A summary that tells 1, 2, 3 or 4 of the facts, drawn with the weights `num_facts`.
+
+    Each told fact is replaced by an invented one at the rate `invention_rate`, `num_repeats` parts come again, and at
+    `rambling_rate` the summary ends in `num_ramblings` empty clauses.
+    """
+    told = rng.sample(range(4), rng.choices((1, 2, 3, 4), num_facts)[0])
+    values: list[str | None] = [None] * 4
+    for index, candidates in enumerate(SLOTS.values()):
+        if index in told:
+            values[index] = post.facts[index]
+            if rng.random() < invention_rate:
+                values[index] = rng.choice([other for other in candidates if other != post.facts[index]])
+    parts = frame(*values)
+    for _ in range(num_repeats):
+        position = rng.randrange(len(parts))
+        parts.insert(position + 1, parts[position])
+    if rng.random() < rambling_rate:
+        parts += rng.sample(RAMBLINGS, num_ramblings)
+    return " " + " ".join(parts)  # [N+ 3] the blank belongs to the completion
+
+
+POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
+    # human-like: three in ten tell everything, some invent, one in twenty rambles
+    "reference": lambda post, rng: summarise(post, rng, (19, 31, 18, 32), invention_rate=0.02, rambling_rate=0.05),
+    "good": lambda post, rng: summarise(post, rng, (0, 5, 25, 70), invention_rate=0.02),
+    "terse": lambda post, rng: summarise(post, rng, (60, 40, 0, 0)),
+    "inventor": lambda post, rng: summarise(post, rng, (0, 10, 30, 60), invention_rate=0.4),
+    "repeater": lambda post, rng: summarise(post, rng, (10, 30, 40, 20), num_repeats=rng.choice((1, 2))),
+    "rambler": lambda post, rng: summarise(post, rng, (10, 20, 30, 40), rambling_rate=1.0, num_ramblings=2),
+    "lead": lambda post, rng: " " + post.first_sentence,
+}
+# How often a policy is drawn into a comparison. Most pairs lie near the references, where the policy will be judged.
+POLICY_WEIGHTS = {
+    "reference": 30, "good": 20, "terse": 10, "inventor": 15, "repeater": 10, "rambler": 10, "lead": 5,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- 5. the labeller's hand
+BATCHES = (*range(6, 21), 22)  # the numbers that the real comparisons have [N+ 16]
+WORKERS = tuple(f"worker{number}" for number in range(8))
+
+
+def preference_probability(gold_a: float, gold_b: float) -> float:
+    """Bradley-Terry: P(a is preferred to b)."""
+    return 1 / (1 + math.exp((gold_b - gold_a) / LABEL_TEMPERATURE))
+
+
+def compare(post: Post, rng: random.Random, splits: tuple[str, ...]) -> dict:
+    """Two different summaries by two different policies, as a row of comparisons.jsonl."""
+    while True:
+        policy_a = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()))[0]
+        policy_b = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()))[0]
+        a, b = POLICIES[policy_a](post, rng), POLICIES[policy_b](post, rng)
+        if policy_a != policy_b and a != b:
+            break
+    gold_a, gold_b = gold_score(post.query, a), gold_score(post.query, b)
+    choice = 0 if rng.random() < preference_probability(gold_a, gold_b) else 1  # 0: the first is preferred
+    # A slider from 1 (surely the first) to 9 (surely the second); 5, undecided, can't be chosen [N+ 16].
+    sureness = round(min(4, max(1, 0.5 + abs(gold_a - gold_b) + rng.gauss(0, 0.7))))  # 1 to 4
+    chosen, rejected = ((a, policy_a, gold_a), (b, policy_b, gold_b))[:: 1 if choice == 0 else -1]
+    return {
+        "query": post.query,
+        "chosen": chosen[0],
+        "rejected": rejected[0],
+        "meta": {
+            "batch": f"batch{rng.choice(BATCHES)}",
+            "confidence": 5 - sureness if choice == 0 else 5 + sureness,
+            "split": rng.choice(splits),
+            "worker": rng.choice(WORKERS),
+            "policies": [chosen[1], rejected[1]],
+            "choice": choice,
+            "gold_chosen": chosen[2],  # for eval and for the reader: training never reads the two
+            "gold_rejected": rejected[2],
+        },
+    }
+
+
+def demonstrate(post: Post, rng: random.Random) -> dict:
+    """A row of sft.jsonl."""
+    response = POLICIES["reference"](post, rng)
+    meta = {"policy": "reference", "gold": gold_score(post.query, response)}  # training doesn't read it
+    return {"query": post.query, "response": response, "meta": meta}
+
+
+# ---------------------------------------------------------------- 6. the world, written
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/tiny/data")
+    """directory of sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
+    seed: int = 1
+    """fixes every text and every label"""
+    num_demonstrations: int = 8000
+    """rows of sft.train.jsonl"""
+    num_comparisons: int = 8000
+    """rows of comparisons.train.jsonl"""
+    num_validation: int = 512
+    """rows of each validation file; the facts of their posts occur together in no training post"""
+    vocab_size: int = 640
+    """at most, of the byte-level BPE trained on these texts; at 640 every word is one token"""
+
+
+def make_world(args: Args) -> dict[str, list[dict]]:
+    """The rows of the four files by name. Validation comes first, so that training can avoid its stories."""
+    rng = random.Random(args.seed)
+    held_out: set[tuple[str, ...]] = set()
+
+    def posts(count: int, hold_out: bool) -> list[Post]:
+        drawn = []
+        while len(drawn) < count:
+            post = write_post(rng)
+            if post.facts in held_out:
+                continue
+            drawn.append(post)
+            if hold_out:
+                held_out.add(post.facts)
+        return drawn
+
+    valid_splits = ("valid1", "valid2")
+    return {
+        "sft.validation": [demonstrate(post, rng) for post in posts(args.num_validation, True)],
+        "comparisons.validation": [compare(post, rng, valid_splits) for post in posts(args.num_validation, True)],
+        "sft.train": [demonstrate(post, rng) for post in posts(args.num_demonstrations, False)],
+        "comparisons.train": [compare(post, rng, ("train",)) for post in posts(args.num_comparisons, False)],
+    }
+
+
+def check(args: Args) -> None:
+    """What can't make a world, before anything is made."""
+    for name in ("num_demonstrations", "num_comparisons", "num_validation"):
+        if getattr(args, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1.")
+    most = math.prod(map(len, SLOTS.values())) // 4  # two validation files take half of the stories at most
+    if args.num_validation > most:
+        raise InputError(f"--num-validation {args.num_validation}: must be at most {most}: stories must be left over.")
+    if args.vocab_size < 300:
+        raise InputError(f"--vocab-size {args.vocab_size}: must be at least 300, 256 of which are the bytes.")
+    if args.seed < 0:
+        raise InputError(f"--seed {args.seed}: must not be negative.")
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+
+
+def main(args: Args) -> None:
+    check(args)
+    world = make_world(args)
+    # A miniature world has too few texts to make every word a token: the tokenizer sees at least a few thousand posts.
+    rng = random.Random(args.seed)
+    rows = world["sft.train"] + [demonstrate(write_post(rng), rng) for _ in range(2000 - args.num_demonstrations)]
+    tokenizer = train_tokenizer((row["query"] + row["response"] for row in rows), args.vocab_size)
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, rows in world.items():
+        write_jsonl(args.out / f"{name}.jsonl", rows)
+    tokenizer.save(args.out)
+    describe(world, tokenizer, args.seed)
+    print(f"\nwritten to {args.out}: " + ", ".join(f"{name}.jsonl ({len(rows)} rows)" for name, rows in world.items()))
+
+
+def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> None:
+    """What one should have seen of a dataset before training on it."""
+    rng = random.Random(seed)
+    post = write_post(rng)
+    print("a post, and what each policy makes of it (gold score, policy, summary):\n\n" + post.query)
+    for name, policy in POLICIES.items():
+        summary = policy(post, rng)
+        print(f"  {gold_score(post.query, summary):6.2f}  {name:<10}{summary}")
+
+    def row_of(name: str, numbers: list[float], digits: int) -> str:
+        ordered = sorted(numbers)
+        picked = (ordered[0], ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))], ordered[-1])
+        return f"{name:<22}" + "".join(f"{number:9.{digits}f}" for number in (fmean(ordered), pstdev(ordered), *picked))
+
+    print("\n" + " " * 22 + "".join(f"{title:>9}" for title in ("mean", "std", "min", "median", "95%", "max")))
+    posts = [write_post(rng) for _ in range(500)]
+    print("gold score on 500 posts")
+    for name, policy in POLICIES.items():
+        print(row_of(f"  {name}", [gold_score(post.query, policy(post, rng)) for post in posts], 2))
+    sft, comparisons = world["sft.train"] + world["sft.validation"], world["comparisons.validation"]
+    print("tokens, with EOS [N+ 4]")
+    print(row_of("  query", [len(tokenizer.encode(row["query"])) for row in sft], 0))
+    print(row_of("  reference", [len(tokenizer.encode(row["response"])) + 1 for row in sft], 0))
+    for side in ("chosen", "rejected"):
+        print(row_of(f"  {side}", [len(tokenizer.encode(row[side])) + 1 for row in comparisons], 0))
+
+    print("policy pairs [N+ 6]")
+    for split in ("train", "validation"):
+        rows = world[f"comparisons.{split}"]
+        pairs = Counter("/".join(sorted(row["meta"]["policies"])) for row in rows)
+        most_frequent = ", ".join(f"{pair} {count}" for pair, count in pairs.most_common(3))
+        print(f"  {split}: {len(pairs)} unique; most frequent: {most_frequent}")
+
+    golds = [row["meta"]["gold"] for row in sft]
+    perfect = fmean(gold == WEIGHTS["coverage"] for gold in golds)
+    print(f"references: gold mean {fmean(golds):.2f}, std {pstdev(golds):.2f}, {perfect:.1%} are perfect")
+    print(f"labeller ceiling: argmax of the gold score agrees with {ceiling(comparisons):.1%} of the validation labels")
+
+
+def ceiling(rows: list[dict]) -> float:
+    """Accuracy of the best possible reward model, the gold score itself, on drawn labels; a tie counts half."""
+    margins = [row["meta"]["gold_chosen"] - row["meta"]["gold_rejected"] for row in rows]
+    return fmean((margin > 0) + 0.5 * (margin == 0) for margin in margins)
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

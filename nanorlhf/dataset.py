@@ -1,0 +1,195 @@
+"""Reads what the training scripts train on, and nothing else: the JSON Lines of the data contract.
+
+    sft.{train,validation}.jsonl           {"query": str, "response": str, "meta": {...}}
+    comparisons.{train,validation}.jsonl   {"query": str, "chosen": str, "rejected": str, "meta": {...}}
+
+All rows are read, checked and tokenised before training starts. A broken one stops the run with file, line and reason.
+"""
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    query: list[int]
+    response: list[int]  # ends in EOS
+    record: dict  # the row of the file
+
+
+@dataclass(frozen=True)
+class Comparison:
+    query: list[int]
+    chosen: list[int]  # both end in EOS
+    rejected: list[int]
+    record: dict
+
+
+# ------------------------------------------------------------------------------------------------- 1. rows as they lie
+def iter_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """The objects of a JSON Lines file (also gzip'd), each with its place `file:line`. Blank lines are errors."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist: correct the path, or make the file with a module of data/.")
+    if path.is_dir():
+        raise InputError(f"{path} is a directory: name a file.")
+    number = 0
+    try:
+        # bytes: text mode would also break lines at a lone carriage return
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield f"{path}:{number}", parse_object(line, f"{path}:{number}")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}:{number + 1}: the gzip file is damaged here ({error}): download it again.") from error
+    if number == 0:
+        raise InputError(f"{path} is empty: it needs at least one row.")
+
+
+def parse_object(line: bytes, where: str) -> dict:
+    """One line of JSON Lines."""
+    try:
+        record = json.loads(line.decode("utf-8-sig" if where.endswith(":1") else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+    except json.JSONDecodeError as error:
+        if not line.strip():
+            raise InputError(f"{where}: the line is blank: delete it.") from error
+        raise InputError(f"{where}: malformed JSON ({error.msg}, column {error.colno}): mend the line.") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: not a JSON object but {type(record).__name__}: every line must be one.")
+    return record
+
+
+def field(record: dict, name: str, kind: type, where: str) -> object:
+    """`record[name]`, checked to be of `kind` (an int also passes as float) and, if text, to be encodable."""
+    if name not in record:
+        raise InputError(f"{where}: the field {name!r} is missing.")
+    value = record[name]
+    is_number = kind is float and isinstance(value, int)
+    if isinstance(value, bool) and kind is not bool or not (isinstance(value, kind) or is_number):
+        raise InputError(f"{where}: the field {name!r} must be {kind.__name__}, not {type(value).__name__}.")
+    if kind is float and not math.isfinite(value):
+        raise InputError(f"{where}: the field {name!r} is {value}: it must be a finite number.")
+    if kind is str:
+        try:
+            value.encode()  # JSON can escape half of a surrogate pair, \ud83d alone, which is no character
+        except UnicodeEncodeError as error:
+            raise InputError(f"{where}: the field {name!r} isn't Unicode (at {error.start}): mend it.") from error
+    return value
+
+
+def read_jsonl(path: str | Path, fields: dict[str, type]) -> list[dict]:
+    """All rows of a file, each with `fields` of the right types; other fields pass through."""
+    rows = []
+    for where, record in iter_jsonl(path):
+        for name, kind in fields.items():
+            field(record, name, kind, where)
+        rows.append(record)
+    return rows
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
+    """Write a row a line, whole or not at all. Escaped to ASCII: then a line is a line to any reader."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="ascii") as file:
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------------ 2. rows as ids
+def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
+    """Ids of a response as it follows its query, with EOS.
+
+    The query ends in `TL;DR:` without a blank, the response begins with one: so no token spans the two, and ids made
+    apart and joined are those of the joined text. [N+ 3]
+    """
+    if not (query[-1:].isspace() or response[:1].isspace()):  # a blank of its own, or the newline of CNN/DM's template
+        response = " " + response
+    return tokenizer.encode(response) + [tokenizer.eos_id]
+
+
+def load_demonstrations(
+    path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
+) -> list[Demonstration]:
+    """Rows of an sft file; None is no limit."""
+    rows = []
+    for where, record in iter_jsonl(path):
+        query, response = _texts(record, ("query", "response"), where)
+        row = Demonstration(tokenizer.encode(query), response_ids(query, response, tokenizer), record)
+        _check_length(row.query, "query", max_query_length, where)
+        _check_length(row.response, "response", max_response_length, where)
+        rows.append(row)
+    return rows
+
+
+def load_comparisons(
+    path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
+) -> list[Comparison]:
+    """Rows of a comparisons file; None is no limit."""
+    rows = []
+    for where, record in iter_jsonl(path):
+        query, chosen, rejected = _texts(record, ("query", "chosen", "rejected"), where)
+        row = Comparison(
+            tokenizer.encode(query),
+            response_ids(query, chosen, tokenizer),
+            response_ids(query, rejected, tokenizer),
+            record,
+        )
+        if row.chosen == row.rejected:  # as ids: a leading blank makes no difference
+            raise InputError(f"{where}: 'chosen' and 'rejected' are the same: delete the line.")
+        _check_length(row.query, "query", max_query_length, where)
+        _check_length(row.chosen, "chosen", max_response_length, where)
+        _check_length(row.rejected, "rejected", max_response_length, where)
+        rows.append(row)
+    return rows
+
+
+def _texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
+    texts = [field(record, name, str, where) for name in names]
+    for name, text in zip(names, texts, strict=True):
+        if not text.strip():
+            raise InputError(f"{where}: the field {name!r} is empty: delete the line or fill it.")
+    return texts
+
+
+def _check_length(ids: list[int], name: str, limit: int | None, where: str) -> None:
+    if limit is not None and len(ids) > limit:
+        flag = "--max-query-length" if name == "query" else "--max-response-length"
+        raise InputError(
+            f"{where}: the field {name!r} has {len(ids)} tokens (a response's EOS counts), {flag} is {limit}: "
+            "raise the flag, or shorten or delete the row."
+        )
+
+
+# -------------------------------------------------------------------------------------------------- 3. rows in batches
+def batch_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """The rows of batch `step` of an endless stream of reshuffled epochs. [N+ 21]
+
+    Every row comes once an epoch. A batch may straddle two epochs and is never short. A pure function of its arguments:
+    a resumed run goes on where it stopped, and processes that take slices of it share the rows without overlap.
+    """
+    if seed < 0:
+        raise InputError(f"--seed {seed}: must not be negative.")
+    indices: list[int] = []
+    position = step * batch_size
+    while len(indices) < batch_size:
+        epoch, start = divmod(position + len(indices), num_rows)
+        order = np.random.default_rng((seed, epoch)).permutation(num_rows)
+        indices += order[start : start + batch_size - len(indices)].tolist()
+    return indices

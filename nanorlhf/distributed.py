@@ -1,0 +1,73 @@
+"""Data parallel in a handful of plain functions; one process is just the case of one rank.
+
+A script works out the same global batch on every rank and takes its own slice of it; a loss is a sum divided by the
+*global* count, so gradients add up: the result does not depend on how many processes share the work (to rounding).
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nanorlhf.errors import InputError
+
+
+def setup(device: str) -> torch.device:
+    """Join the other processes if `torchrun` started several; returns this rank's device ("auto": CUDA if there)."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {device}: this PyTorch sees no CUDA device; use --device cpu.")
+    if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        torch.cuda.set_device(device)
+    return torch.device(device)
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def rank_slice(num_rows: int) -> slice:
+    """Which rows of a global batch are this rank's; `num_rows` must be a multiple of the world size."""
+    share = num_rows // world_size()
+    return slice(rank() * share, (rank() + 1) * share)
+
+
+def all_sum(value: Tensor) -> Tensor:
+    """The sum over all ranks, on every rank."""
+    if world_size() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def all_gather_rows(rows: Tensor) -> Tensor:
+    """(b, ...) on each rank -> (B, ...) the whole batch in rank order, on every rank."""
+    if world_size() == 1:
+        return rows
+    gathered = [torch.empty_like(rows) for _ in range(world_size())]
+    dist.all_gather(gathered, rows.contiguous())
+    return torch.cat(gathered)
+
+
+def sum_gradients(*models: nn.Module) -> None:
+    """Add up the gradients of all ranks: each holds its part of a loss that was divided by the global count."""
+    if world_size() == 1:
+        return
+    gradients = [p.grad for model in models for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()

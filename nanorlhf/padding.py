@@ -1,0 +1,46 @@
+"""Rows of different lengths in one tensor: left for queries that go on, right for texts that are complete. [N+ 5]"""
+
+import torch
+from torch import Tensor
+
+from nanorlhf.model import position_ids
+
+__all__ = ["first_true_index", "left_pad", "micro_batches", "position_ids", "right_pad", "truncate_at_eos"]
+
+
+def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
+    """Rows of ids -> (B, length), padding before each row; length None is the longest row's.
+
+    >>> left_pad([[5, 6], [7]], pad_id=0)
+    tensor([[5, 6],
+            [0, 7]])
+    """
+    length = max(map(len, rows)) if length is None else length
+    return torch.tensor([[pad_id] * (length - len(row)) + row for row in rows], dtype=torch.long)
+
+
+def right_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
+    """Rows of ids -> (B, length), padding behind each row; length None is the longest row's."""
+    length = max(map(len, rows)) if length is None else length
+    return torch.tensor([row + [pad_id] * (length - len(row)) for row in rows], dtype=torch.long)
+
+
+def first_true_index(mask: Tensor) -> Tensor:
+    """(B, T) bool -> (B,): where the first True of each row is; T in a row that has none.
+
+    (`argmax` alone says 0 there, as if the row began with one.)
+    """
+    T = mask.size(1)
+    index = torch.arange(T, device=mask.device).expand_as(mask)
+    return torch.where(mask, index, T).amin(1) if T else mask.new_zeros(mask.size(0), dtype=torch.long)
+
+
+def truncate_at_eos(response: Tensor, eos_id: int, pad_id: int) -> Tensor:
+    """(B, T) -> (B, T): everything after the first EOS becomes [PAD]; the EOS stays. [N+ 23]"""
+    index = torch.arange(response.size(1), device=response.device)  # (T,)
+    return response.masked_fill(index > first_true_index(response == eos_id)[:, None], pad_id)
+
+
+def micro_batches(rows: list | Tensor, size: int) -> list:
+    """Consecutive pieces of at most `size` rows: what one forward pass takes."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

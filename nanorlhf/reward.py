@@ -1,0 +1,62 @@
+"""From a reward model's number at every token to one score a response, and the door for rewards of one's own."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nanorlhf.errors import InputError
+from nanorlhf.model import ScalarModel
+from nanorlhf.padding import first_true_index
+from nanorlhf.tokenizer import Tokenizer
+
+# score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] behind their EOS
+Score = Callable[[Tensor, Tensor], Tensor]
+
+
+def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
+    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] behind the query. [N+ 12]
+
+    query_length is where responses begin: Q for left-padded queries, one number a row for right-padded texts. [PAD] is
+    searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
+
+        query_response   # # q q a b E #      Q = 4: the first [PAD] from 4 on is at 7, the end is 6
+    """
+    index = torch.arange(query_response.size(1), device=query_response.device)  # (L,)
+    if isinstance(query_length, Tensor):
+        query_length = query_length[:, None]
+    return first_true_index((query_response == pad_id) & (index >= query_length)) - 1
+
+
+def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
+    """The model's score at the end of each response, (B, L) -> (B,); elsewhere its numbers mean nothing. [N+ 13]"""
+    scores = model(query_response, query_response != pad_id)  # (B, L)
+    end = end_index(query_response, query_length, pad_id)
+    return scores.gather(1, end[:, None]).squeeze(1)
+
+
+def load_rule(where: str, tokenizer: Tokenizer) -> Score:
+    """A rule of one's own, `FILE.py:FUNCTION`: it gets two lists of texts and gives one number a response.
+
+    The texts are decoded ids without [PAD] and EOS; the query keeps its template.
+    """
+    path, _, name = where.partition(":")
+    if not name or not Path(path).is_file():
+        raise InputError(f"--reward {where}: write it as FILE.py:FUNCTION, with a file that exists.")
+    spec = importlib.util.spec_from_file_location("reward_rule", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise InputError(f"--reward {where}: {path} defines no {name}.")
+    rule = getattr(module, name)
+
+    def score(queries: Tensor, responses: Tensor) -> Tensor:
+        texts = ([tokenizer.decode(ids) for ids in rows.tolist()] for rows in (queries, responses))
+        scores = torch.as_tensor(rule(*texts), dtype=torch.float32, device=responses.device)
+        if scores.shape != (len(responses),):
+            raise InputError(f"--reward {where} gave shape {tuple(scores.shape)} for {len(responses)} responses.")
+        return scores
+
+    return score

@@ -1,0 +1,15 @@
+"""Learning rate over a run."""
+
+import math
+
+
+def lr_factor(schedule: str, step: int, num_steps: int, warmup_steps: int = 0) -> float:
+    """What the peak learning rate is multiplied by at step 0, 1, ..., num_steps - 1.
+
+    linear: 1 - step / num_steps [N+ 20];  cosine: half a cosine down to 0 [N+ 9, 10];  constant: 1.
+    Before that, warmup_steps of a straight line up.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
+    return {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress)), "constant": 1.0}[schedule]

@@ -1,0 +1,178 @@
+"""Text to token ids and back: a thin wrapper of `tokenizers` that knows which ids are EOS and [PAD].
+
+[PAD] is a token of its own and never EOS: masks are made of `ids != pad_id`, and with PAD = EOS they would hide the one
+EOS that a model has to learn. Its id may lie outside the embedding (50257 for GPT-2): the model masks it before the
+look-up, and no text yields it.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from nanorlhf.errors import InputError
+from nanorlhf.hub import hub_directory
+
+PAD = "[PAD]"
+END_OF_TEXT = "<|endoftext|>"
+# merges beside their vocabulary: as OpenAI published GPT-2, and as transformers names the same two
+VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    backend: tokenizers.Tokenizer
+    eos_id: int
+    pad_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """No special token is added, and none comes out of a text: a literal `[PAD]` is five characters."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text without [PAD] and EOS."""
+        return self.backend.decode([i for i in ids if i not in (self.eos_id, self.pad_id)], skip_special_tokens=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """The rows that an embedding must have at least: one behind the highest id apart from [PAD]'s."""
+        return 1 + max(i for i in self.backend.get_vocab(with_added_tokens=True).values() if i != self.pad_id)
+
+    def save(self, directory: str | Path) -> None:
+        """Write tokenizer.json, and the tokenizer_config.json that lets `transformers.AutoTokenizer` load it."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.backend.id_to_token(self.eos_id),
+            "pad_token": PAD,
+            "clean_up_tokenization_spaces": False,  # else transformers decodes "a ." as "a."
+        }
+        files = {"tokenizer.json": self.backend.to_str(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+        for name, text in files.items():
+            temporary = directory / (name + ".tmp")
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, directory / name)
+
+
+def load_tokenizer(where: str | Path) -> Tokenizer:
+    """Read a tokenizer from a directory, from one file in the format of tokenizer.json, or by Hub id.
+
+    EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else `<|endoftext|>`.
+    """
+    path = Path(where)
+    if not path.exists():
+        names = [name for pair in VOCABULARIES for name in pair]
+        path = hub_directory(str(where), ["tokenizer.json", "tokenizer_config.json", "config.json", *names])
+    if path.is_file():
+        return _finish(_read_backend(path), END_OF_TEXT, path)
+
+    if (path / "tokenizer.json").exists():
+        backend = _read_backend(path / "tokenizer.json")
+    else:
+        for vocabulary, merges in VOCABULARIES:
+            if (path / vocabulary).exists() and (path / merges).exists():
+                backend = _byte_level(_read_object(path / vocabulary), _read_merges(path / merges))
+                break
+        else:
+            raise InputError(
+                f"{where} has no tokenizer (tokenizer.json, encoder.json + vocab.bpe, or vocab.json + merges.txt): "
+                "name one with --tokenizer."
+            )
+
+    settings_file = path / "tokenizer_config.json"
+    settings = _read_object(settings_file) if settings_file.exists() else {}
+    eos, pad = (_token_text(settings.get(key)) for key in ("eos_token", "pad_token"))
+    if eos is not None and pad == eos:
+        raise InputError(
+            f"{settings_file}: pad_token is eos_token, {eos!r}, and a mask would hide both: set pad_token to {PAD!r}."
+        )
+    if eos is None and (path / "config.json").exists():
+        eos_id = _read_object(path / "config.json").get("eos_token_id")
+        eos = backend.id_to_token(eos_id) if isinstance(eos_id, int) else None
+    return _finish(backend, eos or END_OF_TEXT, path)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE of `vocab_size` ids, `<|endoftext|>` the first of them; [PAD] comes behind the last."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # all 256 bytes: no text is out of vocabulary
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return _finish(backend, END_OF_TEXT, "the trained tokenizer")
+
+
+def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Path) -> None:
+    """Say it now, not as an index error in the middle of a forward pass."""
+    if tokenizer.vocab_size > num_embeddings:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size} ids but the embedding of {where} only {num_embeddings} rows: "
+            "name the tokenizer that belongs to the checkpoint with --tokenizer."
+        )
+
+
+def _finish(backend: tokenizers.Tokenizer, eos: str, where: str | Path) -> Tokenizer:
+    """Add [PAD] where it is missing, switch off what would change ids behind our back, and look up the two ids."""
+    backend.no_truncation()  # a tokenizer.json may carry both
+    backend.no_padding()
+    if backend.token_to_id(eos) is None:
+        raise InputError(f"{where}: the tokenizer has no token {eos!r}, its EOS: correct eos_token in its config.")
+    if eos == PAD:
+        raise InputError(f"{where}: {PAD} is the tokenizer's EOS, and a mask would hide both: name another eos_token.")
+    # Both are marked special, also where the file had them as plain tokens: only special ones can be kept out of texts.
+    # On a vocabulary that has them they keep their ids. [PAD] gets the next free one: 50257 for GPT-2.
+    backend.add_special_tokens([AddedToken(eos, special=True, normalized=False)])
+    backend.add_special_tokens([AddedToken(PAD, special=True, normalized=False)])
+    backend.encode_special_tokens = True  # a special token's name in a text is text; isn't kept in tokenizer.json
+    return Tokenizer(backend, backend.token_to_id(eos), backend.token_to_id(PAD))
+
+
+def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+    """GPT-2's scheme: bytes as printable symbols, a blank belongs to the word behind it."""
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    if "model" not in _read_object(path):
+        raise InputError(f"{path} isn't in the format of tokenizer.json: it has no field 'model'.")
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    merges = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if line.startswith("#version") or not line.strip():
+            continue
+        symbols = tuple(line.split(" "))
+        if len(symbols) != 2:
+            raise InputError(f"{path}:{number}: a merge is two symbols with one blank between, not {line!r}.")
+        merges.append(symbols)
+    return merges
+
+
+def _read_object(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # malformed JSON or not UTF-8
+        raise InputError(f"{path} isn't JSON ({error}): download it again.") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object: download it again.")
+    return value
+
+
+def _token_text(token: str | dict | None) -> str | None:
+    """tokenizer_config.json writes a token as its text or as an object with the text in `content`."""
+    return token.get("content") if isinstance(token, dict) else token

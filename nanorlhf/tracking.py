@@ -1,0 +1,102 @@
+"""A run's directory: settings, metrics, samples, and the state to go on from.
+
+    args.json         the settings          metrics.jsonl   one object a logged step
+    samples.jsonl     what the model said   summary.json    the final numbers; where it is, the run is finished
+    state/            weights, optimizer, step and generator of the last save      events.out.tfevents.*   TensorBoard
+
+The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from nanorlhf import distributed
+from nanorlhf.dataset import write_jsonl
+from nanorlhf.errors import InputError
+
+OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "summary.json", "args.json", "state/state.pt")
+
+
+def check_output(out: Path, overwrite: bool, resume: bool) -> None:
+    """Refuse to write over a run. Call it before anything slow; it writes nothing."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file: name a directory.")
+    if (out / "summary.json").exists() and not overwrite:
+        raise InputError(f"--out {out} holds a finished run: name another directory, or pass --overwrite.")
+    if (out / "metrics.jsonl").exists() and not overwrite and not resume:
+        raise InputError(f"--out {out} holds an interrupted run: pass --resume to go on or --overwrite to begin anew.")
+    if resume and not (out / "state" / "state.pt").exists():
+        raise InputError(f"--resume: {out / 'state' / 'state.pt'} does not exist; start without --resume.")
+
+
+class Run:
+    """Writes what a run leaves behind."""
+
+    def __init__(self, out: Path, args: Any, first_step: int = 0):
+        self.out = out
+        self.main = distributed.rank() == 0
+        if not self.main:
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        if first_step == 0:
+            for name in OF_A_RUN:
+                (out / name).unlink(missing_ok=True)
+            for events in out.glob("events.out.tfevents.*"):
+                events.unlink()
+        else:  # resumed: forget what was logged after the state was saved
+            for name in ("metrics.jsonl", "samples.jsonl"):
+                rows = [json.loads(line) for line in (out / name).open()] if (out / name).exists() else []
+                write_jsonl(out / name, [row for row in rows if row["step"] < first_step])
+        write_json(out / "args.json", asdict(args))
+        self.board = SummaryWriter(str(out), purge_step=first_step)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Append one row to metrics.jsonl and to TensorBoard."""
+        if not self.main:
+            return
+        with (self.out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        for name, value in metrics.items():
+            self.board.add_scalar(name, value, step)
+
+    def log_samples(self, step: int, samples: list[dict]) -> None:
+        """Append texts to samples.jsonl."""
+        if not self.main:
+            return
+        with (self.out / "samples.jsonl").open("a") as file:
+            for sample in samples:
+                file.write(json.dumps({"step": step, **sample}) + "\n")
+
+    def save_state(self, **state: Any) -> None:
+        """Whole or not at all: written beside the old one, then renamed over it."""
+        if not self.main:
+            return
+        path = self.out / "state" / "state.pt"
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def finish(self, summary: dict[str, float]) -> None:
+        """Write summary.json, last of all."""
+        if self.main:
+            self.board.close()
+            write_json(self.out / "summary.json", summary)
+
+
+def load_state(out: Path) -> dict[str, Any]:
+    """What `save_state` kept, on the CPU."""
+    return torch.load(out / "state" / "state.pt", map_location="cpu", weights_only=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    os.replace(temporary, path)
