@@ -1,0 +1,82 @@
+"""What all tests share: the real slices where they are, one small model, and the pipeline in miniature."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import train_ppo
+import train_rm
+import train_sft
+from data import tiny
+from nanorlhf.model import GPT, GPTConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL = Path(os.environ.get("NANORLHF_REAL_DATA", ROOT.parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    if not REAL.is_dir():
+        pytest.skip(f"no real data slices at {REAL} (set NANORLHF_REAL_DATA)")
+    return REAL
+
+
+TINY = GPTConfig(
+    vocab_size=37, n_ctx=64, d_model=32, n_layer=2, n_head=4, d_mlp=64, rotary_dim=4, positions="rotary_half"
+)
+
+
+@pytest.fixture
+def tiny_gpt() -> GPT:
+    torch.manual_seed(0)
+    model = GPT(TINY)
+    with torch.no_grad():  # far from uniform, so that a wrong mask or position shows
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """The whole pipeline on a world of a few posts: settings that a test changes with `replace`."""
+
+    root: Path
+    sft: train_sft.Args
+    rm: train_rm.Args
+    ppo: train_ppo.Args
+
+
+@pytest.fixture(scope="session")
+def miniature(tmp_path_factory) -> Miniature:
+    """SFT and RM trained for a few steps; PPO is left to the test."""
+    root = tmp_path_factory.mktemp("miniature")
+    tiny.main(
+        tiny.Args(out=root / "data", num_demonstrations=64, num_comparisons=64, num_validation=16, vocab_size=320)
+    )
+    lengths = {"max_query_length": 160, "max_response_length": 64}
+    common = {"data": root / "data", "device": "cpu", "warmup_steps": 0}
+    sft = replace(
+        train_sft.RECIPES["tiny"][1],
+        **common, **lengths, out=root / "sft", n_layer=1, d_model=16, n_head=2, batch_size=8, num_samples=4,
+    )  # fmt: skip
+    rm = replace(
+        train_rm.RECIPES["tiny"][1],
+        **common, **lengths, out=root / "rm", sft=str(root / "sft"), batch_size=8, num_normalisation=None,
+    )  # fmt: skip
+    ppo = replace(
+        train_ppo.RECIPES["tiny"][1],
+        data=root / "data", device="cpu", out=root / "ppo", sft=str(root / "sft"), reward_model=str(root / "rm"),
+        max_query_length=160, response_length=12, total_episodes=24, batch_size=8, micro_batch_size=4,
+        num_ppo_epochs=2, sample_every=1,
+    )  # fmt: skip
+    train_sft.main(sft)
+    train_rm.main(rm)
+    return Miniature(root, sft, rm, ppo)
+
+
+def read_metrics(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

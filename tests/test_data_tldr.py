@@ -1,0 +1,438 @@
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import tldr
+from nanorlhf.dataset import load_comparisons, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+
+TOKENIZER = train_tokenizer(["SUBREDDIT: r/cats TITLE: POST: TL;DR: my cat sat on the mat. It is fat."] * 3, 320)
+POST = {"id": "t3_1", "subreddit": "cats", "title": "My cat", "post": "It sat.\n\nOn the mat."}
+SFT = POST | {"summary": "cat sat"}
+COMPARISON = {
+    "info": POST,
+    "summaries": [
+        {"text": " the mat", "policy": "sup4", "note": None},
+        {"text": " my cat sat", "policy": "ref", "note": "good"},
+    ],
+    "choice": 1,
+    "worker": "w",
+    "batch": "batch9",
+    "split": "valid1",
+    "extra": {"confidence": 7},
+}
+CNNDM = COMPARISON | {
+    "info": {"id": "1", "article": "It sat.\nOn.", "site": "cnn", "title": "A", "post": None, "subreddit": None},
+    "batch": "cnndm0",
+}
+
+
+@pytest.fixture
+def args(tmp_path):
+    TOKENIZER.save(tmp_path / "tokenizer")
+    return tldr.Args(source=str(tmp_path / "source"), out=tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"))
+
+
+def write(path, *records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
+    return path
+
+
+def convert(args, *records, name="comparisons.json"):
+    """The rows that come of `records`, by file."""
+    write(args.out.parent / "source" / name, *records)
+    tldr.main(args)
+    return read(args.out)
+
+
+def read(out):
+    files = sorted(out.glob("*.jsonl"))
+    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+
+
+# -------------------------------------------------------------------------------------------------- template [N+ 1, 2]
+def test_demonstrations_have_the_papers_template(args):
+    rows = convert(args, SFT, name="train.jsonl")
+    query = "SUBREDDIT: r/cats\n\nTITLE: My cat\n\nPOST: It sat.\n\nOn the mat.\n\nTL;DR:"
+    assert rows == {"sft.train": [{"query": query, "response": "cat sat", "meta": {"id": "t3_1", "split": "train"}}]}
+
+
+def test_comparisons_become_chosen_and_rejected(args):
+    [row] = convert(args, COMPARISON)["comparisons.validation"]
+    assert row == {
+        "query": "SUBREDDIT: r/cats\n\nTITLE: My cat\n\nPOST: It sat.\n\nOn the mat.\n\nTL;DR:",
+        "chosen": " my cat sat",
+        "rejected": " the mat",
+        "meta": {
+            "id": "t3_1",
+            "batch": "batch9",
+            "confidence": 7,
+            "split": "valid1",
+            "policies": ["ref", "sup4"],
+            "worker": "w",
+        },
+    }
+
+
+def test_cnndm_rows_go_to_their_own_file_with_their_own_template_and_limit(args):
+    long = CNNDM | {"info": CNNDM["info"] | {"article": "It sat.\n" * 40}}
+    only_article = CNNDM | {"info": {"id": "1", "article": "It sat.", "site": "cnn", "title": "A"}}
+    rows = convert(replace(args, max_query_length=40), CNNDM, long, only_article, COMPARISON)
+    assert [len(rows[name]) for name in ("comparisons.cnndm", "comparisons.validation")] == [3, 1]
+    assert rows["comparisons.cnndm"][0]["query"] == "Article:\nIt sat.\nOn.\n\nTL;DR:\n"
+    assert rows["comparisons.cnndm"][1]["query"] == "Article:\n" + "It sat.\n" * 40 + "\n\nTL;DR:\n"  # not cut at 40
+    assert rows["comparisons.cnndm"][2]["query"] == "Article:\nIt sat.\n\nTL;DR:\n"
+    # nothing else gets a blank in front there: the query ends in a newline
+    rows = load_comparisons(args.out / "comparisons.cnndm.jsonl", TOKENIZER, 1919, 169)
+    assert rows[0].chosen == TOKENIZER.encode(" my cat sat") + [TOKENIZER.eos_id]
+    rows = convert(replace(args, max_cnndm_query_length=40), long)
+    assert len(TOKENIZER.encode(rows["comparisons.cnndm"][0]["query"])) <= 40
+
+
+def test_confidence_may_be_missing(args):
+    extras = [{"confidence": None}, {}, None]
+    rows = convert(args, *[COMPARISON | {"extra": extra} for extra in extras])["comparisons.validation"]
+    assert [row["meta"]["confidence"] for row in rows] == [None] * 3
+
+
+# ------------------------------------------------------------------------------------------------------ truncation
+words = st.lists(
+    st.sampled_from(["cat", "mat", " ", " ", ". ", "! ", "\n", "\n\n", "sat", "xq", "a", "…", '." ', "é"]), max_size=60
+).map("".join)
+
+
+def fits_in(limit):
+    return lambda text: len(TOKENIZER.encode("POST: " + text + "\n\nTL;DR:")) <= limit
+
+
+def truncate(text, limit):
+    fits = fits_in(limit)
+    return tldr.truncate(text, lambda end: fits(text[:end]))
+
+
+def paragraph_at_a_time(text, fits):
+    """The published rule, word by word; None where its next step would be characters or nothing."""
+    while not fits(text):
+        if "\n" not in text or not text[: text.rfind("\n")].strip():
+            return None
+        text = text[: text.rfind("\n")]
+    return text
+
+
+def character_at_a_time(text, fits):
+    while text.strip() and not fits(text):
+        text = text[:-1]
+    return text if text.strip() else ""
+
+
+@settings(max_examples=300)
+@given(words, st.integers(8, 40))
+def test_a_truncated_post_fits_is_a_prefix_and_keeps_every_paragraph_it_can(text, limit):
+    fits = fits_in(limit)
+    result, rule = truncate(text, limit)
+    assert text.startswith(result)
+    assert fits(result) or rule == "nothing"
+    assert (rule == "whole") == fits(text)
+    paragraphs = paragraph_at_a_time(text, fits)
+    if paragraphs is not None:
+        assert result == paragraphs  # exactly what the one-paragraph-a-round loop gives
+    elif rule == "sentence":
+        assert result.rstrip("\"'”’)]")[-1] in ".!?…" and text[len(result)].isspace()
+        assert "\n" not in result.strip()
+    elif rule == "character":
+        sentences = [m.end() for m in re.finditer(r"[.!?…][\"'”’)\]]*\s", text.lstrip().split("\n")[0] + "\n")]
+        leading = len(text) - len(text.lstrip())
+        assert not any(fits(text[: leading + end - 1]) and leading + end - 1 < len(text) for end in sentences[:1])
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="cat mtosé", max_size=120), st.integers(5, 40))
+def test_a_post_without_newline_and_sentence_is_cut_as_character_by_character(text, limit):
+    result, rule = truncate(text, limit)
+    expected = character_at_a_time(text, fits_in(limit))
+    assert result == expected if text.strip() else rule in ("whole", "nothing")
+
+
+def test_bisection_finds_the_longest_fit_also_where_more_is_less():
+    # lengths 10, 11 and 13 fit: bisection alone would stop at 11
+    assert tldr.longest_fit(range(1, 50), lambda end: end <= 11 or end == 13) == 13
+    assert tldr.longest_fit([3, 9], lambda end: False) is None
+    assert tldr.longest_fit([], lambda end: True) is None
+    assert tldr.longest_fit([3, 9], lambda end: True) == 9
+
+
+@pytest.mark.parametrize(
+    ("post", "limit", "result"),
+    [
+        ("aaa\nbbb\nccc", 11, ("aaa\nbbb\nccc", "whole")),
+        ("aaa\nbbb\nccc", 10, ("aaa\nbbb", "paragraph")),
+        ("aaa\n\nccc", 7, ("aaa\n", "paragraph")),  # as published: the last newline goes, the one before it stays
+        ("aaa\n\nccc", 3, ("aaa", "paragraph")),
+        ("aa. bb! cc\ndd", 9, ("aa. bb!", "sentence")),
+        ('aa. "bb!" cc', 10, ('aa. "bb!"', "sentence")),
+        ("a.b c.d", 6, ("a.b c.", "character")),  # a full stop inside a word ends no sentence
+        ("aaaa bb. c", 6, ("aaaa b", "character")),
+        ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a blank line at the start is no paragraph to keep
+        ("\naaaa", 3, ("\naa", "character")),
+        ("aa\nb", 0, ("", "nothing")),
+        ("\n\naa", 2, ("", "nothing")),
+    ],
+)
+def test_truncation_by_hand(post, limit, result):
+    assert tldr.truncate(post, lambda end: end <= limit) == result  # a token a character
+
+
+def test_a_query_is_cut_to_the_limit_as_a_whole_template(args):
+    long = SFT | {"post": "\n".join(["It is fat."] * 30)}
+    [row] = convert(replace(args, max_query_length=60), long, name="train.jsonl")["sft.train"]
+    before, behind = "SUBREDDIT: r/cats\n\nTITLE: My cat\n\nPOST: ", "\n\nTL;DR:"
+    post = row["query"].removeprefix(before).removesuffix(behind)
+    assert row["query"] == before + post + behind
+    assert set(post.split("\n")) == {"It is fat."}
+    more = before + post + "\nIt is fat." + behind
+    assert len(TOKENIZER.encode(row["query"])) <= 60 < len(TOKENIZER.encode(more))
+
+
+def test_no_room_for_the_post_is_an_error(args):
+    with pytest.raises(InputError, match=r"train.jsonl:2: no room for the post: .* it, --max-query-length is 40"):
+        convert(replace(args, max_query_length=40), SFT, SFT | {"title": "long " * 50}, name="train.jsonl")
+    assert not args.out.exists()
+    with pytest.raises(InputError, match=r"comparisons.json:1: no room .* --max-cnndm-query-length is 3"):
+        convert(replace(args, max_cnndm_query_length=3), CNNDM)
+
+
+# ------------------------------------------------------------------------------------------------ files, splits, Hub
+def test_every_file_format_gives_the_same_rows(args, tmp_path):
+    records = [COMPARISON | {"choice": i % 2} for i in range(5)] + [CNNDM]
+    full = [r | {"info": {"article": None, "site": None} | r["info"]} for r in records]  # as the Hub has them
+    source = tmp_path / "formats"
+    paths = [write(source / "a.jsonl", *records), write(source / "b.json", *records)]
+    (source / "c.jsonl.gz").write_bytes(gzip.compress(paths[0].read_bytes()))
+    (source / "d.json").write_text(json.dumps(records, indent=1))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(full), source / "e.parquet")
+    results = []
+    for path in sorted(source.iterdir()):
+        tldr.main(replace(args, source=str(path)))
+        results.append(read(args.out))
+    assert len(results) == 5 and all(result == results[0] for result in results)
+    tldr.main(replace(args, source=str(source), files="[ab].json*"))
+    assert [len(rows) for rows in read(args.out).values()] == [2, 10]
+
+
+def test_one_pretty_printed_record_is_read(args, tmp_path):
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(COMPARISON, indent=2))
+    tldr.main(replace(args, source=str(path)))
+    assert len(read(args.out)["comparisons.validation"]) == 1
+
+
+def test_published_splits_are_kept(args):
+    for name in ("train.jsonl", "valid.jsonl", "data/test-00000-of-00001.jsonl"):
+        write(args.out.parent / "source" / name, SFT)
+    comparisons = [COMPARISON | {"split": split} for split in ("train", "valid1", "valid2", "valid2")]
+    rows = convert(args, *comparisons)
+    assert {name: len(found) for name, found in rows.items()} == {
+        "comparisons.train": 1,
+        "comparisons.validation": 3,
+        "sft.test": 1,
+        "sft.train": 1,
+        "sft.validation": 1,
+    }
+    assert [row["meta"]["split"] for row in rows["comparisons.validation"]] == ["valid1", "valid2", "valid2"]
+
+
+def test_drawn_splits_never_have_a_query_on_both_sides(args, capsys):
+    posts = [{**POST, "post": f"post {i % 60}"} for i in range(150)]
+    write(args.out.parent / "source" / "sft.jsonl", *[post | {"summary": "cat sat"} for post in posts])
+    args = replace(args, resplit=True, validation_share=0.3)
+    rows = convert(args, *[COMPARISON | {"info": post} for post in posts])
+    queries = {name: {row["query"] for row in found} for name, found in rows.items()}
+    for kind in ("sft", "comparisons"):
+        assert len(queries[f"{kind}.train"]) + len(queries[f"{kind}.validation"]) == 60
+        assert 8 <= len(queries[f"{kind}.validation"]) <= 28  # 18 expected, 3.5 the standard deviation
+    assert queries["sft.train"] == queries["comparisons.train"]  # the same side in both kinds of file
+    tldr.main(args)
+    assert read(args.out) == rows
+    tldr.main(replace(args, seed=2))
+    assert {row["query"] for row in read(args.out)["sft.train"]} != queries["sft.train"]
+    capsys.readouterr()
+    tldr.main(replace(args, resplit=False))
+    assert "no comparisons.train.jsonl" in capsys.readouterr().out
+
+
+def test_a_hub_dataset_is_read_as_a_directory(args, tmp_path, monkeypatch):
+    write(tmp_path / "snapshot" / "comparisons" / "valid" / "0.jsonl", COMPARISON)
+    asked = []
+    monkeypatch.setattr("nanorlhf.hub.snapshot_download", lambda *a, **k: asked.append((a, k)) or tmp_path / "snapshot")
+    tldr.main(replace(args, source="openai/summarize_from_feedback", files="comparisons/*", revision="x"))
+    assert list(read(args.out)) == ["comparisons.validation"]
+    expected = {"repo_type": "dataset", "revision": "x", "allow_patterns": ["comparisons/*"]}
+    assert asked == [(("openai/summarize_from_feedback",), expected)]
+
+
+def test_parquet_without_pyarrow_names_the_command(args, tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InputError, match="a.parquet: .*pip install pyarrow"):
+        tldr.main(replace(args, source=str(tmp_path / "a.parquet")))
+
+
+# ---------------------------------------------------------------------------------------------- left out, and broken
+def test_unusable_rows_are_left_out_and_counted(args, capsys):
+    long = [{"text": "xq " * 90, "policy": "p"}, {"text": "b", "policy": "q"}]
+    same = [{"text": "cat", "policy": "p"}, {"text": " cat", "policy": "q"}]
+    empty = [{"text": "", "policy": "p"}, {"text": " cat", "policy": "q"}]
+    bad = [COMPARISON | {"summaries": summaries} for summaries in (long, same, same, empty)]
+    write(args.out.parent / "source" / "train.jsonl", SFT, SFT | {"summary": "xq " * 40})
+    write(args.out.parent / "source" / "axis.json", {"info": POST, "summary": {"text": "a", "policy": "p"}})
+    rows = convert(args, COMPARISON, *bad)
+    assert {name: len(found) for name, found in rows.items()} == {"comparisons.validation": 1, "sft.train": 1}
+    printed = capsys.readouterr().out
+    for count, reason in (
+        (1, "comparisons: a response longer than --max-preference-response-length 169"),
+        (2, "comparisons: two summaries that are the same"),
+        (1, "comparisons: an empty summary"),
+        (1, "sft: a response longer than --max-sft-response-length 53"),
+        (1, "an evaluation of a single summary, no comparison"),
+    ):
+        assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE)
+
+
+def test_tables_agree_with_a_recount(args, capsys):
+    pairs = (("cat", "ref", "the mat", "sup4"), ("it is fat", "sup4", "fat", "ref"), ("xq on", "sup4", "on", "sup4"))
+    records = [
+        COMPARISON | {"summaries": [{"text": a, "policy": p}, {"text": b, "policy": q}], "choice": 0, "split": "train"}
+        for a, p, b, q in pairs
+    ]
+    rows = convert(args, *records)["comparisons.train"]
+    printed = capsys.readouterr().out
+    chosen = sorted(len(TOKENIZER.encode(" " + row["chosen"])) + 1 for row in rows)
+    number = r" +([\d.]+)"
+    line = re.search(rf"comparisons.train +chosen{number * 6}", printed)
+    mean, median = sum(chosen) / len(chosen), chosen[(len(chosen) - 1) // 2]
+    assert line.groups() == tuple(map(str, (len(rows), chosen[0], median, round(mean, 1), chosen[-1], chosen[-1])))
+    table = "2 unique pairs of policies in 3 comparisons [N+ 6]\n        2  ref / sup4\n        1  sup4 / sup4\n"
+    assert f"comparisons.train: {table}" in printed  # the order in a pair doesn't count
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ("{", "malformed JSON"),
+        ({"prompt": "a"}, "not a TL;DR record, its fields are prompt"),
+        (SFT, "a record of sft in a file of comparisons"),
+        ({key: value for key, value in COMPARISON.items() if key != "choice"}, "the field 'choice' is missing"),
+        (COMPARISON | {"choice": 2}, "'choice' is 2: it must be 0 or 1"),
+        (COMPARISON | {"choice": "1"}, "'choice' must be int, not str"),
+        (COMPARISON | {"choice": True}, "'choice' must be int, not bool"),
+        (COMPARISON | {"summaries": COMPARISON["summaries"] * 2}, "'summaries' must hold two objects"),
+        (COMPARISON | {"summaries": ["a", "b"]}, "'summaries' must hold two objects"),
+        (COMPARISON | {"summaries": [{"text": "a", "policy": "p"}, {"text": "b"}]}, "'policy' is missing"),
+        (COMPARISON | {"info": {"id": "1", "title": "a", "subreddit": "b"}}, "info: the field 'post' is missing"),
+        (COMPARISON | {"info": POST | {"title": None}}, "info: the field 'title' must be str, not NoneType"),
+        (COMPARISON | {"info": POST | {"post": " \n"}}, "the post is empty"),
+        (COMPARISON | {"split": "dev"}, "unknown split 'dev'"),
+        (COMPARISON | {"extra": {"confidence": "high"}}, "extra.confidence must be a whole number or null, not 'high'"),
+        (COMPARISON | {"extra": [7]}, "'extra' must be dict, not list"),
+    ],
+)
+def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+    with pytest.raises(InputError, match=rf"comparisons.json:2: {reason}|comparisons.json:2: .*{reason}") as error:
+        convert(args, COMPARISON, record)
+    assert "\n" not in str(error.value)
+    assert not args.out.exists()
+
+
+def test_a_broken_demonstration_names_file_line_and_reason(args):
+    for record, reason in (
+        (SFT | {"summary": " "}, "the field 'summary' is empty"),
+        (POST, "the field 'summary' is missing"),
+        (SFT | {"post": ""}, "the post is empty"),
+    ):
+        with pytest.raises(InputError, match=f"train.jsonl:2: {reason}"):
+            convert(args, SFT, record, name="train.jsonl")
+
+
+def test_a_failed_conversion_leaves_the_earlier_one_alone(args):
+    before = convert(args, COMPARISON)
+    with pytest.raises(InputError):
+        convert(args, COMPARISON, COMPARISON, "{")
+    assert read(args.out) == before
+    assert not [path for path in args.out.iterdir() if path.name.startswith(".")]
+
+
+def test_sources_and_flags_that_cannot_be_used_get_one_sentence(args, tmp_path):
+    (tmp_path / "source").mkdir()
+    broken = write(tmp_path / "broken.json", "[1, ")
+    damaged = tmp_path / "a.parquet"
+    damaged.write_bytes(b"PAR1, it says")
+    for changes, reason in (
+        ({}, "no file matches --files"),
+        ({"source": str(write(tmp_path / "a.csv", "a,b"))}, "can't read this kind of file"),
+        ({"source": str(write(tmp_path / "empty.json"))}, "empty.json is empty"),
+        ({"source": str(broken)}, "broken.json:2: malformed JSON"),
+        ({"source": str(write(tmp_path / "list.json", "[1, 2]"))}, "list.json: record 1 is no JSON object but int"),
+        ({"source": str(damaged)}, "a.parquet: damaged, or not a parquet file"),
+        ({"max_query_length": 0}, "--max-query-length 0"),
+        ({"validation_share": 1.5}, "--validation-share 1.5"),
+        ({"source": str(write(tmp_path / "b.jsonl", COMPARISON)), "out": broken}, "--out .*broken.json is a file"),
+        (
+            {"source": str(tmp_path / "b.jsonl"), "max_preference_response_length": 1},
+            r"no record could be used \(1 x comparisons: a response longer .*nothing was written",
+        ),
+    ):
+        with pytest.raises(InputError, match=reason):
+            tldr.main(replace(args, **changes))
+        assert not args.out.exists()
+
+
+def test_the_command_ends_with_one_line_and_code_2(args, tmp_path):
+    source = write(tmp_path / "a.jsonl", COMPARISON, "{")
+    flags = ["--source", str(source), "--out", str(args.out), "--tokenizer", args.tokenizer]
+    done = subprocess.run([sys.executable, "-m", "data.tldr", *flags], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", done.stderr)
+    assert not args.out.exists()
+
+
+# ------------------------------------------------------------------------------------------------------ the real slices
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox_20b/20B_tokenizer.json"])
+def test_real_tldr_fits_the_papers_limits(real_data, tmp_path, name, capsys):
+    args = tldr.Args(
+        source=str(real_data / "tldr"), out=tmp_path, tokenizer=str(real_data / "tokenizers" / name), resplit=True
+    )
+    tldr.main(args)
+    tokenizer = load_tokenizer(tmp_path)
+    demonstrations = [
+        row
+        for split in ("train", "validation")
+        for row in load_demonstrations(tmp_path / f"sft.{split}.jsonl", tokenizer, 512, 53)
+    ]
+    comparisons = [
+        row
+        for split in ("train", "validation")
+        for row in load_comparisons(tmp_path / f"comparisons.{split}.jsonl", tokenizer, 512, 169)
+    ]
+    assert (len(demonstrations), len(comparisons)) == (1397, 721)
+    assert "1  an evaluation of a single summary" in capsys.readouterr().out
+    # the queries that the authors themselves published for these posts
+    with (real_data / "tldr" / "oai1b.csv_judged.csv").open(newline="") as file:
+        published = {row["query"] for row in csv.DictReader(file)}
+    written = {row.record["query"] for row in demonstrations}
+    assert len(written - published) == (0 if name == "gpt2" else 9)  # nine are longer than 512 NeoX tokens: cut
+    for query in written - published:
+        [whole] = [other for other in published if other.startswith(query.removesuffix("\n\nTL;DR:") + "\n")]
+        assert len(tokenizer.encode(whole)) > 512

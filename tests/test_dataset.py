@@ -1,0 +1,189 @@
+import errno
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations, read_jsonl, response_ids, write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer(["TL;DR: my cat sat on the mat"], 280)
+DEMONSTRATION = {"query": "TL;DR:", "response": "my cat", "meta": {"id": 7}}
+COMPARISON = {"query": "TL;DR:", "chosen": " my cat", "rejected": "the mat sat on"}
+
+
+def write(path, *rows):
+    """Rows as they are given: bytes and text raw, the rest as JSON."""
+    lines = [json.dumps(row) if isinstance(row, dict) else row for row in rows]
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+    return path
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"query": "a", ', "malformed JSON"),
+        ('{"query": "a"} {}', "malformed JSON .Extra data"),
+        ("", "the line is blank: delete it"),
+        ("[1]", "not a JSON object but list"),
+        ('"text"', "not a JSON object but str"),
+        (b'{"query": "\xff"}', "not UTF-8"),
+        ({"response": "b"}, "the field 'query' is missing"),
+        ({"query": "a"}, "the field 'response' is missing"),
+        ({"query": None, "response": "b"}, "the field 'query' must be str, not NoneType"),
+        ({"query": ["a"], "response": "b"}, "the field 'query' must be str, not list"),
+        ({"query": "a", "response": 3}, "the field 'response' must be str, not int"),
+        ({"query": " \n", "response": "b"}, "the field 'query' is empty"),
+        ({"query": "a", "response": ""}, "the field 'response' is empty"),
+        ({"query": "a", "response": "\t "}, "the field 'response' is empty"),
+        ('{"query": "a", "response": "\\ud83d"}', "the field 'response' isn't Unicode"),
+    ],
+)
+def test_a_broken_line_names_file_line_and_reason(tmp_path, line, reason):
+    path = write(tmp_path / "sft.train.jsonl", DEMONSTRATION, line)
+    with pytest.raises(InputError, match=rf"sft.train.jsonl:2: {reason}") as error:
+        load_demonstrations(path, TOKENIZER, 100, 100)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (COMPARISON | {"rejected": " my cat"}, "'chosen' and 'rejected' are the same"),
+        (COMPARISON | {"rejected": "my cat"}, "'chosen' and 'rejected' are the same"),  # but for the blank of detail 3
+        (COMPARISON | {"rejected": " "}, "the field 'rejected' is empty"),
+        (COMPARISON | {"chosen": ""}, "the field 'chosen' is empty"),
+        ({"query": "a", "chosen": "b"}, "the field 'rejected' is missing"),
+    ],
+)
+def test_a_broken_comparison_names_file_line_and_reason(tmp_path, row, reason):
+    path = write(tmp_path / "comparisons.train.jsonl", COMPARISON, row)
+    with pytest.raises(InputError, match=rf"comparisons.train.jsonl:2: {reason}"):
+        load_comparisons(path, TOKENIZER, 100, 100)
+
+
+def test_missing_and_empty_files_get_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="nothing.jsonl does not exist"):
+        load_demonstrations(tmp_path / "nothing.jsonl", TOKENIZER, 9, 9)
+    with pytest.raises(InputError, match="is a directory"):
+        load_demonstrations(tmp_path, TOKENIZER, 9, 9)
+    with pytest.raises(InputError, match="empty.jsonl is empty"):
+        load_comparisons(write(tmp_path / "empty.jsonl"), TOKENIZER, 9, 9)
+    damaged = tmp_path / "damaged.jsonl.gz"
+    damaged.write_bytes(gzip.compress(json.dumps(DEMONSTRATION).encode() * 99)[:-12])
+    with pytest.raises(InputError, match="damaged.jsonl.gz:1: the gzip file is damaged"):
+        load_demonstrations(damaged, TOKENIZER, 9, 9)
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    rows = [DEMONSTRATION | {"response": f"a{mark}b"} for mark in ("\u2028", "\x85", "\x0b", "\r", "🐈")]
+    raw = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows).encode()
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + raw)  # a byte-order mark does no harm
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        assert read_jsonl(tmp_path / name, {"query": str, "meta": dict}) == rows
+
+
+def test_types_of_fields_are_checked(tmp_path):
+    fields = {"score": float}
+    assert read_jsonl(write(tmp_path / "a", {"score": 1}, {"score": 0.5}), fields)[0]["score"] == 1
+    for value, reason in (("true", "must be float, not bool"), ("NaN", "is nan"), ('"1"', "must be float, not str")):
+        with pytest.raises(InputError, match=f"a:1: the field 'score' {reason}"):
+            read_jsonl(write(tmp_path / "a", f'{{"score": {value}}}'), fields)
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenising
+@pytest.mark.parametrize(
+    ("query", "response", "text"),
+    [
+        ("TL;DR:", "my cat", " my cat"),  # summaries of the SFT set
+        ("TL;DR:", " my cat", " my cat"),  # summaries of comparisons
+        ("TL;DR:\n", "my cat", "my cat"),  # CNN/DM's template
+        ("TL;DR: ", "my cat", "my cat"),
+        ("TL;DR:", "\nmy cat", "\nmy cat"),
+    ],
+)
+def test_a_response_gets_a_leading_blank_only_where_none_is(query, response, text):
+    assert response_ids(query, response, TOKENIZER) == TOKENIZER.encode(text) + [TOKENIZER.eos_id]
+
+
+def test_rows_hold_ids_apart_with_eos_and_the_record(tmp_path):
+    [row] = load_demonstrations(write(tmp_path / "a", DEMONSTRATION), TOKENIZER, 99, 99)
+    assert row.query == TOKENIZER.encode("TL;DR:")
+    assert row.response == TOKENIZER.encode(" my cat") + [TOKENIZER.eos_id]
+    assert row.record == DEMONSTRATION
+    [pair] = load_comparisons(write(tmp_path / "a", COMPARISON), TOKENIZER, 99, 99)
+    assert (pair.query, pair.chosen) == (row.query, row.response)
+    assert pair.rejected == TOKENIZER.encode(" the mat sat on") + [TOKENIZER.eos_id]
+
+
+def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):
+    demonstrations = write(tmp_path / "sft", DEMONSTRATION, DEMONSTRATION)
+    comparisons = write(tmp_path / "comparisons", COMPARISON)
+    query, response = len(TOKENIZER.encode("TL;DR:")), len(TOKENIZER.encode(" my cat")) + 1
+    rejected = len(TOKENIZER.encode(" the mat sat on")) + 1
+    assert len(load_demonstrations(demonstrations, TOKENIZER, query, response)) == 2
+    assert len(load_demonstrations(demonstrations, TOKENIZER, None, None)) == 2
+    for load, path, limits, reason in (
+        (load_demonstrations, demonstrations, (query - 1, response), f"'query' has {query} .*--max-query"),
+        (load_demonstrations, demonstrations, (query, response - 1), f"'response' has {response} .*--max-response"),
+        (load_comparisons, comparisons, (query, rejected - 1), f"'rejected' has {rejected} .*--max-response"),
+    ):
+        with pytest.raises(InputError, match=rf"{path}:1: the field {reason}-length is \d+: raise the flag"):
+            load(path, TOKENIZER, *limits)
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, [{"text": "ä\u2028🐈"}])
+
+    def rows():
+        yield {"text": "new"}
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_jsonl(path, rows())
+    assert read_jsonl(path, {"text": str}) == [{"text": "ä\u2028🐈"}]
+    assert len(path.read_text().splitlines()) == 1  # also to readers that break lines at U+2028
+    assert list(tmp_path.iterdir()) == [path]
+    write_jsonl(path, [])
+    assert path.read_bytes() == b""
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**40), st.integers(1, 4))
+def test_every_row_comes_once_an_epoch_and_no_batch_is_short(num_rows, batch_size, seed, num_epochs):
+    num_batches = -(-num_rows * num_epochs // batch_size)
+    batches = [batch_indices(num_rows, batch_size, step, seed) for step in range(num_batches)]
+    assert all(len(batch) == batch_size for batch in batches)
+    stream = sum(batches, [])
+    for epoch in range(num_epochs):
+        assert sorted(stream[epoch * num_rows : (epoch + 1) * num_rows]) == list(range(num_rows))
+
+
+def test_a_batch_straddles_the_seam_of_two_epochs():
+    first, second = batch_indices(5, 5, 0, seed=3), batch_indices(5, 5, 1, seed=3)
+    assert batch_indices(5, 4, 1, seed=3) == first[4:] + second[:3]
+    assert first != second or batch_indices(5, 5, 2, seed=3) != first  # reshuffled
+
+
+def test_batches_depend_on_the_seed_and_on_nothing_else():
+    assert batch_indices(1000, 64, 17, seed=1) == batch_indices(1000, 64, 17, seed=1)
+    assert batch_indices(1000, 64, 17, seed=1) != batch_indices(1000, 64, 17, seed=2)
+
+
+def test_slices_of_ranks_are_disjoint_and_cover_the_batch():
+    # [pitfall 16] one global permutation, sliced, not one a rank
+    batch = batch_indices(100, 12, 3, seed=1)
+    slices = [set(batch[rank * 3 : rank * 3 + 3]) for rank in range(4)]
+    assert set.union(*slices) == set(batch) and sum(map(len, slices)) == len(set(batch)) == 12
+
+
+def test_a_negative_seed_gets_one_sentence():
+    with pytest.raises(InputError, match="--seed -1"):
+        batch_indices(5, 2, 0, -1)

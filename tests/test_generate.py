@@ -1,0 +1,170 @@
+import math
+
+import pytest
+import torch
+
+from nanorlhf.generate import ban_repeated_ngrams, draw, generate, keep_top_k, keep_top_p
+from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.padding import left_pad
+
+EOS, PAD = 1, 99
+QUERIES = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
+
+
+def sample(model, rows, T=12, seed=0, **settings):
+    query = left_pad(rows, PAD)
+    settings = {"temperature": 0.8, "eos_id": EOS, "pad_id": PAD, **settings}
+    return generate(model, query, query != PAD, T, generator=torch.Generator().manual_seed(seed), **settings)
+
+
+@torch.no_grad()
+def full_forward_logprobs(model, row, response, temperature):
+    logits = model.logits(model(torch.tensor([row + response])))[0, len(row) - 1 : -1].double() / temperature
+    return logits.log_softmax(-1)[range(len(response)), response]
+
+
+def test_logprobs_of_the_cache_equal_those_of_a_full_forward_pass(tiny_gpt):
+    response, logprobs = sample(tiny_gpt, QUERIES)
+    for row, ids, got in zip(QUERIES, response.tolist(), logprobs, strict=True):
+        ids = ids[: ids.index(PAD)] if PAD in ids else ids
+        expected = full_forward_logprobs(tiny_gpt, row, ids, 0.8)
+        assert torch.allclose(got[: len(ids)].double(), expected, atol=1e-5)
+
+
+def test_greedy_takes_the_argmax_of_a_full_forward_pass(tiny_gpt):
+    response, _ = sample(tiny_gpt, QUERIES, temperature=0, eos_id=None)
+    for row, ids in zip(QUERIES, response.tolist(), strict=True):
+        for t, token in enumerate(ids):
+            logits = tiny_gpt.logits(tiny_gpt(torch.tensor([row + ids[:t]])))[0, -1]
+            assert token == logits.argmax().item()
+
+
+def test_after_eos_there_is_only_pad_and_logprob_zero(tiny_gpt):
+    with torch.no_grad():  # EOS about one token in four
+        tiny_gpt.lm_head.weight[EOS] += 0.05
+    response, logprobs = sample(tiny_gpt, QUERIES * 20)
+    rows_with_eos = 0
+    for ids, row_logprobs in zip(response.tolist(), logprobs.tolist(), strict=True):
+        if EOS in ids:
+            rows_with_eos += 1
+            end = ids.index(EOS)
+            assert set(ids[end + 1 :]) <= {PAD} and set(row_logprobs[end + 1 :]) <= {0.0}
+        else:
+            assert PAD not in ids
+    assert rows_with_eos > 5
+
+
+def test_a_response_does_not_depend_on_the_other_rows_or_on_padding(tiny_gpt):
+    uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    together, _ = sample(tiny_gpt, QUERIES, uniforms=uniforms)
+    for b, row in enumerate(QUERIES):
+        alone, _ = sample(tiny_gpt, [row], uniforms=uniforms[b : b + 1])
+        assert torch.equal(together[b : b + 1], alone)
+    longer, _ = sample(tiny_gpt, [*QUERIES, list(range(2, 22))], uniforms=torch.cat((uniforms, uniforms[:1])))
+    assert torch.equal(longer[:3], together)
+
+
+def test_the_same_seed_gives_the_same_responses_and_another_does_not(tiny_gpt):
+    assert torch.equal(sample(tiny_gpt, QUERIES)[0], sample(tiny_gpt, QUERIES)[0])
+    assert not torch.equal(sample(tiny_gpt, QUERIES)[0], sample(tiny_gpt, QUERIES, seed=1)[0])
+
+
+def test_dropping_ended_rows_changes_nothing(tiny_gpt):
+    """The same rows with EOS switched off, truncated afterwards, are the reference's fixed-length sampler. [N+ 23]"""
+    uniforms = torch.rand(60, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    stopped, _ = sample(tiny_gpt, QUERIES * 20, uniforms=uniforms)
+    full, _ = sample(tiny_gpt, QUERIES * 20, uniforms=uniforms, eos_id=None)
+    for ids, reference in zip(stopped.tolist(), full.tolist(), strict=True):
+        end = reference.index(EOS) + 1 if EOS in reference else 12
+        assert ids[:end] == reference[:end] and set(ids[end:]) <= {PAD}
+
+
+def tiny_vocabulary_model(V=5):
+    torch.manual_seed(3)
+    model = GPT(GPTConfig(vocab_size=V, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2))
+    with torch.no_grad():
+        model.lm_head.weight.normal_(std=0.8)
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7}]
+)
+def test_samples_have_the_exact_distribution(settings):
+    """Two tokens over a vocabulary of five: chi-squared of 20,000 samples against the 25 exact probabilities."""
+    model, n = tiny_vocabulary_model(), 20_000
+    query = torch.tensor([[2, 4]]).expand(n, 2)
+    response, _ = generate(
+        model, query, torch.ones_like(query).bool(), 2, generator=torch.Generator().manual_seed(0), **settings
+    )
+
+    def distribution(prefix):
+        logits = model.logits(model(torch.tensor([prefix])))[0, -1].detach().double() / settings["temperature"]
+        p = logits.softmax(-1).tolist()
+        order = sorted(range(5), key=lambda i: -p[i])
+        kept = order[: settings.get("top_k") or 5]
+        if "top_p" in settings:
+            kept = [i for k, i in enumerate(order) if sum(p[j] for j in order[:k]) < settings["top_p"]]
+        total = sum(p[i] for i in kept)
+        return [p[i] / total if i in kept else 0.0 for i in range(5)]
+
+    counts = torch.zeros(5, 5)
+    for a, b in response.tolist():
+        counts[a, b] += 1
+    chi_squared = cells = 0
+    for a, p_a in enumerate(distribution([2, 4])):
+        for b, p_b in enumerate(distribution([2, 4, a])):
+            expected = n * p_a * p_b
+            if expected == 0:
+                assert counts[a, b] == 0
+            else:
+                cells += 1
+                chi_squared += (counts[a, b].item() - expected) ** 2 / expected
+    assert chi_squared < cells - 1 + 5 * math.sqrt(2 * (cells - 1))  # five standard deviations, and the seed is fixed
+
+
+def test_pad_inside_the_vocabulary_is_never_sampled():
+    """A padded embedding like Pythia's has a row for [PAD]; here the model loves it."""
+    model = tiny_vocabulary_model()
+    with torch.no_grad():
+        model.lm_head.weight[3] = 50 * model.transformer.norm.bias.new_ones(8)
+        model.transformer.norm.bias.fill_(1.0)
+    query = torch.full((100_000, 1), 2)
+    drawn, _ = generate(model, query[:10], query[:10] == 2, 1)
+    assert (drawn == 3).all()
+    model.forbid(pad_id=3, num_ids=5)
+    response, logprobs = generate(model, query, query == 2, 1)
+    assert (response != 3).all() and logprobs.isfinite().all()
+
+
+def test_an_id_of_probability_zero_is_never_drawn():
+    probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(4, 5)
+    uniforms = torch.tensor([0.0, 0.5, 0.4999999999, 1 - 2**-53], dtype=torch.float64)
+    assert draw(probabilities, uniforms).tolist() == [1, 3, 1, 3]
+
+
+def test_top_k_keeps_k_and_top_p_keeps_the_one_that_crosses():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    assert keep_top_k(logits, 2).isfinite().tolist() == [[True, True, False, False]]
+    assert keep_top_p(logits, 0.6).isfinite().tolist() == [[True, True, False, False]]
+    assert keep_top_p(logits, 0.0).isfinite().tolist() == [[True, False, False, False]]
+    assert keep_top_k(logits, 0) is logits and keep_top_p(logits, 1.0) is logits
+
+
+def test_ngram_ban_covers_query_and_response_but_not_padding():
+    context = torch.tensor([[-1, -1, 4, 2, 4], [2, 3, 2, 3, 2]])
+    banned = ban_repeated_ngrams(torch.zeros(2, 6), context, 2) == -torch.inf
+    assert banned.nonzero().tolist() == [[0, 2], [1, 3]]
+
+
+def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
+    for n in (1, 2, 3):
+        response, _ = sample(tiny_gpt, QUERIES * 5, T=20, eos_id=None, no_repeat_ngram_size=n)
+        for row, ids in zip(QUERIES * 5, response.tolist(), strict=True):
+            ngrams = [tuple((row + ids)[i : i + n]) for i in range(len(row) + 20 - n + 1)]
+            assert len(set(ngrams)) == len(ngrams)
+
+
+def test_ngram_ban_that_leaves_nothing_is_lifted():
+    logits = ban_repeated_ngrams(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]), 1)
+    assert logits.isfinite().all()

@@ -1,0 +1,42 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanorlhf.padding import first_true_index, left_pad, micro_batches, position_ids, right_pad, truncate_at_eos
+
+PAD, EOS = 99, 3
+rows = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+def test_left_and_right_padding_by_hand():
+    assert left_pad([[5, 6], [7]], PAD).tolist() == [[5, 6], [PAD, 7]]
+    assert right_pad([[5, 6], [7]], PAD, length=3).tolist() == [[5, 6, PAD], [7, PAD, PAD]]
+
+
+@given(rows)
+def test_padding_loses_nothing(rows):
+    for pad in (left_pad, right_pad):
+        padded = pad(rows, PAD)
+        assert padded.shape == (len(rows), max(map(len, rows)))
+        assert [row[row != PAD].tolist() for row in padded] == rows
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6))
+def test_first_true_index_is_that_of_a_list(mask):
+    expected = [row.index(True) if True in row else 4 for row in mask]
+    assert first_true_index(torch.tensor(mask)).tolist() == expected
+
+
+def test_truncate_keeps_the_first_eos_and_what_is_before_it():
+    response = torch.tensor([[5, EOS, 6, EOS], [5, 6, 7, 8], [EOS, 5, 5, 5]])
+    expected = [[5, EOS, PAD, PAD], [5, 6, 7, 8], [EOS, PAD, PAD, PAD]]
+    assert truncate_at_eos(response, EOS, PAD).tolist() == expected
+
+
+def test_positions_count_the_real_tokens_before():
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
+
+
+def test_micro_batches_are_consecutive_and_complete():
+    assert micro_batches([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]

@@ -1,0 +1,83 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanorlhf.errors import InputError
+from nanorlhf.model import ScalarModel
+from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.reward import end_index, end_scores, load_rule
+from tests.conftest import TINY
+
+PAD = 99
+ids = st.lists(st.integers(0, 36), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(ids, ids), min_size=1, max_size=5), st.integers(0, 3))
+def test_reward_stands_at_the_last_token_whatever_the_padding(rows, extra):
+    """Left-padded queries begin with [PAD], full rows have none at all: neither may confuse the search. [N+ 12]"""
+    queries, responses = [q for q, _ in rows], [r for _, r in rows]
+    left = torch.cat((left_pad(queries, PAD), right_pad(responses, PAD)), dim=1)
+    Q = max(map(len, queries))
+    assert end_index(left, Q, PAD).tolist() == [Q + len(r) - 1 for r in responses]
+    texts = [q + r for q, r in rows]
+    right = right_pad(texts, PAD, max(map(len, texts)) + extra)
+    lengths = torch.tensor([len(q) for q in queries])
+    assert end_index(right, lengths, PAD).tolist() == [len(text) - 1 for text in texts]
+
+
+def test_end_of_the_example_in_the_docstring():
+    assert end_index(torch.tensor([[PAD, PAD, 5, 6, 7, 8, 3, PAD]]), 4, PAD).tolist() == [6]
+
+
+def reward_model():
+    torch.manual_seed(0)
+    model = ScalarModel(TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def test_a_score_depends_neither_on_padding_nor_on_the_batch():
+    model = reward_model()
+    queries, responses = [[5, 6, 7], [8, 9, 10, 11, 12]], [[4, 4, 3], [7, 3]]
+    left = torch.cat((left_pad(queries, PAD), right_pad(responses, PAD, 6)), dim=1)
+    together = end_scores(model, left, 5, PAD)
+    for b in range(2):
+        alone = model(torch.tensor([queries[b] + responses[b]]))[0, -1]
+        assert together[b].item() == pytest.approx(alone.item(), abs=1e-5)
+
+
+def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_number():
+    model = reward_model()
+    embedded = []
+    model.transformer.embedding.register_forward_hook(lambda *a: embedded.append(a[2]) or a[2].retain_grad())
+    query_response = torch.tensor([[5, 6, 7, 8, 3, PAD, PAD]])
+    end_scores(model, query_response, 2, PAD).sum().backward()
+    gradient = embedded[0].grad[0].abs().sum(-1)
+    assert (gradient[:5] > 0).all() and (gradient[5:] == 0).all()
+
+
+def test_a_rule_of_ones_own_gets_texts(tmp_path):
+    class Letters:
+        def decode(self, ids):
+            return "".join(chr(96 + i) for i in ids if i != PAD)
+
+    path = tmp_path / "rule.py"
+    path.write_text(
+        "def score(queries, responses):\n    return [len(q) + 10 * len(r) for q, r in zip(queries, responses)]\n"
+    )
+    score = load_rule(f"{path}:score", Letters())
+    assert score(torch.tensor([[PAD, 1], [1, 2]]), torch.tensor([[1, 2, 3], [1, PAD, PAD]])).tolist() == [31.0, 12.0]
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "defines no other")],
+)
+def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
+    path = tmp_path / "rule.py"
+    path.write_text("def score(queries, responses): return [0.0]\n")
+    with pytest.raises(InputError, match=reason):
+        load_rule(where.format(rule=path), None)

@@ -1,0 +1,205 @@
+import json
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from nanorlhf import hub
+from nanorlhf.dataset import response_ids
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, train_tokenizer
+
+TEXTS = ["the cat sat on the mat", "TL;DR: my cat sold the mat.", "the mat, the cat and the cat's hat"] * 3
+TRAINED = train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "gpt_neox_20b/20B_tokenizer.json"])
+def published(request, real_data):
+    return load_tokenizer(real_data / "tokenizers" / request.param)
+
+
+def save_with(directory, **settings):
+    """A tokenizer directory whose tokenizer_config.json has `settings`."""
+    TRAINED.save(directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+# ----------------------------------------------------------------------------------------------- EOS and [PAD] [N+ 2]
+def test_pad_of_gpt2_lies_behind_its_embedding(real_data):
+    tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt2")
+    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (50256, 50257, 50257)
+    check_vocabulary(tokenizer, 50257, "gpt2")  # [PAD] needs no row
+
+
+def test_pad_of_pythia_lies_inside_its_padded_head(real_data):
+    tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json")
+    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (0, 50277, 50277)
+    assert tokenizer.pad_id < 50304  # rows of Pythia's head: the model must not sample it
+
+
+def test_pad_is_never_eos_and_no_id_of_a_text(published):
+    for tokenizer in (TRAINED, published):
+        assert tokenizer.pad_id != tokenizer.eos_id
+        ids = tokenizer.encode("a [PAD] b<|endoftext|>[PAD]<|endoftext|> <|padding|> [PAD]")
+        assert not {tokenizer.pad_id, tokenizer.eos_id} & set(ids)
+        assert tokenizer.decode(ids) == "a [PAD] b<|endoftext|>[PAD]<|endoftext|> <|padding|> [PAD]"
+
+
+def test_a_plain_pad_token_of_a_file_becomes_special(tmp_path):
+    backend = json.loads(TRAINED.backend.to_str())
+    assert backend["added_tokens"][-1]["content"] == "[PAD]"
+    backend["added_tokens"][-1]["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.pad_id == TRAINED.pad_id
+    assert tokenizer.pad_id not in tokenizer.encode("a [PAD] b")
+
+
+def test_decode_drops_pad_and_eos_only(published):
+    for tokenizer in (TRAINED, published):
+        ids = [tokenizer.pad_id] * 2 + tokenizer.encode(" the cat .") + [tokenizer.eos_id, tokenizer.pad_id]
+        assert tokenizer.decode(ids) == " the cat ."  # no clean-up of the blank before the full stop
+
+
+def test_pad_that_is_eos_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"tokenizer_config.json: pad_token is eos_token.*set pad_token to '\[PAD\]'"):
+        load_tokenizer(save_with(tmp_path / "a", eos_token="<|endoftext|>", pad_token={"content": "<|endoftext|>"}))
+    with pytest.raises(InputError, match=r"\[PAD\] is the tokenizer's EOS"):
+        load_tokenizer(save_with(tmp_path / "b", eos_token="[PAD]"))
+
+
+def test_eos_is_read_from_the_configs(tmp_path):
+    other = TRAINED.backend.id_to_token(5)
+    assert load_tokenizer(save_with(tmp_path, eos_token={"content": other})).eos_id == 5
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert load_tokenizer(tmp_path).eos_id == 5  # the tokenizer's own config comes first
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert load_tokenizer(tmp_path).eos_id == 7
+    (tmp_path / "config.json").unlink()
+    assert load_tokenizer(tmp_path).eos_id == TRAINED.eos_id
+
+
+def test_vocabulary_larger_than_the_embedding_is_refused():
+    check_vocabulary(TRAINED, TRAINED.vocab_size, "model")
+    with pytest.raises(InputError, match=rf"{TRAINED.vocab_size} ids but the embedding of runs/x only .*--tokenizer"):
+        check_vocabulary(TRAINED, TRAINED.vocab_size - 1, "runs/x")
+
+
+# ------------------------------------------------------------------------------------------------------------ ids
+def test_published_tokenizers_give_their_well_known_ids(real_data):
+    assert load_tokenizer(real_data / "tokenizers" / "gpt2").encode("Hello world") == [15496, 995]
+    assert load_tokenizer(real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json").encode("Hello world") == [
+        12092,
+        1533,
+    ]
+
+
+def test_apart_and_joined_tokenisation_agree(published, real_data):
+    with (real_data / "tldr" / "reencoded" / "sft.jsonl").open() as file:
+        rows = [json.loads(line) for line, _ in zip(file, range(300), strict=False)]
+    for row in rows:
+        summary = row["summary"]  # no leading blank of its own
+        for query in (f"POST: {row['post']}\n\nTL;DR:", f"Article:\n{row['post']}\n\nTL;DR:\n"):
+            blank = "" if query.endswith("\n") else " "
+            apart = published.encode(query) + response_ids(query, summary, published)[:-1]
+            assert apart == published.encode(query + blank + summary)
+
+
+def test_without_the_leading_blank_they_would_not_agree(published):
+    # what the blank is for: a token may span colon and word
+    query, response = "TL;DR:", "//"  # "://" is a token of both
+    assert published.encode(query) + published.encode(response) != published.encode(query + response)
+
+
+@given(st.text(max_size=60))
+def test_every_text_survives_the_trained_tokenizer(text):
+    ids = TRAINED.encode(text)
+    assert TRAINED.decode(ids) == text
+    assert all(0 <= i < TRAINED.vocab_size for i in ids)
+
+
+@settings(max_examples=50)
+@given(st.text(alphabet="ab [PAD]<|endoftext|>\n", max_size=60))
+def test_no_text_yields_a_special_id(text):
+    assert not {TRAINED.pad_id, TRAINED.eos_id} & set(TRAINED.encode(text))
+
+
+def test_training_is_reproducible_and_puts_pad_last():
+    again = train_tokenizer(TEXTS, 300)
+    assert again.backend.to_str() == TRAINED.backend.to_str()
+    assert TRAINED.eos_id == 0
+    assert TRAINED.pad_id == TRAINED.vocab_size <= 300
+
+
+def test_saved_tokenizer_loads_in_transformers_and_here(tmp_path, published):
+    published.save(tmp_path)
+    judge = AutoTokenizer.from_pretrained(tmp_path)
+    text = "  the cat's   hat sold .\n\nTL;DR: ünïcode"
+    assert judge(text, add_special_tokens=False).input_ids == published.encode(text)
+    assert (judge.eos_token_id, judge.pad_token_id) == (published.eos_id, published.pad_id)
+    assert judge.decode(published.encode(text)) == published.decode(published.encode(text))
+    again = load_tokenizer(tmp_path)
+    assert again.encode(text + "[PAD]") == published.encode(text + "[PAD]")
+    assert (again.eos_id, again.pad_id, again.vocab_size) == (published.eos_id, published.pad_id, published.vocab_size)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
+def test_truncation_and_padding_of_a_file_are_switched_off(tmp_path):
+    backend = TRAINED.backend.from_str(TRAINED.backend.to_str())
+    backend.enable_truncation(4)
+    backend.enable_padding(length=100)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode(TEXTS[0]) == TRAINED.encode(TEXTS[0])
+
+
+def test_vocabulary_and_merges_give_the_ids_of_tokenizer_json(tmp_path):
+    model = json.loads(TRAINED.backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [" ".join(merge) for merge in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    assert load_tokenizer(tmp_path).encode(TEXTS[1]) == TRAINED.encode(TEXTS[1])
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({}, "has no tokenizer .*--tokenizer"),
+        ({"encoder.json": "{}"}, "has no tokenizer .*--tokenizer"),
+        ({"tokenizer.json": "{"}, "tokenizer.json isn't JSON"),
+        ({"tokenizer.json": "[]"}, "tokenizer.json holds no JSON object"),
+        ({"tokenizer.json": '{"a": 0}'}, "tokenizer.json isn't in the format of tokenizer.json"),
+        ({"encoder.json": '{"a": 0}', "vocab.bpe": "#version: 0.2\na b c\n"}, "vocab.bpe:2: a merge is two symbols"),
+        ({"encoder.json": '{"a": 0}', "vocab.bpe": "#version: 0.2\n"}, "has no token '<|endoftext|>'"),
+    ],
+)
+def test_broken_directories_get_one_sentence(tmp_path, files, sentence):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_given_as_tokenizer_gets_one_sentence(tmp_path):
+    (tmp_path / "encoder.json").write_text('{"a": 0}')
+    with pytest.raises(InputError, match="encoder.json isn't in the format"):
+        load_tokenizer(tmp_path / "encoder.json")
+
+
+def test_hub_id_without_network_gets_one_sentence(monkeypatch):
+    def no_network(*_, **__):
+        raise LocalEntryNotFoundError("Name or service not known.\nmore lines")
+
+    monkeypatch.setattr(hub, "snapshot_download", no_network)
+    with pytest.raises(InputError) as error:
+        load_tokenizer("EleutherAI/pythia-1b")
+    assert str(error.value).startswith("EleutherAI/pythia-1b: no such file or directory, and as a model of the Hub")
+    assert "\n" not in str(error.value)
+
+
+def test_a_path_that_does_not_exist_is_no_hub_id():
+    with pytest.raises(InputError, match="runs/no/such/dir: no such file or directory, and not a Hub id"):
+        load_tokenizer("runs/no/such/dir")

@@ -1,0 +1,419 @@
+"""Stage 3, PPO: the policy writes, the reward model scores, the policy changes a little, and again.
+
+Paper: The N+ Implementation Details of RLHF with PPO, details 20 to 25 and Table 7.
+In: the queries of sft.train.jsonl, the policy of stage 1, the reward model of stage 2 (or a rule of one's own).
+Out: the policy, in the same format; its value model in value_model/.
+
+    python train_ppo.py                                                        # the embedded default, recipe tiny
+    python train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm --data runs/tldr/data --dtype bfloat16
+    torchrun --nproc-per-node 8 train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm
+    python train_ppo.py --reward my_rule.py:score                              # any function of two lists of texts
+"""
+
+import copy
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from data.tiny import gold_score
+from kernels import gae, linear_logprobs
+from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
+from nanorlhf.cli import command_line
+from nanorlhf.dataset import batch_indices, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.ppo import (
+    AdaptiveKL,
+    FixedKL,
+    eos_masks,
+    kl_penalised_rewards,
+    masked_mean,
+    policy_loss,
+    value_loss,
+    whiten,
+)
+from nanorlhf.reward import end_scores, load_rule
+from nanorlhf.schedule import lr_factor
+from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+from nanorlhf.tracking import Run, check_output, load_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    data: Path = Path("runs/tldr/data")
+    """directory of sft.train.jsonl, whose queries are answered"""
+    out: Path = Path("runs/tldr/ppo")
+    """run directory: policy, metrics, samples"""
+    sft: str = "runs/tldr/sft"
+    """the policy to start from and the reference of the KL: checkpoint directory or Hub id"""
+    reward_model: str | None = "runs/tldr/rm"
+    """scores the responses, and the value model starts as its copy; None with --reward only"""
+    reward: str | None = None
+    """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the policy's"""
+    seed: int = 44413
+    """fixes the order of the queries, the samples and the minibatches"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward passes; weights and optimizer stay float32"""
+
+    total_episodes: int = 1_000_000
+    """responses sampled over the whole run"""
+    batch_size: int = 512
+    """responses a rollout, over all processes"""
+    num_minibatches: int = 1
+    """optimizer steps an epoch"""
+    num_ppo_epochs: int = 4
+    """passes over each rollout"""
+    micro_batch_size: int = 16
+    """responses a forward and backward pass and process; changes memory, not the gradient"""
+    rollout_batch_size: int = 64
+    """responses sampled and scored at once by a process; changes memory, not the result"""
+    lr: float = 3e-6
+    """peak learning rate of AdamW, of policy and value model"""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """how the learning rate falls"""
+
+    max_query_length: int = 512
+    """longest query in tokens"""
+    response_length: int = 53
+    """[N+ 4] tokens sampled at most, EOS included"""
+    temperature: float = 0.7
+    """divides the logits of the rollout, of the reference and of the update alike"""
+    missing_eos_score: float | None = -1.0
+    """[N+ 23] replaces the score of a response without EOS; None keeps the reward model's"""
+    kl_coef: float = 0.05
+    """beta, weight of the per-token KL in the reward (score units a nat)"""
+    kl_target: float | None = None
+    """nats a response that an adaptive beta steers to; None keeps beta fixed"""
+    score_at: Literal["after_eos", "last_token"] = "after_eos"
+    """which slot earns the score: that of the state behind EOS, or the last token's"""
+    gamma: float = 1.0
+    """discount a token"""
+    lam: float = 0.95
+    """lambda of GAE"""
+    clip_range: float = 0.2
+    """how far the ratio may leave 1"""
+    value_clip_range: float | None = 0.2
+    """how far a value may leave the rollout's (score units); None does not clip"""
+    value_coef: float = 0.1
+    """weight of the value loss"""
+    whiten_rewards: bool = False
+    """[N+ 24] divide rewards by their standard deviation: lowered win rates in the paper"""
+    whiten_advantages: bool = True
+    """[N+ 25] advantages to mean 0 and standard deviation 1"""
+    rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
+    """old logprobs from the training forward pass (ratio exactly 1 at first) or from the sampling pass (the paper's)"""
+
+    gold: bool = False
+    """log the embedded world's true score of each response; training never sees it"""
+    sample_every: int = 10
+    """updates between entries of samples.jsonl"""
+    save_every: int = 100
+    """updates between checkpoints"""
+    resume: bool = False
+    """go on from the last checkpoint in --out"""
+    overwrite: bool = False
+    """replace a run that --out already holds"""
+
+
+RECIPES = {
+    "tiny": (
+        "the embedded world, on a CPU in minutes",
+        Args(
+            data=Path("runs/tiny/data"),
+            out=Path("runs/tiny/ppo"),
+            sft="runs/tiny/sft",
+            reward_model="runs/tiny/rm",
+            seed=1,
+            total_episodes=5120,
+            batch_size=64,
+            micro_batch_size=32,
+            lr=3e-4,
+            max_query_length=80,
+            response_length=24,
+            gold=True,
+        ),
+    ),
+    "tldr": ("N+ Table 7", Args()),
+}
+
+
+def response_logprobs(
+    model: GPT, query_response: Tensor, mask: Tensor, padding_mask: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """logprobs (B, T) of the response tokens and entropies (B, T) of the distributions they come from; 0 at padding.
+
+    query_response, mask (B, Q + T); padding_mask (B, T). The LM head runs only where a token counts.
+    """
+    T = padding_mask.size(1)
+    hidden = model(query_response, mask)[:, -T - 1 : -1]  # (B, T, C) position Q - 1 + t predicts response token t
+    counts = ~padding_mask  # (B, T)
+    labels = query_response[:, -T:][counts]  # (N,)
+    flat = linear_logprobs(hidden[counts], model.lm_head.weight, labels, model.head_bias, temperature)
+    return tuple(torch.zeros_like(counts, dtype=x.dtype).masked_scatter(counts, x) for x in flat)
+
+
+def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:
+    """values (B, T): what the state before each response token is worth; 0 where there is no state."""
+    T = state_mask.size(1)
+    return torch.where(state_mask, 0.0, model(query_response, mask)[:, -T - 1 : -1])
+
+
+def main(args: Args) -> dict[str, float]:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    check_output(args.out, args.overwrite, args.resume)
+    device = distributed.setup(args.device)
+    torch.manual_seed(args.seed)
+    B, T, world = args.batch_size, args.response_length, distributed.world_size()
+    if B % (args.num_minibatches * world):
+        raise InputError(
+            f"--batch-size {B} can't be cut into --num-minibatches {args.num_minibatches} for {world} process(es): "
+            f"make it a multiple of {args.num_minibatches * world}."
+        )
+    num_updates = args.total_episodes // B
+    if num_updates == 0:
+        raise InputError(f"--total-episodes {args.total_episodes} is less than one --batch-size {B}: raise it.")
+    if args.temperature <= 0:
+        raise InputError(f"--temperature {args.temperature}: a rollout samples, so it must be above 0.")
+    if args.reward_model is None and args.reward is None:
+        raise InputError("--reward-model None leaves nothing to score with: name a reward model or a --reward.")
+    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    pad_id, eos_id = tokenizer.pad_id, tokenizer.eos_id
+    demonstrations = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, args.max_query_length, None)
+
+    policy = load_gpt(args.sft, device).forbid(pad_id, tokenizer.vocab_size)
+    check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
+    longest = max(len(row.query) for row in demonstrations) + T
+    if longest > policy.config.n_ctx:
+        raise InputError(
+            f"the longest query and --response-length make {longest} tokens, more than the {policy.config.n_ctx} "
+            f"positions of {args.sft}: lower --response-length, or --max-query-length where the data is made."
+        )
+    ref_policy = copy.deepcopy(policy).requires_grad_(False)
+    if args.reward_model is None:
+        reward_model, value_model = None, scalar_from_gpt(policy).to(device)
+    else:
+        if load_tokenizer(args.reward_model).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise InputError(
+                f"the tokenizer of {args.reward_model} differs from that of {args.sft}: "
+                "train the reward model from this policy."
+            )
+        reward_model = load_scalar(args.reward_model, device).requires_grad_(False)
+        value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
+
+    def reward_model_score(queries: Tensor, responses: Tensor) -> Tensor:
+        return end_scores(reward_model, torch.cat((queries, responses), dim=1), queries.size(1), pad_id)
+
+    # a reward is any score(queries (B, Q), responses (B, T)) -> (B,): here the reward model or a rule on texts
+    score = load_rule(args.reward, tokenizer) if args.reward else reward_model_score
+
+    parameters = [*policy.parameters(), *value_model.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-5)  # [N+ 20]
+    kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank
+    first_update = 0
+    if args.resume:
+        state = load_state(args.out)
+        policy.load_state_dict(state["policy"])
+        value_model.load_state_dict(state["value_model"])
+        optimizer.load_state_dict(state["optimizer"])
+        generator.set_state(state["generator"])
+        kl_control.coefficient = state["kl_coef"]
+        first_update = state["update"]
+    run = Run(args.out, args, first_update)
+    if run.main:
+        print(
+            f"PPO: {num_updates} updates of {B} responses = {args.num_minibatches} minibatch(es) of "
+            f"{B // args.num_minibatches} in micro-batches of {args.micro_batch_size} on {world} process(es), "
+            f"{args.num_ppo_epochs} epochs: {num_updates * args.num_ppo_epochs * args.num_minibatches} steps; "
+            f"{len(demonstrations):,} queries are seen {args.total_episodes / len(demonstrations):.2f} times"
+        )
+
+    # ----------------------------------------------------------------------------------------------------- 2. the loop
+    mine = distributed.rank_slice(B)  # this process samples and scores these rows; the results are gathered
+    progress = tqdm(
+        range(first_update, num_updates), initial=first_update, total=num_updates, desc="PPO", disable=not run.main
+    )
+    for update in progress:
+        start = time.perf_counter()
+        # 2.1 rollout: temperature only; any other filter would change the distribution that the ratio is taken against
+        indices = batch_indices(len(demonstrations), B, update, args.seed)  # [N+ 21]
+        query = left_pad([demonstrations[i].query for i in indices], pad_id).to(device)  # (B, Q) [N+ 5]
+        query_mask = query != pad_id  # (B, Q)
+        uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, whoever samples it
+        rollout = []
+        for q, u in zip(
+            micro_batches(query[mine], args.rollout_batch_size),
+            micro_batches(uniforms[mine], args.rollout_batch_size),
+            strict=True,
+        ):
+            with autocast, torch.no_grad():
+                response, sampled = generate(
+                    policy, q, q != pad_id, T, args.temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u
+                )  # (b, T) each; [N+ 23] [PAD] behind the first EOS
+                assert response.shape == (len(q), T)  # the response alone: no query ids in it
+                eos_index, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
+                state_mask = padding_mask_p1 if args.score_at == "after_eos" else padding_mask
+                qr = torch.cat((q, response), dim=1)  # (b, Q + T)
+                mask = torch.cat((q != pad_id, ~padding_mask), dim=1)
+                # recomputed as the update will: the sampler's cache and its rounding would move the ratio off 1
+                logprobs, _ = response_logprobs(policy, qr, mask, padding_mask, args.temperature)
+                ref_logprobs, _ = response_logprobs(ref_policy, qr, mask, padding_mask, args.temperature)
+                values = response_values(value_model, qr, mask, state_mask)
+                # 2.2 score the response up to its EOS
+                rollout.append((response, sampled, logprobs, ref_logprobs, values, score(q, response)))
+        response, sampled_logprobs, logprobs, ref_logprobs, values, scores = (
+            distributed.all_gather_rows(torch.cat(part)) for part in zip(*rollout, strict=True)
+        )
+        eos_index, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)  # (B,), (B, T), (B, T)
+        state_mask = padding_mask_p1 if args.score_at == "after_eos" else padding_mask  # (B, T) True = no state
+        query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
+        mask = torch.cat((query_mask, ~padding_mask), dim=1)
+        sampler_gap = masked_mean((sampled_logprobs - logprobs).abs(), padding_mask)
+        if args.rollout_logprobs == "sampler":
+            logprobs = sampled_logprobs
+
+        # 2.3 [N+ 23] EOS trick: the reward model never saw a text that does not end, so its score there means nothing
+        has_eos = (response == eos_id).any(1)  # (B,)
+        if args.missing_eos_score is not None:
+            scores = torch.where(has_eos, scores, args.missing_eos_score)
+
+        # 2.4 KL penalty at each token, the score once
+        rewards, kl = kl_penalised_rewards(
+            logprobs, ref_logprobs, scores, eos_index, kl_control.coefficient, args.score_at
+        )  # (B, T)
+
+        # 2.5 advantages; whitening is over the whole rollout, once, and global: the world size changes nothing
+        if args.whiten_rewards:
+            rewards = whiten(rewards, state_mask, shift_mean=False)  # [N+ 24]
+        advantages, returns = gae(rewards, values, args.gamma, args.lam)
+        if args.whiten_advantages:
+            advantages = whiten(advantages, padding_mask)  # [N+ 25]
+
+        # 2.6 K epochs of minibatches over the frozen rollout
+        lr = args.lr * lr_factor(args.schedule, update, num_updates)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        totals, first_ratio_error = torch.zeros(7, device=device), None
+        for _ in range(args.num_ppo_epochs):
+            order = torch.randperm(B, generator=generator)
+            for minibatch in order.split(B // args.num_minibatches):
+                # of the minibatch on all processes: how it is cut up does not change the gradient
+                num_actions, num_states = (~padding_mask[minibatch]).sum(), (~state_mask[minibatch]).sum()
+                stats = torch.zeros(7, device=device)
+                optimizer.zero_grad()
+                for rows in micro_batches(minibatch[distributed.rank_slice(len(minibatch))], args.micro_batch_size):
+                    with autocast:
+                        new_logprobs, entropy = response_logprobs(
+                            policy, query_response[rows], mask[rows], padding_mask[rows], args.temperature
+                        )
+                        new_values = response_values(value_model, query_response[rows], mask[rows], state_mask[rows])
+                    pg_loss, pg_clipped = policy_loss(
+                        new_logprobs, logprobs[rows], advantages[rows], padding_mask[rows], args.clip_range, num_actions
+                    )
+                    vf_loss, vf_clipped = value_loss(
+                        new_values, values[rows], returns[rows], state_mask[rows], args.value_clip_range, num_states
+                    )
+                    (pg_loss + args.value_coef * vf_loss).backward()
+                    with torch.no_grad():
+                        log_ratio = torch.where(padding_mask[rows], 0.0, new_logprobs - logprobs[rows])
+                        approx_kl = 0.5 * (log_ratio**2).sum() / num_actions
+                        ratio = log_ratio.exp()[~padding_mask[rows]].sum() / num_actions
+                        means = pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy.sum() / num_actions, ratio
+                        stats += torch.stack([mean.detach() for mean in means])
+                        if first_ratio_error is None:
+                            first_ratio_error = (log_ratio.exp() - 1).abs().max()
+                distributed.sum_gradients(policy, value_model)
+                stats = distributed.all_sum(stats)
+                if not math.isfinite(stats[0] + stats[1]):
+                    raise InputError(
+                        f"the loss is {stats[0] + args.value_coef * stats[1]} at update {update}: lower --lr "
+                        f"({args.lr}) or raise --kl-coef ({args.kl_coef}); {args.out} keeps the last checkpoint that "
+                        "was saved before."
+                    )
+                optimizer.step()
+                totals += stats / (args.num_ppo_epochs * args.num_minibatches)
+
+        # 2.7 log; every mean is over what is not masked
+        pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = totals.tolist()
+        kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
+        k3 = torch.where(padding_mask, 0.0, (-kl).exp() - 1 + kl).sum(1)
+        mean_kl, mean_score = kl_per_response.mean().item(), scores.mean().item()
+        metrics = {
+            "objective/kl": mean_kl,
+            "objective/kl_k3": k3.mean().item(),
+            "objective/entropy": -logprobs.sum(1).mean().item(),
+            "objective/non_score_reward": -kl_control.coefficient * mean_kl,
+            "objective/score": mean_score,
+            "objective/score_std": scores.std().item(),
+            "objective/rlhf_reward": mean_score - kl_control.coefficient * mean_kl,
+            "objective/kl_coef": kl_control.coefficient,
+            "policy/approx_kl": approx_kl,
+            "policy/clip_fraction": pg_clipped,
+            "policy/loss": pg_loss,
+            "policy/entropy": entropy,
+            "policy/ratio": ratio,
+            "policy/first_ratio_error": first_ratio_error.item(),
+            "policy/sampler_gap": sampler_gap.item(),
+            "value/loss": vf_loss,
+            "value/clip_fraction": vf_clipped,
+            "eos_rate": has_eos.float().mean().item(),
+            "response_length": (eos_index + 1).float().mean().item(),
+            "lr": lr,
+            "episode": (update + 1) * B,
+            "episodes_per_second": B / (time.perf_counter() - start),
+        }
+        kl_control.update(mean_kl, B)
+        last = update + 1 == num_updates
+        if args.gold or last or update % args.sample_every == 0:
+            queries = [demonstrations[i].record["query"] for i in indices]
+            texts = [tokenizer.decode(ids) for ids in response.tolist()]
+            samples = [
+                {"query": q, "response": r, "score": s, "kl": k}
+                for q, r, s, k in zip(queries, texts, scores.tolist(), kl_per_response.tolist(), strict=True)
+            ]
+            if args.gold:
+                metrics["gold_score"] = sum(map(gold_score, queries, texts)) / B
+            if last or update % args.sample_every == 0:
+                run.log_samples(update, samples[:4])
+        run.log(update, metrics)
+        progress.set_postfix(score=f"{mean_score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{metrics['eos_rate']:.2f}")
+        if mean_kl < -3 * kl_per_response.std().item() / math.sqrt(B) and run.main:
+            progress.write(
+                f"update {update}: the KL is {mean_kl:.2f}, below 0 by more than chance: policy or mask is off"
+            )
+
+        if last or (update + 1) % args.save_every == 0:
+            if run.main:
+                save(policy, args.out, tokenizer)
+                save(value_model, args.out / "value_model", tokenizer)
+            run.save_state(
+                policy=policy.state_dict(),
+                value_model=value_model.state_dict(),
+                optimizer=optimizer.state_dict(),
+                generator=generator.get_state(),
+                kl_coef=kl_control.coefficient,
+                update=update + 1,
+            )
+            distributed.barrier()
+
+    summary = {name: value for name, value in metrics.items() if name != "episodes_per_second"}
+    run.finish(summary)
+    return summary
+
+
+if __name__ == "__main__":
+    command_line(main, RECIPES)

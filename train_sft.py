@@ -1,0 +1,272 @@
+"""Stage 1, supervised fine-tuning: a language model learns to write the reference summaries.
+
+Paper: The N+ Implementation Details of RLHF with PPO, details 1 to 9 and Table 3.
+In: sft.{train,validation}.jsonl and a language model (or none: random weights). Out: the policy that stages 2 and 3
+start from.
+
+    python train_sft.py                                                        # the embedded default, recipe tiny
+    python train_sft.py tldr --model EleutherAI/pythia-1b-deduped --data runs/tldr/data --dtype bfloat16
+    torchrun --nproc-per-node 8 train_sft.py tldr --model EleutherAI/pythia-1b-deduped --data runs/tldr/data
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from kernels import linear_logprobs
+from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.cli import command_line
+from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.padding import left_pad, micro_batches, right_pad
+from nanorlhf.schedule import lr_factor
+from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+from nanorlhf.tracking import Run, check_output, load_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    data: Path = Path("runs/tldr/data")
+    """directory of sft.train.jsonl and sft.validation.jsonl"""
+    out: Path = Path("runs/tldr/sft")
+    """run directory: checkpoint, metrics, samples"""
+    model: str | None = "EleutherAI/pythia-1b-deduped"
+    """checkpoint directory or Hub id to start from; None: random weights of the shape below"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the model's, or with random weights the data directory's"""
+    n_layer: int = 3
+    """shape of a model with random weights: layers"""
+    n_head: int = 4
+    """shape of a model with random weights: attention heads"""
+    d_model: int = 128
+    """shape of a model with random weights: width"""
+    seed: int = 44413
+    """fixes weights, order of the data and samples"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward pass; weights and optimizer stay float32"""
+
+    num_epochs: float = 1.0
+    """passes over the demonstrations"""
+    batch_size: int = 128
+    """demonstrations an optimizer step, over all processes"""
+    micro_batch_size: int = 16
+    """demonstrations a forward pass and process; changes memory, not the gradient"""
+    lr: float = 3e-6
+    """peak learning rate of AdamW"""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """how the learning rate falls"""
+    warmup_steps: int = 0
+    """optimizer steps of linear warm-up"""
+    loss_on: Literal["all", "response"] = "all"
+    """all: query and response tokens (as the reference does); response: only the response and its EOS"""
+    max_query_length: int = 512
+    """longest query in tokens"""
+    max_response_length: int = 53
+    """[N+ 4] longest response in tokens, EOS included"""
+
+    eval_every: int = 100
+    """steps between validation losses"""
+    save_every: int = 500
+    """steps between checkpoints"""
+    num_samples: int = 64
+    """validation queries that are answered at the end, for samples.jsonl and the EOS rate"""
+    temperature: float = 0.7
+    """of those samples"""
+    resume: bool = False
+    """go on from the last checkpoint in --out"""
+    overwrite: bool = False
+    """replace a run that --out already holds"""
+
+
+RECIPES = {
+    "tiny": (
+        "the embedded world, on a CPU in minutes",
+        Args(
+            data=Path("runs/tiny/data"),
+            out=Path("runs/tiny/sft"),
+            model=None,
+            seed=1,
+            batch_size=16,
+            lr=2e-3,
+            warmup_steps=20,
+            max_query_length=80,
+            max_response_length=24,
+        ),
+    ),
+    "tldr": ("N+ Table 3", Args()),
+}
+
+
+def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_on: str) -> Tensor:
+    """The summed negative log-likelihood of the tokens that count, in nats."""
+    device = model.lm_head.weight.device
+    # [N+ 5] query and response right-padded; only as long as these rows need: [PAD] has no loss, so the sum is the same
+    ids = right_pad([row.query + row.response for row in rows], pad_id).to(device)  # (B, L)
+    length = torch.tensor([len(row.query) + len(row.response) for row in rows], device=device)  # (B,)
+    first = torch.tensor([len(row.query) if loss_on == "response" else 1 for row in rows], device=device)  # (B,)
+    index = torch.arange(ids.size(1), device=device)  # (L,)
+    mask = index < length[:, None]  # (B, L) True = real token
+    counts = (mask & (index >= first[:, None]))[:, 1:]  # (B, L - 1) True = this label has a loss
+    hidden = model(ids, mask)[:, :-1]  # (B, L - 1, C) position i predicts token i + 1
+    logprobs, _ = linear_logprobs(hidden[counts], model.lm_head.weight, ids[:, 1:][counts], model.head_bias)
+    return -logprobs.sum()
+
+
+def num_labels(rows: list[Demonstration], loss_on: str) -> int:
+    """How many tokens `demonstration_loss` sums over."""
+    return sum(len(row.response) + (len(row.query) - 1 if loss_on == "all" else 0) for row in rows)
+
+
+def main(args: Args) -> dict[str, float]:
+    # ------------------------------------------------------------------------------------------------ 1. data and model
+    check_output(args.out, args.overwrite, args.resume)
+    device = distributed.setup(args.device)
+    torch.manual_seed(args.seed)
+    if args.batch_size % distributed.world_size():
+        raise InputError(
+            f"--batch-size {args.batch_size} can't be shared by {distributed.world_size()} processes: "
+            "make it a multiple of their number."
+        )
+    tokenizer = load_tokenizer(args.tokenizer or args.model or str(args.data))
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    train = load_demonstrations(args.data / "sft.train.jsonl", *limits)
+    validation = load_demonstrations(args.data / "sft.validation.jsonl", *limits)
+    num_steps = int(args.num_epochs * len(train)) // args.batch_size
+    if num_steps == 0:
+        raise InputError(
+            f"--batch-size {args.batch_size} is more than the {len(train)} rows of {args.data / 'sft.train.jsonl'} "
+            f"times --num-epochs {args.num_epochs}: lower it."
+        )
+    n_ctx = args.max_query_length + args.max_response_length
+    if args.model is None:
+        if args.d_model % args.n_head:
+            raise InputError(f"--n-head {args.n_head} does not divide --d-model {args.d_model}.")
+        # the shape of a small Pythia: rotary positions on a quarter of each head, parallel residual, untied head
+        model = GPT(
+            GPTConfig(
+                vocab_size=tokenizer.vocab_size,
+                n_ctx=n_ctx,
+                d_model=args.d_model,
+                n_layer=args.n_layer,
+                n_head=args.n_head,
+                d_mlp=4 * args.d_model,
+                rotary_dim=max(2, args.d_model // args.n_head // 8 * 2),
+            )
+        ).to(device)
+    else:
+        model = load_gpt(args.model, device)
+    check_vocabulary(tokenizer, model.config.vocab_size, args.model or "the new model")
+    if n_ctx > model.config.n_ctx:
+        raise InputError(
+            f"--max-query-length plus --max-response-length is {n_ctx}, more than the {model.config.n_ctx} positions "
+            f"of {args.model}: lower one of them."
+        )
+    model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-5)  # [N+ 9] eps of Table 3, not PyTorch's 1e-8
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    first_step = 0
+    if args.resume:
+        state = load_state(args.out)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_step = state["step"]
+    run = Run(args.out, args, first_step)
+    if run.main:
+        print(
+            f"SFT: {sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} demonstrations, "
+            f"{num_steps} steps of {args.batch_size} in micro-batches of {args.micro_batch_size} on "
+            f"{distributed.world_size()} process(es)"
+        )
+
+    def checkpoint(step: int) -> None:
+        if run.main:
+            save(model, args.out, tokenizer)
+        run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+        distributed.barrier()
+
+    @torch.no_grad()
+    def validation_loss() -> float:
+        total = torch.zeros((), device=device)
+        mine = validation[distributed.rank() :: distributed.world_size()]
+        for rows in micro_batches(mine, args.micro_batch_size):
+            with autocast:
+                total += demonstration_loss(model, rows, tokenizer.pad_id, args.loss_on)
+        return distributed.all_sum(total).item() / num_labels(validation, args.loss_on)
+
+    # ----------------------------------------------------------------------------------------------------- 2. the loop
+    progress = tqdm(range(first_step, num_steps), initial=first_step, total=num_steps, desc="SFT", disable=not run.main)
+    metrics = {}
+    for step in progress:
+        batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
+        num_tokens = num_labels(batch, args.loss_on)  # of the global batch: micro-batches and processes don't matter
+        loss = torch.zeros((), device=device)
+        optimizer.zero_grad()
+        for rows in micro_batches(batch[distributed.rank_slice(args.batch_size)], args.micro_batch_size):
+            with autocast:
+                micro_loss = demonstration_loss(model, rows, tokenizer.pad_id, args.loss_on) / num_tokens
+            micro_loss.backward()
+            loss += micro_loss.detach()
+        distributed.sum_gradients(model)
+        mean_loss = distributed.all_sum(loss).item()
+        if not math.isfinite(mean_loss):
+            raise InputError(
+                f"the loss is {mean_loss} at step {step}: lower --lr ({args.lr}); "
+                f"{args.out} keeps the last checkpoint that was saved before."
+            )
+        lr = args.lr * lr_factor(args.schedule, step, num_steps, args.warmup_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+
+        metrics = {"loss": mean_loss, "lr": lr, "episode": (step + 1) * args.batch_size}
+        last = step + 1 == num_steps
+        if last or (step + 1) % args.eval_every == 0:
+            metrics["validation_loss"] = validation_loss()
+        run.log(step, metrics)
+        progress.set_postfix(loss=f"{mean_loss:.3f}")
+        if last or (step + 1) % args.save_every == 0:
+            checkpoint(step + 1)
+
+    # -------------------------------------------------------------------------------------------- 3. what it says now
+    rows = validation[: args.num_samples]
+    query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)  # (B, Q)
+    with autocast:
+        response, _ = generate(
+            model,
+            query,
+            query != tokenizer.pad_id,
+            args.max_response_length,
+            args.temperature,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            generator=torch.Generator().manual_seed(args.seed),
+        )
+    eos_rate = (response == tokenizer.eos_id).any(1).float().mean().item()
+    run.log_samples(
+        num_steps,
+        [
+            {**{key: row.record[key] for key in ("query", "response")}, "sample": tokenizer.decode(ids)}
+            for row, ids in zip(rows, response.tolist(), strict=True)
+        ],
+    )
+    if "validation_loss" not in metrics:  # resumed behind the last step
+        metrics["validation_loss"] = validation_loss()
+    summary = {"validation_loss": metrics["validation_loss"], "eos_rate": eos_rate, "steps": num_steps}
+    run.finish(summary)
+    if run.main:
+        print(f"SFT: validation loss {summary['validation_loss']:.3f} nats a token, EOS in {eos_rate:.0%} of samples")
+    return summary
+
+
+if __name__ == "__main__":
+    command_line(main, RECIPES)
