@@ -8,8 +8,8 @@ summaries with Bradley-Terry noise on that score. So one can see what no real da
 agrees with the truth, and how often a policy truly beats the references. No training script reads a gold score: the
 ones in `meta` are for reading and for eval.py.
 
-The references are human-like on purpose: most of them leave a fact out, a few invent one or ramble. What imitation
-(SFT) can reach is bounded by them; what PPO can reach is not.
+The references are human-like on purpose: they say who did what, but seldom where or what is wanted; a few invent a
+fact or ramble. Imitation (SFT) learns the habit with the language; PPO can leave it, for labellers like it told.
 
 In the order of the file: the words, the labeller, posts, summarisers, comparisons, and the files with their tables.
 """
@@ -31,28 +31,30 @@ from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 # No word of a slot stands in another slot, in a filler or in a frame: where a value stands, the fact is told.
 SLOTS = {
     "who": (
-        "sister", "brother", "boss", "neighbour", "uncle", "teacher", "cousin",
-        "doctor", "landlord", "wife", "friend", "dentist", "mother", "son",
+        "sister", "brother", "boss", "neighbour", "uncle", "teacher", "cousin", "doctor", "landlord", "wife",
     ),
     "event": (
         "broke the lamp", "sold the car", "lost the keys", "burned the dinner", "stole the bike", "painted the fence",
-        "ate the cake", "hid the letter", "cut the cable", "wrecked the boat", "found the ring", "dropped the vase",
-        "fed the cat", "read the diary",
+        "ate the cake", "hid the letter", "cut the cable", "wrecked the boat",
     ),
     "place": (
-        "Paris", "Lisbon", "Tokyo", "Berlin", "Oslo", "Cairo", "Madrid",
-        "Dublin", "Boston", "Prague", "Rome", "Lima", "Athens", "Texas",
+        "Paris", "Lisbon", "Tokyo", "Berlin", "Oslo", "Cairo", "Madrid", "Dublin", "Boston", "Prague",
     ),
     "wish": (
-        "money", "advice", "revenge", "coffee", "silence", "sleep", "respect",
-        "praise", "time", "answers", "pizza", "music", "mercy", "rest",
+        "money", "advice", "revenge", "coffee", "silence", "sleep", "respect", "praise", "time", "answers",
     ),
 }  # fmt: skip
+OUTLANDISH = {  # values that no post has: half of all inventions, the half that shows without a look at the post
+    "who": ("king", "robot", "ghost"),
+    "event": ("froze the moon", "drank the sea", "married the wolf"),
+    "place": ("Mars", "Atlantis", "heaven"),
+    "wish": ("magic", "wings", "gold"),
+}
 SENTENCES = {  # how a post tells a fact
     "who": ("This is about my {}.", "I mean my {}.", "It was my {}."),
     "event": ("They just {}.", "So they {}.", "Then they {}."),
     "place": ("We live in {}.", "It was in {}.", "We met in {}."),
-    "wish": ("They want {}.", "Now they want {}.", "They just want {}."),
+    "wish": ("That person wants {}.", "Now that person wants {}.", "That person just wants {}."),
 }
 FILLERS = (
     "I am so sad.", "It is a long story.", "We do not talk.", "I do not know what to do.",
@@ -74,10 +76,14 @@ WEIGHTS = {
 }
 LENGTH_BUDGET = 12  # words; the best possible summary has ten
 LOWEST = -8.0  # an empty summary; nothing scores below it
-LABEL_TEMPERATURE = 0.55  # of the Bradley-Terry noise: argmax of the gold score then agrees with about 9 labels in 10
+LABEL_TEMPERATURE = 0.4  # of the Bradley-Terry noise: the gold score itself agrees with about 93 labels in 100
 
 # A value is found by its first word. The world keeps first words distinct, so that one look-up a word is enough.
-VALUES = {value.lower().split()[0]: tuple(value.lower().split()) for values in SLOTS.values() for value in values}
+VALUES = {
+    value.lower().split()[0]: tuple(value.lower().split())
+    for slot in SLOTS
+    for value in (*SLOTS[slot], *OUTLANDISH[slot])
+}
 
 
 def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
@@ -108,7 +114,7 @@ def gold_score(query: str, response: str) -> float:
     between LOWEST and 4. An empty response scores LOWEST. A query that tells no fact leaves nothing to cover. The
     order of the words doesn't matter, and half a value ("broke the keys") is words that no summary needs.
 
-    >>> post = "POST: It was my sister. They just broke the lamp. We met in Paris. They want money.\\n\\nTL;DR:"
+    >>> post = "POST: It was my sister. They just broke the lamp. We met in Paris. That person wants money.\\n\\nTL;DR:"
     >>> gold_score(post, " my sister broke the lamp in Paris and wants money")
     4.0
     >>> gold_score(post, " my boss broke the lamp")  # one fact of four, one invention
@@ -171,24 +177,27 @@ def frame(who: str | None, event: str | None, place: str | None, wish: str | Non
 def summarise(
     post: Post,
     rng: random.Random,
-    num_facts: tuple[float, float, float, float],
+    tell_rates: tuple[float, float, float, float],
     invention_rate: float = 0.0,
     num_repeats: int = 0,
     rambling_rate: float = 0.0,
     num_ramblings: int = 1,
 ) -> str:
-    """A summary that tells 1, 2, 3 or 4 of the facts, drawn with the weights `num_facts`.
+    """A summary that tells who, event, place and wish each at its own rate of `tell_rates`, and at least one of them.
 
-    Each told fact is replaced by an invented one at the rate `invention_rate`, `num_repeats` parts come again, and at
-    `rambling_rate` the summary ends in `num_ramblings` empty clauses.
+    At `invention_rate` a told fact is replaced by one that another post might tell, or by an outlandish one;
+    `num_repeats` parts come again; at `rambling_rate` the summary ends in `num_ramblings` empty clauses.
     """
-    told = rng.sample(range(4), rng.choices((1, 2, 3, 4), num_facts)[0])
+    told: list[int] = []
+    while not told:
+        told = [index for index, rate in enumerate(tell_rates) if rng.random() < rate]
     values: list[str | None] = [None] * 4
-    for index, candidates in enumerate(SLOTS.values()):
+    for index, slot in enumerate(SLOTS):
         if index in told:
             values[index] = post.facts[index]
             if rng.random() < invention_rate:
-                values[index] = rng.choice([other for other in candidates if other != post.facts[index]])
+                plausible = [value for value in SLOTS[slot] if value != post.facts[index]]
+                values[index] = rng.choice(rng.choice((plausible, OUTLANDISH[slot])))
     parts = frame(*values)
     for _ in range(num_repeats):
         position = rng.randrange(len(parts))
@@ -199,18 +208,21 @@ def summarise(
 
 
 POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
-    # human-like: three in ten tell everything, some invent, one in twenty rambles
-    "reference": lambda post, rng: summarise(post, rng, (19, 31, 18, 32), invention_rate=0.02, rambling_rate=0.05),
-    "good": lambda post, rng: summarise(post, rng, (0, 5, 25, 70), invention_rate=0.02),
-    "terse": lambda post, rng: summarise(post, rng, (60, 40, 0, 0)),
-    "inventor": lambda post, rng: summarise(post, rng, (0, 10, 30, 60), invention_rate=0.4),
-    "repeater": lambda post, rng: summarise(post, rng, (10, 30, 40, 20), num_repeats=rng.choice((1, 2))),
-    "rambler": lambda post, rng: summarise(post, rng, (10, 20, 30, 40), rambling_rate=1.0, num_ramblings=2),
+    # human-like: who did what; a third says where, a third what is wanted; some invent, one in twenty rambles
+    "reference": lambda post, rng: summarise(
+        post, rng, (0.9, 0.85, 0.3, 0.35), invention_rate=0.02, rambling_rate=0.05
+    ),
+    "good": lambda post, rng: summarise(post, rng, (0.97, 0.97, 0.85, 0.85), invention_rate=0.02),
+    "terse": lambda post, rng: summarise(post, rng, (0.5, 0.4, 0.2, 0.2)),
+    "inventor": lambda post, rng: summarise(post, rng, (0.9, 0.9, 0.8, 0.8), invention_rate=0.4),
+    "repeater": lambda post, rng: summarise(post, rng, (0.8, 0.8, 0.5, 0.5), num_repeats=rng.choice((1, 2))),
+    "rambler": lambda post, rng: summarise(post, rng, (0.8, 0.8, 0.6, 0.6), rambling_rate=1.0, num_ramblings=2),
     "lead": lambda post, rng: " " + post.first_sentence,
 }
-# How often a policy is drawn into a comparison. Most pairs lie near the references, where the policy will be judged.
+# How often a policy is drawn into a comparison. Most pairs lie near the references, where the policy will be judged,
+# and many hold an invented fact: that is the hardest thing for a reward model to see, and the worst for it to miss.
 POLICY_WEIGHTS = {
-    "reference": 30, "good": 20, "terse": 10, "inventor": 15, "repeater": 10, "rambler": 10, "lead": 5,
+    "reference": 25, "good": 25, "terse": 5, "inventor": 25, "repeater": 8, "rambler": 8, "lead": 4,
 }  # fmt: skip
 
 
@@ -272,7 +284,7 @@ class Args:
     """rows of sft.train.jsonl"""
     num_comparisons: int = 8000
     """rows of comparisons.train.jsonl"""
-    num_validation: int = 512
+    num_validation: int = 1024
     """rows of each validation file; the facts of their posts occur together in no training post"""
     vocab_size: int = 640
     """at most, of the byte-level BPE trained on these texts; at 640 every word is one token"""

@@ -43,7 +43,7 @@ FACTS = ("my sister", "broke the lamp", "in Paris", "wants money")
         (" someone wants money", 1.0),
         (" someone", 0.0),  # a frame without a fact
         (" my boss broke the lamp in Paris and wants money", 3 - 1.5),  # one invention
-        (" my boss in Rome", -2 * 1.5),
+        (" my boss in Oslo", -2 * 1.5),
         (" my sister broke the vase", 1 - 2 * 0.3),  # no event of this world: two words that no summary needs
         (" my sister sister", 1 - 0.3),
         (" my sister broke the lamp broke the lamp", 2 - 3 * 0.3),  # a fact told twice: each of its words
@@ -69,8 +69,8 @@ def test_a_covered_fact_raises_the_score_whatever_else_is_told() -> None:
 
 def test_an_invented_value_lowers_the_score_of_every_summary() -> None:
     true_values = {"sister", "broke the lamp", "Paris", "money"}
-    for values in tiny.SLOTS.values():
-        for value in set(values) - true_values:
+    for slot in tiny.SLOTS:
+        for value in {*tiny.SLOTS[slot], *tiny.OUTLANDISH[slot]} - true_values:
             for told in combinations(FACTS, 2):
                 assert gold_score(QUERY, " ".join((*told, value))) < gold_score(QUERY, " ".join(told))
 
@@ -87,6 +87,7 @@ def test_saying_more_and_saying_it_long_are_not_the_same() -> None:
     assert gold_score(QUERY, long) < gold_score(QUERY, short) < gold_score(QUERY, " ".join(FACTS))
 
 
+ALL_VALUES = [value for table in (tiny.SLOTS, tiny.OUTLANDISH) for values in table.values() for value in values]
 WORDS = st.sampled_from(sorted(tiny.FRAME_WORDS) + [word for value in tiny.VALUES.values() for word in value] + ["sad"])
 TEXTS = st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=30).map(" ".join))
 
@@ -103,7 +104,7 @@ def test_gold_score_equals_a_naive_search_for_every_value(response: str) -> None
     """The same formula written naively: values searched for in the text, one by one."""
     words = response.lower().split()
     told, needless = set(), [word for word in words if word not in tiny.FRAME_WORDS]
-    for value in (value.lower() for values in tiny.SLOTS.values() for value in values):
+    for value in map(str.lower, ALL_VALUES):
         times = sum(words[i : i + len(value.split())] == value.split() for i in range(len(words)))
         if times:
             told.add(value)
@@ -118,7 +119,7 @@ def test_gold_score_equals_a_naive_search_for_every_value(response: str) -> None
 # ---------------------------------------------------------------- the words
 def test_no_word_of_a_slot_means_anything_else() -> None:
     """`the` of an event is a frame word; else a value is told wherever its words stand, and nowhere besides."""
-    values = [value.lower().split() for values in tiny.SLOTS.values() for value in values]
+    values = [value.lower().split() for value in ALL_VALUES]
     slot_words = [word for value in values for word in value if word != "the"]
     assert max(Counter(slot_words).values()) == 1
     texts = [*tiny.FILLERS, *tiny.RAMBLINGS, *tiny.TITLES, *tiny.SUBREDDITS, tiny.TEMPLATE, *tiny.FRAME_WORDS]
@@ -142,9 +143,13 @@ def summaries_of(policy: str, count: int = 1500) -> list[tuple[tiny.Post, str]]:
     return [(post, tiny.POLICIES[policy](post, rng)) for post in posts]
 
 
-def test_a_quarter_to_a_third_of_the_references_are_perfect() -> None:
-    golds = [gold_score(post.query, summary) for post, summary in summaries_of("reference", 4000)]
-    assert 0.25 < fmean(gold == 4.0 for gold in golds) < 1 / 3
+def test_references_have_the_habit_of_saying_who_did_what_and_seldom_more() -> None:
+    """The most frequent way on must not be the best one, or greedy imitation would be perfect and PPO had no work."""
+    summaries = summaries_of("reference", 4000)
+    golds = [gold_score(post.query, summary) for post, summary in summaries]
+    assert 0.05 < fmean(gold == 4.0 for gold in golds) < 0.12
+    endings = [summary.split(post.facts[1])[-1].split()[:1] for post, summary in summaries if post.facts[1] in summary]
+    assert max((endings.count(word), word) for word in ([], ["in"], ["and"]))[1] == []  # most stop behind the event
 
 
 def test_two_references_to_one_post_win_evenly() -> None:
@@ -184,9 +189,9 @@ def test_labels_agree_with_bradley_terry_in_expectation() -> None:
     assert tested >= 5
 
 
-def test_the_best_possible_reward_model_agrees_with_about_nine_labels_in_ten() -> None:
+def test_the_best_possible_reward_model_agrees_with_nine_labels_in_ten_and_not_with_all() -> None:
     world = make_world(replace(SMALL, num_comparisons=4000))
-    assert 0.88 < tiny.ceiling(world["comparisons.train"]) < 0.92
+    assert 0.91 < tiny.ceiling(world["comparisons.train"]) < 0.95
 
 
 def test_the_ceiling_counts_a_tie_as_half_right() -> None:
