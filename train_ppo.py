@@ -25,7 +25,7 @@ from data.tiny import gold_score
 from kernels import gae, linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
-from nanorlhf.cli import command_line
+from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import batch_indices, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
@@ -44,7 +44,7 @@ from nanorlhf.ppo import (
 from nanorlhf.reward import end_scores, load_rule
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, load_state
+from nanorlhf.tracking import Run, check_output, check_weights, load_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ RECIPES = {
             sft="runs/tiny/sft",
             reward_model="runs/tiny/rm",
             seed=1,
-            total_episodes=5120,
+            total_episodes=3072,
             batch_size=64,
             micro_batch_size=32,
             lr=3e-4,
@@ -173,6 +173,7 @@ def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, st
 
 def main(args: Args) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 1. data and models
+    check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
@@ -224,15 +225,15 @@ def main(args: Args) -> dict[str, float]:
     kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank
-    first_update = 0
+    first_update, metrics = 0, {}
     if args.resume:
-        state = load_state(args.out)
+        state = load_state(args.out, args)
         policy.load_state_dict(state["policy"])
         value_model.load_state_dict(state["value_model"])
         optimizer.load_state_dict(state["optimizer"])
         generator.set_state(state["generator"])
         kl_control.coefficient = state["kl_coef"]
-        first_update = state["update"]
+        first_update, metrics = state["update"], state["metrics"]
     run = Run(args.out, args, first_update)
     if run.main:
         print(
@@ -285,6 +286,13 @@ def main(args: Args) -> dict[str, float]:
         sampler_gap = masked_mean((sampled_logprobs - logprobs).abs(), padding_mask)
         if args.rollout_logprobs == "sampler":
             logprobs = sampled_logprobs
+
+        if not scores.isfinite().all():
+            judge = f"--reward {args.reward}" if args.reward else f"--reward-model {args.reward_model}"
+            raise InputError(
+                f"{judge} gave a score that is not finite at update {update}: mend it; "
+                f"{args.out} keeps the last checkpoint that was saved before."
+            )
 
         # 2.3 [N+ 23] EOS trick: the reward model never saw a text that does not end, so its score there means nothing
         has_eos = (response == eos_id).any(1)  # (B,)
@@ -397,6 +405,7 @@ def main(args: Args) -> dict[str, float]:
             )
 
         if last or (update + 1) % args.save_every == 0:
+            check_weights(update, policy, value_model)
             if run.main:
                 save(policy, args.out, tokenizer)
                 save(value_model, args.out / "value_model", tokenizer)
@@ -407,6 +416,7 @@ def main(args: Args) -> dict[str, float]:
                 generator=generator.get_state(),
                 kl_coef=kl_control.coefficient,
                 update=update + 1,
+                metrics=metrics,
             )
             distributed.barrier()
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
-from nanorlhf.cli import command_line
+from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import Comparison, batch_indices, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
@@ -29,7 +29,7 @@ from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.reward import end_scores
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, load_state
+from nanorlhf.tracking import Run, check_output, check_weights, load_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,7 @@ def response_scores(model: ScalarModel, rows: list, pad_id: int, side: Literal["
 
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
+    check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
@@ -152,7 +153,7 @@ def main(args: Args) -> dict[str, float]:
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     first_step = 0
     if args.resume:
-        state = load_state(args.out)
+        state = load_state(args.out, args)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first_step = state["step"]
@@ -176,6 +177,7 @@ def main(args: Args) -> dict[str, float]:
         return distributed.all_sum(num_right).item() / len(validation)
 
     def checkpoint(step: int) -> None:
+        check_weights(step - 1, model)
         if run.main:
             save(model, args.out, tokenizer)
         run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
@@ -222,6 +224,7 @@ def main(args: Args) -> dict[str, float]:
 
     # ----------------------------------------------------------------------- 3. normalise, measure, save
     # [N+ 15] demonstrations score 0 on average; the bias is saved with the weights and the value model inherits it
+    model.reward_bias.zero_()  # a run that was resumed behind its last save has it already
     mine = demonstrations[distributed.rank() :: distributed.world_size()]
     with autocast:
         scores = [
@@ -246,8 +249,8 @@ def main(args: Args) -> dict[str, float]:
         "reward_std": std,
         "steps": num_steps,
     }
-    run.log(num_steps, summary)
     checkpoint(num_steps)
+    run.log(num_steps, summary)
     run.finish(summary)
     if run.main:
         print(

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from kernels import linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, save
-from nanorlhf.cli import command_line
+from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
@@ -29,7 +29,7 @@ from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, load_state
+from nanorlhf.tracking import Run, check_output, check_weights, load_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,10 @@ RECIPES = {
             model=None,
             seed=1,
             batch_size=16,
-            lr=2e-3,
-            warmup_steps=20,
+            num_epochs=1.5,
+            lr=3e-3,
+            warmup_steps=30,
+            loss_on="response",
             max_query_length=80,
             max_response_length=24,
         ),
@@ -129,6 +131,7 @@ def num_labels(rows: list[Demonstration], loss_on: str) -> int:
 
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
+    check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
@@ -149,9 +152,9 @@ def main(args: Args) -> dict[str, float]:
         )
     n_ctx = args.max_query_length + args.max_response_length
     if args.model is None:
-        if args.d_model % args.n_head:
-            raise InputError(f"--n-head {args.n_head} does not divide --d-model {args.d_model}.")
-        # the shape of a small Pythia: rotary positions on a quarter of each head, parallel residual, untied head
+        if args.d_model % args.n_head or args.d_model // args.n_head < 2:
+            raise InputError(f"--n-head {args.n_head} must divide --d-model {args.d_model} into heads at least 2 wide.")
+        # the shape of a small Pythia: rotary positions on half of each head, parallel residual, untied head
         model = GPT(
             GPTConfig(
                 vocab_size=tokenizer.vocab_size,
@@ -160,7 +163,7 @@ def main(args: Args) -> dict[str, float]:
                 n_layer=args.n_layer,
                 n_head=args.n_head,
                 d_mlp=4 * args.d_model,
-                rotary_dim=max(2, args.d_model // args.n_head // 8 * 2),
+                rotary_dim=max(2, args.d_model // args.n_head // 4 * 2),
             )
         ).to(device)
     else:
@@ -176,7 +179,7 @@ def main(args: Args) -> dict[str, float]:
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     first_step = 0
     if args.resume:
-        state = load_state(args.out)
+        state = load_state(args.out, args)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first_step = state["step"]
@@ -189,6 +192,7 @@ def main(args: Args) -> dict[str, float]:
         )
 
     def checkpoint(step: int) -> None:
+        check_weights(step - 1, model)
         if run.main:
             save(model, args.out, tokenizer)
         run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
@@ -232,6 +236,11 @@ def main(args: Args) -> dict[str, float]:
         last = step + 1 == num_steps
         if last or (step + 1) % args.eval_every == 0:
             metrics["validation_loss"] = validation_loss()
+            if not math.isfinite(metrics["validation_loss"]):
+                raise InputError(
+                    f"the validation loss is {metrics['validation_loss']} after step {step}: lower --lr ({args.lr}); "
+                    f"{args.out} keeps the last checkpoint that was saved before."
+                )
         run.log(step, metrics)
         progress.set_postfix(loss=f"{mean_loss:.3f}")
         if last or (step + 1) % args.save_every == 0:

@@ -1,13 +1,43 @@
 """Flags of the scripts, out of their `Args` dataclasses: help text, defaults and types stand there once."""
 
 import errno
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import tyro
 
 from nanorlhf.errors import InputError
+
+AT_LEAST_1 = ("at least 1", lambda x: x >= 1)
+AT_LEAST_0 = ("at least 0", lambda x: x >= 0)
+ABOVE_0 = ("above 0", lambda x: x > 0)
+UP_TO_1 = ("from 0 to 1", lambda x: 0 <= x <= 1)
+# every number among the settings of the training scripts; NaN and infinity are in no range
+RANGES = {
+    **dict.fromkeys(("n_layer", "n_head", "d_model"), AT_LEAST_1),
+    **dict.fromkeys(("batch_size", "micro_batch_size", "rollout_batch_size", "num_minibatches"), AT_LEAST_1),
+    **dict.fromkeys(("num_ppo_epochs", "total_episodes", "num_samples", "num_normalisation"), AT_LEAST_1),
+    **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
+    **dict.fromkeys(("eval_every", "save_every", "sample_every"), AT_LEAST_1),
+    **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef"), AT_LEAST_0),
+    **dict.fromkeys(("num_epochs", "kl_target", "clip_range", "value_clip_range"), ABOVE_0),
+    **dict.fromkeys(("gamma", "lam"), UP_TO_1),
+    "seed": ("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63),
+    "missing_eos_score": ("a finite number", math.isfinite),
+}
+
+
+def check_ranges(args: Any) -> None:
+    """Refuse a number that makes no sense; whether two of them fit together is for the script to say."""
+    for field in fields(args):
+        value = getattr(args, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            words, allowed = RANGES[field.name]
+            if not (math.isfinite(value) and allowed(value)):
+                raise InputError(f"--{field.name.replace('_', '-')} {value}: it must be {words}.")
 
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
@@ -47,9 +77,12 @@ class _one_sentence:
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, InputError):
             sys.exit(_fail(str(error)))
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError):
             where = error.filename or "the output directory"
-            sys.exit(_fail(f"the disk is full while writing {where}: free some space and start again."))
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}: free some space and start again."))
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR):
+                sys.exit(_fail(f"{where}: {error.strerror}: name another path or change its permissions."))
         if isinstance(error, KeyboardInterrupt):
             print("interrupted", file=sys.stderr)
             sys.exit(130)

@@ -5,6 +5,7 @@ A script works out the same global batch on every rank and takes its own slice o
 """
 
 import os
+import re
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,10 @@ def setup(device: str) -> torch.device:
     """Join the other processes if `torchrun` started several; returns this rank's device ("auto": CUDA if there)."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {device}: this PyTorch sees no CUDA device; use --device cpu.")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"--device {device}: write auto, cpu, cuda or cuda:N.")
+    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device {device}: this PyTorch sees {torch.cuda.device_count()} CUDA devices; use another.")
     if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     if device == "cuda":

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache
 
 
@@ -80,6 +81,8 @@ def generate(
             rows, token, mask, ended = rows[kept], token[kept], mask[kept], ended[kept]
             cache.keep(kept)
         hidden = model(token[:, None], mask[:, : Q + t + 1], cache)[:, -1]
+    if not logprobs.isfinite().all():
+        raise InputError("the language model's logits are not finite: its weights are damaged, or --lr was too high.")
     return response, logprobs
 
 
@@ -90,7 +93,8 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """
     cumulative = probabilities.double().cumsum(-1)  # (B, V)
     threshold = uniforms[:, None] * cumulative[:, -1:]  # (B, 1)
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    token = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    return token.clamp(max=probabilities.size(-1) - 1)  # beyond it only where a probability is NaN: `generate` says so
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:

@@ -42,8 +42,8 @@ def load_rule(where: str, tokenizer: Tokenizer) -> Score:
 
     The texts are decoded ids without [PAD] and EOS; the query keeps its template.
     """
-    path, _, name = where.partition(":")
-    if not name or not Path(path).is_file():
+    path, _, name = where.rpartition(":")
+    if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"--reward {where}: write it as FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("reward_rule", path)
     module = importlib.util.module_from_spec(spec)
@@ -54,7 +54,11 @@ def load_rule(where: str, tokenizer: Tokenizer) -> Score:
 
     def score(queries: Tensor, responses: Tensor) -> Tensor:
         texts = ([tokenizer.decode(ids) for ids in rows.tolist()] for rows in (queries, responses))
-        scores = torch.as_tensor(rule(*texts), dtype=torch.float32, device=responses.device)
+        numbers = rule(*texts)
+        try:
+            scores = torch.as_tensor(numbers, dtype=torch.float32, device=responses.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"--reward {where} must give one number a response, not {numbers!r:.80}.") from error
         if scores.shape != (len(responses),):
             raise InputError(f"--reward {where} gave shape {tuple(scores.shape)} for {len(responses)} responses.")
         return scores

@@ -9,11 +9,13 @@ The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies besi
 
 import json
 import os
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from nanorlhf import distributed
@@ -21,12 +23,22 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "summary.json", "args.json", "state/state.pt")
+# what may differ when a run goes on: anything else would make it another run
+MAY_CHANGE = frozenset(
+    ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
+    + ("eval_every", "save_every", "sample_every")
+)
 
 
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
     """Refuse to write over a run. Call it before anything slow; it writes nothing."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file: name a directory.")
+    parent = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: {parent} is no directory that can be written to: name another.")
+    if overwrite and resume:
+        raise InputError("--resume and --overwrite: pass only one, a run goes on or begins anew.")
     if (out / "summary.json").exists() and not overwrite:
         raise InputError(f"--out {out} holds a finished run: name another directory, or pass --overwrite.")
     if (out / "metrics.jsonl").exists() and not overwrite and not resume:
@@ -51,7 +63,8 @@ class Run:
                 events.unlink()
         else:  # resumed: forget what was logged after the state was saved
             for name in ("metrics.jsonl", "samples.jsonl"):
-                rows = [json.loads(line) for line in (out / name).open()] if (out / name).exists() else []
+                lines = (out / name).read_text().splitlines(keepends=True) if (out / name).exists() else []
+                rows = [json.loads(line) for line in lines if line.endswith("\n")]  # killed while writing the last one?
                 write_jsonl(out / name, [row for row in rows if row["step"] < first_step])
         write_json(out / "args.json", asdict(args))
         self.board = SummaryWriter(str(out), purge_step=first_step)
@@ -80,8 +93,15 @@ class Run:
         path = self.out / "state" / "state.pt"
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        try:
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+            os.replace(temporary, path)
+        except RuntimeError as error:  # how PyTorch reports that the file's own error, a full disk say, stopped it
+            cause = error.__context__
+            raise OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else error from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def finish(self, summary: dict[str, float]) -> None:
         """Write summary.json, last of all."""
@@ -90,13 +110,42 @@ class Run:
             write_json(self.out / "summary.json", summary)
 
 
-def load_state(out: Path) -> dict[str, Any]:
-    """What `save_state` kept, on the CPU."""
-    return torch.load(out / "state" / "state.pt", map_location="cpu", weights_only=True)
+def load_state(out: Path, args: Any) -> dict[str, Any]:
+    """What `save_state` kept, on the CPU; refused if the run was started with settings that matter and differ."""
+    try:
+        before = json.loads((out / "args.json").read_text())
+        state = torch.load(out / "state" / "state.pt", map_location="cpu", weights_only=True)
+    except (ValueError, FileNotFoundError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"--resume: {out} holds no readable run ({reason}): start anew with --overwrite.") from error
+    now = json.loads(json.dumps(asdict(args), default=str))
+    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE):
+        if name not in before or name not in now:
+            raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
+        if before[name] != now[name]:
+            raise InputError(
+                f"--resume: the run in {out} was started with --{name.replace('_', '-')} {before[name]}, "
+                f"not {now[name]}: pass the same, or start anew with --overwrite."
+            )
+    return state
+
+
+def check_weights(step: int, *models: nn.Module) -> None:
+    """Stop before weights that a step has made NaN or infinite replace the last good checkpoint."""
+    for model in models:
+        for name, tensor in model.state_dict().items():
+            if not tensor.isfinite().all():
+                raise InputError(
+                    f"after step {step} the weights {name} are not finite: lower --lr; "
+                    "the last checkpoint that was saved before is left as it is."
+                )
 
 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

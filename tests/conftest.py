@@ -14,6 +14,7 @@ import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
 
+torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings, on a busy machine tenfold
 ROOT = Path(__file__).resolve().parent.parent
 REAL = Path(os.environ.get("NANORLHF_REAL_DATA", ROOT.parent / "shared" / "data"))
 

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from nanorlhf.errors import InputError
 from nanorlhf.generate import ban_repeated_ngrams, draw, generate, keep_top_k, keep_top_p
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import left_pad
@@ -62,6 +63,22 @@ def test_a_response_does_not_depend_on_the_other_rows_or_on_padding(tiny_gpt):
         assert torch.equal(together[b : b + 1], alone)
     longer, _ = sample(tiny_gpt, [*QUERIES, list(range(2, 22))], uniforms=torch.cat((uniforms, uniforms[:1])))
     assert torch.equal(longer[:3], together)
+
+
+def test_a_response_holds_no_id_of_its_query_and_is_as_long_as_asked(tiny_gpt):
+    """The query's ids are made impossible: one that shows up in the response was handed over with it."""
+    query_ids = sorted({i for row in QUERIES for i in row})
+    tiny_gpt.register_buffer("forbidden", torch.isin(torch.arange(37), torch.tensor(query_ids)), persistent=False)
+    response, logprobs = sample(tiny_gpt, QUERIES * 5, T=9, eos_id=None)
+    assert response.shape == logprobs.shape == (15, 9) and not torch.isin(response, torch.tensor(query_ids)).any()
+
+
+def test_logits_that_are_not_finite_are_one_sentence(tiny_gpt):
+    with torch.no_grad():
+        tiny_gpt.lm_head.weight[3] = float("nan")
+    for temperature in (0.0, 0.8):
+        with pytest.raises(InputError, match="logits are not finite"):
+            sample(tiny_gpt, QUERIES, temperature=temperature)
 
 
 def test_the_same_seed_gives_the_same_responses_and_another_does_not(tiny_gpt):

@@ -116,6 +116,17 @@ def test_policy_loss_of_three_tokens_by_hand():
     assert clip_fraction.item() == pytest.approx(2 / 3)
 
 
+def test_a_ratio_far_from_one_is_clipped_and_never_dropped():
+    """Some trainers zero a whole batch whose mean ratio is above 10. Here it counts as the formula says."""
+    new = torch.tensor([[5.0, 5.0]], requires_grad=True)
+    loss, clip_fraction = policy_loss(
+        new, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2).bool(), 0.2
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx((-1.2 + math.exp(5)) / 2) and clip_fraction.item() == 0.5
+    assert new.grad[0].tolist() == [0.0, pytest.approx(math.exp(5) / 2)]
+
+
 def test_value_loss_by_hand_with_and_without_clipping():
     new, old, returns = torch.tensor([[1.0, 0.1]]), torch.zeros(1, 2), torch.tensor([[1.0, 1.0]])
     mask = torch.zeros(1, 2).bool()

@@ -74,8 +74,9 @@ def test_a_rule_of_ones_own_gets_texts(tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "defines no other")],
-)
+    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "defines no other"),
+     ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
+)  # fmt: skip
 def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
     path = tmp_path / "rule.py"
     path.write_text("def score(queries, responses): return [0.0]\n")

@@ -1,0 +1,190 @@
+"""Flags: what cannot be meant is one sentence on stderr and exit code 2, whichever script it is given to."""
+
+import errno
+import math
+import re
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import pytest
+
+import train_ppo
+import train_rm
+import train_sft
+from nanorlhf.cli import RANGES, check_ranges, command_line, run_module
+from nanorlhf.errors import InputError
+from tests.conftest import ROOT
+
+SCRIPTS = {"train_sft": train_sft, "train_rm": train_rm, "train_ppo": train_ppo}
+
+
+def call(monkeypatch, capsys, script, *arguments, main=None):
+    """Exit code, stdout, stderr and the settings that `main` would have been given."""
+    given = []
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
+    try:
+        command_line(main or given.append, SCRIPTS[script].RECIPES)
+        code = 0
+    except SystemExit as exit:
+        code = exit.code
+    return code, *capsys.readouterr(), given
+
+
+def test_the_first_recipe_is_the_default_and_flags_change_it(monkeypatch, capsys):
+    for script, module in SCRIPTS.items():
+        code, _, _, (args,) = call(monkeypatch, capsys, script)
+        assert code == 0 and args == module.RECIPES["tiny"][1]
+        _, _, _, (args,) = call(monkeypatch, capsys, script, "tldr", "--lr", "0.5", "--seed", "9", "--overwrite")
+        assert args == replace(module.RECIPES["tldr"][1], lr=0.5, seed=9, overwrite=True)
+
+
+def test_none_as_a_value_means_none(monkeypatch, capsys):
+    _, _, _, (args,) = call(monkeypatch, capsys, "train_sft", "tldr", "--model", "None")
+    assert args.model is None
+    flags = ("--reward-model", "None", "--missing-eos-score", "None", "--value-clip-range", "None")
+    _, _, _, (args,) = call(monkeypatch, capsys, "train_ppo", "tldr", *flags)
+    assert args.reward_model is None and args.missing_eos_score is None and args.value_clip_range is None
+
+
+def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path):
+    """`train_sft.py tldr --model None`: the shape is that of the flags, the tokenizer that of the data."""
+    sizes = {name: getattr(miniature.sft, name) for name in ("n_layer", "n_head", "d_model", "batch_size")}
+    lengths = {name: getattr(miniature.sft, name) for name in ("max_query_length", "max_response_length")}
+    args = replace(train_sft.RECIPES["tldr"][1], model=None, data=miniature.root / "data", out=tmp_path / "sft")
+    summary = train_sft.main(replace(args, device="cpu", num_samples=2, **sizes, **lengths))
+    assert math.isfinite(summary["validation_loss"]) and (tmp_path / "sft" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "sentence"),
+    [
+        ("train_sft", ["huge"], "unknown recipe 'huge': choose one of tiny, tldr"),
+        ("train_rm", ["tldr", "--beam-size", "4"], "unknown flag '--beam-size': .*--help"),
+        ("train_sft", ["tiny", "more"], "unknown flag 'more'"),
+        ("train_sft", ["--lr", "1", "--learning-rate", "1"], "unknown flag '--learning-rate'"),
+    ],
+)
+def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, capsys, script, arguments, sentence):
+    code, out, err, given = call(monkeypatch, capsys, script, *arguments)
+    assert code == 2 and given == [] and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and re.search(sentence, err)
+
+
+@pytest.mark.parametrize("flag", ["--top-p", "--top-k", "--no-repeat-ngram-size", "--min-length"])
+def test_filters_of_the_sampler_are_no_flags_of_ppo(monkeypatch, capsys, flag):
+    """A rollout from a filtered distribution against logprobs of the full one makes the KL negative."""
+    code, _, err, given = call(monkeypatch, capsys, "train_ppo", "tiny", flag, "1")
+    assert code == 2 and given == [] and f"unknown flag '{flag}'" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--batch-size", "x"], ["--lr"], ["--schedule", "steps"], ["--dtype", "float16"], ["--seed", "1.5"]]
+)
+def test_a_value_of_the_wrong_kind_names_its_flag_and_exits_with_code_2(monkeypatch, capsys, arguments):
+    code, out, err, given = call(monkeypatch, capsys, "train_sft", *arguments)
+    assert code == 2 and given == [] and arguments[0] in err and "--help" in err
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
+    code, out, _, given = call(monkeypatch, capsys, script, "--help")
+    assert code == 0 and given == [] and out.startswith("recipes: tiny")
+    for field in fields(SCRIPTS[script].Args):
+        assert f"--{field.name.replace('_', '-')}" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (InputError("rows.jsonl:3: malformed JSON: mend the line."), 2, "error: rows.jsonl:3: malformed JSON"),
+        (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 2, "error: the disk is full .* at a.bin: free"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full .*the output directory"),
+        (OSError(errno.EFBIG, "File too large", "a.bin"), 2, "error: the disk is full .*File too large.* at a.bin"),
+        (PermissionError(errno.EACCES, "Permission denied", "a.bin"), 2, "error: a.bin: Permission denied"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line(monkeypatch, capsys, error, code, sentence):
+    def main(_):
+        raise error
+
+    got, _, err, _ = call(monkeypatch, capsys, "train_sft", main=main)
+    assert got == code and err.count("\n") == 1 and re.match(sentence, err)
+    monkeypatch.setattr(sys, "argv", ["module"])
+    with pytest.raises(SystemExit) as exit:
+        run_module(main, train_sft.Args)
+    assert exit.value.code == code and capsys.readouterr().err == err
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch, capsys):
+    def main(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        call(monkeypatch, capsys, "train_sft", main=main)
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+def numbers_of(args):
+    """Names of the settings that are numbers, or would be if they weren't None."""
+    kinds = {field.name: str(field.type) for field in fields(args)}
+    return [name for name, kind in kinds.items() if re.search(r"\b(int|float)\b|'(int|float)'", kind)]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_number_among_the_settings_has_a_range_and_every_recipe_lies_in_it(script):
+    for _, args in SCRIPTS[script].RECIPES.values():
+        check_ranges(args)
+        assert numbers_of(args) and set(numbers_of(args)) <= RANGES.keys()
+
+
+def test_no_range_is_left_over():
+    assert {name for module in SCRIPTS.values() for name in numbers_of(module.Args())} == RANGES.keys()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused_whatever_the_setting(script, value):
+    args = SCRIPTS[script].RECIPES["tiny"][1]
+    for name in numbers_of(args):
+        with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} {value}: it must be "):
+            check_ranges(replace(args, **{name: value}))
+
+
+ABSURD = {
+    "train_sft": {"batch_size": (0, -8), "micro_batch_size": (0, -1), "lr": (-1e-3,), "num_epochs": (0, -1.0),
+                  "warmup_steps": (-1,), "max_query_length": (0,), "max_response_length": (0,), "eval_every": (0,),
+                  "save_every": (0,), "num_samples": (0,), "temperature": (-0.7,), "seed": (-1, 2**63),
+                  "n_layer": (0,), "n_head": (0,), "d_model": (0,)},
+    "train_rm": {"batch_size": (0,), "micro_batch_size": (0, -4), "lr": (-1.0,), "num_epochs": (0,),
+                 "num_normalisation": (0,), "seed": (-1,), "save_every": (0,), "max_response_length": (-1,)},
+    "train_ppo": {"batch_size": (0, -64), "num_minibatches": (0, -1), "micro_batch_size": (0, -1),
+                  "rollout_batch_size": (0, -1), "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
+                  "temperature": (0.0, -1.0), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0), "gamma": (-0.1, 1.1),
+                  "lam": (-0.1, 1.01), "clip_range": (0.0, -0.2), "value_clip_range": (0.0, -0.2),
+                  "value_coef": (-1.0,), "response_length": (0,), "max_query_length": (0,), "sample_every": (0,),
+                  "save_every": (0,), "seed": (-1,)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "value"),
+    [(script, name, value) for script, names in ABSURD.items() for name, values in names.items() for value in values],
+)
+def test_a_number_that_makes_no_sense_names_its_flag_and_nothing_is_written(miniature, tmp_path, script, name, value):
+    args = getattr(miniature, script.removeprefix("train_"))
+    with pytest.raises(InputError, match=rf"^--{name.replace('_', '-')} {re.escape(str(value))}: "):
+        SCRIPTS[script].main(replace(args, out=tmp_path / "out", **{name: value}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_script_as_the_shell_sees_it(miniature, tmp_path):
+    """One process for all: the same sentence, the same exit code, nothing on stdout, nothing written."""
+    command = [sys.executable, "train_ppo.py", "--data", str(miniature.root / "data"), "--sft", str(tmp_path / "no")]
+    result = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: {tmp_path / 'no'}")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,99 @@
+"""Two gloo processes against one: the same global batch gives the same weights, for all three stages."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import train_ppo
+import train_rm
+import train_sft
+from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import batch_indices
+from nanorlhf.errors import InputError
+from tests.conftest import ROOT, read_metrics
+from tests.test_train_ppo import policy_that_stops
+
+SETTINGS = (
+    "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
+    "total_episodes", "max_query_length", "max_response_length", "response_length", "n_layer", "d_model", "n_head",
+    "warmup_steps", "num_samples", "sample_every", "num_ppo_epochs",
+)  # fmt: skip
+
+
+def torchrun(script: str, args) -> subprocess.CompletedProcess:
+    """Two processes on a free port; one that hangs is killed with its children."""
+    flags = [
+        text
+        for name in SETTINGS
+        if hasattr(args, name)
+        for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, "tiny", *flags],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
+def test_two_processes_equal_one(miniature, tmp_path, stage):
+    main, load, args = {
+        "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3)),
+        "rm": (train_rm.main, load_scalar, replace(miniature.rm, micro_batch_size=3)),
+        "ppo": (
+            train_ppo.main,
+            load_gpt,
+            replace(miniature.ppo, sft=str(policy_that_stops(miniature.root)), total_episodes=16, num_minibatches=2),
+        ),
+    }[stage]
+    one, two = (replace(args, out=tmp_path / name) for name in ("one", "two"))
+    main(one)
+    result = torchrun(f"train_{stage}.py", two)
+    assert result.returncode == 0, result.stderr[-2000:]
+    weights = [torch.cat([p.flatten() for p in load(out).parameters()]) for out in (one.out, two.out)]
+    assert torch.allclose(*weights, atol=2e-5)
+    skipped = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
+    for rows in zip(read_metrics(one.out), read_metrics(two.out), strict=True):
+        first, second = ({key: value for key, value in row.items() if key not in skipped} for row in rows)
+        assert first == pytest.approx(second, abs=2e-4)
+    if stage == "ppo":  # the same texts: a row's random numbers are its own, whoever samples it
+        texts = [
+            [json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one.out, two.out)
+        ]
+        assert texts[0] == texts[1] and len(texts[0]) == 8
+
+
+def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
+    batch, seen = batch_indices(100, 12, step=3, seed=0), []
+    for rank in range(4):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(distributed, "world_size", lambda: 4)
+        seen += batch[distributed.rank_slice(12)]
+    assert seen == batch and len(set(seen)) == 12
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99", "gpu0", ""])
+def test_a_device_that_is_not_there_is_named(device):
+    with pytest.raises(InputError, match=f"--device {device}"):
+        distributed.setup(device)
+
+
+@pytest.mark.slow
+def test_a_batch_that_two_processes_cannot_share_is_refused_in_one_sentence(miniature, tmp_path):
+    result = torchrun("train_sft.py", replace(miniature.sft, batch_size=9, out=tmp_path / "sft"))
+    assert result.returncode != 0 and "error: --batch-size 9 can't be shared by 2 processes" in result.stderr
+    assert not (tmp_path / "sft").exists()

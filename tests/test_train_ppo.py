@@ -1,0 +1,373 @@
+"""The PPO script end to end on a miniature: what holds before, in and after an update."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import train_ppo
+from nanorlhf.checkpoint import load_gpt, load_scalar, save
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPT
+from nanorlhf.padding import left_pad
+from nanorlhf.ppo import eos_masks
+from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import TINY, read_metrics
+from tests.test_train_sft import gradients  # noqa: F401  a fixture
+from train_ppo import response_logprobs, response_values
+
+EOS, PAD = 1, 99
+
+
+@pytest.fixture(scope="module")
+def miniature(miniature):
+    """The miniature with a policy that stops now and then: after a few steps of SFT none would, and no mask be used."""
+    return replace(miniature, ppo=replace(miniature.ppo, sft=str(policy_that_stops(miniature.root))))
+
+
+def policy_that_stops(root):
+    """A copy of the SFT policy in which EOS has about one chance in ten at each token."""
+    policy, tokenizer = load_gpt(root / "sft"), load_tokenizer(root / "sft")
+    direction = torch.randn(policy.config.d_model, generator=torch.Generator().manual_seed(0))
+    direction /= direction.norm()
+    with torch.no_grad():
+        policy.transformer.norm.bias.add_(4 * direction)
+        policy.lm_head.weight[tokenizer.eos_id].add_(0.5 * direction)
+    save(policy, root / "sft_that_stops", tokenizer)
+    return root / "sft_that_stops"
+
+
+class Spy:
+    """Stands in for a function of the script and keeps what it was called with."""
+
+    def __init__(self, monkeypatch, name):
+        self.calls, self.function = [], getattr(train_ppo, name)
+        monkeypatch.setattr(train_ppo, name, self)
+
+    def __call__(self, *args, **kwargs):
+        result = self.function(*args, **kwargs)
+        self.calls.append((args, result))
+        return result
+
+
+def rollout_of_a_few(model):
+    query = left_pad([[5, 6, 7, 8], [9], [10, 11]], PAD)
+    response = torch.tensor([[12, 13, EOS, PAD], [14, 15, 16, 17], [EOS, PAD, PAD, PAD]])
+    _, padding_mask, state_mask = eos_masks(response, EOS, PAD)
+    qr = torch.cat((query, response), dim=1)
+    return qr, torch.cat((query != PAD, ~padding_mask), dim=1), padding_mask, state_mask
+
+
+@pytest.mark.parametrize("positions", ["rotary_half", "learned"])
+def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, positions):
+    """Learned positions as GPT-2 has them would shift with the padding; rotary ones forgive it."""
+    if positions == "learned":
+        tiny_gpt = GPT(replace(TINY, positions="learned", rotary_dim=0))
+        torch.nn.init.normal_(tiny_gpt.transformer.positions.weight)
+    qr, mask, padding_mask, _ = rollout_of_a_few(tiny_gpt)
+    logprobs, entropy = response_logprobs(tiny_gpt, qr, mask, padding_mask, 0.7)
+    for b in range(3):
+        row = qr[b][mask[b]].tolist()
+        n = int((~padding_mask[b]).sum())
+        table = (tiny_gpt.logits(tiny_gpt(torch.tensor([row])))[0].double() / 0.7).log_softmax(-1)[-n - 1 : -1]
+        assert torch.allclose(logprobs[b, :n].double(), table[range(n), row[-n:]], atol=1e-5)
+        assert torch.allclose(entropy[b, :n].double(), -(table.exp() * table).sum(-1), atol=1e-5)
+        assert (logprobs[b, n:] == 0).all() and (entropy[b, n:] == 0).all()
+
+
+def test_value_t_is_read_at_the_state_before_token_t_and_the_last_one_at_eos(miniature):
+    model = load_scalar(miniature.root / "rm")
+    qr, mask, _, state_mask = rollout_of_a_few(model)
+    values = response_values(model, qr, mask, state_mask)
+    row = model(torch.tensor([[5, 6, 7, 8, 12, 13, EOS]]))[0]
+    assert torch.allclose(values[0], row[3:7], atol=1e-5)  # before 12, before 13, before EOS, at EOS
+    assert values[2, 1].item() != 0 and (values[2, 2:] == 0).all()
+
+
+def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
+    """Left padding, a KV cache and a temperature other than 1 stand between the sampler and the update."""
+    spy = Spy(monkeypatch, "policy_loss")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, temperature=0.7))
+    for (new_logprobs, logprobs, _, padding_mask, *_), _ in spy.calls[:2]:  # two micro-batches before the first step
+        assert ((new_logprobs - logprobs).exp() - 1).abs()[~padding_mask].max() < 1e-5
+    (metrics,) = read_metrics(miniature.root / "ppo")
+    assert metrics["policy/first_ratio_error"] < 1e-5
+    assert metrics["policy/sampler_gap"] < 1e-4 and 0 < metrics["eos_rate"] < 1
+
+
+def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
+    spy, sampler = Spy(monkeypatch, "kl_penalised_rewards"), Spy(monkeypatch, "generate")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, rollout_logprobs="sampler"))
+    assert torch.equal(spy.calls[0][0][0], sampler.calls[0][1][1])
+
+
+def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, monkeypatch):
+    spies = {name: Spy(monkeypatch, name) for name in ("generate", "kl_penalised_rewards")}
+    losses, value_losses = Spy(monkeypatch, "policy_loss"), Spy(monkeypatch, "value_loss")
+    args = replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=2, micro_batch_size=8, lr=3e-3)
+    train_ppo.main(args)
+    (metrics,) = read_metrics(miniature.root / "ppo")
+    response, _ = spies["generate"].calls[0][1]
+    logprobs, ref_logprobs, scores, _, beta, _ = spies["kl_penalised_rewards"].calls[0][0]
+    tokenizer = load_tokenizer(miniature.root / "sft")
+    kl = k3 = entropy = length = states = 0.0
+    for b, ids in enumerate(response.tolist()):
+        n = ids.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in ids else len(ids)
+        length += n
+        states += min(n + 1, len(ids))
+        for t in range(n):
+            difference = (logprobs[b, t] - ref_logprobs[b, t]).item()
+            kl += difference
+            k3 += math.exp(-difference) - 1 + difference
+            entropy -= logprobs[b, t].item()
+    # the two epochs: each is one minibatch of all rows, in an order of its own
+    clipped = ratios = approx_kl = pg_loss = vf_loss = vf_clipped = 0.0
+    for (new_logprobs, old_logprobs, advantages, padding_mask, *_), _ in losses.calls:
+        for b, t in (~padding_mask).nonzero().tolist():
+            log_ratio, advantage = (new_logprobs - old_logprobs)[b, t].item(), advantages[b, t].item()
+            ratios += math.exp(log_ratio) / 2
+            approx_kl += 0.5 * log_ratio**2 / 2
+            bounded = min(max(math.exp(log_ratio), 0.8), 1.2)
+            pg_loss += max(-advantage * math.exp(log_ratio), -advantage * bounded) / 2
+            clipped += (-advantage * bounded > -advantage * math.exp(log_ratio)) / 2
+    for (new_values, values, returns, state_mask, *_), _ in value_losses.calls:
+        for b, t in (~state_mask).nonzero().tolist():
+            new, old, target = (x[b, t].item() for x in (new_values, values, returns))
+            bounded = min(max(new, old - 0.2), old + 0.2)
+            vf_loss += 0.5 * max((new - target) ** 2, (bounded - target) ** 2) / 2
+            vf_clipped += ((bounded - target) ** 2 > (new - target) ** 2) / 2
+    close = {"abs": 1e-5}
+    assert metrics["objective/kl"] == pytest.approx(kl / 8, **close)
+    assert metrics["objective/kl_k3"] == pytest.approx(k3 / 8, **close)
+    assert metrics["objective/entropy"] == pytest.approx(entropy / 8, **close)
+    assert metrics["objective/non_score_reward"] == pytest.approx(-beta * kl / 8, **close)
+    assert metrics["objective/score"] == pytest.approx(scores.mean().item(), **close)
+    assert metrics["objective/rlhf_reward"] == pytest.approx(scores.mean().item() - beta * kl / 8, **close)
+    assert metrics["response_length"] == pytest.approx(length / 8, **close)
+    assert metrics["policy/ratio"] == pytest.approx(ratios / length, **close)
+    assert metrics["policy/approx_kl"] == pytest.approx(approx_kl / length, **close)
+    assert metrics["policy/clip_fraction"] == pytest.approx(clipped / length, **close) and clipped > 0
+    assert metrics["policy/loss"] == pytest.approx(pg_loss / length, **close)
+    assert metrics["value/loss"] == pytest.approx(vf_loss / states, **close)
+    assert metrics["value/clip_fraction"] == pytest.approx(vf_clipped / states, **close)
+    assert metrics["eos_rate"] == sum(tokenizer.eos_id in ids for ids in response.tolist()) / 8
+    assert 0 < metrics["eos_rate"] < 1 and length < 8 * 12  # rows that end early, and rows that don't end
+
+
+def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
+    """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing to it."""
+    sampler = Spy(monkeypatch, "generate")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
+    (_, query, *_), (response, _) = sampler.calls[0]
+    policy, tokenizer = load_gpt(miniature.ppo.sft), load_tokenizer(miniature.ppo.sft)
+    total = count = 0.0
+    for q, r in zip(query.tolist(), response.tolist(), strict=True):
+        q, r = ([i for i in ids if i != tokenizer.pad_id] for ids in (q, r))
+        table = (policy.logits(policy(torch.tensor([q + r])))[0, len(q) - 1 : -1].double() / 0.7).log_softmax(-1)
+        total -= (table.exp() * table).sum().item()
+        count += len(r)
+    (metrics,) = read_metrics(miniature.root / "ppo")
+    assert metrics["policy/entropy"] == pytest.approx(total / count, abs=1e-4) and count < 8 * 12
+
+
+def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
+    """With it the policy that samples and the policy that is trained differ: the ratio is not 1, the KL is noise."""
+    spies = [Spy(monkeypatch, name) for name in ("response_logprobs", "response_values")]
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
+    models = {id(call[0][0]): call[0][0] for spy in spies for call in spy.calls}.values()
+    assert len(models) == 3  # policy, reference, value model; the reward model is the value model's class
+    assert not [m for model in models for m in model.modules() if "dropout" in type(m).__name__.lower()]
+
+
+def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniature, monkeypatch, tmp_path):
+    """Looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
+    rule = tmp_path / "rule.py"
+    rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
+    spy, sampler = Spy(monkeypatch, "kl_penalised_rewards"), Spy(monkeypatch, "generate")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, response_length=12, reward=f"{rule}:score"))
+    eos_id = load_tokenizer(miniature.root / "sft").eos_id
+    response, scores = sampler.calls[0][1][0], spy.calls[0][0][2]
+    expected = [7.0 if eos_id in ids else -1.0 for ids in response.tolist()]
+    assert scores.tolist() == expected and set(expected) == {-1.0, 7.0}
+    spy.calls.clear()
+    train_ppo.main(
+        replace(miniature.ppo, total_episodes=8, overwrite=True, reward=f"{rule}:score", missing_eos_score=None)
+    )
+    assert spy.calls[0][0][2].tolist() == [7.0] * 8
+
+
+def test_the_whitening_of_rewards_sees_the_scores_after_the_eos_trick(miniature, monkeypatch):
+    spy, rewards = Spy(monkeypatch, "whiten"), Spy(monkeypatch, "kl_penalised_rewards")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, whiten_rewards=True))
+    (penalised, _, *_), whitened = spy.calls[0][0], spy.calls[0][1]
+    assert torch.equal(penalised, rewards.calls[0][1][0])
+    assert len(spy.calls) == 2 and whitened.shape == penalised.shape  # once a rollout, then the advantages once
+
+
+def test_values_and_rewards_behind_the_end_do_not_move_the_advantages(miniature, monkeypatch):
+    """Poison every state that does not exist: what the value model says there must not bootstrap."""
+    spy = Spy(monkeypatch, "gae")
+    args = replace(miniature.ppo, total_episodes=8, overwrite=True)
+    train_ppo.main(args)
+    clean = spy.calls[0][1][0]
+    assert (clean[:, -1] == 0).any() and (clean[:, -1] != 0).any()  # rows that end early, and rows that don't
+    plain = train_ppo.ScalarModel.forward
+
+    def poisoned(model, ids, mask=None):
+        scores = plain(model, ids, mask)
+        return torch.where(mask, scores, 1e6) if mask is not None else scores
+
+    monkeypatch.setattr(train_ppo.ScalarModel, "forward", poisoned)
+    spy.calls.clear()
+    train_ppo.main(args)
+    assert torch.equal(spy.calls[0][1][0], clean)
+
+
+def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
+    """Advantages, returns and old logprobs are made once a rollout, not once an epoch, and never changed in place."""
+    policy, value, advantage = (Spy(monkeypatch, name) for name in ("policy_loss", "value_loss", "gae"))
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=3))
+    assert len(advantage.calls) == 1 and len(policy.calls) == 3
+
+    def rows(tensor):  # the minibatches are shuffled: as a set of rows
+        return sorted(map(tuple, tensor.tolist()))
+
+    for spy in (policy, value):
+        for position in (1, 2):
+            first, *others = [rows(call[0][position]) for call in spy.calls]
+            assert all(other == first for other in others)
+
+
+def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before_one_comes_twice(
+    miniature, monkeypatch
+):
+    spy = Spy(monkeypatch, "batch_indices")
+    train_ppo.main(replace(miniature.ppo, total_episodes=72, overwrite=True, num_ppo_epochs=1, batch_size=24))
+    seen = [i for _, indices in spy.calls for i in indices]
+    assert len(seen) == 72 and sorted(seen[:64]) == list(range(64))
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients, num_minibatches):  # noqa: F811
+    """Nor does the number of responses that are sampled at once. The responses have different lengths."""
+    runs = []
+    for size in (1, 2, 3, 8):
+        args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_micro", micro_batch_size=size)
+        gradients.clear()
+        train_ppo.main(
+            replace(args, num_minibatches=num_minibatches, rollout_batch_size=size, overwrite=True, value_coef=1.0)
+        )
+        runs.append(torch.stack(gradients))
+    assert len(runs[0]) == 2 * num_minibatches and runs[0].abs().max() > 1e-2
+    for steps in runs[:-1]:
+        assert torch.allclose(steps, runs[-1], atol=1e-5)
+
+
+def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
+    spy = Spy(monkeypatch, "response_values")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True))
+    (_, qr, mask, state_mask), values = spy.calls[0]
+    reward_model = load_scalar(miniature.root / "rm")
+    with torch.no_grad():
+        expected = response_values(reward_model, qr, mask, state_mask)
+    assert torch.allclose(values, expected, atol=1e-6) and reward_model.reward_bias != 0
+
+
+def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
+    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold=True, kl_target=0.01)
+    whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
+    train_ppo.main(whole)
+    broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)
+    plain, calls = train_ppo.gae, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    monkeypatch.setattr(train_ppo, "gae", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_ppo.main(broken)
+    monkeypatch.setattr(train_ppo, "gae", plain)
+    train_ppo.main(replace(broken, overwrite=False, resume=True))
+    for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
+        assert torch.equal(a, b)
+    kept = [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(broken.out)]
+    assert kept == [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(whole.out)]
+
+
+def test_a_run_that_was_killed_behind_its_last_save_finishes(miniature, tmp_path):
+    args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16)
+    whole = train_ppo.main(args)
+    before = (args.out / "metrics.jsonl").read_text(), (args.out / "samples.jsonl").read_text()
+    (args.out / "summary.json").unlink()
+    assert train_ppo.main(replace(args, resume=True)) == whole
+    assert json.loads((args.out / "summary.json").read_text()) == whole
+    assert ((args.out / "metrics.jsonl").read_text(), (args.out / "samples.jsonl").read_text()) == before
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(miniature, monkeypatch):
+    args = replace(miniature.ppo, out=miniature.root / "ppo_nan", overwrite=True, save_every=1)
+    plain, calls = train_ppo.policy_loss, []
+
+    def explodes(*arguments):
+        calls.append(1)
+        loss, clipped = plain(*arguments)
+        return (loss * float("nan"), clipped) if len(calls) > 6 else (loss, clipped)
+
+    monkeypatch.setattr(train_ppo, "policy_loss", explodes)
+    with pytest.raises(InputError, match="the loss is nan at update 1.*--lr"):
+        train_ppo.main(args)
+    assert all(p.isfinite().all() for p in load_gpt(args.out).parameters())
+    assert not (args.out / "summary.json").exists()
+
+
+def test_ppo_learns_a_rule(miniature, tmp_path):
+    """The whole machine turns the right way: a rule that likes short answers makes them shorter."""
+    rule = tmp_path / "rule.py"
+    rule.write_text("def score(queries, responses): return [-len(r) / 4 for r in responses]\n")
+    args = replace(
+        miniature.ppo, out=tmp_path / "ppo", reward=f"{rule}:score", total_episodes=16 * 32, batch_size=32,
+        micro_batch_size=32, lr=3e-3, kl_coef=0.0, missing_eos_score=-20.0, value_coef=1.0, num_ppo_epochs=4,
+    )  # fmt: skip
+    train_ppo.main(args)
+    metrics = read_metrics(args.out)
+    change = {
+        name: sum(row[name] for row in metrics[-4:]) / 4 - sum(row[name] for row in metrics[:4]) / 4
+        for name in ("objective/score", "response_length", "eos_rate")
+    }
+    assert change["objective/score"] > 2 and change["response_length"] < -2 and change["eos_rate"] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch_size": 8, "num_minibatches": 3}, "--batch-size 8 can't be cut into --num-minibatches 3"),
+        ({"total_episodes": 4}, "--total-episodes 4 is less than one --batch-size 8"),
+        ({"temperature": 0.0}, "--temperature 0.0"),
+        ({"reward_model": None}, "--reward-model None"),
+        ({"response_length": 4096}, "positions of"),
+        ({"sft": "/nowhere"}, "/nowhere"),
+        ({"reward_model": "/nowhere"}, "/nowhere"),
+        ({"device": "cuda:7"}, "--device"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+    out = tmp_path / "ppo"
+    with pytest.raises(InputError, match=sentence):
+        train_ppo.main(replace(miniature.ppo, out=out, **change))
+    assert not out.exists()
+
+
+def test_a_finished_run_is_not_overwritten_silently(miniature, tmp_path):
+    args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8)
+    train_ppo.main(args)
+    before = (args.out / "metrics.jsonl").read_text()
+    with pytest.raises(InputError, match="finished run"):
+        train_ppo.main(args)
+    assert (args.out / "metrics.jsonl").read_text() == before
+    summary = json.loads((args.out / "summary.json").read_text())
+    assert math.isfinite(summary["objective/kl"])

@@ -1,0 +1,166 @@
+"""The reward model's script on a miniature: loss, normalisation, padding, accuracy."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import train_rm
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import Comparison, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import read_metrics
+from tests.test_train_sft import gradients  # noqa: F401  a fixture
+from train_rm import pair_scores, response_scores
+
+EOS, PAD = 1, 99
+ROWS = [Comparison([5, 6, 7], [8, 9, EOS], [4, EOS], {}), Comparison([10], [11, EOS], [12, 13, 14, EOS], {})]
+
+
+def test_scores_of_a_pair_are_those_of_each_text_alone(miniature):
+    model = load_scalar(miniature.root / "rm")
+    chosen, rejected = pair_scores(model, ROWS, PAD)
+    for b, row in enumerate(ROWS):
+        for response, score in ((row.chosen, chosen[b]), (row.rejected, rejected[b])):
+            alone = model(torch.tensor([row.query + response]))[0, -1]
+            assert score.item() == pytest.approx(alone.item(), abs=1e-5)
+
+
+def test_demonstrations_score_zero_on_average_after_reloading(miniature):
+    """The bias is part of the checkpoint, and so is the head's own. [N+ 15]"""
+    model = load_scalar(miniature.root / "rm")
+    rows = load_demonstrations(
+        miniature.root / "data/sft.train.jsonl", load_tokenizer(miniature.root / "rm"), None, None
+    )
+    scores = [response_scores(model, [row], load_tokenizer(miniature.root / "rm").pad_id, "right") for row in rows]
+    assert torch.cat(scores).mean().item() == pytest.approx(0.0, abs=1e-4)
+    assert model.reward_bias != 0 and model.score.bias != 0
+
+
+def test_left_and_right_padding_give_the_same_score(miniature):
+    """The reference saw 5e-4 because it left position ids out; ours differ by rounding. [N+ 14]"""
+    summary = json.loads((miniature.root / "rm" / "summary.json").read_text())
+    assert summary["padding_difference"] < 1e-5
+
+
+def test_validation_accuracy_is_a_recount(miniature):
+    model, tokenizer = load_scalar(miniature.root / "rm"), load_tokenizer(miniature.root / "rm")
+    rows = train_rm.load_comparisons(miniature.root / "data/comparisons.validation.jsonl", tokenizer, None, None)
+    num_right = 0
+    for row in rows:
+        chosen, rejected = (model(torch.tensor([row.query + r]))[0, -1].item() for r in (row.chosen, row.rejected))
+        num_right += chosen > rejected
+    summary = json.loads((miniature.root / "rm" / "summary.json").read_text())
+    assert summary["validation_accuracy"] == pytest.approx(num_right / len(rows))
+
+
+def test_the_first_loss_is_that_of_the_formula(miniature, monkeypatch):
+    plain, calls = train_rm.pair_scores, []
+
+    def spy(*arguments):
+        calls.append(plain(*arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(train_rm, "pair_scores", spy)
+    out = miniature.root / "rm_spied"
+    train_rm.main(replace(miniature.rm, out=out, num_epochs=0.125, micro_batch_size=8, overwrite=True))
+    chosen, rejected = calls[0]
+    pairs = list(zip(chosen.tolist(), rejected.tolist(), strict=True))
+    metrics = read_metrics(out)[0]
+    assert metrics["loss"] == pytest.approx(sum(math.log(1 + math.exp(r - c)) for c, r in pairs) / 8, abs=1e-5)
+    assert metrics["accuracy"] == sum(c > r for c, r in pairs) / 8
+
+
+def test_a_tie_counts_as_wrong(miniature, monkeypatch):
+    monkeypatch.setattr(train_rm, "pair_scores", lambda model, rows, pad_id: (model.score.bias.expand(len(rows)),) * 2)
+    summary = train_rm.main(replace(miniature.rm, out=miniature.root / "rm_tied", overwrite=True))
+    assert summary["validation_accuracy"] == 0
+
+
+def test_the_reward_model_learns_the_labels(miniature):
+    out = miniature.root / "rm_longer"
+    train_rm.main(replace(miniature.rm, out=out, num_epochs=20, lr=5e-3, overwrite=True))
+    losses = [row["loss"] for row in read_metrics(out) if "loss" in row]
+    assert sum(losses[:8]) / 8 == pytest.approx(math.log(2), abs=0.05)
+    assert sum(losses[-8:]) / 8 < sum(losses[:8]) / 8 - 0.1
+
+
+def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients):  # noqa: F811
+    for size in (1, 3, 8):
+        out = miniature.root / f"rm_micro_{size}"
+        train_rm.main(replace(miniature.rm, out=out, micro_batch_size=size, num_epochs=0.125, overwrite=True))
+    assert len(gradients) == 3 and gradients[0].abs().max() > 1e-3
+    for gradient in gradients[:-1]:
+        assert torch.allclose(gradient, gradients[-1], atol=1e-6)
+
+
+def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path):
+    args = replace(miniature.rm, save_every=2, eval_every=3)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    summary = train_rm.main(whole)
+    plain, steps = train_rm.lr_factor, []
+
+    def interrupted(*arguments):
+        steps.append(1)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    monkeypatch.setattr(train_rm, "lr_factor", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_rm.main(broken)
+    assert train_rm.main(replace(broken, resume=True)) == summary
+    assert len(steps) == 6 + 8 - 4  # it went on from step 4
+    for a, b in zip(load_scalar(whole.out).parameters(), load_scalar(broken.out).parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert load_scalar(whole.out).reward_bias == load_scalar(broken.out).reward_bias
+    assert read_metrics(whole.out) == read_metrics(broken.out)
+
+
+def test_a_run_that_was_killed_behind_its_last_save_finishes_and_is_normalised_once(miniature, tmp_path):
+    args = replace(miniature.rm, out=tmp_path / "rm")
+    whole = train_rm.main(args)
+    bias = load_scalar(args.out).reward_bias
+    (args.out / "summary.json").unlink()
+    assert train_rm.main(replace(args, resume=True)) == whole
+    assert load_scalar(args.out).reward_bias == bias != 0
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_at_which_step(miniature, tmp_path, monkeypatch):
+    plain, calls = train_rm.pair_scores, []
+
+    def explodes(*arguments):
+        calls.append(1)
+        chosen, rejected = plain(*arguments)
+        return (chosen * float("nan") if len(calls) > 3 else chosen), rejected
+
+    monkeypatch.setattr(train_rm, "pair_scores", explodes)
+    args = replace(miniature.rm, out=tmp_path / "rm", save_every=1)
+    with pytest.raises(InputError, match="the loss is nan at step 3.*--lr"):
+        train_rm.main(args)
+    assert all(p.isfinite().all() for p in load_scalar(args.out).parameters())
+    assert not (args.out / "summary.json").exists()
+
+
+def test_the_trunk_is_the_policys_before_training(miniature):
+    model = train_rm.scalar_from_gpt(load_gpt(miniature.root / "sft"))
+    policy = load_gpt(miniature.root / "sft")
+    for a, b in zip(model.transformer.parameters(), policy.transformer.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
+        ({"sft": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"max_query_length": 10}, "--max-query-length"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        train_rm.main(replace(miniature.rm, out=tmp_path / "rm", **change))
+    assert not (tmp_path / "rm").exists()
