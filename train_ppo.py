@@ -22,14 +22,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.tiny import gold_score
-from kernels import gae, linear_logprobs
+from kernels import gae
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import batch_indices, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.logprobs import response_logprobs
+from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.ppo import (
     AdaptiveKL,
@@ -137,7 +138,7 @@ RECIPES = {
             sft="runs/tiny/sft",
             reward_model="runs/tiny/rm",
             seed=1,
-            total_episodes=3072,
+            total_episodes=2560,
             batch_size=64,
             micro_batch_size=32,
             lr=3e-4,
@@ -148,21 +149,6 @@ RECIPES = {
     ),
     "tldr": ("N+ Table 7", Args()),
 }
-
-
-def response_logprobs(
-    model: GPT, query_response: Tensor, mask: Tensor, padding_mask: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """logprobs (B, T) of the response tokens and entropies (B, T) of the distributions they come from; 0 at padding.
-
-    query_response, mask (B, Q + T); padding_mask (B, T). The LM head runs only where a token counts.
-    """
-    T = padding_mask.size(1)
-    hidden = model(query_response, mask)[:, -T - 1 : -1]  # (B, T, C) position Q - 1 + t predicts response token t
-    counts = ~padding_mask  # (B, T)
-    labels = query_response[:, -T:][counts]  # (N,)
-    flat = linear_logprobs(hidden[counts], model.lm_head.weight, labels, model.head_bias, temperature)
-    return tuple(torch.zeros_like(counts, dtype=x.dtype).masked_scatter(counts, x) for x in flat)
 
 
 def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:

@@ -16,17 +16,15 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.dataset import Comparison, batch_indices, load_comparisons, load_demonstrations
+from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.model import ScalarModel
-from nanorlhf.padding import left_pad, micro_batches, right_pad
-from nanorlhf.reward import end_scores
+from nanorlhf.padding import micro_batches
+from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.tracking import Run, check_output, check_weights, load_state
@@ -96,27 +94,6 @@ RECIPES = {
     ),
     "tldr": ("N+ Table 4", Args()),
 }
-
-
-def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """The scores of chosen and rejected, (B,) each, in one forward pass."""
-    device = model.score.weight.device
-    texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
-    query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
-    query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
-    return end_scores(model, query_response, query_length, pad_id).chunk(2)
-
-
-@torch.no_grad()
-def response_scores(model: ScalarModel, rows: list, pad_id: int, side: Literal["left", "right"]) -> Tensor:
-    """Scores (B,) of demonstrations, padded as PPO pads (left of the query) or as training does (right of the text)."""
-    device = model.score.weight.device
-    if side == "left":
-        query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
-        response = right_pad([row.response for row in rows], pad_id).to(device)  # (B, T)
-        return end_scores(model, torch.cat((query, response), dim=1), query.size(1), pad_id)
-    query_length = torch.tensor([len(row.query) for row in rows], device=device)
-    return end_scores(model, right_pad([r.query + r.response for r in rows], pad_id).to(device), query_length, pad_id)
 
 
 def main(args: Args) -> dict[str, float]:

@@ -15,15 +15,17 @@ AT_LEAST_1 = ("at least 1", lambda x: x >= 1)
 AT_LEAST_0 = ("at least 0", lambda x: x >= 0)
 ABOVE_0 = ("above 0", lambda x: x > 0)
 UP_TO_1 = ("from 0 to 1", lambda x: 0 <= x <= 1)
-# every number among the settings of the training scripts; NaN and infinity are in no range
+# every number among the settings of the four scripts; NaN and infinity are in no range
 RANGES = {
     **dict.fromkeys(("n_layer", "n_head", "d_model"), AT_LEAST_1),
     **dict.fromkeys(("batch_size", "micro_batch_size", "rollout_batch_size", "num_minibatches"), AT_LEAST_1),
-    **dict.fromkeys(("num_ppo_epochs", "total_episodes", "num_samples", "num_normalisation"), AT_LEAST_1),
+    **dict.fromkeys(
+        ("num_ppo_epochs", "total_episodes", "num_samples", "num_normalisation", "num_queries"), AT_LEAST_1
+    ),
     **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
     **dict.fromkeys(("eval_every", "save_every", "sample_every"), AT_LEAST_1),
-    **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef"), AT_LEAST_0),
-    **dict.fromkeys(("num_epochs", "kl_target", "clip_range", "value_clip_range"), ABOVE_0),
+    **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef", "num_report_samples"), AT_LEAST_0),
+    **dict.fromkeys(("num_epochs", "kl_target", "clip_range", "value_clip_range", "kl_temperature"), ABOVE_0),
     **dict.fromkeys(("gamma", "lam"), UP_TO_1),
     "seed": ("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63),
     "missing_eos_score": ("a finite number", math.isfinite),

@@ -3,13 +3,15 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
-from nanorlhf.padding import first_true_index
+from nanorlhf.padding import first_true_index, left_pad, right_pad
 from nanorlhf.tokenizer import Tokenizer
 
 # score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] behind their EOS
@@ -35,6 +37,29 @@ def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor 
     scores = model(query_response, query_response != pad_id)  # (B, L)
     end = end_index(query_response, query_length, pad_id)
     return scores.gather(1, end[:, None]).squeeze(1)
+
+
+def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
+    """The scores of chosen and rejected, (B,) each, in one forward pass."""
+    device = model.score.weight.device
+    texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
+    query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
+    query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
+    return end_scores(model, query_response, query_length, pad_id).chunk(2)
+
+
+@torch.no_grad()
+def response_scores(
+    model: ScalarModel, rows: list[Demonstration], pad_id: int, side: Literal["left", "right"]
+) -> Tensor:
+    """Scores (B,) of demonstrations, padded as PPO pads (left of the query) or as training does (right of the text)."""
+    device = model.score.weight.device
+    if side == "left":
+        query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
+        response = right_pad([row.response for row in rows], pad_id).to(device)  # (B, T)
+        return end_scores(model, torch.cat((query, response), dim=1), query.size(1), pad_id)
+    query_length = torch.tensor([len(row.query) for row in rows], device=device)
+    return end_scores(model, right_pad([r.query + r.response for r in rows], pad_id).to(device), query_length, pad_id)
 
 
 def load_rule(where: str, tokenizer: Tokenizer) -> Score:

@@ -148,7 +148,10 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     if "model" not in _read_object(path):
         raise InputError(f"{path} isn't in the format of tokenizer.json: it has no field 'model'.")
-    return tokenizers.Tokenizer.from_file(str(path))
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library's errors are of no narrower class
+        raise InputError(f"{path} isn't a tokenizer that can be used ({error}): download it again.") from error
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
@@ -16,7 +17,7 @@ from nanorlhf.cli import RANGES, check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
 
-SCRIPTS = {"train_sft": train_sft, "train_rm": train_rm, "train_ppo": train_ppo}
+SCRIPTS = {"train_sft": train_sft, "train_rm": train_rm, "train_ppo": train_ppo, "eval": evaluation}
 
 
 def call(monkeypatch, capsys, script, *arguments, main=None):
@@ -35,8 +36,8 @@ def test_the_first_recipe_is_the_default_and_flags_change_it(monkeypatch, capsys
     for script, module in SCRIPTS.items():
         code, _, _, (args,) = call(monkeypatch, capsys, script)
         assert code == 0 and args == module.RECIPES["tiny"][1]
-        _, _, _, (args,) = call(monkeypatch, capsys, script, "tldr", "--lr", "0.5", "--seed", "9", "--overwrite")
-        assert args == replace(module.RECIPES["tldr"][1], lr=0.5, seed=9, overwrite=True)
+        _, _, _, (args,) = call(monkeypatch, capsys, script, "tldr", "--batch-size", "5", "--seed", "9", "--overwrite")
+        assert args == replace(module.RECIPES["tldr"][1], batch_size=5, seed=9, overwrite=True)
 
 
 def test_none_as_a_value_means_none(monkeypatch, capsys):

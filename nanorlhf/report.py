@@ -1,0 +1,259 @@
+"""What an evaluation looks like: a table for the terminal, and report.html, one file that needs no network."""
+
+import base64
+import html
+import io
+import json
+import os
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Rows = list[dict[str, float]]
+
+# column of the table: key in eval.json, heading, digits
+COLUMNS = (
+    ("gold_win_rate", "gold win rate", 3),
+    ("gold_score", "gold score", 2),
+    ("rm_score", "RM score", 2),
+    ("rouge1", "ROUGE-1", 3),
+    ("rouge2", "ROUGE-2", 3),
+    ("rougeL", "ROUGE-L", 3),
+    ("eos_rate", "EOS rate", 3),
+    ("kl", "KL, nats", 2),
+    ("response_length", "length, tokens", 1),
+)
+BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
+STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff; margin: 0 auto; max-width: 68rem;
+  padding: 1.5rem 1rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
+p, figcaption { max-width: 46rem; } .quiet, figcaption { color: #565d66; font-size: .9rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .6rem; text-align: right; vertical-align: bottom; border-bottom: 1px solid #dfe3e8; }
+td { white-space: nowrap; } th { font-weight: 600; color: #565d66; }
+th:first-child, td:first-child { text-align: left; font-weight: 600; }
+small { color: #565d66; } figure { margin: 1rem 0 1.6rem; }
+figure div { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
+figure img { width: 100%; max-width: 33rem; break-inside: avoid; }
+.sample { border: 1px solid #dfe3e8; border-radius: 6px; margin: 0 0 1rem; overflow: hidden; break-inside: avoid; }
+.sample > pre { margin: 0; padding: .7rem 1rem; background: #f5f7f9; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: .85rem/1.45 ui-monospace, monospace; max-height: 22rem; overflow-y: auto; }
+.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); }
+.answers div { padding: .6rem 1rem; border-top: 1px solid #dfe3e8; overflow-wrap: anywhere; }
+.answers b { display: block; font-size: .85rem; color: #1f5fa8; }
+@media print { body { max-width: none; padding: 0; } .sample > pre { max-height: none; } }
+"""
+
+
+# ------------------------------------------------------------------------------------------------------- 1. the table
+def cells(result: dict) -> list[list[str]]:
+    """Heading and rows of the table as text; `-` where a number does not apply."""
+    lines = [["policy", *(heading for _, heading, _ in COLUMNS)]]
+    for name, row in {"reference": result["reference"], **result["policies"]}.items():
+        line = [name]
+        for key, _, digits in COLUMNS:
+            text = "-" if row.get(key) is None else f"{row[key]:.{digits}f}"
+            if key == "gold_win_rate" and row.get("gold_win_rate_ci"):
+                low, high = row["gold_win_rate_ci"]
+                text += f" [{low:.3f}, {high:.3f}]"
+            line.append(text)
+        lines.append(line)
+    return lines
+
+
+def table(result: dict) -> str:
+    """For the terminal; columns that apply to no policy are left out."""
+    columns = [column for column in zip(*cells(result), strict=True) if set(column[1:]) != {"-"}]
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for line in zip(*columns, strict=True):
+        padded = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+        lines.append("  ".join([line[0].ljust(widths[0]), *padded]))
+    return "\n".join([*lines, *filter(None, [reward_model_line(result)])])
+
+
+def reward_model_line(result: dict) -> str:
+    judged = result["reward_model"]
+    if judged is None:
+        return ""
+    low, high = judged["validation_accuracy_ci"]
+    agreement = judged["gold_agreement"]
+    return (
+        f"reward model: accuracy {judged['validation_accuracy']:.3f} [{low:.3f}, {high:.3f}] on {judged['num_pairs']} "
+        "validation pairs"
+        + (f", agrees with the gold score on {agreement:.3f} of them" if agreement is not None else "")
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ 2. the figures
+def read_metrics(run: str) -> Rows:
+    """metrics.jsonl of a run directory; empty where there is none, as for a model from the Hub."""
+    path = Path(run) / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def series(rows: Rows, key: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
+    """The points of a metric, in the rows that have it."""
+    points = [(row[x], row[key]) for row in rows if key in row and x in row]
+    return tuple(np.array(points, dtype=float).reshape(-1, 2).T)
+
+
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """A running mean over `width` points, over fewer at the ends."""
+    kernel = np.ones(max(1, min(width, len(values))))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: bool = False) -> None:
+    steps, values = series(rows, key)
+    if smoothed:
+        axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
+        values = smooth(values, len(values) // 20)
+    axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker="o" if len(steps) < 12 else None, ms=4)
+
+
+def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """One figure with one panel: a phone shows them below each other."""
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def sft_figures(rows: Rows) -> list[Figure]:
+    figure, axes = panel("Loss", "step", "nats a token")
+    draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
+    draw(axes, rows, "validation_loss", "validation", ORANGE)
+    axes.legend(frameon=False)
+    return [figure]
+
+
+def rm_figures(rows: Rows) -> list[Figure]:
+    loss, axes = panel("Loss", "step", "-log sigmoid(margin), nats")
+    draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
+    accuracy, axes = panel("Pairs ranked as the labeller did", "step", "share")
+    draw(axes, rows, "accuracy", "training batch, running mean", BLUE, smoothed=True)
+    draw(axes, rows, "validation_accuracy", "validation", ORANGE)
+    axes.axhline(0.5, color=GREY, linewidth=1, linestyle=":", label="chance")
+    axes.legend(frameon=False, loc="lower right")
+    return [loss, accuracy]
+
+
+def ppo_figures(rows: Rows) -> list[Figure]:
+    """Score, KL, length and EOS rate; where the run logged gold scores, also what the KL bought of them."""
+    scores = [("objective/score", "proxy: the reward model", BLUE)]
+    if any("gold_score" in row for row in rows):
+        scores.append(("gold_score", "gold: the labeller, unseen by PPO", ORANGE))
+    figure, axes = panel("Score of the rollouts", "update", "score")
+    for key, label, color in scores:
+        draw(axes, rows, key, label, color)
+    axes.legend(frameon=False, loc="lower right")
+    figures = [figure]
+    for key, title, unit in (
+        ("objective/kl", "KL to the reference", "nats a response"),
+        ("response_length", "Response length", "tokens"),
+        ("eos_rate", "Responses that end in EOS", "share"),
+    ):
+        figure, axes = panel(title, "update", unit)
+        draw(axes, rows, key, title, BLUE)
+        if key == "eos_rate":
+            axes.set_ylim(0, 1.03)
+        figures.append(figure)
+    if len(scores) == 2:
+        figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the first update")
+        for key, label, color in scores:
+            distance, value = series(rows, key, "objective/kl")
+            axes.scatter(np.sqrt(distance.clip(min=0)), value - value[0], s=14, color=color, label=label, alpha=0.8)
+        axes.legend(frameon=False, loc="lower right")
+        figures.append(figure)
+    return figures
+
+
+def image(figure: Figure) -> str:
+    """A figure as an <img> that carries its own SVG."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):  # the same figure gives the same bytes
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{html.escape(figure.axes[0].get_title("left"))}" src="data:image/svg+xml;base64,{data}">'
+
+
+def curves(run: str) -> tuple[int, str]:
+    """The number of the stage of a run directory, which shows in what it logged, and its curves as HTML."""
+    rows = read_metrics(run)
+    name = html.escape(Path(run).name)
+    if not rows:
+        return 4, f"<h2>{name}</h2><p>{html.escape(run)} holds no metrics.jsonl, so there is no curve to draw.</p>"
+    last = rows[-1]
+    if "objective/kl" in last:
+        stage, title, figures = 3, "PPO", ppo_figures(rows)
+        caption = (
+            f"{len(rows)} updates; at the last one a score of {last['objective/score']:.2f}, a KL of "
+            f"{last['objective/kl']:.2f} nats, {last['eos_rate']:.0%} EOS. A first score far from 0, where the "
+            "references are, a KL that runs away and an EOS rate that falls are the three signs of trouble."
+        )
+    elif any("accuracy" in row for row in rows):
+        stage, title, figures = 2, "reward model", rm_figures(rows)
+        caption = "The accuracy of a batch of few pairs is noisy; validation is on all held-out pairs."
+    else:
+        stage, title, figures = 1, "supervised fine-tuning", sft_figures(rows)
+        caption = "The negative log-likelihood of the references."
+    images = "".join(map(image, figures))
+    text = f"<h2>{name}: {title}</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
+    return stage, text
+
+
+# --------------------------------------------------------------------------------------------------------- 3. the page
+def answer(name: str, text: str, scores: dict[str, float | None]) -> str:
+    known = " · ".join(f"{label} {value:.2f}" for label, value in scores.items() if value is not None)
+    return (
+        f"<div><b>{html.escape(name)}</b>{html.escape(text.strip()) or '<i>empty</i>'}<br><small>{known}</small></div>"
+    )
+
+
+def sample_card(sample: dict) -> str:
+    answers = [answer("reference", sample["reference"], {"gold": sample["reference_gold_score"]})]
+    for name, policy in sample["policies"].items():
+        answers.append(answer(name, policy["response"], {"RM": policy["rm_score"], "gold": policy["gold_score"]}))
+    query = html.escape(sample["query"])
+    return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
+
+
+def write_report(path: Path, result: dict, runs: list[str], samples: list[dict]) -> None:
+    """Write report.html, whole or not at all: the table, the curves of `runs`, and `samples` side by side."""
+    lines = cells(result)
+    head = "".join(f"<th>{html.escape(cell).replace('-', '&#8209;')}</th>" for cell in lines[0])  # ROUGE-1 stays whole
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[1:])
+    settings = result["args"]
+    judged = f"{result['num_queries']} validation queries, judged at temperature {settings['temperature']}"
+    notes = (
+        "Win rate and ROUGE are against each query's reference; a tie is half a win; the interval is Wilson's, 95%. "
+        f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
+        "The RM score is that of the last token, without the EOS trick."
+    )
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>nanorlhf: {html.escape(str(settings["out"]))}</title><link rel="icon" href="data:,">
+<style>{STYLE}</style></head><body>
+<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>
+<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
+<p>{html.escape(reward_model_line(result))}</p><p class="quiet">{html.escape(notes)}</p>
+{"".join(text for _, text in sorted(map(curves, runs)))}
+<h2>Samples, side by side</h2>{"".join(map(sample_card, samples))}
+</body></html>
+"""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,237 @@
+"""eval.py end to end on the miniature, and its numbers against recounts."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import eval as evaluation
+import train_ppo
+from data.tiny import gold_score
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import load_comparisons, read_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.metrics import win_rate
+from nanorlhf.report import cells, series, smooth, table, write_report
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+
+KEYS = {
+    "gold_win_rate", "gold_win_rate_ci", "gold_score", "rm_score", "rouge1", "rouge2", "rougeL", "eos_rate", "kl",
+    "response_length",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def args(miniature, tmp_path_factory) -> evaluation.Args:
+    """A PPO policy far enough from its start to have a KL, and the settings that compare the two."""
+    out = tmp_path_factory.mktemp("eval")
+    train_ppo.main(replace(miniature.ppo, out=out / "ppo", lr=1e-2))
+    return replace(
+        evaluation.RECIPES["tiny"][1],
+        data=miniature.root / "data", out=out / "eval", device="cpu", num_queries=11, batch_size=4,
+        policies=("sft", str(miniature.root / "sft"), "ppo", str(out / "ppo")),
+        reward_model=str(miniature.root / "rm"),
+        max_query_length=160, max_response_length=64, response_length=12,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(args) -> dict:
+    return evaluation.main(args)
+
+
+def test_eval_json_has_the_keys_that_other_tools_read(args, result) -> None:
+    written = json.loads((args.out / "eval.json").read_text())
+    assert written == json.loads(json.dumps(result))
+    assert list(written["policies"]) == ["sft", "ppo"]
+    for row in written["policies"].values():
+        assert row.keys() >= KEYS
+        low, high = row["gold_win_rate_ci"]
+        assert low <= row["gold_win_rate"] <= high
+    assert 0 <= written["reward_model"]["validation_accuracy"] <= 1
+
+
+def test_scores_and_wins_are_those_of_the_samples(args, result) -> None:
+    samples = read_jsonl(args.out / "samples.jsonl", {"query": str, "reference": str, "policies": dict})
+    assert len(samples) == 11
+    references = [gold_score(sample["query"], sample["reference"]) for sample in samples]
+    for name, row in result["policies"].items():
+        golds = [gold_score(sample["query"], sample["policies"][name]["response"]) for sample in samples]
+        assert golds == [sample["policies"][name]["gold_score"] for sample in samples]
+        assert row["gold_score"] == pytest.approx(fmean(golds))
+        assert row["gold_win_rate"] == win_rate(golds, references)
+        assert row["rm_score"] == pytest.approx(fmean(s["policies"][name]["rm_score"] for s in samples), abs=1e-6)
+
+
+def test_the_batch_size_changes_nothing(args, result) -> None:
+    again = evaluation.main(replace(args, out=args.out.parent / "other_batch", batch_size=11))
+    for name, row in result["policies"].items():
+        for key, value in row.items():
+            assert again["policies"][name][key] == pytest.approx(value, abs=1e-5), (name, key)
+    assert again["reward_model"] == result["reward_model"]
+
+
+def test_the_policy_that_is_the_reference_has_no_kl_and_the_trained_one_has(result) -> None:
+    assert result["policies"]["sft"]["kl"] == 0
+    assert result["policies"]["ppo"]["kl"] != 0
+
+
+def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
+    """Each response alone, unpadded, in float64, from full logits."""
+    policy, ref_policy = (load_gpt(place).double() for place in args.policies[1::2][::-1])
+    tokenizer = load_tokenizer(args.policies[1])
+    for model in (policy, ref_policy):
+        model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    queries = [tokenizer.encode(text) for text in ("POST: a b c\n\nTL;DR:", "b c\n\nTL;DR:")]
+    query, response = evaluation.answer(policy, queries, tokenizer, args, 0.7)
+    kl = evaluation.kl_to(ref_policy, policy, query, response, tokenizer, args)
+    for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
+        end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
+        text = torch.tensor([ids + answer[:end]])
+        total = 0.0
+        for t in range(end):
+            position = len(ids) - 1 + t
+            for model, sign in ((policy, 1), (ref_policy, -1)):
+                logits = model.logits(model(text))[0, position] / args.kl_temperature
+                total += sign * F.log_softmax(logits, -1)[answer[t]].item()
+        assert kl[row].item() == pytest.approx(total, abs=1e-5)
+
+
+def test_the_reward_models_accuracy_is_counted_pair_by_pair(args, result) -> None:
+    tokenizer, model = load_tokenizer(args.reward_model), load_scalar(args.reward_model)
+    pairs = load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, 160, 64)
+
+    def last_score(ids: list[int]) -> float:
+        return model(torch.tensor([ids]))[0, -1].item()
+
+    right = [last_score(pair.query + pair.chosen) > last_score(pair.query + pair.rejected) for pair in pairs]
+    assert result["reward_model"]["validation_accuracy"] == fmean(right)
+    assert result["reward_model"]["num_pairs"] == len(pairs)
+
+
+def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_gone(args) -> None:
+    out = args.out.parent / "bare"
+    result = evaluation.main(replace(args, out=out, gold=False, reward_model=None, policies=args.policies[:2]))
+    assert result["policies"]["sft"]["gold_win_rate"] is None and result["policies"]["sft"]["rm_score"] is None
+    assert result["reward_model"] is None
+    assert "gold" not in table(result) and "RM" not in table(result) and "ROUGE-1" in table(result)
+    assert "gold" not in (out / "report.html").read_text().split("</table>")[1].split("<h2>")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"policies": ("sft",)}, "--policies sft"),
+        ({"policies": ()}, "--policies"),
+        ({"policies": ("a", "x", "a", "y")}, "names must differ"),
+        ({"policies": ("reference", "x")}, "`reference`"),
+        ({"policies": ("sft", "no/such/checkpoint/here")}, "no/such/checkpoint/here"),
+        ({"reward_model": "no/such/checkpoint/here"}, "no/such/checkpoint/here"),
+        ({"num_queries": 0}, "--num-queries 0"),
+        ({"temperature": -1.0}, "--temperature -1.0"),
+        ({"kl_temperature": 0.0}, "--kl-temperature 0.0"),
+        ({"response_length": 10**6}, "--response-length"),
+        ({"data": Path("no/data")}, "no/data"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(args, changes, named) -> None:
+    out = args.out.parent / "refused"
+    with pytest.raises(InputError, match=re.escape(named)):
+        evaluation.main(replace(args, out=out, **changes))
+    assert not out.exists()
+
+
+def test_a_finished_evaluation_is_not_overwritten_silently(args, result) -> None:
+    before = (args.out / "eval.json").read_bytes()
+    with pytest.raises(InputError, match="--overwrite"):
+        evaluation.main(replace(args, seed=2))
+    assert (args.out / "eval.json").read_bytes() == before
+
+
+def test_models_with_different_vocabularies_are_not_compared(args, miniature, tmp_path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in (miniature.root / "sft").iterdir():
+        if file.is_file():
+            (other / file.name).write_bytes(file.read_bytes())
+    train_tokenizer(["another language"], 300).save(other)
+    with pytest.raises(InputError, match="tokenizer of"):
+        evaluation.main(replace(args, out=tmp_path / "out", policies=(*args.policies, "other", str(other))))
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+class Page(HTMLParser):
+    """Every tag with its attributes, and the text of each table row."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data) -> None:
+        if self.tags and self.tags[-1][0] in ("td", "th") and data.strip():
+            self.rows[-1][-1] += data
+
+
+def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, result) -> None:
+    page = Page((args.out / "report.html").read_text())
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "iframe", "object")
+        for name in ("src", "href"):
+            assert attributes.get(name, "data:").startswith("data:")
+    titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
+    assert titles == [
+        "Loss", "Loss", "Pairs ranked as the labeller did", "Score of the rollouts", "KL to the reference",
+        "Response length", "Responses that end in EOS", "What the KL buys",
+    ]  # fmt: skip
+    assert "url(" not in (args.out / "report.html").read_text()
+
+
+def test_the_numbers_of_the_tables_are_those_of_eval_json(args, result) -> None:
+    page = Page((args.out / "report.html").read_text())
+    assert page.rows[1:] == cells(result)[1:]
+    for name, row in result["policies"].items():
+        line = next(line for line in table(result).splitlines() if line.startswith(name))
+        assert f"{row['gold_win_rate']:.3f} [" in line and f"{row['kl']:.2f}" in line and f"{row['rougeL']:.3f}" in line
+
+
+def test_texts_are_escaped(args, result, tmp_path) -> None:
+    sample = {
+        "query": "<script>alert(1)</script> & more",
+        "reference": "<b>bold</b>",
+        "reference_gold_score": None,
+        "policies": {"sft": {"response": "</div><img src=x>", "rm_score": 0.5, "gold_score": None}},
+    }
+    write_report(tmp_path / "report.html", result, [], [sample])
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>" not in text and "<img src=x" not in text and "<b>bold" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in text
+
+
+def test_a_model_without_a_run_directory_says_so_instead_of_a_curve(result, tmp_path) -> None:
+    write_report(tmp_path / "report.html", result, ["owner/model"], [])
+    assert "owner/model holds no metrics.jsonl" in (tmp_path / "report.html").read_text()
+
+
+def test_a_series_skips_rows_without_the_metric() -> None:
+    steps, values = series([{"step": 0, "a": 1.0}, {"step": 1}, {"step": 2, "a": 3.0}], "a")
+    assert steps.tolist() == [0, 2] and values.tolist() == [1, 3]
+
+
+def test_smoothing_keeps_a_constant_and_averages_neighbours() -> None:
+    assert smooth(torch.ones(7).numpy(), 3).tolist() == [1] * 7
+    assert smooth(torch.tensor([0.0, 3.0, 6.0, 0.0]).numpy(), 3).tolist() == [1.5, 3, 3, 3]
