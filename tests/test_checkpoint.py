@@ -1,0 +1,339 @@
+"""Four families judged by `transformers` on random weights, both directions; and what a broken checkpoint says."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from nanorlhf import checkpoint
+from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPT, GPTConfig, ScalarModel
+
+VOCAB, N_CTX = 53, 40
+
+FAMILIES = {
+    "gpt2": lambda **changes: transformers.GPT2Config(
+        **{"vocab_size": VOCAB, "n_positions": N_CTX, "n_embd": 30, "n_layer": 2, "n_head": 3} | changes
+    ),
+    "gpt_neo": lambda **changes: transformers.GPTNeoConfig(
+        **{
+            "vocab_size": VOCAB, "max_position_embeddings": N_CTX, "hidden_size": 20, "num_layers": 3, "num_heads": 5,
+            "attention_types": [[["local", "global", "local"], 1]], "window_size": 4,
+        } | changes
+    ),
+    "gpt_neox": lambda **changes: transformers.GPTNeoXConfig(
+        **{
+            "vocab_size": VOCAB, "max_position_embeddings": N_CTX, "hidden_size": 36, "num_hidden_layers": 2,
+            "num_attention_heads": 3, "intermediate_size": 50, "rotary_pct": 0.34,
+        } | changes
+    ),
+    "codegen": lambda **changes: transformers.CodeGenConfig(
+        **{
+            "vocab_size": VOCAB, "n_positions": N_CTX, "n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 6,
+            "tie_word_embeddings": False,
+        } | changes
+    ),
+}  # fmt: skip
+CASES = [
+    ("gpt2", {}),
+    ("gpt2", {"tie_word_embeddings": False, "n_inner": 17, "activation_function": "relu"}),
+    ("gpt2", {"n_embd": 28, "n_head": 7, "scale_attn_weights": False}),
+    ("gpt_neo", {}),  # windows shorter than the sequence
+    ("gpt_neo", {"window_size": 64}),  # and longer
+    ("gpt_neo", {"window_size": 1, "tie_word_embeddings": False}),
+    ("gpt_neox", {}),
+    ("gpt_neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    ("gpt_neox", {"rotary_pct": 1.0, "rotary_emb_base": 500.0, "attention_bias": False}),
+    ("codegen", {}),
+    ("codegen", {"n_head": 12, "rotary_dim": 4, "tie_word_embeddings": True}),
+]
+
+
+def theirs_of(family: str, changes: dict, seed: int = 0) -> transformers.PreTrainedModel:
+    """A random model of transformers, far from its initialisation: a wrong mask, order or position shows."""
+    torch.manual_seed(seed)
+    config = FAMILIES[family](**changes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def ids_and_mask(batch: int = 3, length: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random ids, the rows left-padded by 0, 3, 6, ... positions."""
+    ids = torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(1))
+    return ids, torch.arange(length) >= 3 * torch.arange(batch)[:, None]
+
+
+@torch.no_grad()
+def largest_differences(ours: GPT, theirs: transformers.PreTrainedModel) -> tuple[float, float]:
+    """Of the final hidden states and of the logits, at real tokens of left-padded rows."""
+    ids, mask = ids_and_mask()
+    arguments = {"attention_mask": mask.long(), "output_hidden_states": True}
+    arguments["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
+    output = theirs(ids, **arguments)
+    hidden = ours(ids, mask)
+    differences = (
+        (hidden - output.hidden_states[-1]).abs()[mask].max(),
+        (ours.logits(hidden) - output.logits).abs()[mask],
+    )
+    return differences[0].item(), differences[1].max().item()
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_hidden_states_and_logits_equal_transformers(family, changes, tmp_path) -> None:
+    theirs = theirs_of(family, changes)
+    theirs.save_pretrained(tmp_path)
+    ours = load_gpt(tmp_path)
+    assert max(largest_differences(ours, theirs)) < 1e-5
+    ids, _ = ids_and_mask()
+    with torch.no_grad():  # and without a mask
+        assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_transformers_loads_what_we_write(family, changes, tmp_path) -> None:
+    theirs_of(family, changes).save_pretrained(tmp_path / "theirs")
+    config = read_config(tmp_path / "theirs")
+    torch.manual_seed(3)
+    ours = GPT(config)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    save(ours, tmp_path / "ours")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    assert max(largest_differences(ours, theirs)) < 1e-5
+    assert (tmp_path / "ours" / "config.json").stat().st_size > 0 and read_config(tmp_path / "ours") == config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_trip_changes_no_bit(family, tmp_path) -> None:
+    theirs_of(family, {}).save_pretrained(tmp_path / "a")
+    first = load_gpt(tmp_path / "a")
+    save(first, tmp_path / "b")
+    second = load_gpt(tmp_path / "b")
+    assert first.config == second.config
+    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shards_of_safetensors_and_pickles_give_the_same_weights(family, tmp_path) -> None:
+    theirs = theirs_of(family, {})
+    theirs.save_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
+    whole, shards = load_gpt(tmp_path / "whole").state_dict(), load_gpt(tmp_path / "shards").state_dict()
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    names = sorted(tensors)
+    bins = {"bin": {"pytorch_model.bin": names}}
+    bins["bin_shards"] = {
+        f"pytorch_model-0000{i}-of-00002.bin": part for i, part in ((1, names[:5]), (2, names[5:]))
+    }  # fmt: skip
+    for directory, files in bins.items():
+        (tmp_path / directory).mkdir()
+        shutil.copy(tmp_path / "whole" / "config.json", tmp_path / directory)
+        for file, part in files.items():
+            torch.save({name: tensors[name] for name in part}, tmp_path / directory / file)
+    index = {name: file for file, part in bins["bin_shards"].items() for name in part}
+    (tmp_path / "bin_shards" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    for state in (shards, load_gpt(tmp_path / "bin").state_dict(), load_gpt(tmp_path / "bin_shards").state_dict()):
+        assert all(torch.equal(whole[name], tensor) for name, tensor in state.items()) and len(state) == len(whole)
+
+
+def test_half_precision_weights_become_float32(tmp_path) -> None:
+    theirs_of("gpt_neox", {}).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours = load_gpt(tmp_path)
+    assert {tensor.dtype for tensor in ours.state_dict().values()} == {torch.float32}
+    assert max(largest_differences(ours, theirs)) < 1e-5
+
+
+def test_a_file_of_the_trunk_alone_with_old_buffers_loads(tmp_path) -> None:
+    """As OpenAI's GPT-2 lies on the Hub: no `transformer.` prefix, and causal masks among the weights."""
+    theirs = theirs_of("gpt2", {})
+    theirs.save_pretrained(tmp_path)
+    tensors = {name.removeprefix("transformer."): t for name, t in load_file(tmp_path / "model.safetensors").items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, N_CTX, N_CTX).tril()
+    tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert max(largest_differences(load_gpt(tmp_path), theirs)) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------ the reward and value model
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reward_model_keeps_head_head_bias_and_normalisation(family, tmp_path) -> None:
+    theirs_of(family, {}).save_pretrained(tmp_path / "policy")
+    policy = load_gpt(tmp_path / "policy")
+    model = scalar_from_gpt(policy)
+    with torch.no_grad():
+        model.score.bias.fill_(0.7)
+        model.reward_bias.fill_(-1.3)
+    save(model, tmp_path / "rm")
+    again = load_scalar(tmp_path / "rm")
+    ids, mask = ids_and_mask()
+    assert torch.equal(model(ids, mask), again(ids, mask))
+    hidden = policy(ids, mask)
+    expected = hidden @ model.score.weight[0] + 0.7 + 1.3
+    assert (again(ids, mask) - expected).abs()[mask].max() < 1e-5
+
+
+def test_a_reward_model_is_a_copy_of_the_trunk_and_not_the_trunk(tmp_path) -> None:
+    theirs_of("gpt2", {}).save_pretrained(tmp_path)
+    policy = load_gpt(tmp_path)
+    model = scalar_from_gpt(policy)
+    with torch.no_grad():
+        model.transformer.embedding.weight.zero_()
+    assert policy.transformer.embedding.weight.abs().sum() > 0
+
+
+def test_policies_and_reward_models_are_not_taken_for_each_other(tmp_path) -> None:
+    theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "policy")
+    save(scalar_from_gpt(load_gpt(tmp_path / "policy")), tmp_path / "rm")
+    with pytest.raises(InputError, match="holds a reward or value model"):
+        load_gpt(tmp_path / "rm")
+    with pytest.raises(InputError, match="train_rm.py"):
+        load_scalar(tmp_path / "policy")
+
+
+# ------------------------------------------------------------------------------------------------ what is wrong with it
+@pytest.fixture
+def written(tmp_path) -> Path:
+    theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def change_config(directory: Path, **changes) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(directory: Path, change) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+BIAS = "gpt_neox.layers.1.attention.dense.bias"
+
+
+@pytest.mark.parametrize(
+    ("breakage", "sentence"),
+    [
+        (lambda d: change_tensors(d, lambda t: t.pop(BIAS)), f"no tensor {BIAS}"),
+        (lambda d: change_tensors(d, lambda t: t.update(surprise=torch.zeros(1))), "surprise"),
+        (
+            lambda d: change_tensors(d, lambda t: t.update({BIAS: torch.zeros(7)})),
+            r"shape \(7,\) instead of the \(36,\)",
+        ),
+        (lambda d: change_tensors(d, lambda t: t.update({BIAS: torch.zeros(36).long()})), "int64"),
+        (lambda d: change_config(d, model_type="llama"), "model_type 'llama' isn't one of gpt2, gpt_neo"),
+        (lambda d: change_config(d, model_type="gpt2", n_positions=40, n_embd=36, n_layer=2, n_head=3), "wte"),
+        (lambda d: change_config(d, hidden_act="swish"), "hidden_act 'swish'"),
+        (lambda d: change_config(d, num_attention_heads=5), "must divide"),
+        (lambda d: change_config(d, hidden_size="36"), "hidden_size must be a whole number"),
+        (lambda d: change_config(d, rope_parameters={"rope_type": "linear", "factor": 2.0}), "isn't implemented"),
+        (lambda d: change_config(d, quantization_config={"bits": 4}), "quantization_config"),
+        (lambda d: (d / "config.json").unlink(), "no config.json"),
+        (lambda d: (d / "config.json").write_text("{"), "isn't JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), "no JSON object"),
+        (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
+        (lambda d: os.truncate(d / "model.safetensors", 5000), "can't be read"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_sentence_that_names_the_file(written, breakage, sentence) -> None:
+    load_gpt(written)
+    breakage(written)
+    with pytest.raises(InputError, match=sentence) as error:
+        load_gpt(written)
+    assert str(written) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_tied_checkpoint_with_another_head_is_refused(tmp_path) -> None:
+    theirs_of("gpt2", {}).save_pretrained(tmp_path)
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": torch.randn(VOCAB, 30)}))
+    with pytest.raises(InputError, match="tie_word_embeddings"):
+        load_gpt(tmp_path)
+
+
+class Intruder:
+    """A pickle that would run a command."""
+
+    def __reduce__(self):
+        return os.system, ("touch intruder",)
+
+
+def test_a_pickle_that_runs_code_is_refused(written, monkeypatch) -> None:
+    monkeypatch.chdir(written)
+    (written / "model.safetensors").unlink()
+    (written / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Intruder()}, protocol=2))
+    with pytest.raises(InputError, match="damaged or holds more than tensors"):
+        load_gpt(written)
+    torch.save({"x": Intruder()}, written / "pytorch_model.bin")
+    with pytest.raises(InputError, match="damaged or holds more than tensors"):
+        load_gpt(written)
+    assert not (written / "intruder").exists()
+
+
+def test_a_missing_shard_is_named(tmp_path) -> None:
+    theirs_of("gpt2", {}).save_pretrained(tmp_path, max_shard_size="10KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(InputError, match=shard.name):
+        load_gpt(tmp_path)
+
+
+def test_a_path_that_is_nothing_says_so_without_a_network(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="no such file or directory"):
+        load_gpt(tmp_path / "nothing")
+    with pytest.raises(InputError, match="nobody/nothing: no such file or directory, and as a model of the Hub"):
+        load_gpt("nobody/nothing")
+
+
+def test_what_a_family_cannot_say_is_refused_before_anything_is_written(tmp_path) -> None:
+    config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2, norm_eps=1e-5)
+    with pytest.raises(InputError, match="can't say scale_attention = False"):
+        save(GPT(replace(config, scale_attention=False)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fails_at", ["save_file", "replace"])
+def test_a_save_that_dies_leaves_the_checkpoint_before_it(written, monkeypatch, fails_at) -> None:
+    before = {file.name: file.read_bytes() for file in written.iterdir()}
+    model = load_gpt(written)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    if fails_at == "save_file":
+        monkeypatch.setattr(checkpoint, "save_file", fail)
+    else:
+        monkeypatch.setattr(checkpoint.os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save(model, written)
+    assert {file.name: file.read_bytes() for file in written.iterdir()} == before
+    with pytest.raises(OSError, match="No space left"):
+        save(model, written.parent / "new")
+    assert not (written.parent / "new").exists()
+
+
+def test_a_scalar_model_is_no_file_for_transformers_language_models(tmp_path) -> None:
+    """Its config says ScalarModel, so that nobody generates text with a reward model's random head."""
+    config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2)
+    save(ScalarModel(config), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ScalarModel"]
+    assert {"score.weight", "score.bias", "reward_bias"} < load_file(tmp_path / "model.safetensors").keys()
+    assert not any(re.match("embed_out|lm_head", name) for name in load_file(tmp_path / "model.safetensors"))

@@ -1,0 +1,198 @@
+"""What the model promises whatever its weights: padding, batch and cache change nothing. Parity: test_checkpoint."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nanorlhf.checkpoint import scalar_from_gpt
+from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel, attention_mask, position_ids
+
+SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
+CONFIGS = {
+    "gpt2": GPTConfig(**SHAPE, positions="learned", parallel_residual=False, tied_head=True, architecture="gpt2"),
+    "gpt_neo": GPTConfig(
+        **SHAPE, positions="learned", parallel_residual=False, scale_attention=False, attention_windows=(5, None, 2)
+    ),
+    "gpt_neox": GPTConfig(**SHAPE, positions="rotary_half", rotary_dim=4),
+    "codegen": GPTConfig(**SHAPE, positions="rotary_interleaved", rotary_dim=8, shared_norm=True, head_bias=True),
+}
+
+
+def model_of(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
+    torch.manual_seed(0)
+    model = kind(config)
+    with torch.no_grad():  # far from the initialisation, where attention is nearly uniform
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(params=CONFIGS)
+def gpt(request) -> GPT:
+    return model_of(CONFIGS[request.param])
+
+
+# ------------------------------------------------------------------------------------------------- padding and batches
+@torch.no_grad()
+def test_left_padding_does_not_change_a_row(gpt) -> None:
+    row = torch.randint(41, (1, 11), generator=torch.Generator().manual_seed(1))
+    alone = gpt.logits(gpt(row))
+    for padding in (1, 7, 30):
+        ids = torch.cat((torch.randint(41, (1, padding)), row), dim=1)  # what stands under the mask must not matter
+        mask = torch.arange(11 + padding)[None] >= padding
+        assert (gpt.logits(gpt(ids, mask))[:, padding:] - alone).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_the_other_rows_of_a_batch_do_not_change_a_row(gpt) -> None:
+    ids = torch.randint(41, (4, 15), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(15) >= torch.tensor([[0], [3], [8], [14]])
+    together = gpt(ids, mask)
+    for row, first in enumerate((0, 3, 8, 14)):
+        assert (gpt(ids[row : row + 1, first:]) - together[row, first:]).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_right_padding_does_not_change_what_stands_before_it(gpt) -> None:
+    ids = torch.randint(41, (1, 9), generator=torch.Generator().manual_seed(1))
+    padded, mask = torch.cat((ids, ids), dim=1), torch.arange(18)[None] < 9
+    assert (gpt(padded, mask)[:, :9] - gpt(ids)).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_padding_id_outside_the_embedding_never_reaches_it(gpt) -> None:
+    ids = torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(9) >= torch.tensor([[0], [4]])
+    expected = gpt(ids, mask)[mask]
+    assert torch.equal(gpt(ids.masked_fill(~mask, 50257), mask)[mask], expected)
+
+
+@torch.no_grad()
+def test_a_row_that_is_all_padding_is_finite_and_harms_no_other(gpt) -> None:
+    ids = torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[True] * 9, [False] * 9])
+    hidden = gpt(ids, mask)
+    assert hidden.isfinite().all()
+    assert (hidden[0] - gpt(ids[:1])[0]).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_no_token_sees_a_later_one(gpt) -> None:
+    ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
+    before = gpt(ids)
+    ids[0, 7] = (ids[0, 7] + 1) % 41
+    after = gpt(ids)
+    assert torch.equal(before[:, :7], after[:, :7]) and not torch.allclose(before[:, 7], after[:, 7])
+
+
+# ----------------------------------------------------------------------------------------------------------- the cache
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt) -> None:
+    """Prefill of 6, then pieces of 1, 3 and 1 tokens; rows left-padded by 0 and 4; one row dropped on the way."""
+    ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(12) >= torch.tensor([[0], [4]])
+    full = gpt(ids, mask)
+    cache = KVCache(gpt.config, 2, 12, torch.device("cpu"), torch.float32)
+    hidden = [gpt(ids[:, :6], mask[:, :6], cache), gpt(ids[:, 6:7], mask[:, :7], cache)]
+    assert (torch.cat(hidden, 1) - full[:, :7]).abs()[mask[:, :7]].max() < 1e-5
+    kept = torch.tensor([False, True])
+    cache.keep(kept)
+    hidden = [gpt(ids[kept, 7:10], mask[kept, :10], cache), gpt(ids[kept, 10:11], mask[kept, :11], cache)]
+    assert cache.length == 11
+    assert (torch.cat(hidden, 1) - full[kept, 7:11]).abs().max() < 1e-5
+
+
+# -------------------------------------------------------------------------------------------------------------- masks
+def test_positions_are_those_of_the_drawing() -> None:
+    mask = torch.tensor([[False, False, True, True, True, False]])
+    assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2, 0]]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3),
+    st.integers(1, 6),
+    st.one_of(st.none(), st.integers(1, 8)),
+)
+def test_what_a_token_sees_equals_a_triple_loop(rows, num_new, window) -> None:
+    mask = torch.tensor(rows)
+    visible = attention_mask(mask, num_new, window)
+    assert visible.shape == (len(rows), 1, num_new, 6)
+    for row in range(len(rows)):
+        for new in range(num_new):
+            query = 6 - num_new + new
+            for key in range(6):
+                near = window is None or query - key < window
+                expected = key == query or (key < query and near and rows[row][key])
+                assert visible[row, 0, new, key].item() == expected
+
+
+# ------------------------------------------------------------------------------------------------------ [PAD], dropout
+@torch.no_grad()
+def test_pad_and_rows_without_a_token_have_no_probability() -> None:
+    model = model_of(CONFIGS["codegen"]).forbid(pad_id=37, num_ids=39)
+    logits = model.logits(model(torch.zeros((1, 3), dtype=torch.long)))
+    assert (logits[..., [37, 39, 40]] == -torch.inf).all()
+    assert logits[..., [i for i in range(39) if i != 37]].isfinite().all()
+
+
+@torch.no_grad()
+def test_forbidding_ids_outside_the_head_changes_nothing() -> None:
+    model = model_of(CONFIGS["gpt2"])
+    before = model.logits(model(torch.zeros((1, 3), dtype=torch.long)))
+    model.forbid(pad_id=41, num_ids=41)
+    assert model.head_bias is None
+    assert torch.equal(model.logits(model(torch.zeros((1, 3), dtype=torch.long))), before)
+
+
+def test_no_model_has_dropout() -> None:
+    for config in CONFIGS.values():
+        for kind in (GPT, ScalarModel):
+            assert not [m for m in kind(config).modules() if isinstance(m, nn.Dropout) or getattr(m, "dropout", 0)]
+
+
+def test_training_mode_changes_no_number(gpt) -> None:
+    ids = torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(gpt.train()(ids), gpt.eval()(ids))
+
+
+# ---------------------------------------------------------------------------------------------------- the scalar model
+def test_the_scalar_head_starts_at_one_over_the_square_root_of_width_plus_one() -> None:
+    """[N+ 11] 10,000 weights: their standard deviation is within 5 standard errors, 0.7% each, of 1 / sqrt(10001)."""
+    torch.manual_seed(0)
+    model = ScalarModel(replace(CONFIGS["gpt_neox"], d_model=9999, n_layer=0, n_head=1, d_mlp=1))
+    assert model.score.weight.std().item() == pytest.approx(1 / math.sqrt(10_000), rel=0.035)
+    assert model.score.bias.item() == 0 and model.reward_bias.item() == 0
+
+
+@torch.no_grad()
+def test_the_normalisation_is_subtracted_from_every_score() -> None:
+    model = model_of(CONFIGS["gpt_neo"], ScalarModel)
+    ids = torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1))
+    before = model(ids)
+    model.reward_bias.fill_(2.5)
+    assert torch.allclose(model(ids), before - 2.5)
+    assert "reward_bias" in model.state_dict()
+
+
+@torch.no_grad()
+def test_scores_do_not_depend_on_padding_or_batch(gpt) -> None:
+    model = scalar_from_gpt(gpt)
+    ids = torch.randint(41, (1, 9), generator=torch.Generator().manual_seed(1))
+    left = torch.cat((ids.new_zeros(1, 5), ids), dim=1)
+    right = torch.cat((ids, ids.new_zeros(1, 5)), dim=1)
+    index = torch.arange(14)[None]
+    assert (model(left, index >= 5)[:, 5:] - model(ids)).abs().max() < 1e-5
+    assert (model(right, index < 9)[:, :9] - model(ids)).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_scores_are_float32_under_bf16_autocast() -> None:
+    model = model_of(CONFIGS["gpt_neox"], ScalarModel)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.zeros((1, 3), dtype=torch.long)).dtype == torch.float32
