@@ -54,14 +54,14 @@ SENTENCES = {  # how a post tells a fact
     "who": ("This is about my {}.", "I mean my {}.", "It was my {}."),
     "event": ("They just {}.", "So they {}.", "Then they {}."),
     "place": ("We live in {}.", "It was in {}.", "We met in {}."),
-    "wish": ("That person wants {}.", "Now that person wants {}.", "That person just wants {}."),
+    "wish": ("That person wants {}.", "Now that person wants {}.", "That person still wants {}."),
 }
 FILLERS = (
     "I am so sad.", "It is a long story.", "We do not talk.", "I do not know what to do.",
     "Sorry for the long post.", "What now?", "I am not sure.", "We had a talk.",
 )  # fmt: skip
 RAMBLINGS = ("so i am not sure what to do", "it is a long story", "i am so sad", "we do not talk", "sorry for the post")
-TITLES = ("Not sure what to do", "What now?", "A long story", "About my {who}", "A story about {place}")
+TITLES = ("Not sure what to do", "What now?", "About my {who}", "A story about {place}", "Who wants {wish}?")
 SUBREDDITS = ("help", "family", "story", "life")
 TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no blank after the colon
 FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs besides its facts
