@@ -1,5 +1,6 @@
-# make demo   the whole pipeline on the embedded world, on two CPU cores in minutes; ends with a table and a report
-# make test   the tests
+# make demo           the whole pipeline on the embedded world, on two CPU cores in minutes; ends with a table and a report
+# make overoptimise   PPO once more with no KL penalty, and both runs compared
+# make test           the tests
 # Both set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the demo's seed, RUNS=dir where it writes.
 
 SEED ?= 1
@@ -7,7 +8,7 @@ RUNS ?= runs/tiny
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p && break; done)
 PY = .venv/bin/python
 
-.PHONY: demo test .venv
+.PHONY: demo overoptimise test .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -21,11 +22,20 @@ PY = .venv/bin/python
 	@touch $@
 
 demo: .venv
-	$(PY) -m data.tiny --out $(RUNS)/data --seed $(SEED)
-	$(PY) train_sft.py --data $(RUNS)/data --out $(RUNS)/sft --seed $(SEED) --overwrite
-	$(PY) train_rm.py --data $(RUNS)/data --sft $(RUNS)/sft --out $(RUNS)/rm --seed $(SEED) --overwrite
-	$(PY) train_ppo.py --data $(RUNS)/data --sft $(RUNS)/sft --reward-model $(RUNS)/rm --out $(RUNS)/ppo --seed $(SEED) --overwrite
-	$(PY) eval.py --data $(RUNS)/data --policies sft $(RUNS)/sft ppo $(RUNS)/ppo --reward-model $(RUNS)/rm --out $(RUNS)/eval --seed $(SEED) --overwrite
+	$(PY) -m data.tiny --out "$(RUNS)/data" --seed $(SEED)
+	$(PY) train_sft.py --data "$(RUNS)/data" --out "$(RUNS)/sft" --seed $(SEED) --overwrite
+	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) --overwrite
+	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
+	  --out "$(RUNS)/ppo" --seed $(SEED) --overwrite
+	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" --reward-model "$(RUNS)/rm" \
+	  --out "$(RUNS)/eval" --seed $(SEED) --overwrite
+
+overoptimise: .venv
+	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo
+	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
+	  --out "$(RUNS)/ppo_no_kl" --seed $(SEED) --kl-coef 0 --lr 1e-3 --overwrite
+	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" ppo_no_kl "$(RUNS)/ppo_no_kl" \
+	  --reward-model "$(RUNS)/rm" --out "$(RUNS)/eval_no_kl" --seed $(SEED) --overwrite
 
 test: .venv
 	$(PY) -m ruff check .

@@ -5,7 +5,7 @@
     python -m data.tldr --source openai/summarize_from_feedback --revision refs/convert/parquet --files 'comparisons/*'
 
 --source is a file, a directory of files or a Hub dataset: JSON Lines (also .gz, also named .json), JSON or parquet.
-What a file holds shows in its records, two of the published layouts are used: [N+ 1]
+What a file holds shows in its records, two of the published layouts are used:
 
     demonstrations   id, subreddit, title, post, summary                      -> sft.{train,validation,test}.jsonl
     comparisons      info, summaries[2], choice, worker, batch, split, extra  -> comparisons.{train,validation}.jsonl
@@ -149,7 +149,8 @@ def kind_of(record: dict, where: str) -> str:
 
 def demonstration(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str]:
     """A row of an sft file, and the rule that cut its post."""
-    subreddit, title, post, summary = (field(record, n, str, where) for n in ("subreddit", "title", "post", "summary"))
+    names = ("subreddit", "title", "post", "summary")  # [N+ 1]
+    subreddit, title, post, summary = (field(record, name, str, where) for name in names)
     if not summary.strip():
         raise InputError(f"{where}: the field 'summary' is empty: fill it or delete the record.")
     before, behind = TLDR
@@ -160,7 +161,7 @@ def demonstration(record: dict, where: str, tokenizer: Tokenizer, args: Args) ->
 
 def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str, bool]:
     """A row of a comparisons file, the rule that cut its post, and whether it is of CNN/DM."""
-    info = field(record, "info", dict, where)
+    info = field(record, "info", dict, where)  # [N+ 1]
     is_cnndm = info.get("article") is not None  # the Hub's copies have both fields, the unused one null
     if is_cnndm:
         article = field(info, "article", str, f"{where}: info")

@@ -117,9 +117,10 @@ def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
     """Ids of a response as it follows its query, with EOS.
 
     The query ends in `TL;DR:` without a blank, the response begins with one: so no token spans the two, and ids made
-    apart and joined are those of the joined text. [N+ 3]
+    apart and joined are those of the joined text.
     """
-    if not (query[-1:].isspace() or response[:1].isspace()):  # a blank of its own, or the newline of CNN/DM's template
+    # [N+ 3] unless there is a blank already: the response's own, or the newline of CNN/DM's template
+    if not (query[-1:].isspace() or response[:1].isspace()):
         response = " " + response
     return tokenizer.encode(response) + [tokenizer.eos_id]
 

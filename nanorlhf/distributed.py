@@ -2,6 +2,7 @@
 
 A script works out the same global batch on every rank and takes its own slice of it; a loss is a sum divided by the
 *global* count, so gradients add up: the result does not depend on how many processes share the work (to rounding).
+The paper's stack is accelerate with ZeRO-2; this is plain PyTorch.
 """
 
 import os
@@ -23,6 +24,7 @@ def setup(device: str) -> torch.device:
     if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise InputError(f"--device {device}: this PyTorch sees {torch.cuda.device_count()} CUDA devices; use another.")
     if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
+        # [N+ 8]
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"

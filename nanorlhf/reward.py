@@ -19,7 +19,7 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
-    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] behind the query. [N+ 12]
+    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] behind the query.
 
     query_length is where responses begin: Q for left-padded queries, one number a row for right-padded texts. [PAD] is
     searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
@@ -29,14 +29,15 @@ def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -
     index = torch.arange(query_response.size(1), device=query_response.device)  # (L,)
     if isinstance(query_length, Tensor):
         query_length = query_length[:, None]
+    # [N+ 12] the first [PAD] minus one; where there is none, first_true_index gives L
     return first_true_index((query_response == pad_id) & (index >= query_length)) - 1
 
 
 def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
-    """The model's score at the end of each response, (B, L) -> (B,); elsewhere its numbers mean nothing. [N+ 13]"""
+    """The model's score at the end of each response, (B, L) -> (B,); elsewhere its numbers mean nothing."""
     scores = model(query_response, query_response != pad_id)  # (B, L)
     end = end_index(query_response, query_length, pad_id)
-    return scores.gather(1, end[:, None]).squeeze(1)
+    return scores.gather(1, end[:, None]).squeeze(1)  # [N+ 13] those before EOS are mostly negative, and unused
 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:

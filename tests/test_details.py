@@ -1,0 +1,96 @@
+"""The README's details index is true: every tag has a row, every row a tag at its line and a living test."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import train_ppo
+import train_rm
+import train_sft
+from nanorlhf.padding import right_pad
+from nanorlhf.reward import load_rule
+from nanorlhf.tokenizer import train_tokenizer
+from tests.conftest import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+IMPLEMENTED = {*range(1, 16), *range(20, 26)}  # 16 to 19 are analyses of reward models
+ROW = re.compile(r"^\| N\+ (\d+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M)
+ROWS = ROW.findall((ROOT / "README.md").read_text())
+
+
+def numbers_of(line: str) -> set[int]:
+    """The details that a line is tagged with: `[N+ 24, 25]` has two."""
+    return {int(number) for tag in re.findall(r"\[N\+ ([\d, ]+)\]", line) for number in tag.split(",")}
+
+
+def test_every_detail_has_one_row() -> None:
+    assert sorted(int(row[0]) for row in ROWS) == sorted(IMPLEMENTED)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"N+ {row[0]}")
+def test_a_row_points_at_its_tag_and_at_a_test_that_exists(row) -> None:
+    detail, file, line, link, link_line, test_file, test = row
+    assert (link, link_line) == (file, line)
+    text = (ROOT / file).read_text().splitlines()
+    tagged = [number for number, content in enumerate(text, start=1) if int(detail) in numbers_of(content)]
+    assert int(line) in tagged, f"README: detail {detail} stands at {file}:{tagged}, not at {line}"
+    assert re.search(rf"^def {test}\(", (ROOT / test_file).read_text(), re.M), f"{test_file} has no {test}"
+
+
+def test_every_tag_of_the_code_has_a_row() -> None:
+    files = [*ROOT.glob("*.py"), *(ROOT / "nanorlhf").glob("*.py"), *(ROOT / "data").glob("*.py")]
+    tags = set().union(*(numbers_of(line) for file in files for line in file.read_text().splitlines()))
+    assert tags - {16} <= IMPLEMENTED  # 16: what the fields of a comparison mean
+
+
+# --------------------------------------------------------------------------------- the papers' tables, typed once more
+@pytest.mark.parametrize(
+    ("recipe", "table"),
+    [
+        # N+ Tables 3, 4 and 7, sections 4.1 to 4.5
+        (
+            train_sft.RECIPES["tldr"][1],
+            {"num_epochs": 1, "batch_size": 128, "lr": 3e-6, "schedule": "cosine", "warmup_steps": 0},
+        ),
+        (train_sft.RECIPES["tldr"][1], {"max_query_length": 512, "max_response_length": 53}),
+        (
+            train_rm.RECIPES["tldr"][1],
+            {"num_epochs": 1, "batch_size": 64, "lr": 3e-6, "schedule": "cosine", "warmup_steps": 0},
+        ),
+        (train_rm.RECIPES["tldr"][1], {"max_query_length": 512, "max_response_length": 169}),
+        (
+            train_ppo.RECIPES["tldr"][1],
+            {"total_episodes": 1_000_000, "batch_size": 512, "lr": 3e-6, "schedule": "linear", "temperature": 0.7},
+        ),
+        (
+            train_ppo.RECIPES["tldr"][1],
+            {"num_minibatches": 1, "num_ppo_epochs": 4, "clip_range": 0.2, "value_clip_range": 0.2, "value_coef": 0.1},
+        ),
+        (train_ppo.RECIPES["tldr"][1], {"kl_coef": 0.05, "gamma": 1.0, "lam": 0.95, "response_length": 53}),
+        (
+            train_ppo.RECIPES["tldr"][1],
+            {"missing_eos_score": -1.0, "whiten_rewards": False, "whiten_advantages": True, "score_at": "after_eos"},
+        ),
+    ],
+)
+def test_the_recipe_holds_the_papers_table(recipe, table) -> None:
+    assert {name: getattr(recipe, name) for name in table} == table
+
+
+# ----------------------------------------------------------------------------------------------- the README's rule
+def test_the_readmes_rule_scores_texts(tmp_path) -> None:
+    rule = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    (tmp_path / "my_rule.py").write_text(rule)
+    tokenizer = train_tokenizer(["what i saw", "a long story"], 300)
+    score = load_rule(f"{tmp_path / 'my_rule.py'}:score", tokenizer)
+    responses = right_pad([tokenizer.encode(text) for text in (" what i saw", " a long long story")], tokenizer.pad_id)
+    assert score(responses, responses).tolist() == pytest.approx([1 - 3 / 20, -4 / 20])
+
+
+def test_the_readme_explains_every_metric_that_ppo_logs(miniature) -> None:
+    train_ppo.main(replace(miniature.ppo, out=miniature.root / "ppo_metrics"))
+    glossary = re.search(r"## Metrics\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.S)[1]
+    logged = read_metrics(miniature.root / "ppo_metrics")[0].keys() - {"step"}
+    assert logged <= set(re.findall(r"`([\w/]+)`", glossary))
