@@ -173,7 +173,7 @@ def ppo_figures(rows: Rows) -> list[Figure]:
         for key, label, color in scores:
             distance, value = series(rows, key, "objective/kl")
             axes.scatter(np.sqrt(distance.clip(min=0)), value - value[0], s=14, color=color, label=label, alpha=0.8)
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False)
         figures.append(figure)
     return figures
 
