@@ -5,7 +5,9 @@
 
 SEED ?= 1
 RUNS ?= runs/tiny
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p && break; done)
+# the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY = .venv/bin/python
 
 .PHONY: demo overoptimise test .venv
@@ -15,8 +17,7 @@ PY = .venv/bin/python
 
 # --clear: a try that failed half-way leaves nothing behind
 .venv/complete: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(if $(PYTHON),,echo "error: no Python 3.11 or newer found; run make PYTHON=/path/to/python3.11" >&2; exit 2)
 	$(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
