@@ -1,21 +1,18 @@
 """Weights on disk, laid out as Hugging Face does: config.json and model.safetensors in the words of one of 4 families.
 
-`load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that `transformers` loads back.
-What differs between families stands in tables: the fields of config.json, the names of the tensors, and the order in
-which the rows of q, k and v lie. Nothing is dropped silently: a setting that the model doesn't have, a tensor too few
-or too many, one of another shape, is an error. Half-precision weights become float32.
+`load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that `transformers` loads; what
+each family calls things is in families.py. Nothing is dropped silently: a tensor too few or too many, or one of another
+shape, is an error. Half-precision weights become float32.
 
 A reward or value model is a directory of the same kind with "architectures": ["ScalarModel"] in config.json, the trunk
 under its family's names, and three tensors more: score.weight (1, C), score.bias (1,) and reward_bias (). [N+ 15]
 """
 
 import json
-import math
 import os
 import pickle
 import re
 import shutil
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -24,80 +21,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.hub import hub_directory
+from nanorlhf.families import (
+    ARCHITECTURES,
+    config_object,
+    from_family,
+    of_family,
+    parse_config,
+    tensor_names,
+    to_family,
+    with_prefix,
+)
+from nanorlhf.hub import hub_directory, read_object
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
 
-# ---------------------------------------------------------------------------------------- tables, one column a family
-FAMILIES = ("gpt2", "gpt_neo", "gpt_neox", "codegen")
-ARCHITECTURES = ("GPT2LMHeadModel", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "CodeGenForCausalLM")
-TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.")
-
-# fmt: off
-# field of our GPTConfig: the field of config.json
-FIELDS = {
-    "vocab_size": ("vocab_size",          "vocab_size",              "vocab_size",              "vocab_size"),
-    "n_ctx":      ("n_positions",         "max_position_embeddings", "max_position_embeddings", "n_positions"),
-    "d_model":    ("n_embd",              "hidden_size",             "hidden_size",             "n_embd"),
-    "n_layer":    ("n_layer",             "num_layers",              "num_hidden_layers",       "n_layer"),
-    "n_head":     ("n_head",              "num_heads",               "num_attention_heads",     "n_head"),
-    "d_mlp":      ("n_inner",             "intermediate_size",       "intermediate_size",       "n_inner"),
-    "activation": ("activation_function", "activation_function",     "hidden_act",              "activation_function"),
-    "norm_eps":   ("layer_norm_epsilon",  "layer_norm_epsilon",      "layer_norm_eps",          "layer_norm_epsilon"),
-    "tied_head":  ("tie_word_embeddings", "tie_word_embeddings",     "tie_word_embeddings",     "tie_word_embeddings"),
-}
-# transformers' defaults where config.json leaves the field out (or holds null)
-DEFAULTS = {
-    "activation": ("gelu_new",            "gelu_new",                "gelu",                    "gelu_new"),
-    "norm_eps":   (1e-5,                  1e-5,                      1e-5,                      1e-5),
-    "tied_head":  (True,                  True,                      False,                     False),
-}
-# our module: theirs
-MODULES = {
-    "transformer.embedding": ("wte",      "wte",                         "embed_in",                  "wte"),
-    "transformer.positions": ("wpe",      "wpe",                         None,                        None),
-    "transformer.blocks":    ("h",        "h",                           "layers",                    "h"),
-    "transformer.norm":   ("ln_f",        "ln_f",                        "final_layer_norm",          "ln_f"),
-    # below, the modules of a block; {q,k,v} are three tensors that we hold as one
-    "norm1":              ("ln_1",        "ln_1",                        "input_layernorm",           "ln_1"),
-    "attention.qkv":      ("attn.c_attn", "attn.attention.{q,k,v}_proj", "attention.query_key_value", "attn.qkv_proj"),
-    "attention.out":      ("attn.c_proj", "attn.attention.out_proj",     "attention.dense",           "attn.out_proj"),
-    "norm2":              ("ln_2",        "ln_2",                        "post_attention_layernorm",  None),
-    "mlp.up":             ("mlp.c_fc",    "mlp.c_fc",                    "mlp.dense_h_to_4h",         "mlp.fc_in"),
-    "mlp.down":           ("mlp.c_proj",  "mlp.c_proj",                  "mlp.dense_4h_to_h",         "mlp.fc_out"),
-    # transformers 5 calls NeoX's head lm_head in memory, but files say embed_out, which 4 and 5 both read
-    "lm_head":            ("lm_head",     "lm_head",                     "embed_out",                 "lm_head"),
-}
-# fmt: on
-HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors that bear no trunk prefix
-# masks and rotary tables that older versions of transformers kept among the weights; we compute them
-BUFFERS = re.compile(
-    r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask|embed_positions)$"
-    r"|rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)$"
-)
-ACTIVATIONS = {  # HF's names for the three that we have; gelu_new, gelu_fast and gelu_pytorch_tanh are one formula
-    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu"},
-    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_new"),
-}
-# settings of transformers that the model doesn't have, each with the one value that means "not used"
-UNSUPPORTED = {
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "is_encoder_decoder": False,
-    "is_causal": True,
-    "pruned_heads": {},
-    "quantization_config": None,
-    "per_layer_config": None,
-}
-ALWAYS = {  # what needs no field in config.json because the whole family has it
-    "gpt2": {"positions": "learned", "parallel_residual": False},
-    "gpt_neo": {"positions": "learned", "parallel_residual": False, "scale_attention": False, "qkv_bias": False},
-    "gpt_neox": {"positions": "rotary_half"},
-    "codegen": {
-        **{"positions": "rotary_interleaved", "shared_norm": True, "head_bias": True},
-        **{"qkv_bias": False, "attention_out_bias": False},
-    },
-}
 WEIGHT_FILES = (  # safetensors before pickles, whole before sharded
     ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
@@ -125,7 +62,7 @@ def scalar_from_gpt(gpt: GPT) -> ScalarModel:
 def read_config(where: str | Path) -> GPTConfig:
     """The shape of a checkpoint, without its weights."""
     path = _config_file(where)
-    return _parse_config(_read_object(path), path)
+    return parse_config(read_object(path), path)
 
 
 def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer | None = None) -> None:
@@ -135,8 +72,8 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
     save leaves the checkpoint before it. config.json comes last: a new directory is no checkpoint without it.
     """
     config, directory = model.config, Path(directory)
-    settings = _config_object(config)
-    settings["architectures"] = ["ScalarModel" if isinstance(model, ScalarModel) else _of(ARCHITECTURES, config)]
+    settings = config_object(config)
+    settings["architectures"] = ["ScalarModel" if isinstance(model, ScalarModel) else of_family(ARCHITECTURES, config)]
     settings["torch_dtype"] = str(model.transformer.embedding.weight.dtype).removeprefix("torch.")
     # without a tokenizer: null, or transformers would fill in 50256, which a small vocabulary hasn't
     settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
@@ -145,8 +82,10 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
     tensors = {}
     for name, tensor in model.state_dict().items():
         if not (config.tied_head and name == "lm_head.weight"):  # a tied head is the embedding, written once
-            parts = _to_family(name, tensor.detach().cpu(), config)
-            tensors |= {theirs: part.contiguous() for theirs, part in zip(_names(name, config), parts, strict=True)}
+            parts = to_family(name, tensor.detach().cpu(), config)
+            tensors |= {
+                theirs: part.contiguous() for theirs, part in zip(tensor_names(name, config), parts, strict=True)
+            }
 
     is_new = not directory.exists()
     partial = directory / ".partial"
@@ -194,8 +133,8 @@ def _to_disk(path: Path) -> None:
 
 def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device: str | torch.device):
     config_file = _config_file(where)
-    settings = _read_object(config_file)
-    config = _parse_config(settings, config_file)
+    settings = read_object(config_file)
+    config = parse_config(settings, config_file)
     is_scalar = "ScalarModel" in (settings.get("architectures") or [])
     if model_class is GPT and is_scalar:
         raise InputError(f"{where} holds a reward or value model, no language model: name the directory of a policy.")
@@ -205,9 +144,9 @@ def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device:
     with torch.device("meta"):  # shapes only: no random numbers are drawn and no memory is taken twice
         model = model_class(config)
     file = _weights_file(where)
-    tensors = _with_prefix(_read_tensors(file), config, file)
+    tensors = with_prefix(_read_tensors(file), config, file)
     if config.tied_head and model_class is GPT:
-        embedding, head = (_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
+        embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
         if head in tensors and not torch.equal(tensors[head], tensors.setdefault(embedding, tensors[head])):
             raise InputError(f"{file}: {head} isn't {embedding}: set tie_word_embeddings to false in {config_file}.")
         tensors.pop(head, None)
@@ -217,7 +156,7 @@ def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device:
         if config.tied_head and name == "lm_head.weight":
             continue
         parts = []
-        for theirs, part_like in zip(_names(name, config), _to_family(name, like, config), strict=True):
+        for theirs, part_like in zip(tensor_names(name, config), to_family(name, like, config), strict=True):
             if theirs not in tensors:
                 raise InputError(f"{file} has no tensor {theirs}, which {config_file} calls for: another model's?")
             part = tensors.pop(theirs)
@@ -227,7 +166,7 @@ def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device:
             if part.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
                 raise InputError(f"{file}: {theirs} holds {part.dtype} numbers: only floating-point weights are read.")
             parts.append(part.to(device, torch.float32, copy=True).contiguous())  # no view into the file
-        state[name] = _from_family(name, parts, config)
+        state[name] = from_family(name, parts, config)
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         raise InputError(f"{file} holds {min(tensors)}{more}, which {config_file} doesn't call for: another model's?")
@@ -238,204 +177,6 @@ def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device:
     if config.tied_head and model_class is GPT:
         model.lm_head.weight = model.transformer.embedding.weight
     return model
-
-
-# ------------------------------------------------------------------------------------------ tensors: names and layouts
-def _of(row: tuple, config: GPTConfig):
-    """The entry of a table's row that belongs to the model's family."""
-    return row[FAMILIES.index(config.architecture)]
-
-
-def _names(name: str, config: GPTConfig) -> list[str]:
-    """Our tensor's name -> the names it bears in a file: one, or three where q, k and v are apart."""
-    module, _, kind = name.rpartition(".")
-    block = re.fullmatch(r"transformer\.blocks\.(\d+)\.(.+)", module)
-    if block:
-        theirs = f"{_of(MODULES['transformer.blocks'], config)}.{block[1]}.{_of(MODULES[block[2]], config)}"
-    elif module in MODULES:
-        theirs = _of(MODULES[module], config)
-    else:
-        return [name]  # score and reward_bias are ours alone
-    prefix = _of(TRUNK_PREFIX, config) if module.startswith("transformer") else ""
-    letters = "qkv" if "{q,k,v}" in theirs else " "
-    return [f"{prefix}{theirs.replace('{q,k,v}', letter)}.{kind}" for letter in letters]
-
-
-def _qkv_order(config: GPTConfig) -> tuple[int, list[int]]:
-    """How the rows of a fused q, k, v lie in the file: in how many groups, and the order within one.
-
-    Ours is one group: q of all heads, then k, then v. NeoX has a group q, k, v for each head. CodeGen has four, one for
-    each core of the TPU that it was trained on, and v stands before k.
-    """
-    return {"gpt_neox": (config.n_head, [0, 1, 2]), "codegen": (4, [0, 2, 1])}.get(config.architecture, (1, [0, 1, 2]))
-
-
-def _is_conv1d(name: str, config: GPTConfig) -> bool:
-    """GPT-2 keeps the weights of its blocks' linear layers transposed, (in, out)."""
-    return config.architecture == "gpt2" and re.search(r"(qkv|out|up|down)\.weight$", name) is not None
-
-
-def _to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
-    """Our tensor as its family lays it out; a list in step with `_names`."""
-    if "attention.qkv" in name:  # (3 * G * rows, ...) -> (G * 3 * rows, ...)
-        groups, order = _qkv_order(config)
-        split = tensor.view(3, groups, -1, *tensor.shape[1:])
-        tensor = split[order].transpose(0, 1).reshape(tensor.shape)
-    if _is_conv1d(name, config):
-        tensor = tensor.t()
-    parts = len(_names(name, config))
-    return [tensor] if parts == 1 else [part.clone() for part in tensor.chunk(parts)]
-
-
-def _from_family(name: str, parts: list[Tensor], config: GPTConfig) -> Tensor:
-    """The way back."""
-    tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if _is_conv1d(name, config):
-        tensor = tensor.t().contiguous()
-    if "attention.qkv" in name:
-        groups, order = _qkv_order(config)
-        split = tensor.view(groups, 3, -1, *tensor.shape[1:])
-        tensor = split[:, order].transpose(0, 1).reshape(tensor.shape)
-    return tensor
-
-
-def _with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:
-    """One spelling for all files: with the trunk's prefix, with NeoX's head as embed_out, without buffers."""
-    prefix, head = _of(TRUNK_PREFIX, config), _of(MODULES["lm_head"], config)
-    bare = not any(name.startswith(prefix) for name in tensors)  # a file of the trunk alone, as OpenAI's GPT-2
-    renamed = {}
-    for name, tensor in tensors.items():
-        if BUFFERS.search(name):
-            continue
-        if name.startswith("lm_head."):
-            name = head + name.removeprefix("lm_head")
-        elif bare and not name.startswith(HEADS):
-            name = prefix + name
-        if name in renamed:
-            raise InputError(f"{file} holds {name} under two names: remove one of them.")
-        renamed[name] = tensor
-    return renamed
-
-
-# --------------------------------------------------------------------------------------------------------- config.json
-def _parse_config(settings: dict, path: Path) -> GPTConfig:
-    """The fields of transformers 4 and 5 -> ours. `path` is for the errors."""
-
-    def get(field: str, kind: type, default=None, least: float = 0):
-        value = default if settings.get(field) is None else settings[field]
-        value = float(value) if kind is float and type(value) is int else value
-        if type(value) is not kind or (kind is not bool and kind is not str and not least <= value < math.inf):
-            wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
-            at_least = f" of at least {least}" if least else ""
-            raise InputError(f"{path}: {field} must be {wanted}{at_least}, not {value!r}: correct it.")
-        return value
-
-    family = settings.get("model_type")
-    if family not in FAMILIES:
-        raise InputError(f"{path}: model_type {family!r} isn't one of {', '.join(FAMILIES)}: name another checkpoint.")
-    for field, unused in UNSUPPORTED.items():
-        if settings.get(field) not in (None, unused):
-            raise InputError(f"{path}: {field} = {settings[field]!r} isn't implemented: name another checkpoint.")
-    names = {ours: row[FAMILIES.index(family)] for ours, row in FIELDS.items()}
-    defaults = {ours: row[FAMILIES.index(family)] for ours, row in DEFAULTS.items()}
-
-    values = {ours: get(names[ours], int, least=1) for ours in ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head")}
-    values["d_mlp"] = get(names["d_mlp"], int, 4 * values["d_model"], least=1)
-    values["norm_eps"] = get(names["norm_eps"], float, defaults["norm_eps"])
-    values["tied_head"] = get(names["tied_head"], bool, defaults["tied_head"])
-    activation = get(names["activation"], str, defaults["activation"])
-    if activation not in ACTIVATIONS:
-        raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: correct it.")
-    values["activation"] = ACTIVATIONS[activation]
-    head_width, rest = divmod(values["d_model"], values["n_head"])
-    if rest or (family == "codegen" and values["n_head"] % 4):
-        also = " and be a multiple of 4" if family == "codegen" else ""
-        raise InputError(f"{path}: {names['n_head']} must divide {names['d_model']}{also}: correct one of them.")
-
-    if family == "gpt2":
-        values["scale_attention"] = get("scale_attn_weights", bool, True)
-    elif family == "gpt_neo":
-        window = get("window_size", int, 256, least=1)
-        values["attention_windows"] = _attention_windows(settings, values["n_layer"], window, path)
-    elif family == "gpt_neox":
-        rotary_share, values["rotary_base"] = _rotary_settings(settings, path)
-        values["rotary_dim"] = int(head_width * rotary_share)  # rounded down, as transformers does
-        values["parallel_residual"] = get("use_parallel_residual", bool, True)
-        values["qkv_bias"] = values["attention_out_bias"] = get("attention_bias", bool, True)
-    else:
-        values["rotary_dim"] = get("rotary_dim", int, least=2)
-    rotary_dim = values.get("rotary_dim", 0)
-    # an odd number turns one channel more; CodeGen's implementation in transformers fails there
-    if rotary_dim + rotary_dim % 2 > head_width or (family == "codegen" and rotary_dim % 2):
-        raise InputError(f"{path}: {rotary_dim} rotary channels don't suit a head of {head_width}: correct it.")
-    return GPTConfig(**values, **ALWAYS[family], architecture=family)
-
-
-def _attention_windows(settings: dict, n_layer: int, window: int, path: Path) -> tuple[int | None, ...] | None:
-    """GPT-Neo: attention_layers has each layer's kind; attention_types says the same as [[kinds, times], ...]."""
-    types, layers = settings.get("attention_types"), settings.get("attention_layers")
-    if types is None:
-        types = [[["global", "local"], 12]] if layers is None else [[layers, 1]]
-    try:
-        kinds = [kind for group, times in types for _ in range(times) for kind in group]
-    except (TypeError, ValueError):  # not of that form
-        kinds = []
-    if len(kinds) != n_layer or not set(kinds) <= {"global", "local"} or layers not in (None, kinds):
-        raise InputError(
-            f"{path}: attention_types {types!r} and attention_layers {layers!r} must name the {n_layer} layers' kinds, "
-            "global or local, and not contradict each other: correct them."
-        )
-    return tuple(window if kind == "local" else None for kind in kinds) if "local" in kinds else None
-
-
-def _rotary_settings(settings: dict, path: Path) -> tuple[float, float]:
-    """NeoX: the share of a head's channels that is turned, and the base of the angles.
-
-    transformers 4 has rotary_pct and rotary_emb_base (and rope_scaling), transformers 5 keeps all in rope_parameters.
-    """
-    field = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
-    rope = settings.get(field) or {}
-    known = {"rope_type": "default", "type": "default", "rope_theta": None, "partial_rotary_factor": None}
-    if not isinstance(rope, dict) or any(known.get(key, value) not in (None, value) for key, value in rope.items()):
-        raise InputError(f"{path}: {field} = {rope!r} isn't implemented, only rope_type 'default'.")
-    numbers = []
-    for *spellings, default in (("rotary_pct", "partial_rotary_factor", 0.25), ("rotary_emb_base", "rope_theta", 1e4)):
-        said = {source[name] for source in (settings, rope) for name in spellings if source.get(name) is not None}
-        if len(said) > 1 or not all(type(value) in (int, float) and 0 <= value < math.inf for value in said):
-            raise InputError(f"{path}: {' or '.join(spellings)} must be one number, not {sorted(said)}: correct it.")
-        numbers.append(float(said.pop() if said else default))
-    return numbers[0], numbers[1]
-
-
-def _config_object(config: GPTConfig) -> dict:
-    """Our settings -> config.json, in the words of transformers 4, which 5 understands."""
-    family = config.architecture
-    settings = {"model_type": family, **{_of(row, config): getattr(config, ours) for ours, row in FIELDS.items()}}
-    if family == "gpt2":
-        settings["scale_attn_weights"] = config.scale_attention
-        settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)  # [N+ 7] left out, they'd mean 0.1
-    elif family == "gpt_neo":
-        windows = [config.window(layer) for layer in range(config.n_layer)]
-        settings["attention_types"] = [[["local" if window else "global" for window in windows], 1]]
-        settings["window_size"] = next(filter(None, windows), 256)
-    elif family == "gpt_neox":
-        head_width = config.d_model // config.n_head
-        share = config.rotary_dim / head_width
-        if int(head_width * share) < config.rotary_dim:  # a hair too small to give the number back
-            share = math.nextafter(share, math.inf)
-        settings |= {"rotary_pct": share, "rotary_emb_base": config.rotary_base}
-        settings |= {"use_parallel_residual": config.parallel_residual, "attention_bias": config.qkv_bias}
-    else:
-        settings["rotary_dim"] = config.rotary_dim
-
-    # A family can't say all that GPTConfig can: what will be read back must be what is meant.
-    if not any(config.attention_windows or ()):
-        config = replace(config, attention_windows=None)
-    for name, got in asdict(_parse_config(settings, Path("config.json"))).items():
-        if got != getattr(config, name):
-            value = getattr(config, name)
-            raise InputError(f"a {family} checkpoint can't say {name} = {value!r}, only {got!r}: change it.")
-    return settings
 
 
 # ----------------------------------------------------------------------------------------------------------- the files
@@ -467,7 +208,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, or of the shards that an index names."""
     if not path.name.endswith(".index.json"):
         return _read_tensor_file(path)
-    shards = _read_object(path).get("weight_map")
+    shards = read_object(path).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise InputError(f"{path} has no weight_map from tensors to files: download it again.")
     tensors = {}
@@ -489,13 +230,3 @@ def _read_tensor_file(path: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise InputError(f"{path} isn't a dictionary of tensors: name a checkpoint in the layout of transformers.")
     return tensors
-
-
-def _read_object(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # malformed JSON or not UTF-8
-        raise InputError(f"{path} isn't JSON ({error}): download it again.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object: download it again.")
-    return value

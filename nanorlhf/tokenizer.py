@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
-from nanorlhf.hub import hub_directory
+from nanorlhf.hub import hub_directory, read_object
 
 PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
@@ -76,7 +76,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     else:
         for vocabulary, merges in VOCABULARIES:
             if (path / vocabulary).exists() and (path / merges).exists():
-                backend = _byte_level(_read_object(path / vocabulary), _read_merges(path / merges))
+                backend = _byte_level(read_object(path / vocabulary), _read_merges(path / merges))
                 break
         else:
             raise InputError(
@@ -85,14 +85,14 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
             )
 
     settings_file = path / "tokenizer_config.json"
-    settings = _read_object(settings_file) if settings_file.exists() else {}
+    settings = read_object(settings_file) if settings_file.exists() else {}
     eos, pad = (_token_text(settings.get(key)) for key in ("eos_token", "pad_token"))
     if eos is not None and pad == eos:
         raise InputError(
             f"{settings_file}: pad_token is eos_token, {eos!r}, and a mask would hide both: set pad_token to {PAD!r}."
         )
     if eos is None and (path / "config.json").exists():
-        eos_id = _read_object(path / "config.json").get("eos_token_id")
+        eos_id = read_object(path / "config.json").get("eos_token_id")
         eos = backend.id_to_token(eos_id) if isinstance(eos_id, int) else None
     return _finish(backend, eos or END_OF_TEXT, path)
 
@@ -146,7 +146,7 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    if "model" not in _read_object(path):
+    if "model" not in read_object(path):
         raise InputError(f"{path} isn't in the format of tokenizer.json: it has no field 'model'.")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
@@ -164,16 +164,6 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             raise InputError(f"{path}:{number}: a merge is two symbols with one blank between, not {line!r}.")
         merges.append(symbols)
     return merges
-
-
-def _read_object(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # malformed JSON or not UTF-8
-        raise InputError(f"{path} isn't JSON ({error}): download it again.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object: download it again.")
-    return value
 
 
 def _token_text(token: str | dict | None) -> str | None:
