@@ -293,7 +293,7 @@ def main(args: Args) -> dict[str, float]:
         # 2.5 advantages; whitening is over the whole rollout, once, and global: the world size changes nothing
         if args.whiten_rewards:
             rewards = whiten(rewards, state_mask, shift_mean=False)  # [N+ 24]
-        advantages, returns = gae(rewards, values, args.gamma, args.lam)
+        advantages, returns = gae(rewards, values, args.gamma, args.lam, state_mask)
         if args.whiten_advantages:
             advantages = whiten(advantages, padding_mask)  # [N+ 25]
 

@@ -1,20 +1,102 @@
-"""Generalised advantage estimation."""
+"""Generalised advantage estimation as a parallel scan: the loop that says what it is, then two ways without a loop.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t with V_T = 0;   A_t = delta_t + gamma * lam * A_{t+1};   returns = A + V
+
+A is a first-order recurrence from the right, so pairs (c, x) that mean `A -> c * A + x` are joined associatively:
+(c2, x2) after (c1, x1) is (c1 * c2, x2 + c2 * x1). T steps in a row become log2(T) rounds over all positions at once.
+"""
 
 import torch
 from torch import Tensor
 
+try:
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
+    triton = None
 
-def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+
+def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """rewards, values (B, T) -> advantages, returns (B, T).
 
-    delta_t = r_t + gamma * V_{t+1} - V_t with V_T = 0;  A_t = delta_t + gamma * lam * A_{t+1};  returns = A + V.
-    Rewards and values behind a response's end must be 0 already, or V there would leak into its last tokens.
+    mask (B, T), True = no state: reward and value there count as 0, whatever they hold, so what lies behind a
+    response's end never leaks into its last tokens.
     """
-    next_values = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)  # V_{t+1}
-    deltas = rewards + gamma * next_values - values
-    advantages = torch.zeros_like(deltas)
-    running = deltas.new_zeros(deltas.size(0))
-    for t in reversed(range(deltas.size(1))):
-        running = deltas[:, t] + gamma * lam * running
-        advantages[:, t] = running
+    if mask is not None:
+        rewards, values = torch.where(mask, 0.0, rewards), torch.where(mask, 0.0, values)
+    if rewards.is_cuda:
+        return gae_triton(rewards, values, gamma, lam)
+    return gae_doubling(rewards, values, gamma, lam)
+
+
+def gae_loop(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """The specification: T steps, from the last to the first."""
+    advantages = torch.zeros_like(rewards)
+    running = next_value = rewards.new_zeros(rewards.size(0))  # (B,)
+    for t in reversed(range(rewards.size(1))):
+        running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running
+        advantages[:, t], next_value = running, values[:, t]
     return advantages, advantages + values
+
+
+def gae_doubling(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """For a CPU: after round k a position holds the discounted sum of the 2^k deltas from it on."""
+    next_values = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)  # (B, T) V_{t+1}
+    advantages = rewards + gamma * next_values - values  # (B, T) delta
+    step, decay = 1, gamma * lam
+    while step < rewards.size(1) and decay > 0:
+        ahead = torch.zeros_like(advantages)
+        ahead[:, :-step] = advantages[:, step:]
+        advantages = advantages + decay * ahead
+        step, decay = 2 * step, decay**2
+    return advantages, advantages + values
+
+
+# --------------------------------------------------------------------------------------------------------------- Triton
+BLOCK = 1024  # positions that one scan joins; a longer row is scanned block by block, from the right, with a carry
+
+if triton is not None:
+
+    @triton.jit
+    def join(c1, x1, c2, x2):
+        return c1 * c2, x2 + c2 * x1
+
+    @triton.jit
+    def gae_kernel(
+        rewards,  # (B, T)
+        values,  # (B, T)
+        advantages,  # (B, T)
+        returns,  # (B, T)
+        T,
+        gamma,
+        decay,  # gamma * lam
+        BLOCK: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64) * T
+        carry = 0.0  # A at the first position of the block to the right
+        for block in range(tl.cdiv(T, BLOCK)):
+            t = (tl.cdiv(T, BLOCK) - 1 - block) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
+            # 1. deltas; positions beyond T are (c, x) = (1, 0): they hand the carry on
+            reward = tl.load(rewards + row + t, mask=t < T, other=0.0)
+            value = tl.load(values + row + t, mask=t < T, other=0.0)
+            next_value = tl.load(values + row + t + 1, mask=t + 1 < T, other=0.0)
+            x = tl.where(t < T, reward + gamma * next_value - value, 0.0)
+            c = tl.where(t < T, decay, 1.0)
+            # 2. the scan from the right, and what the blocks behind this one add
+            c, x = tl.associative_scan((c, x), 0, join, reverse=True)
+            advantage = x + c * carry
+            # 3. out
+            tl.store(advantages + row + t, advantage, mask=t < T)
+            tl.store(returns + row + t, advantage + value, mask=t < T)
+            carry = tl.sum(tl.where(t % BLOCK == 0, advantage, 0.0))
+
+
+def gae_triton(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """For a GPU: one launch, one program a row, in float32."""
+    B, T = rewards.shape
+    rewards, values = rewards.contiguous().float(), values.contiguous().float()
+    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
+    if B * T:
+        block = min(BLOCK, triton.next_power_of_2(T))
+        gae_kernel[(B,)](rewards, values, advantages, returns, T, gamma, gamma * lam, BLOCK=block)
+    return advantages, returns

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# before a kernel is imported: without a GPU the Triton sources run on the CPU
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
 import train_ppo
 import train_rm
 import train_sft
