@@ -31,7 +31,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import ScalarModel
-from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.padding import left_pad, micro_batches, needed_columns
 from nanorlhf.ppo import (
     AdaptiveKL,
     FixedKL,
@@ -239,7 +239,7 @@ def main(args: Args) -> dict[str, float]:
         # 2.1 rollout: temperature only; any other filter would change the distribution that the ratio is taken against
         indices = batch_indices(len(demonstrations), B, update, args.seed)  # [N+ 21]
         query = left_pad([demonstrations[i].query for i in indices], pad_id).to(device)  # (B, Q) [N+ 5]
-        query_mask = query != pad_id  # (B, Q)
+        query_mask, Q = query != pad_id, query.size(1)  # (B, Q)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, whoever samples it
         rollout = []
         for q, u in zip(
@@ -301,7 +301,7 @@ def main(args: Args) -> dict[str, float]:
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        totals, first_ratio_error = torch.zeros(7, device=device), None
+        totals, first_ratio_error, is_first = torch.zeros(7, device=device), torch.zeros((), device=device), True
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(B, generator=generator)
             for minibatch in order.split(B // args.num_minibatches):
@@ -309,27 +309,30 @@ def main(args: Args) -> dict[str, float]:
                 num_actions, num_states = (~padding_mask[minibatch]).sum(), (~state_mask[minibatch]).sum()
                 stats = torch.zeros(7, device=device)
                 optimizer.zero_grad()
-                for rows in micro_batches(minibatch[distributed.rank_slice(len(minibatch))], args.micro_batch_size):
+                share = minibatch[distributed.rank_slice(len(minibatch))]
+                share = share[mask[share].sum(1).argsort().cpu()]  # rows of like length together: less padding
+                for rows in micro_batches(share, args.micro_batch_size):
+                    first, t = needed_columns(query_mask[rows], state_mask[rows])
+                    ids, real = query_response[rows, first : Q + t], mask[rows, first : Q + t]  # (b, Q + T) trimmed
+                    padding, stateless = padding_mask[rows, :t], state_mask[rows, :t]  # (b, T) trimmed
                     with autocast:
-                        new_logprobs, entropy = response_logprobs(
-                            policy, query_response[rows], mask[rows], padding_mask[rows], args.temperature
-                        )
-                        new_values = response_values(value_model, query_response[rows], mask[rows], state_mask[rows])
+                        new_logprobs, entropy = response_logprobs(policy, ids, real, padding, args.temperature)
+                        new_values = response_values(value_model, ids, real, stateless)
                     pg_loss, pg_clipped = policy_loss(
-                        new_logprobs, logprobs[rows], advantages[rows], padding_mask[rows], args.clip_range, num_actions
+                        new_logprobs, logprobs[rows, :t], advantages[rows, :t], padding, args.clip_range, num_actions
                     )
                     vf_loss, vf_clipped = value_loss(
-                        new_values, values[rows], returns[rows], state_mask[rows], args.value_clip_range, num_states
+                        new_values, values[rows, :t], returns[rows, :t], stateless, args.value_clip_range, num_states
                     )
                     (pg_loss + args.value_coef * vf_loss).backward()
                     with torch.no_grad():
-                        log_ratio = torch.where(padding_mask[rows], 0.0, new_logprobs - logprobs[rows])
+                        log_ratio = torch.where(padding, 0.0, new_logprobs - logprobs[rows, :t])
                         approx_kl = 0.5 * (log_ratio**2).sum() / num_actions
-                        ratio = log_ratio.exp()[~padding_mask[rows]].sum() / num_actions
+                        ratio = log_ratio.exp()[~padding].sum() / num_actions
                         means = pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy.sum() / num_actions, ratio
                         stats += torch.stack([mean.detach() for mean in means])
-                        if first_ratio_error is None:
-                            first_ratio_error = (log_ratio.exp() - 1).abs().max()
+                        if is_first:
+                            first_ratio_error = torch.maximum(first_ratio_error, (log_ratio.exp() - 1).abs().max())
                 distributed.sum_gradients(policy, value_model)
                 stats = distributed.all_sum(stats)
                 if not math.isfinite(stats[0] + stats[1]):
@@ -339,6 +342,7 @@ def main(args: Args) -> dict[str, float]:
                         "was saved before."
                     )
                 optimizer.step()
+                is_first = False
                 totals += stats / (args.num_ppo_epochs * args.num_minibatches)
 
         # 2.7 log; every mean is over what is not masked

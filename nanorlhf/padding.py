@@ -5,7 +5,15 @@ from torch import Tensor
 
 from nanorlhf.model import position_ids
 
-__all__ = ["first_true_index", "left_pad", "micro_batches", "position_ids", "right_pad", "truncate_at_eos"]
+__all__ = [
+    "first_true_index",
+    "left_pad",
+    "micro_batches",
+    "needed_columns",
+    "position_ids",
+    "right_pad",
+    "truncate_at_eos",
+]
 
 
 def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
@@ -44,3 +52,14 @@ def truncate_at_eos(response: Tensor, eos_id: int, pad_id: int) -> Tensor:
 def micro_batches(rows: list | Tensor, size: int) -> list:
     """Consecutive pieces of at most `size` rows: what one forward pass takes."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def needed_columns(query_mask: Tensor, state_mask: Tensor) -> tuple[int, int]:
+    """What a few rows of a batch need of its columns: the first with a real query token, and how many of the response.
+
+    query_mask (b, Q) True = real, state_mask (b, T) True = no state. The rest is padding in every row.
+
+        query  # # q q | response  a E s #      first 2, count 3: E and the state s behind it are kept
+               # # # q |           E s # #
+    """
+    return int(query_mask.any(0).long().argmax()), int((~state_mask).any(0).sum())

@@ -2,7 +2,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanorlhf.padding import first_true_index, left_pad, micro_batches, position_ids, right_pad, truncate_at_eos
+from nanorlhf.padding import (
+    first_true_index,
+    left_pad,
+    micro_batches,
+    needed_columns,
+    position_ids,
+    right_pad,
+    truncate_at_eos,
+)
 
 PAD, EOS = 99, 3
 rows = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1, max_size=5)
@@ -40,3 +48,10 @@ def test_positions_count_the_real_tokens_before():
 
 def test_micro_batches_are_consecutive_and_complete():
     assert micro_batches([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+
+
+def test_needed_columns_are_those_of_the_drawing():
+    query_mask = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1]]).bool()
+    state_mask = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
+    assert needed_columns(query_mask, state_mask) == (2, 3)
+    assert needed_columns(query_mask[1:], state_mask[1:]) == (3, 2)

@@ -11,7 +11,7 @@ import train_ppo
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
-from nanorlhf.padding import left_pad
+from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import TINY, read_metrics
@@ -263,6 +263,24 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
     assert len(runs[0]) == 2 * num_minibatches and runs[0].abs().max() > 1e-2
     for steps in runs[:-1]:
         assert torch.allclose(steps, runs[-1], atol=1e-5)
+
+
+def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkeypatch):  # noqa: F811
+    """Each micro-batch is cut to its own longest query and response; here it also keeps every column."""
+    args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", micro_batch_size=3, overwrite=True)
+    runs, cuts = [], []
+
+    def record(query_mask, state_mask):
+        cuts.append(needed_columns(query_mask, state_mask))
+        return cuts[-1]
+
+    for columns in (record, lambda query_mask, state_mask: (0, state_mask.size(1))):
+        monkeypatch.setattr(train_ppo, "needed_columns", columns)
+        gradients.clear()
+        train_ppo.main(replace(args, value_coef=1.0))
+        runs.append(torch.stack(gradients))
+    assert any(first > 0 for first, _ in cuts) and any(count < 12 for _, count in cuts)
+    assert runs[0].abs().max() > 1e-2 and torch.allclose(*runs, atol=1e-5)
 
 
 def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
