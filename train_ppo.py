@@ -207,7 +207,7 @@ def main(args: Args) -> dict[str, float]:
     score = load_rule(args.reward, tokenizer) if args.reward else reward_model_score
 
     parameters = [*policy.parameters(), *value_model.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-5)  # [N+ 20]
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-5, fused=True)  # [N+ 20]
     kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank

@@ -126,7 +126,7 @@ def main(args: Args) -> dict[str, float]:
             f"a comparison in {args.data} has {longest} tokens, more than the {model.config.n_ctx} positions of "
             f"{args.sft}: lower --max-query-length where the data is made."
         )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-5)  # [N+ 10]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-5, fused=True)  # [N+ 10]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     first_step = 0
     if args.resume:
