@@ -1,9 +1,12 @@
 """Flags of the scripts, out of their `Args` dataclasses: help text, defaults and types stand there once."""
 
 import errno
+import io
+import itertools
 import math
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import fields
 from typing import Any
 
@@ -64,7 +67,17 @@ def run_module(main: Callable[[Any], object], args_class: type) -> None:
 
 def _parse(args: Any, arguments: list[str], program: str) -> Any:
     cls, default = (args, {}) if isinstance(args, type) else (type(args), {"default": args})
-    parsed, unknown = tyro.cli(cls, args=arguments, prog=program, return_unknown_args=True, **default)
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            parsed, unknown = tyro.cli(cls, args=arguments, prog=program, return_unknown_args=True, **default)
+    except SystemExit as stop:
+        if stop.code == 0:  # --help
+            raise
+        # tyro draws a box: a title, the reason, a rule, hints
+        lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
+        reason = " ".join(itertools.takewhile(lambda line: line.strip("─╰╯"), lines)).rstrip(".")
+        raise InputError(f"{program}: {reason}: `{program} --help` lists the flags and their values.") from None
     if unknown:
         raise InputError(f"{program}: unknown flag {unknown[0]!r}: `{program} --help` lists those there are.")
     return parsed

@@ -85,6 +85,7 @@ def test_filters_of_the_sampler_are_no_flags_of_ppo(monkeypatch, capsys, flag):
 def test_a_value_of_the_wrong_kind_names_its_flag_and_exits_with_code_2(monkeypatch, capsys, arguments):
     code, out, err, given = call(monkeypatch, capsys, "train_sft", *arguments)
     assert code == 2 and given == [] and arguments[0] in err and "--help" in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "│" not in err
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
