@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -17,6 +18,10 @@ import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
 
+# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("explore", max_examples=500)
+hypothesis.settings.load_profile("fixed")
 torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings, on a busy machine tenfold
 ROOT = Path(__file__).resolve().parent.parent
 REAL = Path(os.environ.get("NANORLHF_REAL_DATA", ROOT.parent / "shared" / "data"))
