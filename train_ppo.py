@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.tiny import gold_score
-from kernels import gae
+from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
@@ -36,7 +36,6 @@ from nanorlhf.ppo import (
     AdaptiveKL,
     FixedKL,
     eos_masks,
-    kl_penalised_rewards,
     masked_mean,
     policy_loss,
     value_loss,
@@ -285,17 +284,18 @@ def main(args: Args) -> dict[str, float]:
         if args.missing_eos_score is not None:
             scores = torch.where(has_eos, scores, args.missing_eos_score)
 
-        # 2.4 KL penalty at each token, the score once
-        rewards, kl = kl_penalised_rewards(
-            logprobs, ref_logprobs, scores, eos_index, kl_control.coefficient, args.score_at
-        )  # (B, T)
-
-        # 2.5 advantages; whitening is over the whole rollout, once, and global: the world size changes nothing
-        if args.whiten_rewards:
+        # 2.4 KL penalty at each token, the score once, and 2.5 advantages from them
+        rewards, kl, advantages, returns, statistics = penalised_gae(
+            logprobs, ref_logprobs, values, scores, eos_index,
+            kl_control.coefficient, args.gamma, args.lam, args.score_at,
+        )  # fmt: skip
+        # whitening is over the whole rollout, once, and global: the world size changes nothing
+        if args.whiten_rewards:  # between 2.4 and 2.5
             rewards = whiten(rewards, state_mask, shift_mean=False)  # [N+ 24]
-        advantages, returns = gae(rewards, values, args.gamma, args.lam, state_mask)
+            advantages, returns = gae(rewards, values, args.gamma, args.lam, state_mask)
+            statistics = None
         if args.whiten_advantages:
-            advantages = whiten(advantages, padding_mask)  # [N+ 25]
+            advantages = whiten(advantages, padding_mask, statistics=statistics)  # [N+ 25]
 
         # 2.6 K epochs of minibatches over the frozen rollout
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
@@ -327,7 +327,7 @@ def main(args: Args) -> dict[str, float]:
                     (pg_loss + args.value_coef * vf_loss).backward()
                     with torch.no_grad():
                         log_ratio = torch.where(padding, 0.0, new_logprobs - logprobs[rows, :t])
-                        approx_kl = 0.5 * (log_ratio**2).sum() / num_actions
+                        approx_kl = k2(new_logprobs, logprobs[rows, :t]).masked_fill(padding, 0.0).sum() / num_actions
                         ratio = log_ratio.exp()[~padding].sum() / num_actions
                         means = pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy.sum() / num_actions, ratio
                         stats += torch.stack([mean.detach() for mean in means])
@@ -348,11 +348,11 @@ def main(args: Args) -> dict[str, float]:
         # 2.7 log; every mean is over what is not masked
         pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = totals.tolist()
         kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
-        k3 = torch.where(padding_mask, 0.0, (-kl).exp() - 1 + kl).sum(1)
+        kl_k3 = torch.where(padding_mask, 0.0, k3(logprobs, ref_logprobs)).sum(1)
         mean_kl, mean_score = kl_per_response.mean().item(), scores.mean().item()
         metrics = {
             "objective/kl": mean_kl,
-            "objective/kl_k3": k3.mean().item(),
+            "objective/kl_k3": kl_k3.mean().item(),
             "objective/entropy": -logprobs.sum(1).mean().item(),
             "objective/non_score_reward": -kl_control.coefficient * mean_kl,
             "objective/score": mean_score,

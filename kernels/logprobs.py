@@ -5,17 +5,31 @@ For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
     logprob = l[label] - Z                 d logprob / d l = onehot(label) - p
     entropy = Z - sum_v p_v l_v            d entropy / d l = -p * (log p + entropy)
 
-`linear_logprobs` starts from hidden states. Stored logits, (N, V) and their gradient, are the largest tensors of a
-whole training step; where they would be large it takes a few tokens at a time and makes their logits once more in the
-backward pass.
+`logprobs_from_logits` starts from logits, `linear_logprobs` from hidden states. All logits of a batch, (N, V), and
+their gradient are the largest tensors of a whole training step. `linear_logprobs` never holds them: it walks over the
+vocabulary block by block with an online softmax, keeps three numbers a row, and makes the logits of a block once more
+in the backward pass: a fourth matrix product beside three. On a CPU they are kept where they are few.
+
+The online softmax: with the maximum m so far, total = sum of exp(l - m) and moment = sum of exp(l - m) * l over what
+has been seen; a new block with a larger maximum m' scales both by exp(m - m') first. At the end Z = m + log(total) and
+sum_v p_v l_v = moment / total.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-STORED = 2**24  # logits that are stored and not recomputed: up to 64 MB in float32
-CHUNK = 2**23  # logits held at a time where they are recomputed
+from kernels.linear import linear, product
+
+try:
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
+    triton = None
+
+KEPT = 2**24  # as many logits are kept for the backward pass on a CPU: up to 64 MB in float32
+BLOCK = 2**21  # logits that a CPU makes at a time: 8 MB
+GPU_BLOCK = 2**25  # gradients of logits that a GPU makes at a time: 64 MB in bf16
+LOWEST = -1e30  # stands for -inf where 0 * -inf would be NaN
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,12 +37,9 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 
     Accumulates in float32 whatever the logits' type; a logit of -inf (an id that can't be emitted) counts as p = 0.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    normaliser = logits.logsumexp(-1)
-    logprobs = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
-    finite = logits.masked_fill(logits == -torch.inf, 0.0)  # 0 * -inf would be NaN
-    entropy = normaliser - (logits.softmax(-1) * finite).sum(-1)
-    return logprobs, entropy
+    if runs_triton(logits):
+        return LogprobsFromLogits.apply(logits, labels)
+    return stored_logprobs(logits, labels)
 
 
 def linear_logprobs(
@@ -36,76 +47,435 @@ def linear_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """The same straight from hidden states: logits = (hidden @ weight.T + bias) / temperature.
 
-    hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,), as above. Under
-    autocast the product is in its type.
+    hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,), as above. A label
+    outside 0 ... V - 1, such as the usual -100, is ignored: logprob 0, no gradient. Under autocast the products are in
+    its type, all else in float32.
     """
-    if len(hidden) * len(weight) <= STORED:
-        return stored_logprobs(hidden, weight, labels, bias, temperature)
-    return ChunkedLogprobs.apply(hidden, weight, labels, bias, temperature, max(1, CHUNK // len(weight)))
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    with torch.autocast(device, enabled=False):
+        return LinearLogprobs.apply(hidden, weight, labels, bias, temperature)
 
 
-def stored_logprobs(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """The specification, and the fastest way while the logits are small."""
-    return logprobs_from_logits(scaled_logits(hidden, weight, bias, temperature), labels)
-
-
-def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """(N, C), (V, C), (V,) -> (N, V), in float32 from the product on."""
-    logits = F.linear(hidden, weight)
+# --------------------------------------------------------------------------------------------------- the specification
+def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What is meant: log-softmax and gather, and the entropy."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return (logits if bias is None else logits + bias) / temperature
+    normaliser = logits.logsumexp(-1)
+    counts = (labels >= 0) & (labels < logits.size(-1))
+    chosen = logits.gather(-1, labels.where(counts, 0).unsqueeze(-1)).squeeze(-1)
+    logprobs = torch.where(counts, chosen - normaliser, 0.0)
+    finite = logits.masked_fill(logits == -torch.inf, 0.0)  # 0 * -inf would be NaN
+    entropy = normaliser - (logits.softmax(-1) * finite).sum(-1)
+    return logprobs, entropy
 
 
-class ChunkedLogprobs(torch.autograd.Function):
-    """`stored_logprobs` for `num_rows` tokens at a time: at most num_rows * V logits exist at once."""
+def stored_linear_logprobs(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The same from hidden states."""
+    logits = linear(hidden, weight)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return stored_logprobs((logits if bias is None else logits + bias) / temperature, labels)
+
+
+# ------------------------------------------------------------------------------------ the blocked way, and its gradient
+class LinearLogprobs(torch.autograd.Function):
+    """All rows at once, the vocabulary in blocks: a CPU multiplies by its BLAS, a GPU makes its tiles in a kernel."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, bias, temperature, num_rows):
-        device = hidden.device.type
-        ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device)}
-        ctx.autocast["enabled"] = torch.is_autocast_enabled(device)
-        ctx.temperature, ctx.num_rows = temperature, num_rows
+    def forward(ctx, hidden, weight, labels, bias, temperature):
+        keep = len(hidden) * len(weight) <= KEPT and any(ctx.needs_input_grad)
+        ctx.kept = [] if keep else None
+        way = linear_forward_triton if runs_triton(hidden) else linear_forward_cpu
+        normaliser, moment, chosen = way(hidden, weight, labels, bias, temperature, ctx.kept)
+        entropy = normaliser - moment
+        ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
+        ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # entropy is mostly for the log: then its gradient is None
-        parts = [
-            stored_logprobs(hidden[rows], weight, labels[rows], bias, temperature)
-            for rows in slices(len(hidden), num_rows)
-        ]
-        logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, weight, labels, bias, entropy)
-        return logprobs, entropy
+        return torch.where((labels >= 0) & (labels < len(weight)), chosen - normaliser, 0.0), entropy
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logprobs, grad_entropy):
-        hidden, weight, labels, bias, entropy = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for rows in slices(len(hidden), ctx.num_rows):
-            with torch.autocast(**ctx.autocast):
-                log_p = scaled_logits(hidden[rows], weight, bias, ctx.temperature)  # (n, V)
-            log_p -= log_p.logsumexp(-1, keepdim=True)
-            p = log_p.exp()  # (n, V)
-            # d loss / d logits, written over p: g_l * (onehot - p) - g_e * p * (log p + entropy)
-            factor = torch.zeros_like(entropy[rows])[:, None] if grad_logprobs is None else -grad_logprobs[rows, None]
-            if grad_entropy is not None:
-                log_p.masked_fill_(log_p == -torch.inf, 0.0)  # p is 0 there, and 0 * -inf would be NaN
-                factor = factor - grad_entropy[rows, None] * (log_p + entropy[rows, None])
-            p *= factor
-            if grad_logprobs is not None:
-                p.scatter_add_(1, labels[rows, None], grad_logprobs[rows, None])
-            p /= ctx.temperature
-            if grad_bias is not None:
-                grad_bias += p.sum(0)
-            p = p.to(ctx.autocast["dtype"]) if ctx.autocast["enabled"] else p
-            if grad_hidden is not None:
-                grad_hidden[rows] = p @ weight.to(p.dtype)
-            if grad_weight is not None:
-                grad_weight += p.T @ hidden[rows].to(p.dtype)
-        return grad_hidden, grad_weight, None, grad_bias, None, None
+        hidden, weight, labels, bias, normaliser, entropy = ctx.saved_tensors
+        for_hidden, for_weight, _, for_bias, _ = ctx.needs_input_grad
+        V = len(weight)
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(normaliser)
+        grad_logprobs = torch.where((labels >= 0) & (labels < V), grad_logprobs, 0.0)
+        grads = [grad if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
+        grad_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype) if for_hidden else None
+        grad_weight = torch.empty_like(weight) if for_weight else None
+        grad_bias = torch.empty_like(bias) if for_bias else None
+        way = linear_backward_triton if runs_triton(hidden) else linear_backward_cpu
+        for ids in vocabulary_blocks(hidden, V):
+            grad = way(hidden, weight, labels, bias, ctx.temperature, normaliser, entropy, grads, ids, ctx.kept)
+            if for_bias:
+                grad_bias[ids] = grad.sum(0)
+            grad = grad.to(hidden.dtype)
+            if for_hidden:
+                grad_hidden += product(grad, weight[ids].T)
+            if for_weight:
+                grad_weight[ids] = product(hidden.T, grad.T).T  # this way round oneDNN is faster
+        return grad_hidden.to(hidden.dtype) if for_hidden else None, grad_weight, None, grad_bias, None
 
 
-def slices(length: int, size: int) -> list[slice]:
-    """Consecutive pieces of at most `size`; one empty piece of nothing."""
-    return [slice(start, start + size) for start in range(0, max(length, 1), size)]
+def runs_triton(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
+    size = max(1, (GPU_BLOCK if runs_triton(hidden) else BLOCK) // max(len(hidden), 1))
+    return [slice(start, min(start + size, V)) for start in range(0, V, size)]
+
+
+def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """labels (N,) -> whether each lies in the block (N, 1), and where in it (N, 1), 0 if it doesn't."""
+    here = (labels >= ids.start) & (labels < ids.stop)
+    return here[:, None], torch.where(here, labels - ids.start, 0)[:, None]
+
+
+# ----------------------------------------------------------------------------------------------------------------- CPU
+def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
+    """(N, v): the logits of a block of ids, in float32 (float64 from float64) from the product on."""
+    logits = product(hidden, weight[ids])
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if bias is not None:
+        logits = logits.add_(bias[ids])
+    if temperature != 1:
+        logits = logits.div_(temperature)
+    return logits if bias is None else logits.clamp_(min=LOWEST)
+
+
+def linear_forward_cpu(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each; blocks of logits go to `kept` if it is a list."""
+    maximum = torch.full((len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
+    for ids in vocabulary_blocks(hidden, len(weight)):
+        logits = block_logits(hidden, weight, bias, temperature, ids)  # (N, v)
+        if kept is not None:
+            kept.append(logits)
+        new_maximum = torch.maximum(maximum, logits.amax(1))
+        scale = (maximum - new_maximum).exp()
+        p = (logits - new_maximum[:, None]).exp_()  # (N, v) not yet divided by the total
+        total, maximum = total * scale + p.sum(1), new_maximum
+        moment = moment * scale + p.mul_(logits).sum(1)
+        here, index = labels_in(ids, labels)
+        chosen = torch.where(here, logits.gather(1, index), chosen[:, None]).squeeze(1)
+    return maximum + total.log(), moment / total, chosen
+
+
+def linear_backward_cpu(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
+    normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice, kept: list | None,
+) -> Tensor:  # fmt: skip
+    """d loss / d (hidden @ weight.T), (N, v), of a block: g_l * (onehot - p) - g_e * p * (log p + entropy)."""
+    logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, ids)
+    log_p = logits.sub_(normaliser[:, None])
+    grad_logprobs, grad_entropy = (grad if grad is None else grad[:, None] for grad in grads)
+    if grad_entropy is None:
+        grad = log_p.exp_().mul_(-grad_logprobs)
+    else:
+        factor = (log_p + entropy[:, None]).mul_(grad_entropy).add_(grad_logprobs)
+        grad = log_p.exp_().mul_(factor.neg_())
+    here, index = labels_in(ids, labels)
+    return grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
+
+
+# --------------------------------------------------------------------------------------------------------------- Triton
+class LogprobsFromLogits(torch.autograd.Function):
+    """`stored_logprobs` in one reading of the logits, and its gradient in one reading and one writing."""
+
+    @staticmethod
+    def forward(ctx, logits, labels):
+        V = logits.size(-1)
+        flat = logits.reshape(-1, V).contiguous()
+        normaliser, moment, chosen = (torch.empty(len(flat), device=flat.device) for _ in range(3))
+        if len(flat):
+            logits_forward_kernel[(len(flat),)](flat, labels.reshape(-1), normaliser, moment, chosen, V)
+        entropy = normaliser - moment
+        ctx.save_for_backward(flat, labels, normaliser, entropy)
+        ctx.set_materialize_grads(False)
+        counts = (labels >= 0) & (labels < V)
+        logprobs = torch.where(counts, (chosen - normaliser).view_as(labels), 0.0)
+        return logprobs, entropy.view_as(labels)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_logprobs, grad_entropy):
+        flat, labels, normaliser, entropy = ctx.saved_tensors
+        V, grad = flat.size(-1), torch.empty_like(flat)
+        zero = torch.zeros_like(normaliser)
+        counts = ((labels >= 0) & (labels < V)).reshape(-1)
+        g_l = zero if grad_logprobs is None else torch.where(counts, grad_logprobs.reshape(-1), 0.0)
+        g_e = zero if grad_entropy is None else grad_entropy.reshape(-1).contiguous()
+        if len(flat):
+            logits_backward_kernel[lambda meta: (len(flat), triton.cdiv(V, meta["BLOCK_V"]))](
+                flat, labels.reshape(-1), normaliser, entropy, g_l, g_e, grad, V
+            )
+        return grad.view(*labels.shape, V), None
+
+
+def linear_forward_triton(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `linear_forward_cpu`; keeps nothing. Each program has some rows and SPLIT ids; the splits are joined here."""
+    (N, C), V = hidden.shape, len(weight)
+    num_splits = triton.cdiv(V, SPLIT)
+    # (splits, N) of each: log of the total, sum_v p_v l_v within the split, the label's logit or 0
+    normalisers, moments, chosen = (torch.empty(num_splits, N, device=hidden.device) for _ in range(3))
+    if N:
+        linear_forward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), num_splits)](
+            hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias, normalisers, moments,
+            chosen, N, V, C, 1 / temperature, HAS_BIAS=bias is not None, SPLIT=SPLIT,
+            PRECISION=precision_of(hidden),
+        )  # fmt: skip
+    normaliser = normalisers.logsumexp(0)
+    return normaliser, ((normalisers - normaliser).exp() * moments).sum(0), chosen.sum(0)
+
+
+def linear_backward_triton(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
+    normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice, kept: list | None,
+) -> Tensor:  # fmt: skip
+    """As `linear_backward_cpu`: a tile of logits is made, turned into its gradient and written, in hidden's type."""
+    (N, C), v = hidden.shape, ids.stop - ids.start
+    grad = torch.empty((N, v), device=hidden.device, dtype=hidden.dtype)
+    g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
+    if N:
+        linear_backward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), triton.cdiv(v, meta["BLOCK_V"]))](
+            hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias, normaliser, entropy,
+            g_l, g_e, grad, ids.start, N, v, C, 1 / temperature, HAS_BIAS=bias is not None,
+            PRECISION=precision_of(hidden),
+        )  # fmt: skip
+    return grad
+
+
+def precision_of(x: Tensor) -> str:
+    """float32 is multiplied in full; the interpreter can't multiply bf16 at all, and gets it as float32."""
+    return "ieee" if x.dtype == torch.float32 or triton.knobs.runtime.interpret else "tf32"
+
+
+SPLIT = 4096  # ids that one program of the forward pass walks over: enough programs for every multiprocessor
+
+if triton is not None:
+    # Ampere has 164 KB of shared memory a multiprocessor, Hopper 228 KB: the tuner drops what does not fit. The
+    # interpreter has no clock, so it takes one set, small enough that small tests have several tiles.
+    if triton.knobs.runtime.interpret:
+        TILES = [triton.Config({"BLOCK_N": 16, "BLOCK_V": 32, "BLOCK_C": 16})]
+        ROWS = [triton.Config({"BLOCK_V": 64})]
+    else:
+        TILES = [
+            triton.Config({"BLOCK_N": n, "BLOCK_V": v, "BLOCK_C": c}, num_warps=warps, num_stages=stages)
+            for n, v, c, warps, stages in (
+                (64, 64, 32, 4, 3),
+                (64, 128, 32, 4, 4),
+                (64, 128, 64, 4, 3),
+                (128, 128, 32, 8, 4),
+                (128, 128, 64, 8, 3),
+                (128, 256, 64, 8, 3),
+                (128, 256, 64, 8, 4),
+            )
+        ]
+        ROWS = [
+            triton.Config({"BLOCK_V": v}, num_warps=warps) for v, warps in ((1024, 4), (4096, 8), (8192, 8), (8192, 16))
+        ]
+
+    @triton.autotune(ROWS, key=["V"])
+    @triton.jit
+    def logits_forward_kernel(
+        logits,  # (N, V)
+        labels,  # (N,)
+        normalisers,  # (N,) out
+        moments,  # (N,) out
+        chosen,  # (N,) out
+        V,
+        BLOCK_V: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        # 1. online softmax, a vector of BLOCK_V running maxima, totals and moments: one reading, no sum in the loop
+        maximum = tl.full((BLOCK_V,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK_V,), tl.float32)
+        moment = tl.zeros((BLOCK_V,), tl.float32)
+        for start in range(0, V, BLOCK_V):
+            ids = start + tl.arange(0, BLOCK_V)
+            logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+            possible = logit > -1e30
+            finite = tl.where(possible, logit, -1e30)
+            new_maximum = tl.maximum(maximum, finite)
+            scale = tl.exp(maximum - new_maximum)
+            p = tl.where(possible, tl.exp(finite - new_maximum), 0.0)
+            total = total * scale + p
+            moment = moment * scale + p * finite
+            maximum = new_maximum
+        # 2. join them
+        top = tl.max(maximum, 0)
+        scale = tl.exp(maximum - top)
+        total_of_row = tl.sum(total * scale, 0)
+        tl.store(normalisers + row, top + tl.log(total_of_row))
+        tl.store(moments + row, tl.sum(moment * scale, 0) / total_of_row)
+        # 3. the label's logit; a label outside is ignored
+        label = tl.load(labels + row)
+        counts = (label >= 0) & (label < V)
+        tl.store(chosen + row, tl.load(logits + row * V + label, mask=counts, other=0.0).to(tl.float32))
+
+    @triton.autotune(ROWS, key=["V"])
+    @triton.jit
+    def logits_backward_kernel(
+        logits,  # (N, V)
+        labels,  # (N,)
+        normalisers,  # (N,)
+        entropies,  # (N,)
+        g_logprobs,  # (N,) 0 where the label is ignored
+        g_entropies,  # (N,)
+        grad,  # (N, V) out
+        V,
+        BLOCK_V: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        ids = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+        logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+        # g_l * (onehot - p) - g_e * p * (log p + entropy)
+        log_p = tl.where(logit > -1e30, logit, -1e30) - tl.load(normalisers + row)
+        p = tl.where(logit > -1e30, tl.exp(log_p), 0.0)
+        g_l, g_e = tl.load(g_logprobs + row), tl.load(g_entropies + row)
+        onehot = tl.where(ids == tl.load(labels + row), 1.0, 0.0)
+        result = g_l * (onehot - p) - g_e * p * (log_p + tl.load(entropies + row))
+        tl.store(grad + row * V + ids, result.to(grad.dtype.element_ty), mask=ids < V)
+
+    @triton.jit
+    def tile_of_logits(
+        hidden,  # (N, C)
+        weight,  # (V, C)
+        bias,  # (V,)
+        rows,  # (BLOCK_N,)
+        ids,  # (BLOCK_V,)
+        N,
+        stop,  # ids from here on count as masked
+        C,
+        inverse_temperature,
+        HAS_BIAS: tl.constexpr,
+        PRECISION: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        BLOCK_V: tl.constexpr,
+        BLOCK_C: tl.constexpr,
+    ):
+        """(BLOCK_N, BLOCK_V) in float32, whatever the inputs' type; -1e30 stands for -inf."""
+        tile = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
+        for start in range(0, C, BLOCK_C):
+            c = start + tl.arange(0, BLOCK_C)
+            h = tl.load(
+                hidden + rows[:, None].to(tl.int64) * C + c[None, :],
+                mask=(rows[:, None] < N) & (c[None, :] < C),
+                other=0.0,
+            )
+            w = tl.load(
+                weight + ids[None, :].to(tl.int64) * C + c[:, None],
+                mask=(ids[None, :] < stop) & (c[:, None] < C),
+                other=0.0,
+            )
+            if PRECISION == "ieee":
+                h, w = h.to(tl.float32), w.to(tl.float32)
+            tile = tl.dot(h, w, tile, input_precision=PRECISION)
+        if HAS_BIAS:
+            tile += tl.load(bias + ids, mask=ids < stop, other=0.0).to(tl.float32)[None, :]
+        return tl.maximum(tile * inverse_temperature, -1e30)
+
+    @triton.autotune(TILES, key=["V", "C"])
+    @triton.jit
+    def linear_forward_kernel(
+        hidden,  # (N, C)
+        weight,  # (V, C)
+        labels,  # (N,)
+        bias,  # (V,)
+        normalisers,  # (splits, N) out
+        moments,  # (splits, N) out
+        chosen,  # (splits, N) out
+        N,
+        V,
+        C,
+        inverse_temperature,
+        HAS_BIAS: tl.constexpr,
+        PRECISION: tl.constexpr,
+        SPLIT: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        BLOCK_V: tl.constexpr,
+        BLOCK_C: tl.constexpr,
+    ):
+        rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = tl.program_id(1) * SPLIT
+        stop = tl.minimum(first + SPLIT, V)
+        label = tl.load(labels + rows, mask=rows < N, other=-1)
+        maximum = tl.full((BLOCK_N,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK_N,), tl.float32)
+        moment = tl.zeros((BLOCK_N,), tl.float32)
+        label_logit = tl.zeros((BLOCK_N,), tl.float32)
+        # online softmax over tiles of the split
+        for start in range(first, stop, BLOCK_V):
+            ids = start + tl.arange(0, BLOCK_V)
+            tile = tile_of_logits(
+                hidden, weight, bias, rows, ids, N, stop, C, inverse_temperature, HAS_BIAS, PRECISION,
+                BLOCK_N, BLOCK_V, BLOCK_C,
+            )  # fmt: skip
+            tile = tl.where(ids[None, :] < stop, tile, -1e30)
+            new_maximum = tl.maximum(maximum, tl.max(tile, 1))
+            scale = tl.exp(maximum - new_maximum)
+            p = tl.where(tile > -1e30, tl.exp(tile - new_maximum[:, None]), 0.0)
+            total = total * scale + tl.sum(p, 1)
+            moment = moment * scale + tl.sum(p * tile, 1)
+            is_label = (ids[None, :] == label[:, None]) & (ids[None, :] < stop)
+            label_logit += tl.sum(tl.where(is_label, tile, 0.0), 1)
+            maximum = new_maximum
+        # a split in which nothing is possible has total 0: its normaliser is -1e30, and its moment counts 0
+        out = tl.program_id(1).to(tl.int64) * N + rows
+        some = tl.where(total > 0, total, 1.0)
+        tl.store(normalisers + out, maximum + tl.log(some), mask=rows < N)
+        tl.store(moments + out, moment / some, mask=rows < N)
+        tl.store(chosen + out, label_logit, mask=rows < N)
+
+    @triton.autotune(TILES, key=["V", "C"])
+    @triton.jit
+    def linear_backward_kernel(
+        hidden,  # (N, C)
+        weight,  # (all ids, C)
+        labels,  # (N,)
+        bias,  # (all ids,)
+        normalisers,  # (N,)
+        entropies,  # (N,)
+        g_logprobs,  # (N,) divided by the temperature, 0 where the label is ignored
+        g_entropies,  # (N,) divided by the temperature
+        grad,  # (N, V) out
+        first,  # the block of V ids begins with this one
+        N,
+        V,
+        C,
+        inverse_temperature,
+        HAS_BIAS: tl.constexpr,
+        PRECISION: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        BLOCK_V: tl.constexpr,
+        BLOCK_C: tl.constexpr,
+    ):
+        rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        index = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+        ids, is_row = first + index, rows < N
+        tile = tile_of_logits(
+            hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, HAS_BIAS, PRECISION,
+            BLOCK_N, BLOCK_V, BLOCK_C,
+        )  # fmt: skip
+        # g_l * (onehot - p) - g_e * p * (log p + entropy)
+        log_p = tile - tl.load(normalisers + rows, mask=is_row, other=0.0)[:, None]
+        p = tl.where(tile > -1e30, tl.exp(log_p), 0.0)
+        g_l = tl.load(g_logprobs + rows, mask=is_row, other=0.0)[:, None]
+        g_e = tl.load(g_entropies + rows, mask=is_row, other=0.0)[:, None]
+        entropy = tl.load(entropies + rows, mask=is_row, other=0.0)[:, None]
+        label = tl.load(labels + rows, mask=is_row, other=-1)
+        onehot = tl.where(ids[None, :] == label[:, None], 1.0, 0.0)
+        result = g_l * (onehot - p) - g_e * p * (log_p + entropy)
+        out = grad + rows[:, None].to(tl.int64) * V + index[None, :]
+        tl.store(out, result.to(grad.dtype.element_ty), mask=is_row[:, None] & (index[None, :] < V))

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.gae import kl_penalised_rewards
 from nanorlhf.padding import first_true_index
+
+__all__ = [
+    "AdaptiveKL",
+    "FixedKL",
+    "eos_masks",
+    "kl_penalised_rewards",
+    "masked_mean",
+    "policy_loss",
+    "value_loss",
+    "whiten",
+]
 
 
 def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,41 +48,20 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, 0.0, x).sum() / (~mask).sum()
 
 
-def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, statistics: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) over what is not masked, population variance; masked positions become 0.
 
     shift_mean False adds the mean back: rewards keep their level, advantages do not. [N+ 24, 25]
-    x (B, T) is the whole rollout batch, gathered from all ranks, so the statistics are global.
+    x (B, T) is the whole rollout batch, gathered from all ranks, so the statistics are global; mean and variance may
+    be given where they are known.
     """
-    mean = masked_mean(x, mask)
-    variance = masked_mean((x - mean) ** 2, mask)
+    if statistics is None:
+        mean = masked_mean(x, mask)
+        variance = masked_mean((x - mean) ** 2, mask)
+    else:
+        mean, variance = statistics
     whitened = (x - mean) * torch.rsqrt(variance + 1e-8) + (0.0 if shift_mean else mean)
     return torch.where(mask, 0.0, whitened)
-
-
-def kl_penalised_rewards(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    scores: Tensor,
-    eos_index: Tensor,
-    kl_coef: float,
-    score_at: str = "after_eos",
-) -> tuple[Tensor, Tensor]:
-    """The reward of each token: -kl_coef * (logprob - ref_logprob) up to the end, and the score once.
-
-    logprobs, ref_logprobs (B, T), scores (B,), eos_index (B,) -> rewards (B, T), kl (B, T), both 0 behind the end.
-
-    score_at says who earns the score (kl_t = logprob - ref_logprob, the estimator k1):
-        after_eos    a  b  E  x     rewards -kl -kl -kl score    the state that contains EOS: slot e + 1 (N+)
-        last_token   a  b  E  x     rewards -kl -kl -kl+score 0  the token that ends the response: slot e
-    Where e + 1 = T there is no such slot and the score falls on e. A row's rewards sum to score - kl_coef * sum(kl).
-    """
-    T = logprobs.size(1)
-    index = torch.arange(T, device=logprobs.device)  # (T,)
-    kl = torch.where(index > eos_index[:, None], 0.0, logprobs - ref_logprobs)  # (B, T)
-    score_index = eos_index if score_at == "last_token" else (eos_index + 1).clamp(max=T - 1)  # (B,)
-    rewards = -kl_coef * kl + torch.where(index == score_index[:, None], scores[:, None], 0.0)
-    return rewards, kl
 
 
 def policy_loss(

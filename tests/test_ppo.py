@@ -91,6 +91,14 @@ def test_both_places_of_the_score_give_the_same_advantages_where_the_last_value_
     assert torch.allclose(results["after_eos"], results["last_token"], atol=1e-6)
 
 
+def test_whitening_by_given_statistics_is_the_same() -> None:
+    x, mask = torch.randn(3, 5), torch.arange(5) > torch.tensor([[4], [2], [0]])
+    statistics = x[~mask].mean(), x[~mask].var(correction=0)
+    assert torch.allclose(whiten(x, mask, statistics=statistics), whiten(x, mask), atol=1e-6)
+    zeros, ones = torch.zeros(()), torch.ones(())
+    assert torch.allclose(whiten(x, mask, statistics=(zeros, 3 * ones)), torch.where(mask, 0.0, x / 3**0.5))
+
+
 def test_whitening_equals_float64_statistics_of_what_is_not_masked():
     torch.manual_seed(0)
     x, mask = torch.randn(4, 6) * 3 + 2, torch.rand(4, 6) < 0.4

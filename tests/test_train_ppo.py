@@ -12,7 +12,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, needed_columns
-from nanorlhf.ppo import eos_masks
+from nanorlhf.ppo import eos_masks, whiten
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import TINY, read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
@@ -98,19 +98,19 @@ def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
 
 
 def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
-    spy, sampler = Spy(monkeypatch, "kl_penalised_rewards"), Spy(monkeypatch, "generate")
+    spy, sampler = Spy(monkeypatch, "penalised_gae"), Spy(monkeypatch, "generate")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, rollout_logprobs="sampler"))
     assert torch.equal(spy.calls[0][0][0], sampler.calls[0][1][1])
 
 
 def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, monkeypatch):
-    spies = {name: Spy(monkeypatch, name) for name in ("generate", "kl_penalised_rewards")}
+    spies = {name: Spy(monkeypatch, name) for name in ("generate", "penalised_gae")}
     losses, value_losses = Spy(monkeypatch, "policy_loss"), Spy(monkeypatch, "value_loss")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=2, micro_batch_size=8, lr=3e-3)
     train_ppo.main(args)
     (metrics,) = read_metrics(miniature.root / "ppo")
     response, _ = spies["generate"].calls[0][1]
-    logprobs, ref_logprobs, scores, _, beta, _ = spies["kl_penalised_rewards"].calls[0][0]
+    logprobs, ref_logprobs, _, scores, _, beta, *_ = spies["penalised_gae"].calls[0][0]
     tokenizer = load_tokenizer(miniature.root / "sft")
     kl = k3 = entropy = length = states = 0.0
     for b, ids in enumerate(response.tolist()):
@@ -185,33 +185,35 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
     """Looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
-    spy, sampler = Spy(monkeypatch, "kl_penalised_rewards"), Spy(monkeypatch, "generate")
+    spy, sampler = Spy(monkeypatch, "penalised_gae"), Spy(monkeypatch, "generate")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, response_length=12, reward=f"{rule}:score"))
     eos_id = load_tokenizer(miniature.root / "sft").eos_id
-    response, scores = sampler.calls[0][1][0], spy.calls[0][0][2]
+    response, scores = sampler.calls[0][1][0], spy.calls[0][0][3]
     expected = [7.0 if eos_id in ids else -1.0 for ids in response.tolist()]
     assert scores.tolist() == expected and set(expected) == {-1.0, 7.0}
     spy.calls.clear()
     train_ppo.main(
         replace(miniature.ppo, total_episodes=8, overwrite=True, reward=f"{rule}:score", missing_eos_score=None)
     )
-    assert spy.calls[0][0][2].tolist() == [7.0] * 8
+    assert spy.calls[0][0][3].tolist() == [7.0] * 8
 
 
 def test_the_whitening_of_rewards_sees_the_scores_after_the_eos_trick(miniature, monkeypatch):
-    spy, rewards = Spy(monkeypatch, "whiten"), Spy(monkeypatch, "kl_penalised_rewards")
+    spy, rewards = Spy(monkeypatch, "whiten"), Spy(monkeypatch, "penalised_gae")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, whiten_rewards=True))
     (penalised, _, *_), whitened = spy.calls[0][0], spy.calls[0][1]
     assert torch.equal(penalised, rewards.calls[0][1][0])
     assert len(spy.calls) == 2 and whitened.shape == penalised.shape  # once a rollout, then the advantages once
+    (advantages, mask), _ = spy.calls[1][0], spy.calls[1][1]
+    assert torch.equal(spy.calls[1][1], whiten(advantages, mask))  # by their own statistics, not by those before
 
 
 def test_values_and_rewards_behind_the_end_do_not_move_the_advantages(miniature, monkeypatch):
     """Poison every state that does not exist: what the value model says there must not bootstrap."""
-    spy = Spy(monkeypatch, "gae")
+    spy = Spy(monkeypatch, "penalised_gae")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True)
     train_ppo.main(args)
-    clean = spy.calls[0][1][0]
+    clean = spy.calls[0][1][2]
     assert (clean[:, -1] == 0).any() and (clean[:, -1] != 0).any()  # rows that end early, and rows that don't
     plain = train_ppo.ScalarModel.forward
 
@@ -222,12 +224,12 @@ def test_values_and_rewards_behind_the_end_do_not_move_the_advantages(miniature,
     monkeypatch.setattr(train_ppo.ScalarModel, "forward", poisoned)
     spy.calls.clear()
     train_ppo.main(args)
-    assert torch.equal(spy.calls[0][1][0], clean)
+    assert torch.equal(spy.calls[0][1][2], clean)
 
 
 def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
     """Advantages, returns and old logprobs are made once a rollout, not once an epoch, and never changed in place."""
-    policy, value, advantage = (Spy(monkeypatch, name) for name in ("policy_loss", "value_loss", "gae"))
+    policy, value, advantage = (Spy(monkeypatch, name) for name in ("policy_loss", "value_loss", "penalised_gae"))
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=3))
     assert len(advantage.calls) == 1 and len(policy.calls) == 3
 
@@ -298,7 +300,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
     broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)
-    plain, calls = train_ppo.gae, []
+    plain, calls = train_ppo.penalised_gae, []
 
     def interrupted(*arguments):
         calls.append(1)
@@ -306,10 +308,10 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
             raise KeyboardInterrupt
         return plain(*arguments)
 
-    monkeypatch.setattr(train_ppo, "gae", interrupted)
+    monkeypatch.setattr(train_ppo, "penalised_gae", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
-    monkeypatch.setattr(train_ppo, "gae", plain)
+    monkeypatch.setattr(train_ppo, "penalised_gae", plain)
     train_ppo.main(replace(broken, overwrite=False, resume=True))
     for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)

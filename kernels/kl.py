@@ -1,0 +1,176 @@
+"""KL(policy || reference): exactly, over the whole vocabulary, and by three estimators from one sampled token.
+
+With log p = l - Z and log q = r - Z', both of a row of logits:
+
+    KL = sum_v p_v (log p_v - log q_v)              d KL / d l = p * (log p - log q - KL)
+
+The reference is a constant: no gradient goes there. The estimators, of x = log p - log q at a token drawn from p:
+
+    k1 = x                  unbiased, and may be negative
+    k2 = x^2 / 2            biased, never negative; its gradient is unbiased for that of KL
+    k3 = exp(-x) - 1 + x    unbiased, never negative
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from kernels.linear import linear
+from kernels.logprobs import ROWS, runs_triton
+
+try:
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
+    triton = None
+
+CHUNK = 2**23  # logits of each model that the linear form makes at a time
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    return 0.5 * (logprobs - ref_logprobs) ** 2
+
+
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    x = logprobs - ref_logprobs
+    return torch.expm1(-x) + x
+
+
+def kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """logits, ref_logits (..., V) -> KL (...) in nats, float32 (float64 from float64).
+
+    An id that the policy can't emit counts 0; one that the reference alone can't makes the KL infinite.
+    """
+    if runs_triton(logits):
+        return KLDivergence.apply(logits, ref_logits)
+    return stored_kl_divergence(logits, ref_logits)
+
+
+def linear_kl_divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    ref_hidden: Tensor,
+    ref_weight: Tensor,
+    bias: Tensor | None = None,
+    ref_bias: Tensor | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """The same from hidden states, some rows at a time: their logits are made again for the backward pass.
+
+    hidden (N, C), weight (V, C), bias (V,); the reference's may have another width -> KL (N,).
+    """
+
+    def chunk(h: Tensor, r: Tensor) -> Tensor:
+        logits, ref_logits = linear(h, weight, bias), linear(r, ref_weight, ref_bias)
+        return kl_divergence(logits / temperature, ref_logits / temperature)
+
+    rows = max(1, CHUNK // len(weight))
+    pieces = zip(hidden.split(rows), ref_hidden.detach().split(rows), strict=True)
+    return torch.cat([checkpoint(chunk, h, r, use_reentrant=False) for h, r in pieces])
+
+
+def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """What is meant."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_p, log_q = logits.to(wide).log_softmax(-1), ref_logits.detach().to(wide).log_softmax(-1)
+    possible = log_p > -torch.inf
+    # chosen before the product as well: the gradient of 0 * inf would be NaN
+    ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 0.0)
+    return (log_p.exp() * ratio).sum(-1)
+
+
+# --------------------------------------------------------------------------------------------------------------- Triton
+class KLDivergence(torch.autograd.Function):
+    """`stored_kl_divergence` in one reading of both, its gradient in one more."""
+
+    @staticmethod
+    def forward(ctx, logits, ref_logits):
+        V = logits.size(-1)
+        flat, ref_flat = logits.reshape(-1, V).contiguous(), ref_logits.reshape(-1, V).contiguous()
+        kl, normaliser, ref_normaliser = (torch.empty(len(flat), device=flat.device) for _ in range(3))
+        if len(flat):
+            kl_forward_kernel[(len(flat),)](flat, ref_flat, kl, normaliser, ref_normaliser, V)
+        ctx.save_for_backward(flat, ref_flat, kl, normaliser, ref_normaliser)
+        return kl.view(logits.shape[:-1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_kl):
+        flat, ref_flat, kl, normaliser, ref_normaliser = ctx.saved_tensors
+        V, grad = flat.size(-1), torch.empty_like(flat)
+        if len(flat):
+            kl_backward_kernel[lambda meta: (len(flat), triton.cdiv(V, meta["BLOCK_V"]))](
+                flat, ref_flat, kl, normaliser, ref_normaliser, grad_kl.reshape(-1).contiguous(), grad, V
+            )
+        return grad.view(*grad_kl.shape, V), None
+
+
+if triton is not None:
+
+    @triton.autotune(ROWS, key=["V"])
+    @triton.jit
+    def kl_forward_kernel(
+        logits,  # (N, V)
+        ref_logits,  # (N, V)
+        kl,  # (N,) out
+        normalisers,  # (N,) out
+        ref_normalisers,  # (N,) out
+        V,
+        BLOCK_V: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        # 1. two online softmaxes side by side, each a vector of BLOCK_V running maxima and totals
+        top_p = tl.full((BLOCK_V,), -1e30, tl.float32)
+        top_q = tl.full((BLOCK_V,), -1e30, tl.float32)
+        total_p = tl.zeros((BLOCK_V,), tl.float32)
+        total_q = tl.zeros((BLOCK_V,), tl.float32)
+        moment = tl.zeros((BLOCK_V,), tl.float32)  # sum of exp(l - top_p) * (l - r)
+        for start in range(0, V, BLOCK_V):
+            ids = start + tl.arange(0, BLOCK_V)
+            logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+            ref = tl.load(ref_logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+            finite_p, finite_q = tl.where(logit > -1e30, logit, -1e30), tl.where(ref > -1e30, ref, -1e30)
+            new_p, new_q = tl.maximum(top_p, finite_p), tl.maximum(top_q, finite_q)
+            scale = tl.exp(top_p - new_p)
+            p = tl.where(logit > -1e30, tl.exp(finite_p - new_p), 0.0)
+            q = tl.where(ref > -1e30, tl.exp(finite_q - new_q), 0.0)
+            total_p = total_p * scale + p
+            moment = moment * scale + tl.where(p > 0, p * (finite_p - ref), 0.0)
+            total_q = total_q * tl.exp(top_q - new_q) + q
+            top_p, top_q = new_p, new_q
+        # 2. join them
+        best_p, best_q = tl.max(top_p, 0), tl.max(top_q, 0)
+        scale = tl.exp(top_p - best_p)
+        sum_p = tl.sum(total_p * scale, 0)
+        z_p = best_p + tl.log(sum_p)
+        z_q = best_q + tl.log(tl.sum(total_q * tl.exp(top_q - best_q), 0))
+        tl.store(kl + row, tl.sum(tl.where(scale > 0, moment * scale, 0.0), 0) / sum_p - z_p + z_q)
+        tl.store(normalisers + row, z_p)
+        tl.store(ref_normalisers + row, z_q)
+
+    @triton.autotune(ROWS, key=["V"])
+    @triton.jit
+    def kl_backward_kernel(
+        logits,  # (N, V)
+        ref_logits,  # (N, V)
+        kl,  # (N,)
+        normalisers,  # (N,)
+        ref_normalisers,  # (N,)
+        grad_kl,  # (N,)
+        grad,  # (N, V) out
+        V,
+        BLOCK_V: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        ids = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+        logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+        ref = tl.load(ref_logits + row * V + ids, mask=ids < V, other=0.0).to(tl.float32)
+        log_p = tl.where(logit > -1e30, logit, -1e30) - tl.load(normalisers + row)
+        log_q = ref - tl.load(ref_normalisers + row)
+        p = tl.where(logit > -1e30, tl.exp(log_p), 0.0)
+        result = tl.where(p > 0, p * (log_p - log_q - tl.load(kl + row)), 0.0) * tl.load(grad_kl + row)
+        tl.store(grad + row * V + ids, result.to(grad.dtype.element_ty), mask=ids < V)

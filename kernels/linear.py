@@ -1,0 +1,75 @@
+"""x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS that PyTorch carries.
+
+PyTorch's CPU builds multiply float32 with MKL, which takes its AVX2 path on AMD processors; oneDNN, in the same build,
+uses what the processor has. Its float32 product is reached by one private operator, so it is touched here alone, and
+`torch.nn.functional.linear` does the work wherever the operator is absent or not known to be faster.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether this build has the operator and this processor is one on which it wins: any by AMD.
+
+    By the maker's name and not by a stopwatch: a choice that can fall either way would change a run's digits.
+    """
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch.backends.mkl.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and CPUINFO.is_file()
+        and "AuthenticAMD" in CPUINFO.read_text()
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
+    if not is_for_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        # rows go in and come out as a matrix: a view that is made inside could not be written in place behind
+        return OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    return product(x, weight, bias)
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a @ b.T + bias without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
+    if not is_for_onednn(a, b):
+        return F.linear(a, b, bias)
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+
+
+def is_for_onednn(a: Tensor, b: Tensor) -> bool:
+    """float32 on a CPU; bf16 and autocast go through oneDNN by PyTorch's own choice, and it refuses empty sums."""
+    return (
+        a.dtype == b.dtype == torch.float32
+        and a.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and a.size(-1) > 0
+        and onednn_is_faster()
+    )
+
+
+class OneDNNLinear(torch.autograd.Function):
+    """y = x W^T + b;   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over the rows; x (rows, K), y (rows, N)."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
+        grad_weight = product(grad.T, x.T) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

@@ -1,0 +1,105 @@
+"""The exact KL against a sum in float64, its gradient against finite differences, estimators by their expectation."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kernels.kl
+from kernels import k1, k2, k3, kl_divergence, linear_kl_divergence
+
+WAYS = ["cpu", "triton"]
+
+
+@pytest.fixture
+def way(request, monkeypatch) -> str:
+    if request.param == "triton":
+        pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(kernels.kl, "runs_triton", lambda x: request.param == "triton")
+    return "cuda" if request.param == "triton" and torch.cuda.is_available() else "cpu"
+
+
+def by_hand(logits: torch.Tensor, ref_logits: torch.Tensor) -> float:
+    """sum of p log(p / q) over one row, in Python floats."""
+    p, q = (row.double().softmax(-1).tolist() for row in (logits, ref_logits))
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 4), st.integers(1, 150), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 99))
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_the_kl_of_any_shape_equals_a_sum_in_float64(way, N, V, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits, ref_logits = (3 * torch.randn(2, N, V, generator=generator)).to(dtype)
+    got = kl_divergence(logits.to(way), ref_logits.to(way))
+    assert got.shape == (N,) and got.dtype == torch.float32
+    expected = [by_hand(*rows) for rows in zip(logits, ref_logits, strict=True)]
+    assert got.tolist() == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_the_gradient_of_the_kl_is_that_of_float64(way):
+    torch.manual_seed(0)
+    logits, ref_logits, coefficients = torch.randn(3, 2, 100), torch.randn(3, 2, 100), torch.randn(3, 2)
+    reference = logits.double().requires_grad_()
+    log_p, log_q = reference.log_softmax(-1), ref_logits.double().log_softmax(-1)
+    ((log_p.exp() * (log_p - log_q)).sum(-1) * coefficients).sum().backward()
+    logits, ref_logits = logits.to(way).requires_grad_(), ref_logits.to(way).requires_grad_()
+    (kl_divergence(logits, ref_logits) * coefficients.to(way)).sum().backward()
+    assert torch.allclose(logits.grad.cpu().double(), reference.grad, atol=1e-5)
+    assert ref_logits.grad is None  # the reference is a constant
+
+
+def test_the_gradient_of_the_kl_is_that_of_finite_differences():
+    torch.manual_seed(0)
+    ref_logits = torch.randn(4, 6, dtype=torch.float64)
+    logits = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: kl_divergence(x, ref_logits), logits)
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_impossible_ids_count_nothing_and_what_the_reference_alone_rules_out_is_infinite(way):
+    no = -torch.inf
+    logits = torch.tensor([[0.0, 0.0, no], [0.0, no, no], [0.0, 0.0, 0.0], [1e4, 0.0, -1e4]], device=way)
+    ref_logits = torch.tensor([[0.0, 0.0, no], [0.0, 0.0, no], [0.0, 0.0, no], [1e4, 0.0, -1e4]], device=way)
+    logits.requires_grad_()
+    kl = kl_divergence(logits, ref_logits)
+    assert kl.tolist() == pytest.approx([0.0, math.log(2), math.inf, 0.0])
+    kl[[0, 1, 3]].sum().backward()
+    assert logits.grad[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_linear_form_equals_that_of_the_logits_in_value_and_gradient(temperature, monkeypatch):
+    """Chunks of two rows; the reference is of another width."""
+    monkeypatch.setattr(kernels.kl, "CHUNK", 26)
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(5, 4), torch.randn(13, 4), torch.randn(13)
+    ref_hidden, ref_weight = torch.randn(5, 6, requires_grad=True), torch.randn(13, 6)
+    results = []
+    for linear_form in (True, False):
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+        h, w, b = inputs
+        if linear_form:
+            kl = linear_kl_divergence(h, w, ref_hidden, ref_weight, b, None, temperature)
+        else:
+            kl = kl_divergence((h @ w.T + b) / temperature, (ref_hidden @ ref_weight.T) / temperature)
+        (kl * torch.arange(5)).sum().backward()
+        results.append((kl, *(tensor.grad for tensor in inputs)))
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert ref_hidden.grad is None
+    assert linear_kl_divergence(hidden[:0], weight, ref_hidden[:0], ref_weight).shape == (0,)
+
+
+def test_estimators_are_on_average_what_they_are_said_to_be():
+    """The expectation over a vocabulary of five, exactly: KL(p, q) and KL(q, p) differ here by a factor of two."""
+    p, q = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05]).double(), torch.tensor([0.05, 0.05, 0.1, 0.4, 0.4]).double()
+    kl = (p * (p / q).log()).sum()
+    assert (p * k1(p.log(), q.log())).sum() == pytest.approx(kl)
+    assert (p * k3(p.log(), q.log())).sum() == pytest.approx(kl)
+    assert (p * k2(p.log(), q.log())).sum() == pytest.approx((p * 0.5 * (p / q).log() ** 2).sum())
+    assert (k3(p.log(), q.log()) >= 0).all() and (k2(p.log(), q.log()) >= 0).all() and k1(p.log(), q.log()).min() < 0
+    assert k3(torch.zeros(1), torch.full((1,), 1e-4)).item() == pytest.approx(5e-9, rel=1e-2)  # no cancellation

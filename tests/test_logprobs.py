@@ -1,0 +1,261 @@
+"""Log-probabilities four ways: the specification, blocks on a CPU, the two Triton kernels; each against float64.
+
+Without a GPU the Triton sources run in their interpreter, tile by tile, on small sizes.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kernels.logprobs
+from kernels import linear_logprobs, logprobs_from_logits
+from kernels.logprobs import stored_linear_logprobs, stored_logprobs
+
+CUDA = torch.cuda.is_available()
+WAYS = ["cpu", "triton"]
+# `way` sets the same constants for every example
+any_example = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def way(request, monkeypatch) -> str:
+    """Small blocks, so that small sizes have several; `triton` takes the GPU's way, interpreted where there is none."""
+    if request.param == "triton":
+        pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(kernels.logprobs, "runs_triton", lambda x: request.param == "triton")
+    monkeypatch.setattr(kernels.logprobs, "BLOCK", 500)
+    monkeypatch.setattr(kernels.logprobs, "GPU_BLOCK", 2000)
+    monkeypatch.setattr(kernels.logprobs, "SPLIT", 48)
+    return request.param
+
+
+def to_device(way: str, *tensors: Tensor | None) -> list[Tensor | None]:
+    return [t if t is None else t.to("cuda" if way == "triton" and CUDA else "cpu") for t in tensors]
+
+
+def float64_table(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """log-softmax (N, V), by nothing of the product."""
+    logits = hidden.double() @ weight.double().T + (0 if bias is None else bias.double())
+    return (logits / temperature).log_softmax(-1)
+
+
+def test_logprobs_and_entropy_of_a_distribution_typed_by_hand():
+    probabilities = torch.tensor([[0.5, 0.25, 0.25, 0.0]])
+    logprobs, entropy = logprobs_from_logits(probabilities.log() + 7.0, torch.tensor([1]))
+    assert logprobs.item() == pytest.approx(math.log(0.25), abs=1e-6)
+    assert entropy.item() == pytest.approx(1.5 * math.log(2), abs=1e-6)
+
+
+def random_case(N: int, V: int, C: int, with_bias: bool, dtype: torch.dtype = torch.float32):
+    generator = torch.Generator().manual_seed(N + 10 * C + 100 * V)
+    hidden, weight, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((N, C), (V, C), (V,)))
+    labels = torch.randint(V, (N,), generator=generator)
+    labels[1::4] = -100  # ignored
+    return hidden, weight, labels, bias if with_bias else None, torch.randn(2, N, generator=generator)
+
+
+def gradients(function, inputs: list[Tensor | None], labels: Tensor, temperature: float, coefficients: Tensor):
+    """Logprobs, entropies and the gradients of a weighted sum of them."""
+    inputs = [t if t is None else t.clone().requires_grad_() for t in inputs]
+    hidden, weight, bias = inputs
+    logprobs, entropy = function(hidden, weight, labels, bias, temperature)
+    (coefficients[0] * logprobs + coefficients[1] * entropy).sum().backward()
+    return [x.cpu().double() for x in (logprobs.detach(), entropy.detach(), *(t.grad for t in inputs if t is not None))]
+
+
+@any_example
+@given(st.integers(0, 37), st.integers(1, 150), st.integers(1, 21), st.booleans(), st.sampled_from([0.7, 1.0, 2.5]))
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_linear_logprobs_of_any_shape_equal_float64_forward_and_backward(way, N, V, C, with_bias, temperature):
+    hidden, weight, labels, bias, coefficients = random_case(N, V, C, with_bias)
+    inputs = [t if t is None else t.double() for t in (hidden, weight, bias)]
+    expected = gradients(stored_linear_logprobs, inputs, labels, temperature, coefficients.double())
+    hidden, weight, labels, bias, coefficients = to_device(way, hidden, weight, labels, bias, coefficients)
+    for kept in (0, 2**24):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels.logprobs, "KEPT", kept)
+            got = gradients(linear_logprobs, [hidden, weight, bias], labels, temperature, coefficients)
+        for one, other in zip(got, expected, strict=True):
+            assert torch.allclose(one, other, atol=2e-4, rtol=1e-4)  # sums of up to 150 float32 products
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_linear_logprobs_are_those_of_a_log_softmax_and_ignored_labels_count_nothing(way, temperature):
+    hidden, weight, labels, bias, _ = random_case(11, 61, 8, True)
+    table = float64_table(hidden, weight, bias, temperature)
+    logprobs, entropy = linear_logprobs(*to_device(way, hidden, weight, labels, bias), temperature)
+    expected = torch.where(labels >= 0, table[range(11), labels.clamp(min=0)], 0.0)
+    assert torch.allclose(logprobs.cpu().double(), expected, atol=1e-5)
+    assert torch.allclose(entropy.cpu().double(), -(table.exp() * table).sum(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_bf16_is_accumulated_in_float32(way):
+    """Inputs in bf16 give the float64 result of those very numbers; gradients are rounded on the way out."""
+    hidden, weight, labels, _, coefficients = random_case(20, 100, 64, False, torch.bfloat16)
+    expected = gradients(
+        stored_linear_logprobs, [hidden.double(), weight.double(), None], labels, 1.0, coefficients.double()
+    )
+    hidden, weight, labels, coefficients = to_device(way, hidden, weight, labels, coefficients)
+    got = gradients(linear_logprobs, [hidden, weight, None], labels, 1.0, coefficients)
+    # a CPU's product rounds logits of size 8 * 4 to bf16: 8 bits
+    assert (got[0] - expected[0]).abs().max() < (0.2 if way == "cpu" else 1e-4)
+    for one, other in zip(got[2:], expected[2:], strict=True):
+        assert (one - other).abs().max() < 0.05 * other.abs().max()
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_huge_logits_forbidden_ids_and_certainty_leave_no_nan(way):
+    hidden = torch.tensor([[1e4, 0.0], [0.0, 1e4], [-1e4, 1.0]])
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5]])
+    bias = torch.tensor([0.0, 0.0, -torch.inf, 0.0])
+    hidden, weight, labels, bias = to_device(way, hidden, weight, torch.tensor([0, 0, 1]), bias)
+    hidden.requires_grad_(), weight.requires_grad_()
+    logprobs, entropy = linear_logprobs(hidden, weight, labels, bias)
+    (logprobs + 1e3 * entropy).sum().backward()
+    assert logprobs.tolist() == [0.0, -1e4, 0.0] and entropy.tolist() == [0.0, 0.0, 0.0]
+    assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_whole_blocks_of_forbidden_ids_count_nothing(way):
+    """The first and the last block hold nothing that can be emitted; a temperature below 1 must not make them NaN."""
+    hidden, weight, _, _, _ = random_case(3, 200, 5, False)
+    bias = torch.full((200,), -torch.inf)
+    bias[90:110] = 0.0
+    labels = torch.tensor([90, 100, 109])
+    table = float64_table(hidden, weight[90:110], None, 0.5)
+    hidden, weight, labels, bias = to_device(way, hidden, weight, labels, bias)
+    hidden.requires_grad_()
+    logprobs, entropy = linear_logprobs(hidden, weight, labels, bias, 0.5)
+    (logprobs.sum() + entropy.sum()).backward()
+    assert torch.allclose(logprobs.cpu().double(), table[range(3), labels.cpu() - 90], atol=1e-5)
+    assert torch.allclose(entropy.cpu().double(), -(table.exp() * table).sum(-1), atol=1e-5)
+    assert hidden.grad.isfinite().all()
+
+
+def test_the_gradient_of_the_blocks_is_that_of_finite_differences(monkeypatch):
+    monkeypatch.setattr(kernels.logprobs, "BLOCK", 15)
+    torch.manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((5, 3), (7, 3), (7,))
+    )
+    labels = torch.tensor([0, 6, 3, -100, 1])
+    for kept in (0, 2**24):
+        monkeypatch.setattr(kernels.logprobs, "KEPT", kept)
+        for way in (linear_logprobs, stored_linear_logprobs):
+            assert torch.autograd.gradcheck(lambda h, w, b: way(h, w, labels, b, 0.7), (hidden, weight, bias))  # noqa: B023
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_only_the_gradients_that_are_asked_for_are_made(way):
+    hidden, weight, labels = to_device(way, torch.randn(4, 3), torch.randn(5, 3), torch.tensor([0, 1, 2, 4]))
+    hidden.requires_grad_()
+    logprobs, entropy = linear_logprobs(hidden, weight, labels)
+    entropy.sum().backward(retain_graph=True)  # the logprobs have no gradient here
+    alone = hidden.grad.clone()
+    hidden.grad = None
+    logprobs.sum().backward()
+    assert weight.grad is None and alone.isfinite().all() and not torch.equal(alone, hidden.grad)
+
+
+def test_autocast_multiplies_in_its_type_and_sums_in_float32():
+    torch.manual_seed(0)
+    hidden, weight, labels = torch.randn(6, 16), torch.randn(9, 16), torch.randint(9, (6,))
+    results = []
+    for way in (stored_linear_logprobs, linear_logprobs):
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        with torch.autocast("cpu", torch.bfloat16):
+            logprobs, _ = way(*inputs, labels)
+        logprobs.sum().backward()
+        assert inputs[1].grad.dtype == torch.float32
+        results.append((logprobs, inputs[0].grad, inputs[1].grad))
+    assert torch.allclose(results[0][0], results[1][0], atol=1e-6) and results[1][0].dtype == torch.float32
+    for stored, blocked in zip(*results, strict=True):
+        assert (stored - blocked).abs().max() < 0.05  # bf16 has 8 bits
+
+
+def test_logits_are_never_stored_together(monkeypatch):
+    """No tensor of the pass has more numbers than a block of logits or a gradient."""
+    monkeypatch.setattr("kernels.logprobs.KEPT", 1000)
+    monkeypatch.setattr("kernels.logprobs.BLOCK", 2000)
+    N, V, C = 100, 200, 4
+    largest = [0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            result = function(*arguments, **keywords or {})
+            for tensor in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    largest[0] = max(largest[0], tensor.numel())
+            return result
+
+    hidden, weight = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    with Watch():
+        logprobs, entropy = linear_logprobs(hidden, weight, torch.zeros(N, dtype=torch.long))
+        (logprobs + entropy).sum().backward()
+    assert largest[0] == 2000
+
+
+# ---------------------------------------------------------------------------------------------------------- from logits
+@any_example
+@given(st.integers(0, 5), st.integers(1, 150), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 99))
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_logprobs_from_logits_of_any_shape_equal_float64_forward_and_backward(way, N, V, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (5 * torch.randn(N, 2, V, generator=generator)).to(dtype)
+    labels = torch.randint(V, (N, 2), generator=generator)
+    labels[1::2, 0] = -100
+    coefficients = torch.randn(2, N, 2, generator=generator)
+    table = logits.double().log_softmax(-1)
+    expected = torch.where(labels >= 0, table.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1), 0.0)
+    reference = logits.double().requires_grad_()
+    (torch.stack(stored_logprobs(reference, labels)) * coefficients).sum().backward()
+
+    logits, labels, coefficients = to_device(way, logits, labels, coefficients)
+    logits.requires_grad_()
+    logprobs, entropy = logprobs_from_logits(logits, labels)
+    (torch.stack((logprobs, entropy)) * coefficients).sum().backward()
+    assert logprobs.dtype == torch.float32 and logits.grad.dtype == dtype
+    assert torch.allclose(logprobs.cpu().double(), expected, atol=1e-5)
+    assert torch.allclose(entropy.cpu().double(), -(table.exp() * table).sum(-1), atol=2e-5)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.02 * reference.grad.abs().amax().item() if N else 0
+    assert torch.allclose(logits.grad.cpu().double(), reference.grad, atol=tolerance)
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_extreme_logits_leave_no_nan(way):
+    logits = torch.tensor([[1e4, -1e4, 0.0], [0.0, -torch.inf, 0.0], [-torch.inf, 3.0, -torch.inf], [-1e4, -1e4, -1e4]])
+    logits, labels = to_device(way, logits, torch.tensor([1, 0, 1, 2]))
+    logits.requires_grad_()
+    logprobs, entropy = logprobs_from_logits(logits, labels)
+    (logprobs + entropy).sum().backward()
+    # float32 has steps of 1e-3 at 1e4
+    assert logprobs.tolist() == pytest.approx([-2e4, -math.log(2), 0.0, -math.log(3)], abs=1e-3)
+    assert entropy.tolist() == pytest.approx([0.0, math.log(2), 0.0, math.log(3)], abs=1e-3)
+    assert logits.grad.isfinite().all()
+    logits = logits.detach().clone().requires_grad_()
+    logprobs_from_logits(logits, labels)[1].sum().backward()  # the entropy alone
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_gives_what_float64_gives_at_real_sizes(dtype):
+    hidden, weight, labels, _, coefficients = random_case(1000, 50257, 768, False, dtype)
+    weight = weight * 0.02
+    expected = gradients(
+        stored_linear_logprobs, [hidden.double().cuda(), weight.double().cuda(), None], labels.cuda(), 0.7,
+        coefficients.double().cuda(),
+    )  # fmt: skip
+    inputs = [hidden.cuda(), weight.cuda(), None]
+    got = gradients(linear_logprobs, inputs, labels.cuda(), 0.7, coefficients.cuda())
+    for one, other in zip(got, expected, strict=True):
+        assert (one - other).abs().max() < (1e-4 if dtype == torch.float32 else 0.02) * other.abs().max().clamp(min=1)
