@@ -78,6 +78,8 @@ class Args:
     """passes over each rollout"""
     micro_batch_size: int = 16
     """responses a forward and backward pass and process; changes memory, not the gradient"""
+    checkpoint_activations: bool = False
+    """keep each block's input only and run the block again in the backward pass: less memory, a third more time"""
     rollout_batch_size: int = 64
     """responses sampled and scored at once by a process; changes memory, not the result"""
     lr: float = 3e-6
@@ -153,7 +155,7 @@ RECIPES = {
 def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:
     """values (B, T): what the state before each response token is worth; 0 where there is no state."""
     T = state_mask.size(1)
-    return torch.where(state_mask, 0.0, model(query_response, mask)[:, -T - 1 : -1])
+    return torch.where(state_mask, 0.0, model(query_response, mask, last=T + 1)[:, :-1])
 
 
 def main(args: Args) -> dict[str, float]:
@@ -198,6 +200,8 @@ def main(args: Args) -> dict[str, float]:
             )
         reward_model = load_scalar(args.reward_model, device).requires_grad_(False)
         value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
+    for model in (policy, value_model):
+        model.transformer.checkpoint_activations = args.checkpoint_activations
 
     def reward_model_score(queries: Tensor, responses: Tensor) -> Tensor:
         return end_scores(reward_model, torch.cat((queries, responses), dim=1), queries.size(1), pad_id)

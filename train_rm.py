@@ -53,6 +53,8 @@ class Args:
     """pairs an optimizer step, over all processes"""
     micro_batch_size: int = 8
     """pairs a forward pass and process; changes memory, not the gradient"""
+    checkpoint_activations: bool = False
+    """keep each block's input only and run the block again in the backward pass: less memory, a third more time"""
     lr: float = 3e-6
     """peak learning rate of AdamW"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -119,6 +121,7 @@ def main(args: Args) -> dict[str, float]:
             f"{args.data / 'comparisons.train.jsonl'} times --num-epochs {args.num_epochs}: lower it."
         )
     model = scalar_from_gpt(load_gpt(args.sft, device)).to(device)  # [N+ 11] a fresh head on the policy's trunk
+    model.transformer.checkpoint_activations = args.checkpoint_activations
     check_vocabulary(tokenizer, model.config.vocab_size, args.sft)
     longest = max(len(row.query) + max(len(row.chosen), len(row.rejected)) for row in train + validation)
     if longest > model.config.n_ctx:

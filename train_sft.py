@@ -61,6 +61,8 @@ class Args:
     """demonstrations an optimizer step, over all processes"""
     micro_batch_size: int = 16
     """demonstrations a forward pass and process; changes memory, not the gradient"""
+    checkpoint_activations: bool = False
+    """keep each block's input only and run the block again in the backward pass: less memory, a third more time"""
     lr: float = 3e-6
     """peak learning rate of AdamW"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -175,6 +177,7 @@ def main(args: Args) -> dict[str, float]:
             f"of {args.model}: lower one of them."
         )
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    model.transformer.checkpoint_activations = args.checkpoint_activations
     # [N+ 9] eps is not PyTorch's 1e-8; fused: one pass over the weights instead of one an operation
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-5, fused=True)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")

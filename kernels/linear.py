@@ -71,5 +71,9 @@ class OneDNNLinear(torch.autograd.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = product(grad.T, x.T) if ctx.needs_input_grad[1] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            # the other way round is up to 1.5 times as fast if N > K, but is to be transposed: worth it for many rows
+            swap = weight.size(0) > weight.size(1) and len(x) > 8 * weight.size(1)
+            grad_weight = product(x.T, grad.T).T.contiguous() if swap else product(grad.T, x.T)
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nanorlhf.errors import InputError
+from nanorlhf.memory import keep_freed_memory
 
 
 def setup(device: str) -> torch.device:
@@ -29,6 +30,8 @@ def setup(device: str) -> torch.device:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
+    if device == "cpu":
+        keep_freed_memory()
     return torch.device(device)
 
 

@@ -1,5 +1,7 @@
 """Sampling with a KV cache: one prefill, then one token at a time for the rows that have not ended."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -42,58 +44,107 @@ def generate(
             dtype=torch.float64,
             device=generator.device if generator else "cpu",
         )
-    uniforms = uniforms.to(device)
     dtype = (
         torch.get_autocast_dtype(device.type)
         if torch.is_autocast_enabled(device.type)
         else next(model.parameters()).dtype
     )
-    cache = KVCache(model.config, B, Q + max_new_tokens, device, dtype)
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
-    rows = torch.arange(B, device=device)  # (b,) which row of the batch each held row is
-    ended = torch.zeros(B, dtype=torch.bool, device=device)  # (b,)
-    mask = torch.cat((query_mask, query_mask.new_ones((B, max_new_tokens))), dim=1)  # (b, Q + T)
-    hidden = model(query, query_mask, cache)[:, -1]  # (b, C)
+    live = LiveRows(
+        index=torch.arange(B, device=device),
+        query=query.masked_fill(~query_mask, -1),
+        uniforms=uniforms.to(device),
+        response=response.clone(),
+        logprobs=logprobs.clone(),
+        token=query[:, -1:].clone(),
+        ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
+        t=torch.zeros(1, dtype=torch.long, device=device),
+        cache=KVCache(model.config, query_mask, max_new_tokens, dtype),
+    )
 
-    for t in range(max_new_tokens):
-        logits = model.logits(hidden).float()  # (b, V)
-        tempered = logits / (temperature or 1.0)
+    def sample(hidden: Tensor) -> None:
+        """hidden (b, C) -> the next token of each row, written in place."""
+        tempered = model.logits(hidden).float() / (temperature or 1.0)  # (b, V)
+        normaliser = tempered.logsumexp(-1, keepdim=True)  # (b, 1)
         filtered = tempered
         if no_repeat_ngram_size:
-            context = torch.cat((query[rows].masked_fill(~query_mask[rows], -1), response[rows, :t]), dim=1)
+            num_written = live.cache.length - live.query.size(1)
+            context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
             filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
         if temperature == 0:
-            token = filtered.argmax(-1)
+            live.token.copy_(filtered.argmax(-1, keepdim=True))
         else:
             filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
-            token = draw(filtered.softmax(-1), uniforms[rows, t])  # (b,)
-        logprob = tempered.gather(1, token[:, None]).squeeze(1) - tempered.logsumexp(-1)
-        live = rows[~ended]
-        response[live, t] = token[~ended]
-        logprobs[live, t] = logprob[~ended]
+            live.token.copy_(draw((filtered - normaliser).exp(), live.uniforms.index_select(1, live.t)))
+        logprob = tempered.gather(1, live.token) - normaliser  # (b, 1)
+        live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
+        live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
         if eos_id is not None:
-            ended = ended | (token == eos_id)
-        if t + 1 == max_new_tokens or ended.all():
-            break
-        if 4 * int(ended.sum()) >= len(rows):  # a quarter has ended: go on without them, the copy pays for itself
-            kept = ~ended
-            rows, token, mask, ended = rows[kept], token[kept], mask[kept], ended[kept]
-            cache.keep(kept)
-        hidden = model(token[:, None], mask[:, : Q + t + 1], cache)[:, -1]
+            live.ended |= live.token == eos_id
+        live.t += 1
+
+    def step() -> None:
+        """One token more. Nothing in it waits for the GPU or allocates there what outlives it: it can be captured."""
+        sample(model(live.token, cache=live.cache)[:, -1])
+
+    sample(model(query, query_mask, live.cache, last=1)[:, -1])
+    # a GPU is asked seldom whether rows have ended, and shrinks its batch seldom: both break the replay
+    ask_every, drop_at = (8, 1 / 2) if device.type == "cuda" else (1, 1 / 4)
+    graph, num_eager = None, 0
+    for t in range(1, max_new_tokens):
+        if eos_id is not None and t % ask_every == 0:
+            num_ended = int(live.ended.sum())
+            if num_ended == len(live.index):
+                break
+            if num_ended >= drop_at * len(live.index):  # go on without them: the copy pays for itself
+                response[live.index], logprobs[live.index] = live.response, live.logprobs
+                live.keep(~live.ended.squeeze(1))
+                graph, num_eager = None, 0
+        if graph is not None:
+            graph.replay()
+        elif device.type == "cuda" and num_eager == 3 and not no_repeat_ngram_size:  # the libraries are warm
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # writes down one step, does not run it
+                step()
+            graph.replay()
+        else:
+            step()
+            num_eager += 1
+    response[live.index], logprobs[live.index] = live.response, live.logprobs
     if not logprobs.isfinite().all():
         raise InputError("the language model's logits are not finite: its weights are damaged, or --lr was too high.")
     return response, logprobs
 
 
+@dataclass
+class LiveRows:
+    """The rows that are still being written: all that a decode step reads and writes, at fixed places in memory."""
+
+    index: Tensor  # (b,) which row of the batch each is
+    query: Tensor  # (b, Q) -1 at padding
+    uniforms: Tensor  # (b, T)
+    response: Tensor  # (b, T)
+    logprobs: Tensor  # (b, T)
+    token: Tensor  # (b, 1) the last one
+    ended: Tensor  # (b, 1) bool
+    t: Tensor  # (1,) index of the next token
+    cache: KVCache
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with these rows, (b,) bool, only."""
+        for name in ("index", "query", "uniforms", "response", "logprobs", "token", "ended"):
+            setattr(self, name, getattr(self, name)[kept])
+        self.cache.keep(kept)
+
+
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution: probabilities (B, V), uniforms (B,) in [0, 1) -> ids (B,).
+    """Inverse of the cumulative distribution: probabilities (B, V) of any sum, uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
     In float64, and strictly beyond the number, so that an id of probability 0 is never drawn.
     """
-    cumulative = probabilities.double().cumsum(-1)  # (B, V)
-    threshold = uniforms[:, None] * cumulative[:, -1:]  # (B, 1)
-    token = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
+    token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     return token.clamp(max=probabilities.size(-1) - 1)  # beyond it only where a probability is NaN: `generate` says so
 
 

@@ -16,7 +16,7 @@ def response_logprobs(
     The LM head runs only where a token counts.
     """
     T = padding_mask.size(1)
-    hidden = model(query_response, mask)[:, -T - 1 : -1]  # (B, T, C) position Q - 1 + t predicts response token t
+    hidden = model(query_response, mask, last=T + 1)[:, :-1]  # (B, T, C) position Q - 1 + t predicts response token t
     counts = ~padding_mask  # (B, T)
     labels = query_response[:, -T:][counts]  # (N,)
     flat = linear_logprobs(hidden[counts], model.lm_head.weight, labels, model.head_bias, temperature)

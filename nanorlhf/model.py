@@ -5,7 +5,7 @@ it: `GPT` with a head over the vocabulary and `ScalarModel` with a head of one n
 There is no dropout anywhere: with it the policy that sampled and the policy that is trained would differ, the ratio of
 PPO's first epoch would not be 1 and the KL would be noise. [N+ 7]
 
-Letters in shapes: B batch, L tokens seen so far, S tokens of this call (S = L without a cache), C width, H heads,
+Letters in shapes: B batch, L tokens, S tokens of this call (1 in a decode step, else all L), C width, H heads,
 D = C / H, V vocabulary.
 """
 
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kernels.linear import linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,97 +79,166 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
 
 
-def attention_mask(mask: Tensor, num_new: int, window: int | None) -> Tensor:
-    """Which keys each new token may look at: real ones, not after itself, within the window.
+def attention_mask(mask: Tensor, window: int | None) -> Tensor:
+    """Which keys each token may look at: real ones, not after itself, within the window.
 
-    mask (B, L) -> (B, 1, S, L) bool. A token always sees itself: a padding token would otherwise see nothing at all,
+    mask (B, L) -> (B, 1, L, L) bool. A token always sees itself: a padding token would otherwise see nothing at all,
     and the softmax over nothing is NaN. No real token ever looks at it.
     """
-    L = mask.size(1)
-    key = torch.arange(L, device=mask.device)  # (L,)
-    query = key[L - num_new :, None]  # (S, 1)
-    visible = key <= query  # (S, L)
+    key = torch.arange(mask.size(1), device=mask.device)  # (L,)
+    query = key[:, None]  # (L, 1)
+    visible = key <= query  # (L, L)
     if window is not None:
         visible &= key > query - window
-    return (visible & mask[:, None, None, :]) | (key == query)  # (B, 1, S, L)
+    return (visible & mask[:, None, None, :]) | (key == query)
 
 
 def rotary_tables(config: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * base^(-2i / rotary_dim): two tensors (B, 1, S, rotary_dim / 2), float32."""
+    """cos and sin of position * base^(-2i / rotary_dim): two tensors (B, S, 1, 1, rotary_dim / 2), float32."""
     exponents = torch.arange(0, config.rotary_dim, 2, device=positions.device).float() / config.rotary_dim
     # 1 / base^x and not base^-x: rounded as transformers rounds, or angles at position 2,000 would differ by 1e-4
-    angles = positions[:, None, :, None].float() * (1 / config.rotary_base**exponents)
+    angles = positions[:, :, None, None, None].float() * (1 / config.rotary_base**exponents)
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Turn pairs of channels of x (B, H, S, D) by their position's angle; channels beyond rotary_dim pass through."""
-    rotary_dim = 2 * cos.size(-1)
-    turned, rest = x[..., :rotary_dim].float(), x[..., rotary_dim:]
-    if interleaved:  # pairs (0, 1), (2, 3), ...
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    else:  # pairs (0, r/2), (1, r/2 + 1), ...
-        a, b = turned.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return torch.cat((turned.to(x.dtype), rest), dim=-1)
+class Rotate(torch.autograd.Function):
+    """Turns q and k by their positions' angles, in place: nothing but the tables is kept, the gradient is turned back.
+
+    qkv (B, S, 3 * C), cos and sin of `rotary_tables`; channels beyond rotary_dim, and v, pass through.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = n_head, interleaved
+        ctx.mark_dirty(qkv)
+        return turn_(qkv, cos, sin, n_head, interleaved)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        return turn_(grad, cos, -sin, *ctx.layout), None, None, None, None
+
+
+def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
+    """The rotation itself, in float32 at least: pairs (0, 1), (2, 3), ... or (0, r/2), (1, r/2 + 1), ..."""
+    B, S, _ = qkv.shape
+    qk = qkv.view(B, S, 3, n_head, -1)[:, :, :2, :, : 2 * cos.size(-1)]  # (B, S, 2, H, r)
+    a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
+    turned = a * cos - b * sin
+    b.copy_(b * cos + a * sin)
+    a.copy_(turned)
+    return qkv
 
 
 class KVCache:
-    """Keys and values of the tokens seen so far, in buffers that are allocated once, for `max_length` tokens."""
+    """Keys and values in buffers that are allocated once, and what a decode step looks up: all of it moves in place.
 
-    def __init__(self, config: GPTConfig, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype):
-        shape = (config.n_layer, batch_size, config.n_head, max_length, config.d_model // config.n_head)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
-        self.length = 0  # tokens held; the model moves it on after each call
+    Prefill takes the query in one call, then each call takes one token a row. query_mask (B, Q) True = real; the
+    num_new tokens behind it are all real. `at` is a tensor and not a number, so that a CUDA graph of one step serves
+    for all of them; a GPU therefore looks at the whole buffer each time, a CPU at what has been written.
+    """
+
+    def __init__(self, config: GPTConfig, query_mask: Tensor, num_new: int, dtype: torch.dtype):
+        B, Q = query_mask.shape
+        self.config, self.length = config, 0  # tokens held; the model moves it on after each call
+        shape = (config.n_layer, B, config.n_head, Q + num_new, config.d_model // config.n_head)
+        # zeros: the masked part of a GPU's buffer is read as well, and 0 * what was there before might be NaN
+        self.keys = torch.zeros(shape, device=query_mask.device, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
+        mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
+        self.positions = position_ids(mask)  # (B, L)
+        self.rotary = None if config.positions == "learned" else rotary_tables(config, self.positions)
+        self.at = torch.full((1,), Q, device=query_mask.device)  # where the next token goes
+        self.index = torch.arange(Q + num_new, device=query_mask.device)  # (L,)
+        # added to attention logits, 0 or -inf: real tokens of the query at first, then one more each step
+        self.bias = torch.zeros((B, 1, 1, Q + num_new), device=query_mask.device, dtype=dtype)
+        self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
+
+    def next_token(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None, dict[int | None, Tensor]]:
+        """Positions (B, 1), rotary tables and, for each window, the bias (B, 1, 1, L) of the token that comes now."""
+        self.bias.index_fill_(3, self.at, 0.0)
+        bias = self.bias[..., : self.end]
+        windows = {self.config.window(layer) for layer in range(self.config.n_layer)}
+        biases = {
+            window: bias if window is None else bias.masked_fill(self.index[: self.end] <= self.at - window, -torch.inf)
+            for window in windows
+        }
+        rotary = self.rotary and tuple(table.index_select(1, self.at) for table in self.rotary)
+        return self.positions.index_select(1, self.at), rotary, biases
+
+    @property
+    def end(self) -> int:
+        """How much of the buffer a decode step looks at."""
+        return self.keys.size(3) if self.keys.is_cuda else self.length + 1
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """key, value (B, H, S, D) of the new tokens -> those of all L tokens."""
-        end = self.length + key.size(2)
-        self.keys[layer, :, :, self.length : end] = key
-        self.values[layer, :, :, self.length : end] = value
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        """key, value (B, H, S, D) of the new tokens -> those that they may look at."""
+        if self.length == 0:
+            self.keys[layer, :, :, : key.size(2)], self.values[layer, :, :, : key.size(2)] = key, value
+            return key, value
+        self.keys[layer].index_copy_(2, self.at, key)
+        self.values[layer].index_copy_(2, self.at, value)
+        return self.keys[layer, :, :, : self.end], self.values[layer, :, :, : self.end]
+
+    def advance(self, num_tokens: int) -> None:
+        if self.length:
+            self.at += 1
+        self.length += num_tokens
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only: the others have ended."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.positions, self.bias = self.positions[rows], self.bias[rows]
+        self.rotary = self.rotary and tuple(table[rows] for table in self.rotary)
 
 
 # ------------------------------------------------------------------------------------------------------------- a block
+class Linear(nn.Linear):
+    """`nn.Linear` with this project's product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.qkv_bias)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_out_bias)
+        self.qkv = Linear(config.d_model, 3 * config.d_model, bias=config.qkv_bias)
+        self.out = Linear(config.d_model, config.d_model, bias=config.attention_out_bias)
 
     def forward(
         self,
         x: Tensor,  # (B, S, C)
-        visible: Tensor | None,  # (B, 1, S, L); None = plainly causal
+        visible: Tensor | None,  # (B, 1, S, L), bool or added to the logits; None = plainly causal
         rotary: tuple[Tensor, Tensor] | None,
         cache: KVCache | None,
         layer: int,
+        last: int,  # how many of the S tokens are asked for
     ) -> Tensor:
         B, S, C = x.shape
-        q, k, v = self.qkv(x).view(B, S, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)  # each (B, H, S, D)
+        qkv = self.qkv(x)  # (B, S, 3 * C)
         if rotary is not None:
-            interleaved = self.config.positions == "rotary_interleaved"
-            q, k = rotate(q, *rotary, interleaved), rotate(k, *rotary, interleaved)
+            qkv = Rotate.apply(qkv, *rotary, self.config.n_head, self.config.positions == "rotary_interleaved")
+        q, k, v = qkv.view(B, S, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)  # each (B, H, S, D)
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B, H, L, D)
+        if last < S:
+            q, visible = q[:, :, -last:], visible[:, :, -last:]
         scale = None if self.config.scale_attention else 1.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, scale=scale)
-        return self.out(y.transpose(1, 2).reshape(B, S, C))
+        return self.out(y.transpose(1, 2).reshape(B, last, C))
 
 
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.d_mlp)
+        self.up = Linear(config.d_model, config.d_mlp)
         self.activation = ACTIVATIONS[config.activation]
-        self.down = nn.Linear(config.d_mlp, config.d_model)
+        self.down = Linear(config.d_mlp, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x)))
@@ -181,9 +253,11 @@ class Block(nn.Module):
         self.norm2 = None if config.shared_norm else nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *attention_arguments) -> Tensor:
+    def forward(self, x: Tensor, visible, rotary, cache, layer: int, last: int) -> Tensor:
+        """x (B, S, C) -> (B, last, C): earlier tokens are looked at, but not asked for."""
         normed = self.norm1(x)
-        attended = self.attention(normed, *attention_arguments)
+        attended = self.attention(normed, visible, rotary, cache, layer, last)
+        x, normed = x[:, -last:], normed[:, -last:]
         if self.parallel:
             return x + attended + self.mlp(normed if self.norm2 is None else self.norm2(x))
         x = x + attended
@@ -205,6 +279,7 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(config.n_ctx, config.d_model) if config.positions == "learned" else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.checkpoint_activations = False  # keep a block's input only, and run it again in the backward pass
         self.initialise()
 
     @torch.no_grad()
@@ -224,32 +299,42 @@ class Transformer(nn.Module):
             for writer in (block.attention.out, block.mlp.down):
                 nn.init.normal_(writer.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """ids (B, S), mask (B, L) True = real token -> hidden (B, S, C) after the final norm.
+    def forward(
+        self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None, last: int | None = None
+    ) -> Tensor:
+        """ids (B, L), mask (B, L) True = real token -> hidden (B, L, C) after the final norm. mask None: all are real.
 
-        With a cache, ids are the S new tokens and mask covers all L = cache.length + S. mask None: all are real.
+        With a cache: the query first, then ids (B, 1), the next token of each row, without a mask. With `last`: only
+        so many tokens at the end are asked for, hidden (B, last, C), and the last block makes no more.
         """
         config, S = self.config, ids.size(1)
-        if mask is None and (cache is not None or config.attention_windows):
-            mask = ids.new_ones((ids.size(0), S + (cache.length if cache else 0)), dtype=torch.bool)
-        if mask is None:
-            positions = torch.arange(S, device=ids.device).expand_as(ids)  # (B, S)
-            visible = dict.fromkeys([None])
+        last = S if last is None else last
+        if cache is not None and cache.length:
+            positions, rotary, visible = cache.next_token()
         else:
-            positions = position_ids(mask)[:, -S:]
-            ids = ids.masked_fill(~mask[:, -S:], 0)  # [PAD] may lie outside the embedding
-            windows = {config.window(layer) for layer in range(config.n_layer)}
-            visible = {window: attention_mask(mask, S, window) for window in windows}
+            if mask is None and (config.attention_windows or last < S):
+                mask = torch.ones_like(ids, dtype=torch.bool)
+            if mask is None:
+                positions = torch.arange(S, device=ids.device).expand_as(ids)  # (B, L)
+                visible = dict.fromkeys([None])
+            else:
+                positions = position_ids(mask)
+                ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
+                windows = {config.window(layer) for layer in range(config.n_layer)}
+                visible = {window: attention_mask(mask, window) for window in windows}
+            rotary = None if self.positions is not None else rotary_tables(config, positions)
         x = self.embedding(ids)  # (B, S, C)
-        rotary = None
         if self.positions is not None:
             x = x + self.positions(positions)
-        else:
-            rotary = rotary_tables(config, positions)
         for layer, block in enumerate(self.blocks):
-            x = block(x, visible[config.window(layer)], rotary, cache, layer)
+            wanted = last if layer + 1 == config.n_layer else S
+            arguments = (x, visible[config.window(layer)], rotary, cache, layer, wanted)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x = checkpoint(block, *arguments, use_reentrant=False)
+            else:
+                x = block(*arguments)
         if cache is not None:
-            cache.length += S
+            cache.advance(S)
         return self.norm(x)
 
 
@@ -289,13 +374,15 @@ class GPT(nn.Module):
         )
         return bias.masked_fill(self.forbidden, -torch.inf)
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """ids (B, S), mask (B, L) -> hidden (B, S, C) after the final norm; see `Transformer.forward`."""
-        return self.transformer(ids, mask, cache)
+    def forward(
+        self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None, last: int | None = None
+    ) -> Tensor:
+        """ids, mask (B, L) -> hidden (B, L, C) after the final norm; see `Transformer.forward`."""
+        return self.transformer(ids, mask, cache, last)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., C) -> logits (..., V), -inf at forbidden ids."""
-        return F.linear(hidden, self.lm_head.weight, self.head_bias)
+        return linear(hidden, self.lm_head.weight, self.head_bias)
 
 
 class ScalarModel(nn.Module):
@@ -312,8 +399,11 @@ class ScalarModel(nn.Module):
         # [N+ 15] subtracted from every score, so that the demonstrations have mean 0; saved with the weights
         self.register_buffer("reward_bias", torch.zeros(()))
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids (B, L), mask (B, L) -> scores (B, L) in float32, one at every token; only some of them mean anything."""
-        hidden = self.transformer(ids, mask)
+    def forward(self, ids: Tensor, mask: Tensor | None = None, last: int | None = None) -> Tensor:
+        """ids (B, L), mask (B, L) -> scores (B, L) in float32, one at every token; only some of them mean anything.
+
+        With `last`: those of so many tokens at the end, (B, last).
+        """
+        hidden = self.transformer(ids, mask, last=last)
         with torch.autocast(hidden.device.type, enabled=False):  # two bf16 scores that differ by 0.4% would be a tie
             return self.score(hidden.float()).squeeze(-1) - self.reward_bias

@@ -159,7 +159,7 @@ def test_pad_inside_the_vocabulary_is_never_sampled():
 def test_an_id_of_probability_zero_is_never_drawn():
     probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(4, 5)
     uniforms = torch.tensor([0.0, 0.5, 0.4999999999, 1 - 2**-53], dtype=torch.float64)
-    assert draw(probabilities, uniforms).tolist() == [1, 3, 1, 3]
+    assert draw(probabilities, uniforms[:, None]).tolist() == [[1], [3], [1], [3]]
 
 
 def test_top_k_keeps_k_and_top_p_keeps_the_one_that_crosses():

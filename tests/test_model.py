@@ -93,18 +93,56 @@ def test_no_token_sees_a_later_one(gpt) -> None:
 # ----------------------------------------------------------------------------------------------------------- the cache
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt) -> None:
-    """Prefill of 6, then pieces of 1, 3 and 1 tokens; rows left-padded by 0 and 4; one row dropped on the way."""
+    """Prefill of 6, then a token at a time; rows left-padded by 0 and 4; one row dropped on the way."""
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     full = gpt(ids, mask)
-    cache = KVCache(gpt.config, 2, 12, torch.device("cpu"), torch.float32)
-    hidden = [gpt(ids[:, :6], mask[:, :6], cache), gpt(ids[:, 6:7], mask[:, :7], cache)]
+    cache = KVCache(gpt.config, mask[:, :6], 6, torch.float32)
+    hidden = [gpt(ids[:, :6], mask[:, :6], cache), gpt(ids[:, 6:7], cache=cache)]
     assert (torch.cat(hidden, 1) - full[:, :7]).abs()[mask[:, :7]].max() < 1e-5
     kept = torch.tensor([False, True])
     cache.keep(kept)
-    hidden = [gpt(ids[kept, 7:10], mask[kept, :10], cache), gpt(ids[kept, 10:11], mask[kept, :11], cache)]
+    hidden = [gpt(ids[kept, i : i + 1], cache=cache) for i in range(7, 11)]
     assert cache.length == 11
     assert (torch.cat(hidden, 1) - full[kept, 7:11]).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_decode_step_that_looks_at_the_whole_buffer_gives_the_same(gpt, monkeypatch) -> None:
+    """As a GPU does, where one captured step serves for all: what is not written yet is masked."""
+    monkeypatch.setattr(KVCache, "end", property(lambda cache: cache.keys.size(3)))
+    test_decoding_with_a_cache_equals_the_full_forward_pass(gpt)
+
+
+def test_asking_for_the_last_tokens_alone_gives_the_same_in_value_and_gradient(gpt) -> None:
+    ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(12) >= torch.tensor([[0], [4]])
+    for real in (mask, None):
+        results = []
+        for last in (None, 5):
+            gpt.zero_grad()
+            hidden = gpt(ids, real, last=last)[:, -5:]
+            (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+            gradients = [p.grad.clone() for p in gpt.parameters() if p.grad is not None]
+            results.append([hidden.detach(), *gradients])
+        for whole, part in zip(*results, strict=True):
+            assert torch.allclose(whole, part, atol=1e-4, rtol=1e-4)
+
+
+def test_checkpointed_activations_change_no_number_and_keep_less(gpt) -> None:
+    ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(12) >= torch.tensor([[0], [4]])
+    results, kept = [], []
+    for gpt.transformer.checkpoint_activations in (False, True):
+        gpt.zero_grad()
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
+            hidden = gpt(ids, mask, last=5)
+        hidden.square().sum().backward()
+        kept.append(sum(sizes))
+        results.append([hidden.detach(), *(p.grad.clone() for p in gpt.parameters() if p.grad is not None)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert kept[1] < kept[0] / 3
 
 
 # -------------------------------------------------------------------------------------------------------------- masks
@@ -116,20 +154,17 @@ def test_positions_are_those_of_the_drawing() -> None:
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3),
-    st.integers(1, 6),
     st.one_of(st.none(), st.integers(1, 8)),
 )
-def test_what_a_token_sees_equals_a_triple_loop(rows, num_new, window) -> None:
-    mask = torch.tensor(rows)
-    visible = attention_mask(mask, num_new, window)
-    assert visible.shape == (len(rows), 1, num_new, 6)
+def test_what_a_token_sees_equals_a_triple_loop(rows, window) -> None:
+    visible = attention_mask(torch.tensor(rows), window)
+    assert visible.shape == (len(rows), 1, 6, 6)
     for row in range(len(rows)):
-        for new in range(num_new):
-            query = 6 - num_new + new
+        for query in range(6):
             for key in range(6):
                 near = window is None or query - key < window
                 expected = key == query or (key < query and near and rows[row][key])
-                assert visible[row, 0, new, key].item() == expected
+                assert visible[row, 0, query, key].item() == expected
 
 
 # ------------------------------------------------------------------------------------------------------ [PAD], dropout
