@@ -5,6 +5,7 @@ uses what the processor has. Its float32 product is reached by one private opera
 `torch.nn.functional.linear` does the work wherever the operator is absent or not known to be faster.
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,45 +17,47 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @cache
-def onednn_is_faster() -> bool:
-    """Whether this build has the operator and this processor is one on which it wins: any by AMD.
+def onednn_product() -> Callable | None:
+    """The operator, if this build has it and this processor is one on which it wins: any by AMD.
 
     By the maker's name and not by a stopwatch: a choice that can fall either way would change a run's digits.
     """
-    return (
+    if (
         torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and CPUINFO.is_file()
         and "AuthenticAMD" in CPUINFO.read_text()
-    )
+    ):
+        return torch.ops.mkldnn._linear_pointwise.default
+    return None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
-    if not is_for_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        # rows go in and come out as a matrix: a view that is made inside could not be written in place behind
+    if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
+        return product(x, weight, bias)
+    if is_for_onednn(x, weight):
+        # rows go in and come out as a matrix, so that the Function's output is no view
         return OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-    return product(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a @ b.T + bias without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
-    if not is_for_onednn(a, b):
-        return F.linear(a, b, bias)
-    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+    if is_for_onednn(a, b):
+        return onednn_product()(a, b, bias, "none", [], "")
+    return F.linear(a, b, bias)
 
 
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
     """float32 on a CPU; bf16 and autocast go through oneDNN by PyTorch's own choice, and it refuses empty sums."""
     return (
         a.dtype == b.dtype == torch.float32
-        and a.device.type == "cpu"
+        and a.is_cpu
+        and onednn_product() is not None
         and not torch.is_autocast_enabled("cpu")
         and a.size(-1) > 0
-        and onednn_is_faster()
     )
 
 

@@ -9,7 +9,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: GPT,
     query: Tensor,
@@ -65,7 +65,7 @@ def generate(
 
     def sample(hidden: Tensor) -> None:
         """hidden (b, C) -> the next token of each row, written in place."""
-        tempered = model.logits(hidden).float() / (temperature or 1.0)  # (b, V)
+        tempered = model.logits(hidden).float().div_(temperature or 1.0)  # (b, V)
         normaliser = tempered.logsumexp(-1, keepdim=True)  # (b, 1)
         filtered = tempered
         if no_repeat_ngram_size:
@@ -76,7 +76,7 @@ def generate(
             live.token.copy_(filtered.argmax(-1, keepdim=True))
         else:
             filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
-            live.token.copy_(draw((filtered - normaliser).exp(), live.uniforms.index_select(1, live.t)))
+            live.token.copy_(draw((filtered - normaliser).exp_(), live.uniforms.index_select(1, live.t)))
         logprob = tempered.gather(1, live.token) - normaliser  # (b, 1)
         live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
         live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
@@ -114,7 +114,8 @@ def generate(
     response[live.index], logprobs[live.index] = live.response, live.logprobs
     if not logprobs.isfinite().all():
         raise InputError("the language model's logits are not finite: its weights are damaged, or --lr was too high.")
-    return response, logprobs
+    with torch.inference_mode(False):  # copies that a backward pass may keep
+        return response.clone(), logprobs.clone()
 
 
 @dataclass

@@ -93,6 +93,11 @@ def attention_mask(mask: Tensor, window: int | None) -> Tensor:
     return (visible & mask[:, None, None, :]) | (key == query)
 
 
+def attention_bias(visible: Tensor) -> Tensor:
+    """The same as numbers that are added to attention logits: made once, not once a layer."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
+
+
 def rotary_tables(config: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2i / rotary_dim): two tensors (B, S, 1, 1, rotary_dim / 2), float32."""
     exponents = torch.arange(0, config.rotary_dim, 2, device=positions.device).float() / config.rotary_dim
@@ -101,34 +106,38 @@ def rotary_tables(config: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]
     return angles.cos(), angles.sin()
 
 
-class Rotate(torch.autograd.Function):
-    """Turns q and k by their positions' angles, in place: nothing but the tables is kept, the gradient is turned back.
+class RotatedHeads(torch.autograd.Function):
+    """q, k, v out of their joint projection, q and k turned by their positions' angles.
 
-    qkv (B, S, 3 * C), cos and sin of `rotary_tables`; channels beyond rotary_dim, and v, pass through.
+    qkv (B, S, 3 * C), cos and sin of `rotary_tables` -> three (B, H, S, D); channels beyond rotary_dim pass through.
+    It turns in place, where nothing else looks, and keeps the tables alone: the gradient is turned back.
     """
 
     @staticmethod
-    def forward(ctx, qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
+    def forward(ctx, qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        ctx.layout = n_head, interleaved
-        ctx.mark_dirty(qkv)
-        return turn_(qkv, cos, sin, n_head, interleaved)
+        ctx.interleaved = interleaved
+        return heads(turn_(qkv.detach().view(*qkv.shape[:2], 3, n_head, -1), cos, sin, interleaved))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        grad = grad.clone(memory_format=torch.contiguous_format)
-        return turn_(grad, cos, -sin, *ctx.layout), None, None, None, None
+        grad = torch.stack([g.transpose(1, 2) for g in grads], dim=2)  # (B, S, 3, H, D)
+        return turn_(grad, cos, -sin, ctx.interleaved).flatten(2), None, None, None, None
 
 
-def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
-    """The rotation itself, in float32 at least: pairs (0, 1), (2, 3), ... or (0, r/2), (1, r/2 + 1), ..."""
-    B, S, _ = qkv.shape
-    qk = qkv.view(B, S, 3, n_head, -1)[:, :, :2, :, : 2 * cos.size(-1)]  # (B, S, 2, H, r)
+def heads(qkv: Tensor) -> tuple[Tensor, ...]:
+    """(B, S, 3, H, D) -> q, k, v, (B, H, S, D) each."""
+    return qkv.permute(2, 0, 3, 1, 4).unbind()
+
+
+def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The rotation itself, (B, S, 3, H, D), in float32 at least, of pairs (0, 1), (2, 3) or (0, r/2), (1, r/2 + 1)."""
+    qk = qkv[:, :, :2, :, : 2 * cos.size(-1)]  # (B, S, 2, H, r)
     a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
-    turned = a * cos - b * sin
-    b.copy_(b * cos + a * sin)
+    turned = (a * cos).addcmul_(b, sin, value=-1)
+    b.copy_((b * cos).addcmul_(a, sin))
     a.copy_(turned)
     return qkv
 
@@ -141,24 +150,26 @@ class KVCache:
     for all of them; a GPU therefore looks at the whole buffer each time, a CPU at what has been written.
     """
 
-    def __init__(self, config: GPTConfig, query_mask: Tensor, num_new: int, dtype: torch.dtype):
+    def __init__(self, config: GPTConfig, query_mask: Tensor, num_new: int, dtype: torch.dtype, whole: bool = False):
         B, Q = query_mask.shape
+        self.whole = whole or query_mask.is_cuda
         self.config, self.length = config, 0  # tokens held; the model moves it on after each call
         shape = (config.n_layer, B, config.n_head, Q + num_new, config.d_model // config.n_head)
-        # zeros: the masked part of a GPU's buffer is read as well, and 0 * what was there before might be NaN
-        self.keys = torch.zeros(shape, device=query_mask.device, dtype=dtype)
-        self.values = torch.zeros_like(self.keys)
+        # zeros where the masked part is read as well: 0 * what was there before might be NaN
+        self.keys, self.values = (
+            (torch.zeros if self.whole else torch.empty)(shape, device=query_mask.device, dtype=dtype) for _ in range(2)
+        )
         mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
         self.positions = position_ids(mask)  # (B, L)
         self.rotary = None if config.positions == "learned" else rotary_tables(config, self.positions)
         self.at = torch.full((1,), Q, device=query_mask.device)  # where the next token goes
         self.index = torch.arange(Q + num_new, device=query_mask.device)  # (L,)
         # added to attention logits, 0 or -inf: real tokens of the query at first, then one more each step
-        self.bias = torch.zeros((B, 1, 1, Q + num_new), device=query_mask.device, dtype=dtype)
+        self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=query_mask.device, dtype=dtype)
         self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
 
     def next_token(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None, dict[int | None, Tensor]]:
-        """Positions (B, 1), rotary tables and, for each window, the bias (B, 1, 1, L) of the token that comes now."""
+        """Positions (B, 1), rotary tables and, for each window, the bias (B, H, 1, L) of the token that comes now."""
         self.bias.index_fill_(3, self.at, 0.0)
         bias = self.bias[..., : self.end]
         windows = {self.config.window(layer) for layer in range(self.config.n_layer)}
@@ -172,7 +183,7 @@ class KVCache:
     @property
     def end(self) -> int:
         """How much of the buffer a decode step looks at."""
-        return self.keys.size(3) if self.keys.is_cuda else self.length + 1
+        return self.bias.size(3) if self.whole else self.length + 1
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """key, value (B, H, S, D) of the new tokens -> those that they may look at."""
@@ -213,7 +224,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # (B, S, C)
-        visible: Tensor | None,  # (B, 1, S, L), bool or added to the logits; None = plainly causal
+        visible: Tensor | None,  # (B, 1 or H, S, L) added to the logits; None = plainly causal
         rotary: tuple[Tensor, Tensor] | None,
         cache: KVCache | None,
         layer: int,
@@ -221,16 +232,32 @@ class Attention(nn.Module):
     ) -> Tensor:
         B, S, C = x.shape
         qkv = self.qkv(x)  # (B, S, 3 * C)
-        if rotary is not None:
-            qkv = Rotate.apply(qkv, *rotary, self.config.n_head, self.config.positions == "rotary_interleaved")
-        q, k, v = qkv.view(B, S, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)  # each (B, H, S, D)
+        interleaved = self.config.positions == "rotary_interleaved"
+        if rotary is not None and qkv.requires_grad:
+            q, k, v = RotatedHeads.apply(qkv, *rotary, self.config.n_head, interleaved)  # (B, H, S, D) each
+        else:
+            qkv = qkv.view(B, S, 3, self.config.n_head, -1)
+            q, k, v = heads(qkv if rotary is None else turn_(qkv, *rotary, interleaved))
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B, H, L, D)
         if last < S:
             q, visible = q[:, :, -last:], visible[:, :, -last:]
-        scale = None if self.config.scale_attention else 1.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, scale=scale)
+        visible = visible if visible is None else visible.to(q.dtype)
+        scale = q.size(-1) ** -0.5 if self.config.scale_attention else 1.0
+        if cache is not None and cache.length and not q.is_cuda:
+            y = attend_one(q, k, v, visible, scale)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, scale=scale)
         return self.out(y.transpose(1, 2).reshape(B, last, C))
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """q (B, H, 1, D), k and v (B, H, L, D), bias (B, H, 1, L) -> (B, H, 1, D): attention of a decode step on a CPU.
+
+    Two batched products: PyTorch's fused kernel is made for many tokens at a time and takes 1.5 times as long for one.
+    """
+    logits = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)  # (B * H, 1, L)
+    return torch.bmm(logits.softmax(-1), v.flatten(0, 1)).view_as(q)
 
 
 class MLP(nn.Module):
@@ -321,7 +348,7 @@ class Transformer(nn.Module):
                 positions = position_ids(mask)
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
                 windows = {config.window(layer) for layer in range(config.n_layer)}
-                visible = {window: attention_mask(mask, window) for window in windows}
+                visible = {window: attention_bias(attention_mask(mask, window)) for window in windows}
             rotary = None if self.positions is not None else rotary_tables(config, positions)
         x = self.embedding(ids)  # (B, S, C)
         if self.positions is not None:

@@ -142,6 +142,15 @@ def test_samples_have_the_exact_distribution(settings):
     assert chi_squared < cells - 1 + 5 * math.sqrt(2 * (cells - 1))  # five standard deviations, and the seed is fixed
 
 
+def test_what_comes_out_can_be_trained_on(tiny_gpt):
+    """It is made in inference mode, whose own tensors no backward pass may keep."""
+    query = torch.tensor([[3, 5, 7]])
+    response, logprobs = generate(tiny_gpt, query, query > 0, 4)
+    loss = (tiny_gpt(response) * logprobs[..., None]).sum()
+    loss.backward()
+    assert not response.is_inference() and tiny_gpt.lm_head.weight.grad is None
+
+
 def test_pad_inside_the_vocabulary_is_never_sampled():
     """A padded embedding like Pythia's has a row for [PAD]; here the model loves it."""
     model = tiny_vocabulary_model()

@@ -14,7 +14,7 @@ needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch 
 @pytest.fixture
 def onednn(monkeypatch):
     """As if the processor were one on which oneDNN wins."""
-    monkeypatch.setattr(kernels.linear, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(kernels.linear, "onednn_product", lambda: torch.ops.mkldnn._linear_pointwise.default)
 
 
 @needs_onednn
@@ -49,6 +49,7 @@ def test_transposed_operands_are_multiplied_as_they_are_meant(onednn):
     assert torch.allclose(product(a, b), a @ b.T, atol=1e-5)
 
 
+@needs_onednn
 def test_other_types_and_autocast_are_left_to_pytorch(onednn, monkeypatch):
     monkeypatch.setattr(OneDNNLinear, "apply", lambda *_: pytest.fail("went through oneDNN"))
     x, weight = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3)
@@ -59,7 +60,7 @@ def test_other_types_and_autocast_are_left_to_pytorch(onednn, monkeypatch):
 
 
 def test_without_the_operator_pytorch_multiplies(monkeypatch):
-    monkeypatch.setattr(kernels.linear, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(kernels.linear, "onednn_product", lambda: None)
     x, weight, bias = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4)
     y = linear(x, weight, bias)
     assert torch.equal(y, F.linear(x, weight, bias)) and "OneDNN" not in str(y.grad_fn)
@@ -72,6 +73,6 @@ def test_the_choice_is_the_same_each_time_and_a_maker_s_name(monkeypatch, tmp_pa
         cpuinfo.unlink(missing_ok=True)
         if text:
             cpuinfo.write_text(text)
-        kernels.linear.onednn_is_faster.cache_clear()
-        assert kernels.linear.onednn_is_faster() == faster
-    kernels.linear.onednn_is_faster.cache_clear()
+        kernels.linear.onednn_product.cache_clear()
+        assert (kernels.linear.onednn_product() is not None) == faster
+    kernels.linear.onednn_product.cache_clear()

@@ -1,0 +1,517 @@
+"""How fast and how lean: generation, log-probabilities, GAE and one whole PPO iteration, beside other ways to do them.
+
+    python bench.py                                   # all parts on shape tiny, plain PyTorch beside ours
+    python bench.py --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
+    python bench.py --shape 124m --json speed.json
+
+Every part runs the ways it compares in turn, round by round, in one run, and reports medians; a ratio says how many
+times as long the other way takes. Weights are random, N(0, 0.02). Peak memory is what the allocator held at once beyond
+what was there before (PPO on a CPU: the resident size of its process).
+
+`--peers` needs `pip install trl==1.12.0`, the last release with a PPO trainer.
+"""
+
+import copy
+import gc
+import importlib.util
+import json
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
+
+import train_ppo
+from kernels import gae, linear_logprobs, logprobs_from_logits
+from kernels.gae import gae_loop
+from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.memory import keep_freed_memory
+from nanorlhf.model import GPT, GPTConfig, KVCache
+from nanorlhf.padding import left_pad
+from nanorlhf.ppo import eos_masks, kl_penalised_rewards, policy_loss, value_loss, whiten
+from nanorlhf.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
+    """size of model and episodes, see SHAPES"""
+    parts: tuple[Literal["generate", "logprobs", "gae", "ppo"], ...] = ("generate", "logprobs", "gae", "ppo")
+    """what to measure"""
+    rounds: int = 5
+    """how often each way is timed; the medians count"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """ours in bfloat16 (autocast; the peers stay in float32 on a CPU)"""
+    peers: bool = False
+    """measure transformers' generate and TRL's PPO trainer as well"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where"""
+    json: Path | None = None
+    """write the rows to this file as well"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    n_layer: int
+    d_model: int
+    n_head: int
+    vocab_size: int
+    query_length: int
+    response_length: int
+    episodes: int
+    gpt2: bool = False
+    """GPT-2 (learned positions, tied head) instead of an untied GPT-NeoX"""
+
+    @property
+    def config(self) -> GPTConfig:
+        family = (
+            dict(
+                architecture="gpt2", positions="learned", parallel_residual=False, activation="gelu_new", tied_head=True
+            )
+            if self.gpt2
+            else dict(rotary_dim=self.d_model // self.n_head // 4 // 2 * 2)
+        )
+        return GPTConfig(
+            vocab_size=self.vocab_size, n_ctx=max(512, self.query_length + self.response_length), d_model=self.d_model,
+            n_layer=self.n_layer, n_head=self.n_head, d_mlp=4 * self.d_model, **family,
+        )  # fmt: skip
+
+
+SHAPES = {
+    "tiny": Shape(4, 128, 4, 1024, 64, 53, 64),
+    "small": Shape(12, 768, 12, 50304, 128, 53, 8),
+    "124m": Shape(12, 768, 12, 50257, 512, 53, 8, gpt2=True),
+    "1b": Shape(16, 2048, 8, 50304, 512, 53, 64),
+    "6.9b": Shape(32, 4096, 32, 50432, 512, 53, 64),
+}
+
+
+# -------------------------------------------------------------------------------------------------------- the stopwatch
+def compare(ways: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, tuple[float, int]]:
+    """Run the ways in turn, `rounds` times after a first that isn't counted -> (median seconds, peak bytes) of each."""
+    peaks = {name: peak_bytes(way, device) for name, way in ways.items()}  # the warm-up as well
+    times = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            synchronise(device)
+            start = time.perf_counter()
+            way()
+            synchronise(device)
+            times[name].append(time.perf_counter() - start)
+    return {name: (statistics.median(times[name]), peaks[name]) for name in ways}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
+    """What torch's allocator holds at most during the call, beyond what it held before.
+
+    On a CPU by the profiler's record of each allocation; what oneDNN takes for itself is not in it.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        way()  # compiles and tunes
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        way()
+        return torch.cuda.max_memory_allocated() - before
+    way()  # what it keeps, such as gradients, is there from now on
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        way()
+    events = record.profiler.kineto_results.events()
+    held = peak = 0
+    for _, size in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+# -------------------------------------------------------------------------------------------------- 1. what is measured
+def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """LM head, log-softmax and gather, forward and backward, for the response tokens of one minibatch."""
+    N, V, C = min(1024, shape.episodes * shape.response_length), shape.vocab_size, shape.d_model
+    dtype = getattr(torch, args.dtype)
+    hidden = torch.randn(N, C, device=device, dtype=dtype, requires_grad=True)
+    weight = (torch.randn(V, C, device=device) * 0.02).to(dtype).requires_grad_()
+    labels = torch.randint(V, (N,), device=device)
+
+    def run(way: Callable) -> Callable[[], None]:
+        def forward_backward() -> None:
+            hidden.grad = weight.grad = None
+            way().sum().backward()
+
+        return forward_backward
+
+    logits = (hidden.detach() @ weight.detach().T).requires_grad_()
+
+    def plain() -> Tensor:
+        return F.linear(hidden, weight).float().log_softmax(-1).gather(1, labels[:, None])
+
+    def plain_from_logits() -> Tensor:
+        log_p = logits.float().log_softmax(-1)
+        with torch.no_grad():
+            entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(1, labels[:, None]) + 0 * entropy[:, None]
+
+    def chunks_of_128() -> Tensor:
+        def chunk(h: Tensor, y: Tensor) -> Tensor:
+            return F.linear(h, weight).float().log_softmax(-1).gather(1, y[:, None])
+
+        pieces = zip(hidden.split(128), labels.split(128), strict=True)
+        return torch.cat([torch.utils.checkpoint.checkpoint(chunk, h, y, use_reentrant=False) for h, y in pieces])
+
+    ways = {
+        "ours": run(lambda: linear_logprobs(hidden, weight, labels)[0]),
+        "log_softmax on stored logits": run(plain),
+        "checkpointed chunks of 128": run(chunks_of_128),
+    }
+    if device.type == "cuda":
+        ways["torch.compile of log_softmax"] = run(torch.compile(plain))
+    size = f"N={N} V={V} C={C} {args.dtype}"
+    rows = table_rows("linear_logprobs, forward + backward", size, compare(ways, args.rounds, device))
+    # 4 products of N * V * C (the fourth makes the logits once more), 2 operations each
+    rows[0]["roofline"] = roofline(device, flops=8 * N * V * C, dtype=dtype, seconds=rows[0]["seconds"])
+
+    def clear(way: Callable) -> Callable[[], None]:
+        def forward_backward() -> None:
+            logits.grad = None
+            way().sum().backward()
+
+        return forward_backward
+
+    ways = {
+        "ours": clear(lambda: logprobs_from_logits(logits, labels)[0]),
+        "log_softmax, entropy as well": clear(plain_from_logits),
+    }
+    rows += table_rows("logprobs_from_logits, forward + backward", size, compare(ways, args.rounds, device))
+    # reads the logits twice, writes their gradient once
+    moved = 3 * logits.numel() * logits.element_size()
+    rows[-2]["roofline"] = roofline(device, moved=moved, seconds=rows[-2]["seconds"])
+    return rows
+
+
+def bench_gae(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Advantages of a rollout, and of (512, 1024), as a scan and as a Python loop over T."""
+    rows = []
+    for B, T in ((shape.episodes, shape.response_length), (512, 1024)):
+        rewards, values = torch.randn(B, T, device=device), torch.randn(B, T, device=device)
+        mask = torch.zeros(B, T, dtype=torch.bool, device=device)
+        ways = {
+            "ours": lambda r=rewards, v=values, m=mask: gae(r, v, 1.0, 0.95, m),
+            "loop over T": lambda r=rewards, v=values: gae_loop(r, v, 1.0, 0.95),
+        }
+        rows += table_rows("gae", f"B={B} T={T}", compare(ways, args.rounds, device))
+    return rows
+
+
+def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """`response_length` tokens to each query, no EOS, at temperature 0.7: tokens a second."""
+    T = shape.response_length
+    model = GPT(shape.config).to(device)
+    query, pad_id = left_pad(random_queries(shape), shape.vocab_size - 1).to(device), shape.vocab_size - 1  # (B, Q)
+    query_mask = query != pad_id
+    dtype = getattr(torch, args.dtype)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+
+    def ours() -> None:
+        with autocast, torch.no_grad():
+            generate(model, query, query_mask, T, 0.7, eos_id=None, pad_id=pad_id)
+
+    @torch.no_grad()
+    def plain() -> None:
+        """A cache that grows by concatenation, F.softmax and torch.multinomial."""
+        with plain_products(), autocast:
+            cache = GrowingCache(shape.config, query_mask, T, dtype)
+            hidden = model(query, query_mask, cache)[:, -1]
+            for t in range(T):
+                probabilities = (model.logits(hidden).float() / 0.7).softmax(-1)
+                token = torch.multinomial(probabilities, 1)  # (B, 1)
+                if t + 1 < T:
+                    hidden = model(token, cache=cache)[:, -1]
+
+    ways = {"ours": ours, "plain PyTorch": plain}
+    with tempfile.TemporaryDirectory() as directory:
+        if args.peers:
+            save(model, directory, tokenizer_of(shape, Path(directory)))
+            from transformers import AutoModelForCausalLM, GenerationConfig
+
+            peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device).eval()
+            settings = GenerationConfig(
+                max_new_tokens=T, min_new_tokens=T, do_sample=True, temperature=0.7, top_k=0, top_p=1.0,
+                pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+            ids = query.masked_fill(~query_mask, 0)
+
+            @torch.no_grad()
+            def generate_of_transformers() -> None:
+                out = peer.generate(input_ids=ids, attention_mask=query_mask.long(), generation_config=settings)
+                assert out.shape == (len(ids), ids.size(1) + T)
+
+            ways["transformers generate"] = generate_of_transformers
+        rows = table_rows(
+            "generate", f"{shape.episodes} x ({shape.query_length} + {T}) {args.dtype}",
+            compare(ways, args.rounds, device),
+        )  # fmt: skip
+    for row in rows:
+        row["tokens_per_second"] = shape.episodes * T / row["seconds"]
+    if device.type == "cuda":  # a decode step reads every weight once
+        moved = T * sum(p.numel() * p.element_size() for p in model.parameters())
+        rows[0]["roofline"] = roofline(device, moved=moved, seconds=rows[0]["seconds"])
+    return rows
+
+
+class GrowingCache(KVCache):
+    """Keys and values joined by concatenation, one tensor a layer."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.keys, self.values = [None] * self.config.n_layer, [None] * self.config.n_layer
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.keys[layer] is not None:
+            key, value = torch.cat((self.keys[layer], key), dim=2), torch.cat((self.values[layer], value), dim=2)
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+
+def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """One update of train_ppo.py itself, and of TRL's trainer on the same queries and weights: 4 epochs, 1 minibatch.
+
+    Each way has a process of its own, whose largest resident size is the memory; two updates each time, and the second
+    counts: the first also allocates the optimizer's state.
+    """
+    ways = {"ours": ppo_of_ours, "plain PyTorch": ppo_of_plain_pytorch}
+    if args.peers:
+        ways["TRL 1.12.0"] = ppo_of_trl
+    times, peaks = {name: [] for name in ways}, {}
+    with tempfile.TemporaryDirectory() as directory:
+        make_run(shape, Path(directory))
+        for _ in tqdm(range(args.rounds), desc="ppo"):
+            for name, way in ways.items():
+                spawn = multiprocessing.get_context("spawn")
+                with ProcessPoolExecutor(1, mp_context=spawn) as worker:
+                    seconds, peaks[name] = worker.submit(way, args, Path(directory)).result()
+                times[name].append(seconds)
+    result = {name: (statistics.median(times[name]), peaks[name]) for name in ways}
+    size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
+    return table_rows("PPO iteration", size, result)
+
+
+# ------------------------------------------------------------------------------------------- 2. one PPO iteration
+def random_queries(shape: Shape) -> list[list[int]]:
+    """Lengths uniform from half of the longest to all of it."""
+    generator = torch.Generator().manual_seed(0)
+    longest = shape.query_length
+    lengths = torch.randint(longest // 2, longest + 1, (shape.episodes,), generator=generator)
+    lengths[0] = longest
+    return [torch.randint(1, shape.vocab_size - 1, (length,), generator=generator).tolist() for length in lengths]
+
+
+def tokenizer_of(shape: Shape, directory: Path):
+    """A vocabulary of words `w1 w2 ...`, EOS the first id and [PAD] the last: a query of n words is n ids."""
+    import tokenizers
+
+    words = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, shape.vocab_size - 1)}, "[PAD]": shape.vocab_size - 1}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    file = directory / "words.json"
+    backend.save(str(file))
+    return load_tokenizer(file)
+
+
+def make_run(shape: Shape, directory: Path) -> None:
+    """Queries, and random weights for policy and reward model."""
+    torch.manual_seed(0)
+    tokenizer = tokenizer_of(shape, directory)
+    rows = [{"query": " ".join(f"w{i}" for i in ids), "response": " w1", "meta": {}} for ids in random_queries(shape)]
+    write_jsonl(directory / "sft.train.jsonl", rows)
+    policy = GPT(shape.config)
+    save(policy, directory / "sft", tokenizer)
+    save(scalar_from_gpt(policy), directory / "rm", tokenizer)
+
+
+def ppo_of_ours(args: Args, directory: Path) -> tuple[float, int]:
+    """The script as it is, with TL;DR's settings -> seconds of an update, bytes."""
+    shape = SHAPES[args.shape]
+    train_ppo.main(
+        replace(
+            train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
+            reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
+            micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
+            max_query_length=shape.query_length, response_length=shape.response_length, overwrite=True,
+        )
+    )  # fmt: skip
+    last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    return shape.episodes / last["episodes_per_second"], peak_of_process()
+
+
+def ppo_of_trl(args: Args, directory: Path) -> tuple[float, int]:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification, TrainerCallback
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    shape = SHAPES[args.shape]
+    tokenizer = AutoTokenizer.from_pretrained(directory / "sft", padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(directory / "sft", dtype=torch.float32)
+    policy.config.num_labels = 1
+    value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
+    times = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *arguments, **keywords) -> None:
+            times.append(time.perf_counter())
+
+    settings = PPOConfig(
+        output_dir=str(directory / "trl"), per_device_train_batch_size=shape.episodes, num_mini_batches=1,
+        num_ppo_epochs=4, total_episodes=2 * shape.episodes, response_length=shape.response_length,
+        local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7, gradient_checkpointing=False,
+        bf16=False, use_cpu=args.device == "cpu", report_to="none", save_strategy="no", num_sample_generations=0,
+        disable_tqdm=True, learning_rate=3e-6,
+    )  # fmt: skip
+    trainer = PPOTrainer(
+        settings, tokenizer, policy, copy.deepcopy(policy), reward,
+        Dataset.from_dict({"input_ids": random_queries(shape)}), value, callbacks=[Clock()],
+        eval_dataset=Dataset.from_dict({"input_ids": random_queries(shape)}),
+    )  # fmt: skip
+    trainer.train()
+    return times[-1] - times[-2], peak_of_process()
+
+
+def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
+    """What one writes first: all logits stored, padding carried along, a loop over T, AdamW as it comes."""
+    shape, device = SHAPES[args.shape], torch.device(args.device)
+    T, Q = shape.response_length, shape.query_length
+    tokenizer = load_tokenizer(directory / "sft")
+    policy, reference = load_gpt(directory / "sft", device), load_gpt(directory / "sft", device)
+    value, reward = load_scalar(directory / "rm", device), load_scalar(directory / "rm", device)
+    optimizer = torch.optim.AdamW([*policy.parameters(), *value.parameters()], lr=3e-6, eps=1e-5)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    query = left_pad(random_queries(shape), tokenizer.pad_id).to(device)
+
+    def forward(model: GPT, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """logprobs and entropies (B, T) by way of all logits (B, Q + T, V)."""
+        with autocast:
+            log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
+        return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+    for _ in range(2):
+        synchronise(device)
+        start = time.perf_counter()
+        with torch.no_grad(), autocast:
+            response, _ = generate(policy, query, query != tokenizer.pad_id, T, 0.7, 0, 1.0, 0, None, tokenizer.pad_id)
+            eos_index, padding, no_state = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+            ids = torch.cat((query, response.masked_fill(padding, tokenizer.pad_id)), dim=1)
+            real = ids != tokenizer.pad_id
+            (logprobs, _), (ref_logprobs, _) = forward(policy, ids, real), forward(reference, ids, real)
+            values = value(ids, real)[:, Q - 1 : -1].masked_fill(no_state, 0.0)
+            scores = reward(ids, real).gather(1, Q + eos_index[:, None]).squeeze(1)
+        rewards, _ = kl_penalised_rewards(logprobs, ref_logprobs, scores, eos_index, 0.05)
+        advantages, returns = gae_loop(rewards, values, 1.0, 0.95)
+        advantages = whiten(advantages, padding)
+        for _ in range(4):
+            optimizer.zero_grad()
+            new_logprobs, _ = forward(policy, ids, real)
+            with autocast:
+                new_values = value(ids, real)[:, Q - 1 : -1]
+            pg_loss, _ = policy_loss(new_logprobs, logprobs, advantages, padding, 0.2)
+            vf_loss, _ = value_loss(new_values, values, returns, no_state, 0.2)
+            (pg_loss + 0.1 * vf_loss).backward()
+            optimizer.step()
+        synchronise(device)
+        seconds = time.perf_counter() - start
+    return seconds, peak_of_process()
+
+
+def plain_products():
+    """Products as `torch.nn.functional.linear` makes them."""
+    return mock.patch("kernels.linear.onednn_product", lambda: None)
+
+
+def peak_of_process() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# --------------------------------------------------------------------------------------------------------- 3. the table
+def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> list[dict]:
+    ours = result["ours"]
+    return [
+        {"what": what, "size": size, "way": name, "seconds": seconds, "ratio": seconds / ours[0], "peak_bytes": peak}
+        for name, (seconds, peak) in result.items()
+    ]
+
+
+def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 0, dtype=None) -> str | None:
+    """How much of the card's own rate that is, measured here: bytes against a copy, operations against a product."""
+    if device.type != "cuda":
+        return None
+    if moved:
+        x = torch.empty(2**28, device=device)
+        copy_seconds, _ = compare({"copy": x.clone}, 10, device)["copy"]
+        return f"{moved / seconds / (2 * x.numel() * 4 / copy_seconds):.0%} of copy bandwidth"
+    a = torch.randn(8192, 8192, device=device, dtype=dtype)
+    product_seconds, _ = compare({"product": lambda: a @ a}, 10, device)["product"]
+    return f"{flops / seconds / (2 * 8192**3 / product_seconds):.0%} of the matmul rate"
+
+
+def print_table(rows: list[dict]) -> None:
+    print(f"{'way':42} {'ms':>10} {'x ours':>7} {'peak MB':>9}")
+    for first, row in zip([None, *rows], rows, strict=False):
+        title = f"{row['what']}, {row['size']}"
+        if first is None or title != f"{first['what']}, {first['size']}":
+            print(title)
+        extra = f"{row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else row.get("roofline") or ""
+        numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f}"
+        print(f"    {row['way']:38} {numbers}  {extra}")
+
+
+def main(args: Args) -> None:
+    device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: this PyTorch sees no CUDA device; use cpu.")
+    if args.rounds < 1:
+        raise InputError(f"--rounds {args.rounds}: it must be at least 1.")
+    if args.peers and importlib.util.find_spec("trl") is None:
+        raise InputError("--peers: trl is not installed: pip install trl==1.12.0, or leave the flag out.")
+    if args.peers and SHAPES[args.shape].gpt2 and "ppo" in args.parts:
+        raise InputError("--peers: TRL is measured on a GPT-NeoX; choose another --shape or leave ppo out of --parts.")
+    if args.json is not None and not args.json.parent.is_dir():
+        raise InputError(f"--json {args.json}: its directory does not exist: make it first.")
+    args = replace(args, device=device.type)
+    if device.type == "cpu":
+        keep_freed_memory()  # for all ways alike, as far as they run in this process
+    parts = {"generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "ppo": bench_ppo}
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"torch {torch.__version__}, {where}, shape {args.shape}, medians of {args.rounds} rounds")
+    rows = []
+    for part in args.parts:
+        torch.manual_seed(0)
+        rows += parts[part](args, SHAPES[args.shape], device)
+    print_table(rows)
+    if args.json is not None:
+        args.json.write_text(json.dumps({"torch": torch.__version__, "where": where, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -1,0 +1,75 @@
+"""The benchmark runs, on a shape of a moment; what it measures is nobody's assertion."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import bench
+from nanorlhf.errors import InputError
+
+
+@pytest.fixture
+def moment(monkeypatch):
+    monkeypatch.setitem(bench.SHAPES, "tiny", bench.Shape(1, 16, 2, 40, 8, 5, 4))
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
+    return bench.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
+    bench.main(replace(moment, json=tmp_path / "speed.json", dtype=dtype))
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert {row["what"].split(",")[0] for row in rows} == {"generate", "linear_logprobs", "logprobs_from_logits", "gae"}
+    assert rows[0]["way"] == "ours" and all(row["seconds"] > 0 and row["peak_bytes"] >= 0 for row in rows)
+    assert "plain PyTorch" in capsys.readouterr().out
+
+
+def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
+    bench.make_run(bench.SHAPES["tiny"], tmp_path)
+    for way in (bench.ppo_of_ours, bench.ppo_of_plain_pytorch):
+        seconds, peak = way(moment, tmp_path)
+        assert seconds > 0 and peak > 0
+    lengths = [len(query) for query in bench.random_queries(bench.SHAPES["tiny"])]
+    assert max(lengths) == 8 and min(lengths) >= 4
+
+
+def test_the_peak_is_what_is_held_at_once():
+    def two_at_once() -> None:
+        for _ in range(3):  # 2 MB at a time, 6 MB in all
+            first, second = torch.empty(250_000), torch.empty(250_000)
+            del first, second
+
+    assert bench.peak_bytes(two_at_once, torch.device("cpu")) == 2_000_000
+
+
+def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt):
+    ids = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(5) >= torch.tensor([[0], [2]])
+    results = []
+    for kind in (bench.GrowingCache, bench.KVCache):
+        cache = kind(tiny_gpt.config, mask, 4, torch.float32)
+        with torch.no_grad():
+            tiny_gpt(ids[:, :5], mask, cache)
+            results.append(torch.cat([tiny_gpt(ids[:, i : i + 1], cache=cache) for i in range(5, 9)], dim=1))
+    assert torch.allclose(*results, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rounds": 0}, "--rounds 0"),
+        ({"device": "cuda"}, "no CUDA device"),
+        ({"json": "missing/dir/speed.json"}, "does not exist"),
+        ({"peers": True, "shape": "124m", "parts": ("ppo",)}, "--peers"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before(moment, change, words):
+    if "json" in change:
+        change = {"json": Path(change["json"])}
+    if "device" in change and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(InputError, match=words):
+        bench.main(replace(moment, **change))
