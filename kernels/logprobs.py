@@ -37,9 +37,7 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 
     Accumulates in float32 whatever the logits' type; a logit of -inf (an id that can't be emitted) counts as p = 0.
     """
-    if runs_triton(logits):
-        return LogprobsFromLogits.apply(logits, labels)
-    return stored_logprobs(logits, labels)
+    return LogprobsFromLogits.apply(logits, labels)
 
 
 def linear_logprobs(
@@ -81,6 +79,33 @@ def stored_linear_logprobs(
     return stored_logprobs((logits if bias is None else logits + bias) / temperature, labels)
 
 
+# --------------------------------------------------------------------------------------- from logits, and the gradient
+class LogprobsFromLogits(torch.autograd.Function):
+    """`stored_logprobs`, of which only the logits and two numbers a row are kept."""
+
+    @staticmethod
+    def forward(ctx, logits, labels):
+        flat, flat_labels = logits.reshape(-1, logits.size(-1)), labels.reshape(-1)
+        way = logits_forward_triton if runs_triton(logits) else logits_forward_cpu
+        normaliser, moment, chosen = way(flat, flat_labels)
+        entropy = normaliser - moment
+        ctx.save_for_backward(flat, flat_labels, normaliser, entropy)
+        ctx.shape = logits.shape
+        ctx.set_materialize_grads(False)  # entropy is mostly for the log: then its gradient is None
+        logprobs = torch.where(is_label(flat_labels, flat.size(-1)), chosen - normaliser, 0.0)
+        return logprobs.view_as(labels), entropy.view_as(labels)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_logprobs, grad_entropy):
+        flat, labels, normaliser, entropy = ctx.saved_tensors
+        grad_logprobs = torch.zeros_like(normaliser) if grad_logprobs is None else grad_logprobs.reshape(-1)
+        grad_logprobs = torch.where(is_label(labels, flat.size(-1)), grad_logprobs, 0.0)
+        grads = [grad_logprobs, None if grad_entropy is None else grad_entropy.reshape(-1)]
+        way = logits_backward_triton if runs_triton(flat) else logits_backward_cpu
+        return way(flat, labels, normaliser, entropy, grads).view(ctx.shape), None
+
+
 # ------------------------------------------------------------------------------------ the blocked way, and its gradient
 class LinearLogprobs(torch.autograd.Function):
     """All rows at once, the vocabulary in blocks: a CPU multiplies by its BLAS, a GPU makes its tiles in a kernel."""
@@ -95,7 +120,7 @@ class LinearLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # entropy is mostly for the log: then its gradient is None
-        return torch.where((labels >= 0) & (labels < len(weight)), chosen - normaliser, 0.0), entropy
+        return torch.where(is_label(labels, len(weight)), chosen - normaliser, 0.0), entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -105,7 +130,7 @@ class LinearLogprobs(torch.autograd.Function):
         V = len(weight)
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normaliser)
-        grad_logprobs = torch.where((labels >= 0) & (labels < V), grad_logprobs, 0.0)
+        grad_logprobs = torch.where(is_label(labels, V), grad_logprobs, 0.0)
         grads = [grad if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
         grad_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
@@ -125,6 +150,10 @@ class LinearLogprobs(torch.autograd.Function):
 
 def runs_triton(x: Tensor) -> bool:
     return x.is_cuda
+
+
+def is_label(labels: Tensor, V: int) -> Tensor:
+    return (labels >= 0) & (labels < V)
 
 
 def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
@@ -174,9 +203,13 @@ def linear_backward_cpu(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
     normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice, kept: list | None,
 ) -> Tensor:  # fmt: skip
-    """d loss / d (hidden @ weight.T), (N, v), of a block: g_l * (onehot - p) - g_e * p * (log p + entropy)."""
+    """d loss / d (hidden @ weight.T), (N, v), of a block."""
     logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, ids)
-    log_p = logits.sub_(normaliser[:, None])
+    return gradient_(logits.sub_(normaliser[:, None]), labels, entropy, grads, ids)
+
+
+def gradient_(log_p: Tensor, labels: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice) -> Tensor:
+    """log_p (N, v) of a block of ids -> g_l * (onehot - p) - g_e * p * (log p + entropy), written over it."""
     grad_logprobs, grad_entropy = (grad if grad is None else grad[:, None] for grad in grads)
     if grad_entropy is None:
         grad = log_p.exp_().mul_(-grad_logprobs)
@@ -187,38 +220,47 @@ def linear_backward_cpu(
     return grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
 
 
+def logits_forward_cpu(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """logits (N, V), labels (N,) -> normaliser, sum_v p_v l_v and the label's logit, (N,) each."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    finite, maximum = logits.clamp(min=LOWEST), logits.amax(1)
+    p = (finite - maximum[:, None]).exp_()  # not yet divided by the total
+    total = p.sum(1)
+    _, index = labels_in(slice(0, logits.size(-1)), labels)
+    return maximum + total.log(), p.mul_(finite).sum(1) / total, logits.gather(1, index).squeeze(1)
+
+
+def logits_backward_cpu(
+    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None]
+) -> Tensor:
+    """d loss / d logits, (N, V), in their type."""
+    log_p = (logits.to(normaliser.dtype) - normaliser[:, None]).clamp_(min=LOWEST)
+    return gradient_(log_p, labels, entropy, grads, slice(0, logits.size(-1))).to(logits.dtype)
+
+
 # --------------------------------------------------------------------------------------------------------------- Triton
-class LogprobsFromLogits(torch.autograd.Function):
-    """`stored_logprobs` in one reading of the logits, and its gradient in one reading and one writing."""
+def logits_forward_triton(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `logits_forward_cpu`, in one reading of the logits."""
+    logits, labels = logits.contiguous(), labels.contiguous()
+    N, V = logits.shape
+    normaliser, moment, chosen = (torch.empty(N, device=logits.device) for _ in range(3))
+    if N:
+        logits_forward_kernel[(N,)](logits, labels, normaliser, moment, chosen, V)
+    return normaliser, moment, chosen
 
-    @staticmethod
-    def forward(ctx, logits, labels):
-        V = logits.size(-1)
-        flat = logits.reshape(-1, V).contiguous()
-        normaliser, moment, chosen = (torch.empty(len(flat), device=flat.device) for _ in range(3))
-        if len(flat):
-            logits_forward_kernel[(len(flat),)](flat, labels.reshape(-1), normaliser, moment, chosen, V)
-        entropy = normaliser - moment
-        ctx.save_for_backward(flat, labels, normaliser, entropy)
-        ctx.set_materialize_grads(False)
-        counts = (labels >= 0) & (labels < V)
-        logprobs = torch.where(counts, (chosen - normaliser).view_as(labels), 0.0)
-        return logprobs, entropy.view_as(labels)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_logprobs, grad_entropy):
-        flat, labels, normaliser, entropy = ctx.saved_tensors
-        V, grad = flat.size(-1), torch.empty_like(flat)
-        zero = torch.zeros_like(normaliser)
-        counts = ((labels >= 0) & (labels < V)).reshape(-1)
-        g_l = zero if grad_logprobs is None else torch.where(counts, grad_logprobs.reshape(-1), 0.0)
-        g_e = zero if grad_entropy is None else grad_entropy.reshape(-1).contiguous()
-        if len(flat):
-            logits_backward_kernel[lambda meta: (len(flat), triton.cdiv(V, meta["BLOCK_V"]))](
-                flat, labels.reshape(-1), normaliser, entropy, g_l, g_e, grad, V
-            )
-        return grad.view(*labels.shape, V), None
+def logits_backward_triton(
+    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None]
+) -> Tensor:
+    """As `logits_backward_cpu`, in one reading and one writing."""
+    logits, labels = logits.contiguous(), labels.contiguous()
+    (N, V), grad = logits.shape, torch.empty_like(logits)
+    g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
+    if N:
+        logits_backward_kernel[lambda meta: (N, triton.cdiv(V, meta["BLOCK_V"]))](
+            logits, labels, normaliser, entropy, g_l, g_e, grad, V
+        )
+    return grad
 
 
 def linear_forward_triton(
