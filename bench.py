@@ -414,9 +414,8 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
             log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
         return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
-    for _ in range(2):
-        synchronise(device)
-        start = time.perf_counter()
+    @plain_products()
+    def iteration() -> None:
         with torch.no_grad(), autocast:
             response, _ = generate(policy, query, query != tokenizer.pad_id, T, 0.7, 0, 1.0, 0, None, tokenizer.pad_id)
             eos_index, padding, no_state = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
@@ -437,6 +436,11 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
             vf_loss, _ = value_loss(new_values, values, returns, no_state, 0.2)
             (pg_loss + 0.1 * vf_loss).backward()
             optimizer.step()
+
+    for _ in range(2):
+        synchronise(device)
+        start = time.perf_counter()
+        iteration()
         synchronise(device)
         seconds = time.perf_counter() - start
     return seconds, peak_of_process()
