@@ -14,6 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CPUINFO = Path("/proc/cpuinfo")
+ACTIVATIONS = {  # of a GPT: the function, and what oneDNN is told to apply it to each product as it is written
+    None: (lambda x: x, ("none", [], "")),
+    "gelu": (F.gelu, ("gelu", [], "none")),
+    "gelu_new": (lambda x: F.gelu(x, approximate="tanh"), ("gelu", [], "tanh")),
+    "relu": (F.relu, ("relu", [], "")),
+}
 
 
 @cache
@@ -33,21 +39,24 @@ def onednn_product() -> Callable | None:
     return None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """activation(x weight^T + bias), differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
-        return product(x, weight, bias)
+        return product(x, weight, bias, activation)
     if is_for_onednn(x, weight):
         # rows go in and come out as a matrix, so that the Function's output is no view
-        return OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-    return F.linear(x, weight, bias)
+        y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    else:
+        y = F.linear(x, weight, bias)
+    return ACTIVATIONS[activation][0](y)
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a @ b.T + bias without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """activation(a b^T + bias) without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
+    function, fused = ACTIVATIONS[activation]
     if is_for_onednn(a, b):
-        return onednn_product()(a, b, bias, "none", [], "")
-    return F.linear(a, b, bias)
+        return onednn_product()(a, b, bias, *fused)
+    return function(F.linear(a, b, bias))
 
 
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:

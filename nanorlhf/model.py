@@ -59,13 +59,6 @@ class GPTConfig:
         return self.attention_windows[layer] if self.attention_windows else None
 
 
-ACTIVATIONS = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
 # ------------------------------------------------------------------------------------------------ positions and masks
 def position_ids(mask: Tensor) -> Tensor:
     """(B, L) bool, True = real token -> (B, L): how many real tokens stand before each one; 0 at padding.
@@ -187,12 +180,14 @@ class KVCache:
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """key, value (B, H, S, D) of the new tokens -> those that they may look at."""
-        if self.length == 0:
-            self.keys[layer, :, :, : key.size(2)], self.values[layer, :, :, : key.size(2)] = key, value
-            return key, value
-        self.keys[layer].index_copy_(2, self.at, key)
-        self.values[layer].index_copy_(2, self.at, value)
-        return self.keys[layer, :, :, : self.end], self.values[layer, :, :, : self.end]
+        keys, values = self.keys[layer], self.values[layer]  # (B, H, Q + num_new, D)
+        if self.length and self.whole:
+            keys.index_copy_(2, self.at, key)
+            values.index_copy_(2, self.at, value)
+        else:  # where the place may be a number, a slice is written in half the time
+            end = self.length + key.size(2)
+            keys[:, :, self.length : end], values[:, :, self.length : end] = key, value
+        return (keys[:, :, : self.end], values[:, :, : self.end]) if self.length else (key, value)
 
     def advance(self, num_tokens: int) -> None:
         if self.length:
@@ -210,8 +205,8 @@ class KVCache:
 class Linear(nn.Linear):
     """`nn.Linear` with this project's product."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
+        return linear(x, self.weight, self.bias, activation)
 
 
 class Attention(nn.Module):
@@ -264,11 +259,11 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.up = Linear(config.d_model, config.d_mlp)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
         self.down = Linear(config.d_mlp, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
+        return self.down(self.up(x, self.activation))
 
 
 class Block(nn.Module):

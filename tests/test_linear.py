@@ -76,3 +76,18 @@ def test_the_choice_is_the_same_each_time_and_a_maker_s_name(monkeypatch, tmp_pa
         kernels.linear.onednn_product.cache_clear()
         assert (kernels.linear.onednn_product() is not None) == faster
     kernels.linear.onednn_product.cache_clear()
+
+
+@needs_onednn
+@pytest.mark.parametrize("activation", [name for name in kernels.linear.ACTIVATIONS if name])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_activations_within_the_product_equal_those_behind_it(onednn, activation, with_grad):
+    torch.manual_seed(0)
+    x, weight, bias = 3 * torch.randn(9, 5), torch.randn(7, 5, requires_grad=with_grad), torch.randn(7)
+    plain = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    expected = {
+        "gelu": 0.5 * plain * (1 + torch.erf(plain / 2**0.5)),
+        "gelu_new": 0.5 * plain * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (plain + 0.044715 * plain**3))),
+        "relu": plain.clamp(min=0),
+    }[activation]
+    assert torch.allclose(linear(x, weight, bias, activation).double(), expected, atol=1e-5)
