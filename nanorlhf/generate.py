@@ -172,15 +172,17 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
     """No n-gram of query and response together may come twice: -inf to each id that would complete one.
 
-    context (B, L) ids so far, -1 at padding, which belongs to no n-gram. A row in which every id would be banned
-    keeps its logits: something has to come next.
+    context (B, L) ids so far; -1 at padding and [PAD] beyond the vocabulary belong to no n-gram. A row in which every
+    id would be banned keeps its logits: something has to come next.
     """
     if context.size(1) < n:
         return logits
+    V = logits.size(1)
     ngrams = context.unfold(1, n, 1)  # (B, L - n + 1, n)
     tail = context[:, context.size(1) - (n - 1) :]  # (B, n - 1) the beginning of the n-gram that comes now
-    repeated = (ngrams[..., :-1] == tail[:, None, :]).all(-1) & (ngrams >= 0).all(-1)  # (B, L - n + 1)
-    last = ngrams[..., -1].clamp(min=0)
+    real = ((ngrams >= 0) & (ngrams < V)).all(-1)  # (B, L - n + 1)
+    repeated = (ngrams[..., :-1] == tail[:, None, :]).all(-1) & real
+    last = ngrams[..., -1].clamp(0, V - 1)
     banned = torch.zeros(logits.shape, dtype=torch.int8, device=logits.device)
     banned = banned.scatter_reduce(1, last, repeated.to(torch.int8), reduce="amax").bool()  # (B, V)
     result = logits.masked_fill(banned, -torch.inf)

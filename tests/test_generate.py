@@ -193,6 +193,19 @@ def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
             assert len(set(ngrams)) == len(ngrams)
 
 
+def test_ngram_ban_lets_rows_that_have_ended_rest(tiny_gpt):
+    """Behind their EOS stands [PAD], whose id lies beyond the vocabulary here."""
+    banned, free = (
+        sample(tiny_gpt, QUERIES * 20, T=20, eos_id=3, temperature=2.0, no_repeat_ngram_size=n)[0] for n in (2, 0)
+    )
+    assert (banned == PAD).any(1).float().mean() > 0.2  # rows that ended while others went on
+    for row, ids in zip(QUERIES * 20, banned.tolist(), strict=True):
+        text = row + ids[: ids.index(PAD) if PAD in ids else None]
+        pairs = list(zip(text, text[1:], strict=False))
+        assert len(set(pairs)) == len(pairs)
+    assert not torch.equal(banned, free)
+
+
 def test_ngram_ban_that_leaves_nothing_is_lifted():
     logits = ban_repeated_ngrams(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]), 1)
     assert logits.isfinite().all()
