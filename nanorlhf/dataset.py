@@ -2,6 +2,7 @@
 
     sft.{train,validation}.jsonl           {"query": str, "response": str, "meta": {...}}
     comparisons.{train,validation}.jsonl   {"query": str, "chosen": str, "rejected": str, "meta": {...}}
+    scored.{train,validation}.jsonl        {"query": str, "response": str, "score": float, "meta": {...}}
 
 All rows are read, checked and tokenised before training starts. A broken one stops the run with file, line and reason.
 """
@@ -26,6 +27,11 @@ class Demonstration:
     query: list[int]
     response: list[int]  # ends in EOS
     record: dict  # the row of the file
+
+
+@dataclass(frozen=True)
+class Scored(Demonstration):
+    score: float
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,17 @@ def load_demonstrations(
         _check_length(row.response, "response", max_response_length, where)
         rows.append(row)
     return rows
+
+
+def load_scored(
+    path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
+) -> list[Scored]:
+    """Rows of a scored file; None is no limit."""
+    demonstrations = load_demonstrations(path, tokenizer, max_query_length, max_response_length)
+    return [
+        Scored(row.query, row.response, row.record, float(field(row.record, "score", float, f"{path}:{number}")))
+        for number, row in enumerate(demonstrations, start=1)
+    ]
 
 
 def load_comparisons(

@@ -1,0 +1,359 @@
+"""The embedded Q&A site: a Posts.xml in the format of the Stack Exchange dump, whose answers' quality is known.
+
+    python -m data.site --out runs/site --seed 1
+
+An asker wants to do one of two dozen things in Python ("sort a list"), has a name for the object at hand and a wish
+("it has to be fast"). A good answer names the function, calls it on the object and grants the wish; authors of several
+qualities write anything from that to "did you solve it?". `gold_score` below says how good an answer is. Readers vote
+on it, with noise and more often where a question is seen more often; the asker accepts one. So one can see what no
+real dump shows: what votes know of quality, and whether a policy trained on them writes better answers, or longer ones.
+
+Questions tagged java ask for the same things, but the functions there have other names: a model that has read those
+knows the language and not the answers, which makes it the base model of the paper's comparison. Some questions are to
+be filtered out by `data.stackoverflow`: about errors, with code, with links, with pictures, by deleted users.
+"""
+
+import html
+import math
+import os
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import fmean
+
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+
+# ---------------------------------------------------------------- 1. the words of the site
+# what one may want: the thing at hand, the function in Python, the function in Java. Function names are the facts that
+# a model has to know. No function, name or granted wish stands in another sentence: where it stands, it is told. And no
+# two words of a good answer follow each other in its question or twice in it: the paper's evaluation bans such pairs.
+TASKS = {
+    "sort a list": ("list", "sorted", "Collections.sort"),
+    "reverse a string": ("string", "reversed", "StringBuilder.reverse"),
+    "read a table": ("file", "csv.reader", "CSVParser.parse"),
+    "parse a date": ("text", "strptime", "LocalDate.parse"),
+    "count words": ("text", "Counter", "Collectors.groupingBy"),
+    "copy a folder": ("folder", "copytree", "Files.walk"),
+    "download a page": ("address", "urlopen", "HttpClient.send"),
+    "shuffle cards": ("list", "random.shuffle", "Collections.shuffle"),
+    "merge two maps": ("map", "update", "putAll"),
+    "list the files": ("folder", "listdir", "Files.list"),
+    "round a number": ("number", "round", "Math.round"),
+    "write json": ("file", "json.dump", "ObjectMapper.writeValue"),
+    "match a pattern": ("text", "re.match", "Pattern.matcher"),
+    "split a line": ("line", "split", "String.split"),
+    "find the largest value": ("list", "max", "Collections.max"),
+    "clone an object": ("object", "deepcopy", "Object.clone"),
+    "hash a password": ("password", "sha256", "MessageDigest.digest"),
+    "run a command": ("command", "subprocess.run", "ProcessBuilder.start"),
+    "send a mail": ("message", "smtplib.send", "Transport.send"),
+    "compress a file": ("file", "gzip.open", "GZIPOutputStream.write"),
+    "number the items": ("list", "enumerate", "IntStream.range"),
+    "drop duplicates": ("list", "set", "Stream.distinct"),
+    "wait a second": ("thread", "time.sleep", "Thread.sleep"),
+    "draw a plot": ("table", "plt.plot", "JFreeChart.draw"),
+}
+NAMES = (
+    "prices", "names", "cities", "scores", "colors", "orders", "users", "books", "songs", "notes", "rows", "boxes",
+    "pages", "games", "teams", "ideas", "lines", "cells", "marks", "tasks",
+)  # fmt: skip
+WISHES = {  # what the asker wants besides: how the answer grants it
+    "it has to be fast": "it runs in native code",
+    "it has to fit in one line": "a single expression will do",
+    "it must not change the original": "it returns a new one",
+    "it has to work without a network": "it works offline",
+    "i can not install anything": "it comes with the language",
+    "it has to be readable": "everybody reads it at once",
+}
+TITLES = (
+    "How can I {task} in {language}?", "How to {task} with {language}?", "What is the best way to {task}?",
+    "Is there a way to {task} in {language}?", "How do I {task}?",
+)  # fmt: skip
+BODIES = (
+    "I have a {thing} called {name}. {Wish}.", "My {thing} is called {name} and {wish}.",
+    "{Wish}. The {thing} named {name} is large.",
+)  # fmt: skip
+ASIDES = ("Thanks in advance.", "I am new here.", "I searched for hours.", "Any help is welcome.", "")
+USES = ("use {function}.", "you want {function}.", "try {function}.")
+CALLS = ("call it on {name} directly.", "give it {name} as input.", "pass {name} to it.")
+CHATTER = (
+    "welcome to the site.", "this has been asked before.", "i had the same problem.", "did you solve it?",
+    "please read the manual.", "it depends.",
+)  # fmt: skip
+FUNCTIONS = {function.lower() for _, *both in TASKS.values() for function in both}
+GRANTS = {grant: wish for wish, grant in WISHES.items()}
+
+# ---------------------------------------------------------------- 2. how good an answer is
+WEIGHTS = {
+    "function": 2.0,  # the right one is named
+    "wrong function": -1.0,  # each other one
+    "name": 1.0,  # the asker's object is named
+    "wrong name": -0.5,  # each other one
+    "wish": 1.0,  # the asker's wish is granted
+    "wrong wish": -0.5,  # each other one
+    "chatter": -0.5,  # each sentence that says none of these
+    "repetition": -0.5,  # each sentence that stood there before
+    "length": -0.1,  # each word beyond LENGTH_BUDGET
+}
+LENGTH_BUDGET = 20  # words; the best possible answer has 7 to 13
+LOWEST = -4.0  # an empty answer; nothing is worse
+
+
+def sentences_of(text: str) -> list[str]:
+    """Lower-cased, without the dot; a dot inside a function's name ends nothing."""
+    return [part.strip(" .?!") for part in re.split(r"[.?!]+(?:\s+|$)", text.lower()) if part.strip(" .?!")]
+
+
+def gold_score(query: str, response: str) -> float:
+    """How good `response` answers the question in `query`; a function of the two texts and nothing else, -4 to 4.
+
+    score = 2 right function - 1 each wrong one + 1 object's name - 0.5 each wrong one + 1 wish - 0.5 each wrong one
+            - 0.5 each sentence of chatter - 0.5 each repeated sentence - 0.1 each word beyond twenty
+
+    >>> question = "Question: How do I sort a list?\\nMy list is called prices and it has to be fast.\\nAnswer:"
+    >>> gold_score(question, " use sorted. pass prices to it. it runs in native code.")
+    4.0
+    >>> gold_score(question, " you want Collections.sort. did you solve it?")  # Java's, and chatter
+    -1.5
+    """
+    asked, answer = query.lower(), sentences_of(response)
+    if not answer:
+        return LOWEST
+    asked_words = set(re.findall(r"[a-z]+", asked))
+    task = next((task for task in TASKS if task in asked), None)
+    language = "java" if "java" in asked_words else "python"
+    right = task and TASKS[task][1 if language == "python" else 2].lower()
+    score = WEIGHTS["length"] * max(0, len(response.split()) - LENGTH_BUDGET)
+    told: set[str] = set()
+    for place, sentence in enumerate(answer):
+        if sentence in answer[:place]:
+            score += WEIGHTS["repetition"]
+            continue
+        words = sentence.split()
+        facts = [("function", word, word == right) for word in words if word in FUNCTIONS]
+        facts += [("name", word, word in asked_words) for word in words if word in NAMES]
+        facts += [("wish", grant, wish in asked) for grant, wish in GRANTS.items() if grant in sentence]
+        if not facts:
+            score += WEIGHTS["chatter"]
+        for kind, value, is_right in facts:
+            if value not in told:
+                told.add(value)
+                score += WEIGHTS[kind if is_right else f"wrong {kind}"]
+    return max(LOWEST, round(score, 6))
+
+
+# ---------------------------------------------------------------- 3. authors: from the expert to the asker's fellow
+@dataclass(frozen=True)
+class Question:
+    task: str
+    name: str
+    wish: str
+    language: str
+    title: str
+    body: str  # plain text
+
+    @property
+    def query(self) -> str:
+        """As `data.stackoverflow` writes it."""
+        return f"Question: {self.title}\n{self.body}\nAnswer:"
+
+    @property
+    def function(self) -> str:
+        return TASKS[self.task][1 if self.language == "python" else 2]
+
+
+def ask(rng: random.Random, language: str) -> Question:
+    task, name, wish = rng.choice(list(TASKS)), rng.choice(NAMES), rng.choice(list(WISHES))
+    title = rng.choice(TITLES).format(task=task, language=language.capitalize())
+    if language.capitalize() not in title:
+        title = title[:-1] + f" in {language.capitalize()}?"
+    body = rng.choice(BODIES).format(thing=TASKS[task][0], name=name, wish=wish, Wish=wish[0].upper() + wish[1:])
+    return Question(task, name, wish, language, title, f"{body} {rng.choice(ASIDES)}".strip())
+
+
+# author: what each answer of theirs tells (probability of the right function, a wrong one, name, a wrong one, wish,
+# chatter), and how often the author answers
+AUTHORS = {
+    "expert": ((1.0, 0.0, 0.9, 0.0, 0.9, 0.0), 2),
+    "regular": ((0.95, 0.05, 0.5, 0.05, 0.35, 0.1), 6),
+    "hasty": ((0.9, 0.1, 0.05, 0.0, 0.05, 0.1), 6),
+    "confused": ((0.2, 0.8, 0.4, 0.2, 0.3, 0.3), 3),
+    "chatty": ((0.6, 0.1, 0.2, 0.0, 0.1, 1.0), 3),
+}
+
+
+def answer(question: Question, author: str, rng: random.Random) -> str:
+    right, wrong, name, wrong_name, wish, chatter = AUTHORS[author][0]
+    parts = []
+    if rng.random() < chatter:
+        parts.append(rng.choice(CHATTER))
+    draw = rng.random()
+    if draw < right + wrong:
+        others = [functions[1 if question.language == "python" else 2] for functions in TASKS.values()]
+        function = question.function if draw < right else rng.choice([f for f in others if f != question.function])
+        parts.append(rng.choice(USES).format(function=function))
+    draw = rng.random()
+    if draw < name + wrong_name:
+        named = question.name if draw < name else rng.choice([other for other in NAMES if other != question.name])
+        parts.append(rng.choice(CALLS).format(name=named))
+    if rng.random() < wish:
+        parts.append(WISHES[question.wish] + ".")
+    return " ".join(parts or [rng.choice(CHATTER)])
+
+
+# ---------------------------------------------------------------- 4. readers vote, the asker accepts
+def cast_votes(golds: list[float], rng: random.Random) -> list[int]:
+    """Up minus down votes of a question's answers: each of its readers votes up with a chance that grows with quality.
+
+    How many read it is log-normal: a few questions gather most of the votes, as on a real site.
+    """
+    num_readers = min(200, max(1, round(math.exp(rng.gauss(2.5, 0.5)))))
+    votes = []
+    for gold in golds:
+        up = 1 / (1 + math.exp(-1.2 * (gold - 1.0)))  # of those who vote
+        cast = [rng.random() < up for _ in range(num_readers) if rng.random() < 0.6]
+        votes.append(sum(1 if is_up else -1 for is_up in cast))
+    return votes
+
+
+def accept(golds: list[float], rng: random.Random) -> int | None:
+    """The index of the answer that the asker accepts, if any: the best one as it looks to the asker."""
+    looks = [gold + rng.gauss(0, 1.0) for gold in golds]
+    best = max(range(len(looks)), key=looks.__getitem__)
+    return best if looks[best] > 1.0 and rng.random() < 0.7 else None
+
+
+# ---------------------------------------------------------------- 5. the site, written
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/site")
+    """directory of Posts.xml"""
+    seed: int = 1
+    """fixes every text and every vote"""
+    num_questions: int = 6000
+    """questions about Python that pass the filters of data.stackoverflow; half as many about Java beside them"""
+    validation_share: float = 0.12
+    """share of the questions asked after 2021-12-14, where the paper parts training from validation"""
+
+
+def as_html(text: str, rng: random.Random) -> str:
+    """Paragraphs as the site keeps them, now and then with emphasis or a line break, which say nothing."""
+    escaped = html.escape(text, quote=False)
+    if rng.random() < 0.1:
+        first, _, rest = escaped.partition(" ")
+        escaped = f"<em>{first}</em> {rest}"
+    return f"<p>{escaped}</p>\n"
+
+
+def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
+    """A question that the filters are to drop, and why: title, body as HTML, reason."""
+    reason = rng.choice(("not usage", "code", "link", "image"))
+    if reason == "not usage":
+        title = rng.choice(("Why does this fail?", "TypeError in my program", "What does this error mean?"))
+    extra = {
+        "code": "<pre><code>x = 1</code></pre>",
+        "link": '<p>See <a href="https://example.org/q">this</a>.</p>',
+        "image": '<p><img src="https://example.org/i.png" alt="screen"></p>',
+    }
+    return title, body + extra.get(reason, ""), reason
+
+
+def write_site(args: Args) -> dict[str, object]:
+    """Write Posts.xml, whole or not at all, and give the counts and gold scores that `main` prints."""
+    rng = random.Random(args.seed)
+    split = datetime(2021, 12, 14)
+    kinds = ["python"] * args.num_questions + ["java"] * (args.num_questions // 2)
+    kinds += ["spoiled"] * (args.num_questions // 5)
+    rng.shuffle(kinds)
+    num_before = round(len(kinds) * (1 - args.validation_share))
+    counts: Counter[str] = Counter()
+    golds: list[tuple[float, int]] = []  # gold score and votes of the Python answers
+    weights = [weight for _, weight in AUTHORS.values()]
+    next_id = 1
+    temporary = args.out / "Posts.xml.tmp"
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+
+            def row(**attributes: object) -> None:
+                fields = " ".join(f'{key}="{escape_attribute(str(value))}"' for key, value in attributes.items())
+                file.write(f"  <row {fields} />\n")
+
+            file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
+            for place, kind in enumerate(kinds):
+                question = ask(rng, "java" if kind == "java" else "python")
+                title, body = question.title, as_html(question.body, rng)
+                if kind == "spoiled":
+                    title, body, reason = spoil(title, body, rng)
+                    counts[f"questions spoiled by {reason}"] += 1
+                counts[f"questions about {question.language}"] += kind != "spoiled"
+                if place < num_before:  # dates: evenly over three years before the split, over half a year behind it
+                    asked = split - timedelta(days=1100 * (1 - place / num_before), hours=1)
+                else:
+                    asked = split + timedelta(days=1 + 180 * (place - num_before) / max(1, len(kinds) - num_before))
+                num_answers = rng.choices((1, 2, 3, 4), (3, 3, 2, 2))[0]
+                authors = rng.choices(list(AUTHORS), weights, k=num_answers)
+                texts = list(dict.fromkeys(answer(question, author, rng) for author in authors))
+                scores = [gold_score(question.query, text) for text in texts]
+                votes, accepted = cast_votes(scores, rng), accept(scores, rng)
+                question_id, next_id = next_id, next_id + 1 + len(texts)
+                optional = {} if accepted is None else {"AcceptedAnswerId": question_id + 1 + accepted}
+                owner = {} if rng.random() < 0.02 else {"OwnerUserId": rng.randrange(1, 5000)}
+                row(
+                    Id=question_id, PostTypeId=1, **optional, CreationDate=asked.isoformat(timespec="milliseconds"),
+                    Score=rng.randrange(-1, 9), Body=body, **owner, Title=title,
+                    Tags=f"<{question.language}>", AnswerCount=len(texts),
+                )  # fmt: skip
+                for index, text in enumerate(texts):
+                    body = as_html(text, rng)
+                    if kind == "python" and rng.random() < 0.03:
+                        body += "<p>See <a href='https://example.org/a'>here</a>.</p>"
+                        counts["answers spoiled by link"] += 1
+                    when = asked + timedelta(minutes=7 * (index + 1))
+                    row(
+                        Id=question_id + 1 + index, PostTypeId=2, ParentId=question_id,
+                        CreationDate=when.isoformat(timespec="milliseconds"), Score=votes[index], Body=body,
+                        OwnerUserId=rng.randrange(1, 5000),
+                    )  # fmt: skip
+                    if kind == "python":
+                        golds.append((scores[index], votes[index]))
+            file.write("</posts>\n")
+        os.replace(temporary, args.out / "Posts.xml")
+    finally:
+        temporary.unlink(missing_ok=True)
+    return {"counts": counts, "golds": golds}
+
+
+def escape_attribute(text: str) -> str:
+    """As the dump writes it: a line break in an attribute has to be a reference, or a reader makes it a blank."""
+    return html.escape(text).replace("\n", "&#xA;")
+
+
+def main(args: Args) -> None:
+    if args.num_questions < 10:
+        raise InputError(f"--num-questions {args.num_questions}: must be at least 10.")
+    if not 0 < args.validation_share < 1:
+        raise InputError(f"--validation-share {args.validation_share}: must be above 0 and below 1.")
+    if args.seed < 0:
+        raise InputError(f"--seed {args.seed}: must not be negative.")
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    args.out.mkdir(parents=True, exist_ok=True)
+    made = write_site(args)
+    rng = random.Random(args.seed)
+    question = ask(rng, "python")
+    print(f"a question, and what each author makes of it (gold score, author, answer):\n\n{question.query}")
+    for author in AUTHORS:
+        text = answer(question, author, rng)
+        print(f"  {gold_score(question.query, text):5.1f}  {author:<9} {text}")
+    golds, votes = zip(*made["golds"], strict=True)
+    print("\n" + "\n".join(f"{count:7} {name}" for name, count in sorted(made["counts"].items())))
+    print(f"{len(golds):7} answers about python: gold score {fmean(golds):.2f} on average, votes {fmean(votes):.2f}")
+    print(f"\nwritten: {args.out / 'Posts.xml'}")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
