@@ -1,10 +1,28 @@
+import itertools
 import math
+import random
+from statistics import fmean
 
+import numpy as np
 import pytest
+import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from nanorlhf.metrics import rouge, wilson_interval, win_rate
+from data import tiny
+from nanorlhf.metrics import (
+    bootstrap_interval,
+    compare,
+    metric_at_k,
+    mrr_at_k,
+    pass_at_k,
+    rouge,
+    sentence_bleu,
+    spearman_matrix,
+    wilson_interval,
+    win_rate,
+)
 
 
 def test_rouge_of_texts_counted_by_hand() -> None:
@@ -54,3 +72,144 @@ def test_the_interval_holds_the_truth_in_95_of_100_experiments() -> None:
         if wilson_interval(k / n, n)[0] <= p <= wilson_interval(k / n, n)[1]
     )
     assert 0.94 < covered < 0.96
+
+
+# ------------------------------------------------------------------------------------ several answers to a question
+def test_sentence_bleu_is_sacrebleus_and_lies_in_the_unit_interval() -> None:
+    references = ["the cat sat on the mat.", "a b c", "one", "x y z w v"]
+    responses = ["the cat sat on a mat.", "", "one", "x y q w v"]
+    expected = [sacrebleu.sentence_bleu(b, [a]).score / 100 for a, b in zip(references, responses, strict=True)]
+    assert sentence_bleu(references, responses) == pytest.approx([min(1.0, value) for value in expected])
+    assert sentence_bleu(["a b c d"], ["a b c d"]) == [1.0] and sentence_bleu(["a"], [""]) == [0.0]
+
+
+def test_sentence_bleu_of_a_pair_worked_out_by_hand() -> None:
+    """5 tokens against 6: 4 of 5 unigrams, 2 of 4 bigrams, 1 of 3 trigrams, 0 of 2, which counts 1/2; brevity e^-.2."""
+    score = math.exp(1 - 6 / 5) * (4 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
+    assert sentence_bleu(["a b c d e f"], ["a b c x f"]) == pytest.approx([score])
+
+
+def test_the_papers_sacrebleu_is_that_of_unrelated_texts() -> None:
+    """[SO bleu] Bare strings instead of lists, n_gram=1: the library zips characters, and each is a text of its own.
+
+    What comes out is the share of places at which two texts have the same letter, about .05 to .08 for any English.
+    """
+
+    def character_match(response: str, reference: str) -> float:
+        """BLEU-1 of a corpus of one-character texts, in lower case."""
+        pairs = list(zip(response.lower(), reference.lower(), strict=False))
+        words = [(a, b) for a, b in pairs if not a.isspace()]  # a blank is a text without words
+        return sum(a == b for a, b in words) / max(1, len(words))
+
+    rng = random.Random(0)
+    unrelated = [tiny.write_post(rng).query for _ in range(300)]
+    texts = [text.partition("POST: ")[2].removesuffix("TL;DR:") for text in unrelated]
+    scores = [character_match(a, b) for a, b in itertools.pairwise(texts)]
+    assert 0.03 < fmean(scores) < 0.08  # the paper prints .048 for SFT, .049 for its best model
+    assert character_match("The same.", "the same.") == 1.0
+
+
+SCORES = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), min_size=n, max_size=n), min_size=1, max_size=4)
+)
+
+
+@given(SCORES)
+def test_metric_at_k_is_the_mean_over_all_choices_of_k(scores) -> None:
+    for k in range(1, len(scores[0]) + 1):
+        best = fmean(fmean(max(pick) for pick in itertools.combinations(row, k)) for row in scores)
+        assert metric_at_k(scores, k) == pytest.approx(best)
+
+
+def test_metric_at_one_is_the_mean_and_at_n_the_best() -> None:
+    scores = np.random.default_rng(0).normal(size=(50, 10))
+    assert metric_at_k(scores, 1) == pytest.approx(scores.mean())
+    assert metric_at_k(scores, 10) == pytest.approx(scores.max(1).mean())
+
+
+@given(SCORES, st.randoms())
+def test_mrr_at_k_is_one_over_the_place_of_the_first_useful_answer(scores, rng) -> None:
+    useful = [[rng.random() < 0.4 for _ in row] for row in scores]
+    for k in range(1, len(scores[0]) + 1):
+        total = 0.0
+        for row, labels in zip(scores, useful, strict=True):
+            order = sorted(range(len(row)), key=lambda i: (-row[i], i))  # ties: the order of generation
+            places = [place for place, i in enumerate(order, start=1) if labels[i]]
+            total += 1 / places[0] if places and places[0] <= k else 0
+        assert mrr_at_k(scores, useful, k) == pytest.approx(total / len(scores))
+
+
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_pass() -> None:
+    for n in range(1, 8):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
+                assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_at_k(100_000, 1, 100) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("arguments", [(3, 1, 4), (3, 4, 1), (3, -1, 1), (3, 1, 0)])
+def test_pass_at_k_of_what_cannot_be_is_refused(arguments) -> None:
+    with pytest.raises(ValueError, match="must be from"):
+        pass_at_k(*arguments)
+
+
+@pytest.mark.parametrize("function", [metric_at_k, lambda scores, k: mrr_at_k(scores, np.zeros_like(scores), k)])
+def test_scores_that_are_no_table_of_numbers_are_refused(function) -> None:
+    for scores, k in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[math.nan, 1.0]], 1), ([[]], 1)):
+        with pytest.raises(ValueError):
+            function(np.array(scores), k)
+
+
+def test_spearman_pooled_is_scipys_and_within_questions_removes_difficulty() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.normal(size=(40, 1)) * 5  # a question's own level, in both metrics
+    a, b = hard + rng.normal(size=(40, 10)), hard + rng.normal(size=(40, 10))
+    names, pooled = spearman_matrix({"a": a, "b": b}, within_questions=False)
+    assert names == ["a", "b"]
+    assert pooled[0, 1] == pytest.approx(stats.spearmanr(a.ravel(), b.ravel()).statistic) and pooled[0, 1] > 0.8
+    _, within = spearman_matrix({"a": a, "b": b})
+    ranks = [np.concatenate([stats.rankdata(row) for row in table]) for table in (a, b)]
+    assert within[0, 1] == pytest.approx(np.corrcoef(*ranks)[0, 1]) and abs(within[0, 1]) < 0.2
+    assert np.allclose(np.diag(within), 1) and np.allclose(within, within.T)
+
+
+def test_ties_share_their_rank_and_what_ranks_nothing_has_nan() -> None:
+    a = [[1.0, 1.0, 2.0, 3.0], [0.0, 5.0, 5.0, 1.0]]
+    b = [[4.0, 3.0, 3.0, 9.0], [1.0, 1.0, 2.0, 2.0]]
+    _, matrix = spearman_matrix({"a": a, "b": b, "constant": [[7.0] * 4] * 2})
+    ranks = [np.concatenate([stats.rankdata(row) for row in table]) for table in (a, b)]
+    assert matrix[0, 1] == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert np.isnan(matrix[2]).all() and not np.isnan(matrix[:2, :2]).any()
+    _, single = spearman_matrix({"a": [[1.0], [2.0]], "b": [[3.0], [1.0]]})
+    assert np.isnan(single).all()
+
+
+def test_the_bootstrap_resamples_questions_and_covers_the_truth() -> None:
+    """Answers of a question are alike: the interval must be as wide as with one answer a question."""
+    rng = np.random.default_rng(0)
+    covered, widths = 0, []
+    for seed in range(100):
+        questions = rng.normal(size=(60, 1))
+        low, high = bootstrap_interval(np.repeat(questions, 10, axis=1), seed, num_resamples=300)
+        covered += low <= 0 <= high
+        widths.append(high - low)
+    assert 86 <= covered <= 100
+    assert fmean(widths) == pytest.approx(2 * 1.96 / math.sqrt(60), rel=0.1)
+
+
+def test_two_policies_are_compared_as_scipy_does_and_a_question_is_its_own_control() -> None:
+    rng = np.random.default_rng(1)
+    level = rng.normal(size=(50, 1)) * 10
+    ours, theirs = level + 0.5 + rng.normal(size=(50, 4)), level + rng.normal(size=(50, 4))
+    result = compare(ours, theirs, seed=0, num_resamples=500)
+    assert result["mean_difference"] == pytest.approx((ours - theirs).mean())
+    low, high = result["mean_difference_ci"]
+    assert 0 < low < result["mean_difference"] < high < 1.2  # the level, with its spread of 10, drops out
+    assert result["ks"] == stats.ks_2samp(ours.ravel(), theirs.ravel()).statistic
+    assert result["mann_whitney_p"] == stats.mannwhitneyu(ours.ravel(), theirs.ravel()).pvalue
+    wins = sum((a > b) + 0.5 * (a == b) for a in ours.ravel() for b in theirs.ravel())
+    assert result["mann_whitney_u"] == wins
+    assert compare(ours, theirs, seed=0, num_resamples=500) == result
+    with pytest.raises(ValueError, match="50 questions against 3"):
+        compare(ours, theirs[:3], seed=0)
