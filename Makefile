@@ -1,16 +1,18 @@
 # make demo           the whole pipeline on the embedded world, on two CPU cores in minutes; ends with a table and a report
 # make overoptimise   PPO at three times the learning rate, with and without the KL penalty, compared with the demo's
+# make stackoverflow  votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, evaluation
 # make test           the tests
-# Both set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the demo's seed, RUNS=dir where it writes.
+# All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=dir) where they write.
 
 SEED ?= 1
 RUNS ?= runs/tiny
+SITE ?= runs/site
 # the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY = .venv/bin/python
 
-.PHONY: demo overoptimise test .venv
+.PHONY: demo overoptimise stackoverflow test .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -40,6 +42,31 @@ overoptimise: .venv
 	$(PY) eval.py --data "$(RUNS)/data" --reward-model "$(RUNS)/rm" --out "$(RUNS)/eval_fast" --seed $(SEED) --overwrite \
 	  --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" ppo_fast "$(RUNS)/ppo_fast" \
 	  ppo_fast_no_kl "$(RUNS)/ppo_fast_no_kl"
+
+# the base model has read the site's other tag: it knows the language, not the answers
+stackoverflow: .venv
+	$(PY) -m data.site --out "$(SITE)" --seed $(SEED)
+	$(PY) -m data.stackoverflow --source "$(SITE)/Posts.xml" --out "$(SITE)/data" --max-length 112 --max-response-length 64 \
+	  --vocab-size 640
+	$(PY) -m data.stackoverflow --source "$(SITE)/Posts.xml" --out "$(SITE)/base_data" --max-length 112 \
+	  --max-response-length 64 --tag java --tokenizer "$(SITE)/data"
+	$(PY) train_sft.py stackoverflow-tiny --model None --data "$(SITE)/base_data" --out "$(SITE)/base" --num-epochs 3 \
+	  --lr 3e-3 --seed $(SEED) --overwrite
+	$(PY) train_sft.py stackoverflow-tiny --model "$(SITE)/base" --data "$(SITE)/data" --out "$(SITE)/sft" --seed $(SEED) \
+	  --overwrite
+	$(PY) -m data.stackoverflow --source "$(SITE)/Posts.xml" --out "$(SITE)/data" --max-length 112 --max-response-length 64 \
+	  --generated-by "$(SITE)/sft" --batch-size 256 --seed $(SEED)
+	$(PY) train_rm.py stackoverflow-tiny --loss regression --data "$(SITE)/data" --sft "$(SITE)/sft" \
+	  --out "$(SITE)/rm_regression" --seed $(SEED) --overwrite
+	$(PY) train_rm.py stackoverflow-tiny --loss contrastive --data "$(SITE)/data" --sft "$(SITE)/sft" \
+	  --out "$(SITE)/rm_contrastive" --seed $(SEED) --overwrite
+	$(PY) train_ppo.py stackoverflow-tiny --data "$(SITE)/data" --sft "$(SITE)/sft" --reward-model "$(SITE)/rm_regression" \
+	  --out "$(SITE)/ppo" --seed $(SEED) --overwrite
+	$(PY) train_ppo.py stackoverflow-tiny --data "$(SITE)/data" --sft "$(SITE)/sft" --reward-model "$(SITE)/rm_contrastive" \
+	  --out "$(SITE)/ppo_contrastive" --seed $(SEED) --overwrite
+	$(PY) eval.py stackoverflow-tiny --data "$(SITE)/data" --policies base "$(SITE)/base" sft "$(SITE)/sft" ppo "$(SITE)/ppo" \
+	  ppo_contrastive "$(SITE)/ppo_contrastive" --regression-model "$(SITE)/rm_regression" \
+	  --contrastive-model "$(SITE)/rm_contrastive" --out "$(SITE)/eval" --seed $(SEED) --overwrite
 
 test: .venv
 	$(PY) -m ruff check .

@@ -1,34 +1,52 @@
 """Stage 4, evaluation: what did each stage gain, and what did it cost?
 
-Paper: The N+ Implementation Details of RLHF with PPO, section 5 (ROUGE, reward model accuracy, KL, win rate).
-In: sft.validation.jsonl, comparisons.validation.jsonl, policies and the reward model. Out: a table, eval.json,
+Papers: The N+ Implementation Details of RLHF with PPO, section 5 (ROUGE, reward model accuracy, KL, win rate);
+Reinforcement learning for question answering in programming domain (SO), whose policies answer each question ten times.
+In: sft.validation.jsonl, comparisons.validation.jsonl, policies and reward models. Out: a table, eval.json,
 samples.jsonl, and report.html with the curves of all stages and the samples side by side.
 
     python eval.py                                                             # the embedded default, recipe tiny
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm --dtype bfloat16
+    python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
 """
 
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from data import site
+from data.label import load_labels
 from data.tiny import gold_score
-from nanorlhf import distributed
+from nanorlhf import answer_report, distributed
+from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.dataset import load_comparisons, load_demonstrations, write_jsonl
+from nanorlhf.dataset import Demonstration, load_comparisons, load_demonstrations, write_jsonl
+from nanorlhf.encoder import bert_score, load_encoder
 from nanorlhf.errors import InputError
-from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
-from nanorlhf.metrics import rouge, wilson_interval, win_rate
+from nanorlhf.metrics import (
+    bootstrap_interval,
+    compare,
+    metric_at_k,
+    mrr_at_k,
+    rouge,
+    rouge_scores,
+    sentence_bleu,
+    spearman_matrix,
+    wilson_interval,
+    win_rate,
+)
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.report import table, write_report
 from nanorlhf.reward import end_scores, pair_scores, response_scores
@@ -77,6 +95,65 @@ class Args:
     """replace an evaluation that --out already holds"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerArgs:
+    data: Path = Path("runs/stackoverflow/data")
+    """directory of sft.validation.jsonl, comparisons.validation.jsonl and scored.validation.jsonl"""
+    out: Path = Path("runs/stackoverflow/eval")
+    """directory of eval.json, samples.jsonl and report.html"""
+    policies: tuple[str, ...] = ("sft", "runs/stackoverflow/sft", "ppo", "runs/stackoverflow/ppo")
+    """pairs of a name and its checkpoint directory or Hub id; each is compared with the one before it"""
+    regression_model: str | None = "runs/stackoverflow/rm_regression"
+    """reward model: checkpoint directory or Hub id; None leaves its scores out"""
+    contrastive_model: str | None = "runs/stackoverflow/rm_contrastive"
+    """reward model: checkpoint directory or Hub id; None leaves its scores out"""
+    encoder: str | None = None
+    """of BERTScore: directory or Hub id; None leaves it out"""
+    encoder_layer: int | None = None
+    """whose token vectors BERTScore compares, such as 17 of roberta-large; None: the last"""
+    labels: Path | None = None
+    """answers marked useful or not by `python -m data.label`; None leaves MRR@k out"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the first policy's"""
+    seed: int = 1
+    """fixes the samples and the resamples"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward passes"""
+
+    num_queries: int | None = None
+    """validation questions that each policy answers, from the top of the file; None: all"""
+    num_samples: int = 10
+    """answers to each question"""
+    batch_size: int = 64
+    """answers sampled and scored at once; changes memory, not the result"""
+    max_query_length: int = 512
+    """longest query in tokens"""
+    response_length: int = 256
+    """tokens sampled at most, EOS included"""
+    max_response_length: int = 512
+    """longest response of the data in tokens, EOS included"""
+    temperature: float = 1.0
+    """of the answers; 0 is greedy"""
+    top_k: int = 50
+    """only so many of the likeliest tokens are sampled; 0: all"""
+    top_p: float = 0.9
+    """only the likeliest tokens that reach this probability together are sampled; 1: all"""
+    no_repeat_ngram_size: int = 2
+    """no n-gram of question and answer comes twice; 0: off"""
+    ranks: Literal["within", "pooled"] = "within"
+    """of Spearman's correlation: within each question, or over all answers"""
+    num_resamples: int = 2000
+    """of the questions, for the 95% intervals"""
+    gold: bool = False
+    """score answers with the embedded site's own function"""
+    num_report_samples: int = 24
+    """questions whose first answers stand in report.html; samples.jsonl has all"""
+    overwrite: bool = False
+    """replace an evaluation that --out already holds"""
+
+
 RECIPES = {
     "tiny": (
         "the embedded world, judged by the labeller that PPO never saw",
@@ -94,26 +171,24 @@ RECIPES = {
         ),
     ),
     "tldr": ("N+ section 5: temperature 0.01, 53 tokens", Args()),
+    "stackoverflow": ("SO: ten answers a question, top-k 50, top-p 0.9, no bigram twice", AnswerArgs()),
+    "stackoverflow-tiny": (
+        "the embedded Q&A site, judged by a function that training never saw",
+        AnswerArgs(
+            data=Path("runs/site/data"),
+            out=Path("runs/site/eval"),
+            policies=("base", "runs/site/base", "sft", "runs/site/sft", "ppo", "runs/site/ppo"),
+            regression_model="runs/site/rm_regression",
+            contrastive_model="runs/site/rm_contrastive",
+            num_queries=256,
+            batch_size=256,
+            max_query_length=64,
+            response_length=48,
+            max_response_length=64,
+            gold=True,
+        ),
+    ),
 }
-
-
-@torch.no_grad()
-def answer(
-    policy: GPT, queries: list[list[int]], tokenizer: Tokenizer, args: Args, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """A response to each query: query (B, Q) left-padded, response (B, T); the same whatever the batch size."""
-    generator = torch.Generator().manual_seed(args.seed)
-    uniforms = torch.rand((len(queries), args.response_length), generator=generator, dtype=torch.float64)
-    query = left_pad(queries, tokenizer.pad_id).to(policy.lm_head.weight.device)  # (B, Q)
-    pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (query, uniforms)), strict=True)
-    responses = [
-        generate(
-            policy, q, q != tokenizer.pad_id, args.response_length, temperature,
-            eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=u,
-        )[0]
-        for q, u in pieces
-    ]  # fmt: skip
-    return query, torch.cat(responses)
 
 
 @torch.no_grad()
@@ -169,42 +244,59 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(names, places, strict=True))
 
 
-def main(args: Args) -> dict:
+def check_out(out: Path, overwrite: bool) -> None:
+    if (out / "eval.json").exists() and not overwrite:
+        raise InputError(f"--out {out} holds an evaluation: name another directory, or pass --overwrite.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file: name a directory.")
+
+
+def common_tokenizer(named: str | None, places: list[str]) -> Tokenizer:
+    """The one that is named, or the first model's, which then has to be that of all."""
+    tokenizer = load_tokenizer(named or places[0])
+    for place in places:
+        if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise InputError(f"the tokenizer of {place} differs from that of {places[0]}: compare models of one.")
+    return tokenizer
+
+
+def load_policy(place: str, rows: list[Demonstration], response_length: int, tokenizer: Tokenizer, device) -> GPT:
+    """A policy that can answer `rows`."""
+    policy = load_gpt(place, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    check_vocabulary(tokenizer, policy.config.vocab_size, place)
+    needed = max(len(row.query) for row in rows) + response_length
+    if needed > policy.config.n_ctx:
+        raise InputError(
+            f"the longest query and --response-length make {needed} tokens, more than the {policy.config.n_ctx} "
+            f"positions of {place}: lower --response-length."
+        )
+    return policy
+
+
+def main(args: Args | AnswerArgs) -> dict:
+    return judge_answers(args) if isinstance(args, AnswerArgs) else judge_summaries(args)
+
+
+# ----------------------------------------------------------------------------------------------- one answer a query: N+
+def judge_summaries(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     check_ranges(args)
-    if (args.out / "eval.json").exists() and not args.overwrite:
-        raise InputError(f"--out {args.out} holds an evaluation: name another directory, or pass --overwrite.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+    check_out(args.out, args.overwrite)
     device = distributed.setup(args.device)
     policies = named_policies(args.policies)
     first = next(iter(policies))
-    tokenizer = load_tokenizer(args.tokenizer or policies[first])
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *filter(None, [args.reward_model])])
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
-    for place in (*policies.values(), *filter(None, [args.reward_model])):
-        if args.tokenizer is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
-            raise InputError(f"the tokenizer of {place} differs from that of {policies[first]}: compare models of one.")
-
-    def load_policy(place: str) -> GPT:
-        policy = load_gpt(place, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-        check_vocabulary(tokenizer, policy.config.vocab_size, place)
-        needed = max(len(row.query) for row in rows) + args.response_length
-        if needed > policy.config.n_ctx:
-            raise InputError(
-                f"the longest query and --response-length make {needed} tokens, more than the {policy.config.n_ctx} "
-                f"positions of {place}: lower --response-length."
-            )
-        return policy
-
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
-    ref_policy = load_policy(policies[first])
+    to_answer = rows, args.response_length, tokenizer, device
+    ref_policy = load_policy(policies[first], *to_answer)
     reward_model = load_scalar(args.reward_model, device) if args.reward_model else None
 
     # --------------------------------------------------------------------------------------------------- 2. references
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
     reference_golds = [gold_score(q, r) for q, r in zip(queries, references, strict=True)] if args.gold else None
-    with autocast:
+    with autocast, torch.no_grad():
         reference_scores = [
             response_scores(reward_model, batch, tokenizer.pad_id, "left")
             for batch in micro_batches(rows if reward_model else [], args.batch_size)
@@ -218,12 +310,12 @@ def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------------- 3. policies
     results, columns = {}, {}
     for name, place in tqdm(policies.items(), desc="policies"):
-        policy = ref_policy if name == first else load_policy(place)
+        policy = ref_policy if name == first else load_policy(place, *to_answer)
         with autocast:
-            ids = [row.query for row in rows]
-            query, response = answer(policy, ids, tokenizer, args, args.temperature)
+            asked = [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed
+            query, response = sample_answers(policy, *asked, args.temperature)
             scores = reward_model and rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
-            kl = kl_to(ref_policy, policy, *answer(policy, ids, tokenizer, args, args.kl_temperature), tokenizer, args)
+            kl = kl_to(ref_policy, policy, *sample_answers(policy, *asked, args.kl_temperature), tokenizer, args)
         texts = [tokenizer.decode(ids) for ids in response.tolist()]
         golds = [gold_score(q, text) for q, text in zip(queries, texts, strict=True)] if args.gold else None
         wins = win_rate(golds, reference_golds) if args.gold else None
@@ -270,6 +362,132 @@ def main(args: Args) -> dict:
     write_report(args.out / "report.html", result, runs, samples[: args.num_report_samples])
     write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
     print(table(result))
+    print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
+    return result
+
+
+# ------------------------------------------------------------------------------------------ ten answers a question: SO
+OVERLAP = ("bleu", "rouge1", "rouge2", "bertscore")  # metrics that compare an answer with the reference
+
+
+def judge_answers(args: AnswerArgs) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    check_ranges(args)
+    check_out(args.out, args.overwrite)
+    device = distributed.setup(args.device)
+    policies = named_policies(args.policies)
+    judges = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
+    judges = {name: place for name, place in judges.items() if place}
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *judges.values()])
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
+    queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    reward_models = {name: load_scalar(place, device) for name, place in judges.items()}
+    encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None
+
+    def measure(responses: Tensor, query: Tensor) -> tuple[list[str], dict[str, np.ndarray]]:
+        """Texts and every metric (questions, n) of the answers, n to each question. [SO table 1]"""
+        texts = [tokenizer.decode(ids) for ids in responses.tolist()]
+        n = len(texts) // len(rows)
+        truths = [reference for reference in references for _ in range(n)]
+        rouges = rouge_scores(truths, texts)
+        columns = {"bleu": sentence_bleu(truths, texts), "rouge1": rouges["rouge1"], "rouge2": rouges["rouge2"]}
+        if encoder:
+            columns["bertscore"] = bert_score(truths, texts, encoder)
+        with autocast:
+            for name, model in reward_models.items():
+                columns[name] = rm_scores(model, query, responses, tokenizer.pad_id, args.batch_size)
+        if args.gold:
+            asked = [question for question in queries for _ in range(n)]
+            columns["gold_score"] = [site.gold_score(q, text) for q, text in zip(asked, texts, strict=True)]
+        return texts, {name: np.array(column).reshape(len(rows), n) for name, column in columns.items()}
+
+    # -------------------------------------------------------------------------------------------------- 2. the answers
+    measured, texts, results = {}, {}, {}  # by policy
+    for name, place in tqdm(policies.items(), desc="policies"):
+        policy = load_policy(place, rows, args.response_length, tokenizer, device)
+        with autocast:
+            query, response = sample_answers(
+                policy, [row.query for row in rows], tokenizer, args.num_samples, args.response_length,
+                args.batch_size, args.seed, args.temperature, args.top_k, args.top_p, args.no_repeat_ngram_size,
+            )  # fmt: skip
+        texts[name], measured[name] = measure(response, query)
+        eos_index, _, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+        results[name] = {
+            "eos_rate": (response == tokenizer.eos_id).any(1).float().mean().item(),
+            "response_length": (eos_index + 1).float().mean().item(),
+        }
+    query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)
+    response = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
+    _, human = measure(response, query)
+
+    samples = [
+        {
+            "query": question,
+            "reference": references[i],
+            "policies": {
+                name: [
+                    {"response": texts[name][i * args.num_samples + j]}
+                    | {metric: float(scores[i, j]) for metric, scores in measured[name].items()}
+                    for j in range(args.num_samples)
+                ]
+                for name in policies
+            },
+        }
+        for i, question in enumerate(queries)
+    ]
+    labels = load_labels(args.labels, samples) if args.labels else None  # policy -> (questions, n), NaN: no label
+
+    # ------------------------------------------------------------------------------------------------ 3. the statistics
+    ks = range(1, args.num_samples + 1)
+    for name, columns in measured.items():
+        names, spearman = spearman_matrix(columns, within_questions=args.ranks == "within")  # [SO spearman]
+        results[name] |= {
+            "metrics": {
+                metric: {
+                    "mean": float(scores.mean()),
+                    "std": float(scores.std()),
+                    "mean_ci": bootstrap_interval(scores, args.seed, args.num_resamples),
+                    # [SO metric@k] the best of k answers, expected
+                    "at_k": [metric_at_k(scores, k) for k in ks],
+                }
+                for metric, scores in columns.items()
+            },
+            "spearman": {"metrics": names, "matrix": spearman.tolist()},
+        }
+        if labels is not None:
+            labelled = ~np.isnan(labels[name]).any(axis=1)  # (questions,)
+            results[name]["num_labelled"] = int(labelled.sum())
+            if labelled.any():
+                results[name]["mrr_at_k"] = {  # [SO mrr@k]
+                    metric: [mrr_at_k(scores[labelled], labels[name][labelled], k) for k in ks]
+                    for metric, scores in columns.items()
+                }
+    differences = [
+        {"ours": ours, "theirs": theirs, "metric": metric}
+        | compare(measured[ours][metric], measured[theirs][metric], args.seed, args.num_resamples)
+        for theirs, ours in itertools.combinations(policies, 2)
+        for metric in measured[ours]
+    ]
+    result = {
+        "policies": results,
+        "reference": {metric: float(human[metric].mean()) for metric in human if metric not in OVERLAP},
+        "differences": differences,
+        "num_questions": len(rows),
+        "num_samples": args.num_samples,
+        "encoder": args.encoder,
+        "args": json.loads(json.dumps(asdict(args), default=str)),
+    }
+
+    # ------------------------------------------------------------------------------------------------------- 4. and out
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+    write_jsonl(args.out / "samples.jsonl", samples)
+    runs = [*policies.values(), *judges.values()]
+    answer_report.write_report(args.out / "report.html", result, measured, runs, samples[: args.num_report_samples])
+    write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
+    print(answer_report.tables(result))
     print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
     return result
 

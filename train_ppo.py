@@ -1,12 +1,14 @@
 """Stage 3, PPO: the policy writes, the reward model scores, the policy changes a little, and again.
 
-Paper: The N+ Implementation Details of RLHF with PPO, details 20 to 25 and Table 7.
+Papers: The N+ Implementation Details of RLHF with PPO, details 20 to 25 and Table 7; Reinforcement learning for
+question answering in programming domain (SO), whose KL coefficient adapts.
 In: the queries of sft.train.jsonl, the policy of stage 1, the reward model of stage 2 (or a rule of one's own).
 Out: the policy, in the same format; its value model in value_model/.
 
     python train_ppo.py                                                        # the embedded default, recipe tiny
     python train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm --data runs/tldr/data --dtype bfloat16
     torchrun --nproc-per-node 8 train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm
+    python train_ppo.py stackoverflow --reward-model runs/stackoverflow/rm_regression
     python train_ppo.py --reward my_rule.py:score                              # any function of two lists of texts
 """
 
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.tiny import gold_score
+from data import site, tiny
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
@@ -31,6 +33,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import ScalarModel
+from nanorlhf.optimizer import parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, needed_columns
 from nanorlhf.ppo import (
     AdaptiveKL,
@@ -86,6 +89,12 @@ class Args:
     """peak learning rate of AdamW, of policy and value model"""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """how the learning rate falls"""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """of AdamW"""
+    adam_eps: float = 1e-5
+    """[N+ 20] of AdamW; PyTorch's default is 1e-8"""
+    weight_decay: float = 0.01
+    """of AdamW; 0 makes it Adam"""
 
     max_query_length: int = 512
     """longest query in tokens"""
@@ -118,8 +127,8 @@ class Args:
     rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
     """old logprobs from the training forward pass (ratio exactly 1 at first) or from the sampling pass (the paper's)"""
 
-    gold: bool = False
-    """log the embedded world's true score of each response; training never sees it"""
+    gold: Literal["tiny", "site"] | None = None
+    """log the true score that this embedded world gives each response; training never sees it"""
     sample_every: int = 10
     """updates between entries of samples.jsonl"""
     save_every: int = 100
@@ -145,11 +154,63 @@ RECIPES = {
             lr=3e-4,
             max_query_length=80,
             response_length=24,
-            gold=True,
+            gold="tiny",
         ),
     ),
     "tldr": ("N+ Table 7", Args()),
+    "stackoverflow": (
+        "SO: adaptive KL, buffer 64, batch 16; either reward model",
+        Args(
+            data=Path("runs/stackoverflow/data"),
+            out=Path("runs/stackoverflow/ppo"),
+            sft="runs/stackoverflow/sft",
+            reward_model="runs/stackoverflow/rm_regression",
+            total_episodes=27_776,  # not in the paper: its 6,946 questions four times
+            batch_size=64,
+            num_minibatches=4,
+            rollout_batch_size=64,
+            lr=1.41e-5,
+            schedule="constant",
+            adam_betas=(0.9, 0.95),
+            adam_eps=1e-8,
+            weight_decay=0.0,
+            response_length=256,
+            temperature=1.0,
+            missing_eos_score=None,
+            kl_coef=0.2,  # [SO ppo] it adapts
+            kl_target=6.0,
+            score_at="last_token",
+        ),
+    ),
+    "stackoverflow-tiny": (
+        "the embedded Q&A site, on a CPU in minutes",
+        Args(
+            data=Path("runs/site/data"),
+            out=Path("runs/site/ppo"),
+            sft="runs/site/sft",
+            reward_model="runs/site/rm_regression",
+            seed=1,
+            total_episodes=2560,
+            batch_size=64,
+            num_minibatches=4,
+            micro_batch_size=16,
+            lr=1e-4,
+            schedule="constant",
+            adam_betas=(0.9, 0.95),
+            adam_eps=1e-8,
+            weight_decay=0.0,
+            max_query_length=64,
+            response_length=48,
+            temperature=1.0,
+            missing_eos_score=None,
+            kl_coef=0.05,
+            kl_target=6.0,
+            score_at="last_token",
+            gold="site",
+        ),
+    ),
 }
+GOLD_SCORES = {"tiny": tiny.gold_score, "site": site.gold_score}
 
 
 def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:
@@ -209,8 +270,8 @@ def main(args: Args) -> dict[str, float]:
     # a reward is any score(queries (B, Q), responses (B, T)) -> (B,): here the reward model or a rule on texts
     score = load_rule(args.reward, tokenizer) if args.reward else reward_model_score
 
-    parameters = [*policy.parameters(), *value_model.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-5, fused=True)  # [N+ 20]
+    groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)  # [N+ 20]
     kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank
@@ -388,7 +449,7 @@ def main(args: Args) -> dict[str, float]:
                 for q, r, s, k in zip(queries, texts, scores.tolist(), kl_per_response.tolist(), strict=True)
             ]
             if args.gold:
-                metrics["gold_score"] = sum(map(gold_score, queries, texts)) / B
+                metrics["gold_score"] = sum(map(GOLD_SCORES[args.gold], queries, texts)) / B
             if last or update % args.sample_every == 0:
                 run.log_samples(update, samples[:4])
         run.log(update, metrics)

@@ -26,6 +26,7 @@ from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.optimizer import parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
@@ -69,6 +70,14 @@ class Args:
     """how the learning rate falls"""
     warmup_steps: int = 0
     """optimizer steps of linear warm-up"""
+    weight_decay: float = 0.01
+    """of AdamW"""
+    decay_vectors: bool = True
+    """biases and layer norms decay too, as PyTorch does if not told otherwise"""
+    adam_eps: float = 1e-5
+    """[N+ 9] of AdamW; PyTorch's default is 1e-8"""
+    max_grad_norm: float | None = None
+    """longer gradients are shortened to this; None leaves them"""
     loss_on: Literal["all", "response"] = "all"
     """all: query and response tokens (as the reference does); response: only the response and its EOS"""
     max_query_length: int = 512
@@ -108,6 +117,42 @@ RECIPES = {
         ),
     ),
     "tldr": ("N+ Table 3", Args()),
+    "stackoverflow": (
+        "SO: GPT-Neo 125M on the best answers",
+        Args(
+            data=Path("runs/stackoverflow/data"),
+            out=Path("runs/stackoverflow/sft"),
+            model="EleutherAI/gpt-neo-125m",
+            num_epochs=3,  # not in the paper
+            batch_size=12,
+            micro_batch_size=12,
+            lr=2e-5,
+            schedule="linear",
+            warmup_steps=17,  # 1% of three epochs of the paper's 6,946 questions
+            weight_decay=1e-3,
+            decay_vectors=False,
+            adam_eps=1e-8,
+            max_grad_norm=1.0,
+            loss_on="response",
+            max_response_length=512,  # query and response together, where the data is made
+        ),
+    ),
+    "stackoverflow-tiny": (
+        "the embedded Q&A site, on a CPU in minutes",
+        Args(
+            data=Path("runs/site/data"),
+            out=Path("runs/site/sft"),
+            model="runs/site/base",
+            seed=1,
+            num_epochs=2,
+            batch_size=16,
+            lr=1e-3,
+            warmup_steps=20,
+            loss_on="response",
+            max_query_length=64,
+            max_response_length=64,
+        ),
+    ),
 }
 
 
@@ -178,8 +223,9 @@ def main(args: Args) -> dict[str, float]:
         )
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     model.transformer.checkpoint_activations = args.checkpoint_activations
-    # [N+ 9] eps is not PyTorch's 1e-8; fused: one pass over the weights instead of one an operation
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-5, fused=True)
+    # [N+ 9] fused: one pass over the weights instead of one an operation
+    groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     first_step = 0
     if args.resume:
@@ -234,6 +280,8 @@ def main(args: Args) -> dict[str, float]:
         lr = args.lr * lr_factor(args.schedule, step, num_steps, args.warmup_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr
+        if args.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
 
         metrics = {"loss": mean_loss, "lr": lr, "episode": (step + 1) * args.batch_size}

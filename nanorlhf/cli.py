@@ -20,16 +20,19 @@ ABOVE_0 = ("above 0", lambda x: x > 0)
 UP_TO_1 = ("from 0 to 1", lambda x: 0 <= x <= 1)
 # every number among the settings of the four scripts; NaN and infinity are in no range
 RANGES = {
-    **dict.fromkeys(("n_layer", "n_head", "d_model"), AT_LEAST_1),
+    **dict.fromkeys(("n_layer", "n_head", "d_model", "encoder_layer"), AT_LEAST_1),
     **dict.fromkeys(("batch_size", "micro_batch_size", "rollout_batch_size", "num_minibatches"), AT_LEAST_1),
     **dict.fromkeys(
-        ("num_ppo_epochs", "total_episodes", "num_samples", "num_normalisation", "num_queries"), AT_LEAST_1
+        ("num_ppo_epochs", "total_episodes", "num_samples", "num_queries", "num_resamples"), AT_LEAST_1
     ),
     **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
     **dict.fromkeys(("eval_every", "save_every", "sample_every"), AT_LEAST_1),
     **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef", "num_report_samples"), AT_LEAST_0),
+    **dict.fromkeys(("weight_decay", "num_normalisation", "top_k", "no_repeat_ngram_size"), AT_LEAST_0),
     **dict.fromkeys(("num_epochs", "kl_target", "clip_range", "value_clip_range", "kl_temperature"), ABOVE_0),
-    **dict.fromkeys(("gamma", "lam"), UP_TO_1),
+    **dict.fromkeys(("adam_eps", "max_grad_norm"), ABOVE_0),
+    "adam_betas": ("at least 0 and below 1", lambda x: 0 <= x < 1),
+    **dict.fromkeys(("gamma", "lam", "top_p"), UP_TO_1),
     "seed": ("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63),
     "missing_eos_score": ("a finite number", math.isfinite),
 }
@@ -38,11 +41,12 @@ RANGES = {
 def check_ranges(args: Any) -> None:
     """Refuse a number that makes no sense; whether two of them fit together is for the script to say."""
     for field in fields(args):
-        value = getattr(args, field.name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            words, allowed = RANGES[field.name]
-            if not (math.isfinite(value) and allowed(value)):
-                raise InputError(f"--{field.name.replace('_', '-')} {value}: it must be {words}.")
+        setting = getattr(args, field.name)
+        for value in setting if isinstance(setting, tuple) else (setting,):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                words, allowed = RANGES[field.name]
+                if not (math.isfinite(value) and allowed(value)):
+                    raise InputError(f"--{field.name.replace('_', '-')} {value}: it must be {words}.")
 
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:

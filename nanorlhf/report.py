@@ -69,12 +69,17 @@ def cells(result: dict) -> list[list[str]]:
 def table(result: dict) -> str:
     """For the terminal; columns that apply to no policy are left out."""
     columns = [column for column in zip(*cells(result), strict=True) if set(column[1:]) != {"-"}]
-    widths = [max(map(len, column)) for column in columns]
-    lines = []
-    for line in zip(*columns, strict=True):
+    return "\n".join([aligned(list(zip(*columns, strict=True))), *filter(None, [reward_model_line(result)])])
+
+
+def aligned(lines: list[list[str]]) -> str:
+    """Lines of cells for the terminal: the first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = []
+    for line in lines:
         padded = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        lines.append("  ".join([line[0].ljust(widths[0]), *padded]))
-    return "\n".join([*lines, *filter(None, [reward_model_line(result)])])
+        texts.append("  ".join([line[0].ljust(widths[0]), *padded]))
+    return "\n".join(texts)
 
 
 def reward_model_line(result: dict) -> str:
@@ -138,9 +143,12 @@ def sft_figures(rows: Rows) -> list[Figure]:
 
 
 def rm_figures(rows: Rows) -> list[Figure]:
-    loss, axes = panel("Loss", "step", "-log sigmoid(margin), nats")
+    regression = any("absolute_error" in row for row in rows)
+    loss, axes = panel("Loss", "step", "squared error" if regression else "-log sigmoid(margin), nats")
     draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
-    accuracy, axes = panel("Pairs ranked as the labeller did", "step", "share")
+    draw(axes, rows, "validation_loss", "validation", ORANGE)
+    title = "Scores of the right sign" if regression else "Pairs ranked as the labeller did"
+    accuracy, axes = panel(title, "step", "share")
     draw(axes, rows, "accuracy", "training batch, running mean", BLUE, smoothed=True)
     draw(axes, rows, "validation_accuracy", "validation", ORANGE)
     axes.axhline(0.5, color=GREY, linewidth=1, linestyle=":", label="chance")
@@ -203,7 +211,7 @@ def curves(run: str) -> tuple[int, str]:
         )
     elif any("accuracy" in row for row in rows):
         stage, title, figures = 2, "reward model", rm_figures(rows)
-        caption = "The accuracy of a batch of few pairs is noisy; validation is on all held-out pairs."
+        caption = "The accuracy of a small batch is noisy; validation is on all held-out rows."
     else:
         stage, title, figures = 1, "supervised fine-tuning", sft_figures(rows)
         caption = "The negative log-likelihood of the references."
@@ -230,9 +238,6 @@ def sample_card(sample: dict) -> str:
 
 def write_report(path: Path, result: dict, runs: list[str], samples: list[dict]) -> None:
     """Write report.html, whole or not at all: the table, the curves of `runs`, and `samples` side by side."""
-    lines = cells(result)
-    head = "".join(f"<th>{html.escape(cell).replace('-', '&#8209;')}</th>" for cell in lines[0])  # ROUGE-1 stays whole
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[1:])
     settings = result["args"]
     judged = f"{result['num_queries']} validation queries, judged at temperature {settings['temperature']}"
     notes = (
@@ -240,15 +245,28 @@ def write_report(path: Path, result: dict, runs: list[str], samples: list[dict])
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
         "The RM score is that of the last token, without the EOS trick."
     )
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>nanorlhf: {html.escape(str(settings["out"]))}</title><link rel="icon" href="data:,">
-<style>{STYLE}</style></head><body>
-<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>
-<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
+    body = f"""<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>
+{html_table(cells(result))}
 <p>{html.escape(reward_model_line(result))}</p><p class="quiet">{html.escape(notes)}</p>
 {"".join(text for _, text in sorted(map(curves, runs)))}
-<h2>Samples, side by side</h2>{"".join(map(sample_card, samples))}
+<h2>Samples, side by side</h2>{"".join(map(sample_card, samples))}"""
+    write_page(path, str(settings["out"]), body)
+
+
+def html_table(lines: list[list[str]]) -> str:
+    """The first line is the heading."""
+    head = "".join(f"<th>{html.escape(cell).replace('-', '&#8209;')}</th>" for cell in lines[0])  # ROUGE-1 stays whole
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[1:])
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def write_page(path: Path, title: str, body: str) -> None:
+    """One file that needs no network, whole or not at all."""
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>nanorlhf: {html.escape(title)}</title><link rel="icon" href="data:,">
+<style>{STYLE}</style></head><body>
+{body}
 </body></html>
 """
     temporary = path.with_name(path.name + ".tmp")

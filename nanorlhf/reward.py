@@ -50,11 +50,10 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
     return end_scores(model, query_response, query_length, pad_id).chunk(2)
 
 
-@torch.no_grad()
 def response_scores(
     model: ScalarModel, rows: list[Demonstration], pad_id: int, side: Literal["left", "right"]
 ) -> Tensor:
-    """Scores (B,) of demonstrations, padded as PPO pads (left of the query) or as training does (right of the text)."""
+    """Scores (B,), padded as PPO pads (left of the query) or as training does (right of the text)."""
     device = model.score.weight.device
     if side == "left":
         query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)

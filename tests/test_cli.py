@@ -142,7 +142,8 @@ def test_every_number_among_the_settings_has_a_range_and_every_recipe_lies_in_it
 
 
 def test_no_range_is_left_over():
-    assert {name for module in SCRIPTS.values() for name in numbers_of(module.Args())} == RANGES.keys()
+    recipes = [args for module in SCRIPTS.values() for _, args in module.RECIPES.values()]
+    assert {name for args in recipes for name in numbers_of(args)} == RANGES.keys()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -160,7 +161,7 @@ ABSURD = {
                   "save_every": (0,), "num_samples": (0,), "temperature": (-0.7,), "seed": (-1, 2**63),
                   "n_layer": (0,), "n_head": (0,), "d_model": (0,)},
     "train_rm": {"batch_size": (0,), "micro_batch_size": (0, -4), "lr": (-1.0,), "num_epochs": (0,),
-                 "num_normalisation": (0,), "seed": (-1,), "save_every": (0,), "max_response_length": (-1,)},
+                 "num_normalisation": (-1,), "seed": (-1,), "save_every": (0,), "max_response_length": (-1,)},
     "train_ppo": {"batch_size": (0, -64), "num_minibatches": (0, -1), "micro_batch_size": (0, -1),
                   "rollout_batch_size": (0, -1), "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
                   "temperature": (0.0, -1.0), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0), "gamma": (-0.1, 1.1),

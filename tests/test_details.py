@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
@@ -15,34 +16,41 @@ from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-IMPLEMENTED = {*range(1, 16), *range(20, 26)}  # 16 to 19 are analyses of reward models
-ROW = re.compile(r"^\| N\+ (\d+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M)
+DETAILS = {f"N+ {number}" for number in (*range(1, 16), *range(20, 26))}  # 16 to 19 are analyses of reward models
+ROW = re.compile(
+    r"^\| ((?:N\+|SO) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M
+)
 ROWS = ROW.findall((ROOT / "README.md").read_text())
 
 
-def numbers_of(line: str) -> set[int]:
-    """The details that a line is tagged with: `[N+ 24, 25]` has two."""
-    return {int(number) for tag in re.findall(r"\[N\+ ([\d, ]+)\]", line) for number in tag.split(",")}
+def tags_of(line: str) -> set[str]:
+    """What a line is tagged with: `[N+ 24, 25]` are two details."""
+    return {
+        f"{paper} {part.strip()}"
+        for paper, tag in re.findall(r"\[(N\+|SO) ([^\]]+)\]", line)
+        for part in tag.split(",")
+    }
 
 
 def test_every_detail_has_one_row() -> None:
-    assert sorted(int(row[0]) for row in ROWS) == sorted(IMPLEMENTED)
+    tags = [row[0] for row in ROWS]
+    assert len(tags) == len(set(tags)) and {tag for tag in tags if tag.startswith("N+")} == DETAILS
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"N+ {row[0]}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_a_row_points_at_its_tag_and_at_a_test_that_exists(row) -> None:
     detail, file, line, link, link_line, test_file, test = row
     assert (link, link_line) == (file, line)
     text = (ROOT / file).read_text().splitlines()
-    tagged = [number for number, content in enumerate(text, start=1) if int(detail) in numbers_of(content)]
-    assert int(line) in tagged, f"README: detail {detail} stands at {file}:{tagged}, not at {line}"
+    tagged = [number for number, content in enumerate(text, start=1) if detail in tags_of(content)]
+    assert int(line) in tagged, f"README: {detail} stands at {file}:{tagged}, not at {line}"
     assert re.search(rf"^def {test}\(", (ROOT / test_file).read_text(), re.M), f"{test_file} has no {test}"
 
 
 def test_every_tag_of_the_code_has_a_row() -> None:
     files = [*ROOT.glob("*.py"), *(ROOT / "nanorlhf").glob("*.py"), *(ROOT / "data").glob("*.py")]
-    tags = set().union(*(numbers_of(line) for file in files for line in file.read_text().splitlines()))
-    assert tags - {16} <= IMPLEMENTED  # 16: what the fields of a comparison mean
+    tags = set().union(*(tags_of(line) for file in files for line in file.read_text().splitlines()))
+    assert tags - {"N+ 16"} == {row[0] for row in ROWS}  # 16: what the fields of a comparison mean
 
 
 # --------------------------------------------------------------------------------- the papers' tables, typed once more
@@ -72,6 +80,33 @@ def test_every_tag_of_the_code_has_a_row() -> None:
         (
             train_ppo.RECIPES["tldr"][1],
             {"missing_eos_score": -1.0, "whiten_rewards": False, "whiten_advantages": True, "score_at": "after_eos"},
+        ),
+        # SO, section 4 and the table of hyper-parameters
+        (
+            train_sft.RECIPES["stackoverflow"][1],
+            {"lr": 2e-5, "schedule": "linear", "batch_size": 12, "weight_decay": 1e-3, "adam_eps": 1e-8},
+        ),
+        (train_sft.RECIPES["stackoverflow"][1], {"max_grad_norm": 1.0, "decay_vectors": False, "loss_on": "response"}),
+        (
+            train_rm.RECIPES["stackoverflow"][1],
+            {"lr": 3e-5, "schedule": "linear", "batch_size": 8, "weight_decay": 1e-3, "trainable": "linear"},
+        ),
+        (
+            train_ppo.RECIPES["stackoverflow"][1],
+            {"lr": 1.41e-5, "schedule": "constant", "batch_size": 64, "num_minibatches": 4, "num_ppo_epochs": 4},
+        ),
+        (
+            train_ppo.RECIPES["stackoverflow"][1],
+            {"adam_betas": (0.9, 0.95), "adam_eps": 1e-8, "weight_decay": 0.0, "clip_range": 0.2, "value_coef": 0.1},
+        ),
+        (
+            train_ppo.RECIPES["stackoverflow"][1],
+            {"kl_coef": 0.2, "kl_target": 6.0, "score_at": "last_token", "whiten_rewards": False, "temperature": 1.0},
+        ),
+        (train_ppo.RECIPES["stackoverflow"][1], {"gamma": 1.0, "lam": 0.95, "response_length": 256}),
+        (
+            evaluation.RECIPES["stackoverflow"][1],
+            {"num_samples": 10, "top_k": 50, "top_p": 0.9, "no_repeat_ngram_size": 2, "ranks": "within"},
         ),
     ],
 )

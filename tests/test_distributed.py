@@ -18,12 +18,13 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT, read_metrics
+from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_ppo import policy_that_stops
 
 SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
     "total_episodes", "max_query_length", "max_response_length", "response_length", "n_layer", "d_model", "n_head",
-    "warmup_steps", "num_samples", "sample_every", "num_ppo_epochs",
+    "warmup_steps", "num_samples", "sample_every", "num_ppo_epochs", "loss", "num_normalisation", "max_grad_norm",
 )  # fmt: skip
 
 
@@ -49,11 +50,12 @@ def torchrun(script: str, args) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["sft", "rm", "ppo"])
-def test_two_processes_equal_one(miniature, tmp_path, stage):
+@pytest.mark.parametrize("stage", ["sft", "rm", "regression", "ppo"])
+def test_two_processes_equal_one(miniature, scored, tmp_path, stage):  # noqa: F811
     main, load, args = {
         "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3)),
         "rm": (train_rm.main, load_scalar, replace(miniature.rm, micro_batch_size=3)),
+        "regression": (train_rm.main, load_scalar, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
         "ppo": (
             train_ppo.main,
             load_gpt,
@@ -62,7 +64,7 @@ def test_two_processes_equal_one(miniature, tmp_path, stage):
     }[stage]
     one, two = (replace(args, out=tmp_path / name) for name in ("one", "two"))
     main(one)
-    result = torchrun(f"train_{stage}.py", two)
+    result = torchrun(f"{main.__module__}.py", two)
     assert result.returncode == 0, result.stderr[-2000:]
     weights = [torch.cat([p.flatten() for p in load(out).parameters()]) for out in (one.out, two.out)]
     assert torch.allclose(*weights, atol=2e-5)

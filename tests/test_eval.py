@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import eval as evaluation
 import train_ppo
 from data.tiny import gold_score
+from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, read_jsonl
 from nanorlhf.errors import InputError
@@ -89,7 +90,7 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
     for model in (policy, ref_policy):
         model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     queries = [tokenizer.encode(text) for text in ("POST: a b c\n\nTL;DR:", "b c\n\nTL;DR:")]
-    query, response = evaluation.answer(policy, queries, tokenizer, args, 0.7)
+    query, response = sample_answers(policy, queries, tokenizer, 1, args.response_length, 2, args.seed, 0.7)
     kl = evaluation.kl_to(ref_policy, policy, query, response, tokenizer, args)
     for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)

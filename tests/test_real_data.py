@@ -11,7 +11,7 @@ import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
-from data import hh, tldr
+from data import hh, stackoverflow, tldr
 from tests.conftest import read_metrics
 
 
@@ -19,7 +19,7 @@ from tests.conftest import read_metrics
     ("source", "tokenizer"),
     [("tldr", "gpt2"), ("tldr", "gpt_neox_20b/20B_tokenizer.json"), ("hh", "gpt_neox_20b/20B_tokenizer.json")],
 )
-def test_all_stages_run_on_real_data(real_data, tmp_path, source, tokenizer) -> None:
+def test_all_stages_run_on_real_posts_and_comparisons(real_data, tmp_path, source, tokenizer) -> None:
     lengths = {"max_query_length": 128, "max_response_length": 169}
     conversion = {"out": tmp_path / "data", "tokenizer": str(real_data / "tokenizers" / tokenizer)}
     if source == "tldr":
@@ -69,3 +69,52 @@ def test_all_stages_run_on_real_data(real_data, tmp_path, source, tokenizer) -> 
     assert first["objective/kl"] == pytest.approx(0, abs=1e-4) and math.isfinite(last["objective/kl"])
     assert math.isfinite(result["policies"]["ppo"]["kl"]) and 0 <= result["policies"]["ppo"]["rougeL"] <= 1
     assert json.loads((tmp_path / "eval" / "eval.json").read_text())["policies"]["ppo"]["gold_win_rate"] is None
+
+
+@pytest.mark.parametrize(("site", "day"), [("quantumcomputing", "2018-07-15"), ("ai", "2016-10-15")])
+def test_all_stages_run_on_real_questions_and_votes(real_data, tmp_path, site, day) -> None:
+    convert = stackoverflow.Args(
+        source=real_data / "stackexchange" / f"{site}.stackexchange.com" / "Posts.xml", out=tmp_path / "data",
+        tag=None, question_filter="all", drop_markup=("img",), split_date=day, max_length=288, max_response_length=200,
+        tokenizer=str(real_data / "tokenizers" / "gpt2"), device="cpu",
+    )  # fmt: skip
+    stackoverflow.main(convert)
+    common = {"data": tmp_path / "data", "device": "cpu"}
+    lengths = {"max_query_length": 288, "max_response_length": 200}
+    train_sft.main(
+        replace(
+            train_sft.RECIPES["stackoverflow"][1], **common, **lengths, model=None, n_layer=1, n_head=2, d_model=16,
+            out=tmp_path / "sft", num_epochs=1, num_samples=2, lr=3e-3, warmup_steps=0,
+        )
+    )  # fmt: skip
+    stackoverflow.main(replace(convert, generated_by=str(tmp_path / "sft")))
+    rm = replace(
+        train_rm.RECIPES["stackoverflow"][1], **common, **lengths, sft=str(tmp_path / "sft"), out=tmp_path / "rm",
+        num_epochs=1, lr=3e-3,
+    )  # fmt: skip
+    train_rm.main(rm)
+    train_rm.main(replace(rm, loss="regression", out=tmp_path / "rm_regression"))
+    train_ppo.main(
+        replace(
+            train_ppo.RECIPES["stackoverflow"][1], **common, sft=str(tmp_path / "sft"),
+            reward_model=str(tmp_path / "rm_regression"), out=tmp_path / "ppo", response_length=16, total_episodes=32,
+            batch_size=16,
+        )
+    )  # fmt: skip
+    result = evaluation.main(
+        replace(
+            evaluation.RECIPES["stackoverflow"][1], **common, **lengths, out=tmp_path / "eval",
+            policies=("sft", str(tmp_path / "sft"), "ppo", str(tmp_path / "ppo")),
+            regression_model=str(tmp_path / "rm_regression"), contrastive_model=str(tmp_path / "rm"),
+            response_length=16, num_queries=4, num_samples=3, num_resamples=20,
+        )
+    )  # fmt: skip
+
+    losses = [row["loss"] for row in read_metrics(tmp_path / "sft") if "loss" in row]
+    assert fmean(losses[-4:]) < fmean(losses[:4])
+    first, last = read_metrics(tmp_path / "ppo")
+    assert first["policy/first_ratio_error"] < 1e-5 and last["policy/first_ratio_error"] < 1e-5
+    assert first["objective/kl"] == pytest.approx(0, abs=1e-4) and last["objective/kl_coef"] != 0.2
+    for row in result["policies"].values():
+        assert all(math.isfinite(numbers["mean"]) for numbers in row["metrics"].values())
+        assert row["metrics"]["rouge1"]["at_k"] == sorted(row["metrics"]["rouge1"]["at_k"])

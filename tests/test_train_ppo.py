@@ -296,7 +296,7 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
-    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold=True, kl_target=0.01)
+    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold="tiny", kl_target=0.01)
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
     broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)
