@@ -1,0 +1,456 @@
+"""Static checks of programs: what javac or Python refuses, and local variables that nothing reads, with their places.
+
+    with JavaCompiler() as compiler:
+        for program, diagnostics in zip(programs, compiler.check(programs)):
+            error = first_error(diagnostics, start_of_response, end_of_response)
+
+A compiler is one process that lives as long as the object: it starts with the first program, compiles in memory and
+runs nothing of what it compiles. A program on which it hangs or dies is an error at that program's end; the others are
+checked by the next process.
+
+Where an error is (RLCF: "the first error"; the paper says no more) takes some choosing, because what javac calls the
+position of an error isn't always where a reader would point. `culprit` holds the rules.
+"""
+
+import json
+import os
+import queue
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import tree_sitter_java
+from tree_sitter import Language, Node, Parser
+
+from nanorlhf.errors import InputError
+
+JAVA = Language(tree_sitter_java.language())
+START_SECONDS = 120  # until a compiler has compiled its first program, on a machine that is busy
+STARTED = -1  # id of the reply that says so
+RENEW_AFTER = 5_000  # programs a process: javac keeps every name it ever saw, and is three times slower after 13,000
+
+# ErrorProne looks into javac, which JDK 16 and later allow only on request
+ERROR_PRONE_JVM = [
+    *(f"--add-exports=jdk.compiler/com.sun.tools.javac.{package}=ALL-UNNAMED"
+      for package in ("api", "file", "main", "model", "parser", "processing", "tree", "util")),
+    *(f"--add-opens=jdk.compiler/com.sun.tools.javac.{package}=ALL-UNNAMED" for package in ("code", "comp")),
+]  # fmt: skip
+JAVAC = [
+    "-proc:none",  # an annotation processor would be a program that runs in the compiler
+    "-implicit:none",
+    "-g:none",
+    "-Xlint:none",
+    "-Xmaxerrs", "0",  # all of them: they don't come in the order of the text
+    "--should-stop=ifError=FLOW",  # else a syntax error hides all others, and a wrong type an uninitialised variable
+]  # fmt: skip
+
+BLANK = re.compile(r"(?:[ \t\f\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
+LEXEME = re.compile(
+    r"""
+      \"{3}[ \t\f]*[\r\n](?:\\.|[^\\])*?(?:\"{3}|\Z)      # text block; to the end of the program where it isn't closed
+    | "(?:\\[^\r\n]|[^"\\\r\n])*"?                     # string; to the end of the line
+    | '(?:\\[^\r\n]|[^'\\\r\n])*'?
+    | 0[xX](?:[pP][+-]|[\w.])* | \.?\d(?:[eE][+-]|[\w.])*
+    | [\w$]+
+    | /\*.*                                            # a comment that isn't closed
+    | >>>= | <<= | >>= | \.\.\. | -> | :: | \+\+ | -- | && | \|\| | << | [-+*/%&|^=!<>]= | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """Something that a static check found in a program; [start, end) are offsets of characters in the Python string."""
+
+    kind: str
+    """"error", "unused" (a local variable that nothing reads) or "warning\""""
+    code: str
+    """what it is called by javac (compiler.err.cant.resolve.location), Python (SyntaxError) or pyflakes
+    (UndefinedName); unused.variable, timeout and crash are ours"""
+    start: int
+    end: int
+    """one behind the culprit's last character; both are the program's length where only its end is to blame"""
+    message: str
+
+    @property
+    def last(self) -> int:
+        """The offset to blame: the culprit's last character, or the end of the program."""
+        return max(self.start, self.end - 1)
+
+
+def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnostic | None:
+    """What the response at [start, end) of its program fails for, None if it passes. [RLCF alg 1]
+
+    The first error or unused variable whose culprit ends within the response. Where there is none, the first error of
+    the text before or behind it: that text is right, a response has made it wrong (a brace too many, `try` without its
+    `catch`), and no token of its own can be named. Variables that are unused elsewhere are not the response's.
+    """
+    for diagnostic in diagnostics:
+        if diagnostic.kind in ("error", "unused") and start <= diagnostic.last < end:
+            return diagnostic
+    return next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
+
+
+# ------------------------------------------------------------------------------------------------------------- 1. Java
+class JavaCompiler:
+    """javac and the search for unused variables; a context manager, of one thread.
+
+    workers     threads that compile, a processor each unless it is said
+    timeout     seconds a program; what takes longer is an error with the code "timeout" at the program's end
+    error_prone_jar     its ERROR-level checks as well: error_prone_core-*-with-dependencies.jar, with what else it
+                needs behind it, separated as in a class path
+    java        name or path of the JDK's launcher
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout: float = 10.0,
+        error_prone_jar: str | Path | None = None,
+        java: str = "java",
+    ) -> None:
+        workers = os.cpu_count() or 1 if workers is None else workers
+        self.server = Server(java_command(java, workers, error_prone_jar), workers, timeout)
+
+    def __enter__(self) -> "JavaCompiler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.server.stop()
+
+    def check(self, programs: list[str]) -> list[list[Diagnostic]]:
+        """The diagnostics of each program, sorted by where they are. Raises InputError where javac doesn't start."""
+        replies = self.server.ask([program.encode("utf-16-be", "surrogatepass") for program in programs])
+        checked = []
+        for program, reply in zip(programs, replies, strict=True):
+            diagnostics = java_diagnostics(program, reply) + unused_variables(program)
+            checked.append(sorted(diagnostics, key=lambda d: (d.start, d.end)))
+        return checked
+
+
+def java_command(java: str, workers: int, error_prone_jar: str | Path | None) -> list[str]:
+    """The command line of Checker.java, which the launcher compiles in memory in 0.2 s: no class file, no cache."""
+    found = shutil.which(java)
+    if found is None:
+        raise InputError(f"{java} not found: install a JDK 17 or later (apt install openjdk-17-jdk-headless).")
+    # C1 alone: C2 takes longer to compile javac than it saves in the first thousands of programs. An OutOfMemoryError
+    # may strike the thread beside the one that caused it: neither's verdict would count, so the process ends.
+    jvm = ["-XX:TieredStopAtLevel=1", f"-Xmx{512 + 128 * workers}m", "-XX:+ExitOnOutOfMemoryError"]
+    javac = JAVAC
+    if error_prone_jar is not None:
+        for jar in str(error_prone_jar).split(os.pathsep):
+            if not Path(jar).is_file():
+                raise InputError(f"ErrorProne: there is no file {jar}: download it from Maven Central or do without.")
+        jvm = jvm + ERROR_PRONE_JVM
+        # its warnings aren't errors; the two settings before it are what its manual asks for
+        plugin = ["-processorpath", str(error_prone_jar), "-Xplugin:ErrorProne -XepDisableAllWarnings"]
+        javac = javac + ["-XDcompilePolicy=simple", *plugin]
+    checker = Path(__file__).with_name("Checker.java")
+    return [found, *jvm, "-cp", str(checker.parent), str(checker), str(workers), *javac]
+
+
+def java_diagnostics(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
+    """What Checker.java replied, in characters of the Python string and with the culprit for the position."""
+    if isinstance(reply, Failure):
+        return [reply.diagnostic(program)]
+    fields = reply.decode("utf-8").split("\0") if reply else []
+    # javac counts UTF-16 units, and characters beyond U+FFFF are two of them
+    characters = [i for i, c in enumerate(program) for _ in range(1 + (ord(c) > 0xFFFF))] if fields else []
+    characters.append(len(program))
+
+    diagnostics: list[Diagnostic] = []
+    syntax_error = statement = None  # where the parser first stumbled, and where that statement begins
+    ctrl_z = program.find("\x1a", 0, -1)
+    if ctrl_z >= 0:  # javac takes it for the end of the file: a response could hide what is behind
+        message = "illegal character: \\u001a"
+        diagnostics.append(Diagnostic("error", "compiler.err.illegal.char", ctrl_z, ctrl_z + 1, message))
+    for i in range(0, len(fields), 6):
+        phase, code, *offsets, message = fields[i : i + 6]
+        # -1: it has no place, or no start
+        start, position, end = (characters[min(int(o), len(characters) - 1)] if int(o) >= 0 else None for o in offsets)
+        span = (len(program),) * 2 if position is None else culprit(program, start, position, end)
+        if phase == "syntax" and syntax_error is None:
+            syntax_error = span[0]
+            statement = 1 + max(program.rfind(mark, 0, syntax_error) for mark in ";{}")
+        # artefacts of the parser's recovery: `int # = 3` is "not a statement", `f(a b)` calls f with one argument
+        if syntax_error is not None and (0 if phase == "syntax" else statement) <= span[0] < syntax_error:
+            continue
+        diagnostics.append(Diagnostic("warning" if phase == "warning" else "error", code, *span, message))
+    return diagnostics
+
+
+def culprit(program: str, start: int | None, position: int, end: int | None) -> tuple[int, int]:
+    """The lexeme to blame for an error of javac's at `position`, in a tree that spans [start, end).
+
+    program            javac's position                                                    culprit
+    int x = 3 int y    "';' expected" stands behind the 3: the next lexeme is meant        int
+    s.lenght()         the dot, in the tree `s.lenght`                                     lenght
+    int x = "a" + n    the operator: of the wrong type is the value, whose last lexeme is  n
+    int n = 4          the name, in a declaration of several lexemes                       n
+    class A {          "reached end of file": behind the brace, there is no next lexeme    the end
+    """
+    lexeme = next_lexeme(program, position)
+    if lexeme is None:
+        return len(program), len(program)
+    is_word = lexeme.group()[0].isalnum() or lexeme.group()[0] in "_$\"'"
+    if start is not None and start < position and not is_word:
+        if lexeme.group() == ".":  # "not a statement" has no end: at least the name behind the dot
+            end = max(end or 0, lexeme.end() + 1)
+        while lexeme.end() < (end or 0):
+            following = next_lexeme(program, lexeme.end())
+            if following is None:
+                break
+            lexeme = following
+    return lexeme.span()
+
+
+def next_lexeme(program: str, position: int) -> re.Match | None:
+    """The lexeme at or behind `position`, None at the end of the program."""
+    return LEXEME.match(program, BLANK.match(program, position).end())
+
+
+def unused_variables(program: str) -> list[Diagnostic]:
+    """Local variables that are never read in their scope, each at its name. [RLCF]
+
+    Written only is unused, also by `x++;` and `x += 1;` as statements. Exempt is what the syntax asks for: parameters,
+    fields, the variables of catch, of try's resources, of for-each and of patterns. A name that a nested class declares
+    anew counts as read. A program that doesn't parse has no unused variables: who knows what it would have read.
+    """
+    source = program.encode("utf-8", "surrogatepass")
+    root = Parser(JAVA).parse(source).root_node
+    if root.has_error:
+        return []
+    declared: list[tuple[Node, int]] = []  # name, end of its scope
+    reads: dict[bytes, list[int]] = defaultdict(list)  # name -> where it is read, ascending
+    for name, field, ancestors in identifiers(root):
+        (parent, parent_field), (grandparent, _) = ancestors[-1], ancestors[-2]
+        if parent.type == "variable_declarator" and field == "name":
+            if grandparent.type == "local_variable_declaration":
+                scope, _ = ancestors[-3]
+                if scope.type == "switch_block_statement_group":  # the cases behind see it as well
+                    scope, _ = ancestors[-4]
+                declared.append((name, scope.end_byte))
+        elif is_read(name, field, parent, parent_field, grandparent):
+            reads[name.text].append(name.start_byte)
+
+    unused = []
+    for name, end_of_scope in declared:
+        positions = reads[name.text]
+        index = bisect_left(positions, name.end_byte)
+        if index == len(positions) or positions[index] >= end_of_scope:
+            start, end = (len(source[:b].decode("utf-8", "surrogatepass")) for b in (name.start_byte, name.end_byte))
+            message = f"local variable {program[start:end]} is never read"
+            unused.append(Diagnostic("unused", "unused.variable", start, end, message))
+    return unused
+
+
+def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node, str | None]]]]:
+    """Each identifier in the order of the text, its field in its parent, and its ancestors with theirs, root first.
+
+    By a cursor: Node.parent comes down from the root each time, which nesting makes quadratic.
+    """
+    cursor, ancestors = root.walk(), []
+    while True:
+        node = cursor.node
+        if node.type == "identifier":
+            yield node, cursor.field_name, ancestors
+        here = node, cursor.field_name
+        if cursor.goto_first_child():
+            ancestors.append(here)
+            continue
+        while not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return
+            ancestors.pop()
+
+
+def is_read(name: Node, field: str | None, parent: Node, parent_field: str | None, grandparent: Node) -> bool:
+    """Whether an identifier may be a variable that is read: it isn't a method, a field, a label or the goal of `=`."""
+    # nothing takes the value of its parent
+    is_statement = grandparent.type == "expression_statement" or (
+        grandparent.type == "for_statement" and parent_field in ("init", "update")
+    )
+    if parent.type == "method_invocation":
+        return field != "name"
+    if parent.type == "field_access":
+        return field != "field"
+    if parent.type == "method_reference":
+        return name.start_byte == parent.start_byte
+    if parent.type in ("labeled_statement", "break_statement", "continue_statement"):
+        return False
+    if parent.type == "assignment_expression" and field == "left":
+        return parent.child_by_field_name("operator").type != "=" and not is_statement
+    return parent.type != "update_expression" or not is_statement
+
+
+# ----------------------------------------------------------------------------------------------------------- 2. Python
+class PythonCompiler:
+    """The same for Python, without a JDK: syntax errors, names that nothing defines, unused local variables.
+
+    A process of its own, one program at a time: nesting can overflow the stack of CPython's compiler, and would end us.
+    """
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        checker = Path(__file__).with_name("python_checker.py")
+        self.server = Server([sys.executable, "-P", "-W", "ignore", str(checker)], 1, timeout)
+
+    def __enter__(self) -> "PythonCompiler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.server.stop()
+
+    def check(self, programs: list[str]) -> list[list[Diagnostic]]:
+        """The diagnostics of each program, sorted by where they are; what else there is comes behind a syntax error."""
+        replies = self.server.ask([program.encode("utf-8", "surrogatepass") for program in programs])
+        return [
+            [reply.diagnostic(program)] if isinstance(reply, Failure) else [Diagnostic(*d) for d in json.loads(reply)]
+            for program, reply in zip(programs, replies, strict=True)
+        ]
+
+
+# ------------------------------------------------------------------------------------------- 3. a process, and its loss
+@dataclass(frozen=True)
+class Failure:
+    """What came instead of a reply."""
+
+    code: str
+    message: str
+
+    def diagnostic(self, program: str) -> Diagnostic:
+        return Diagnostic("error", self.code, len(program), len(program), self.message)
+
+
+class Server:
+    """A process that replies to requests over pipes, and another one where it hangs or dies.
+
+    Both ways: int id, int bytes, that many bytes. At most `window` requests are with the process at a time, as many as
+    it works on at once, so that the clock of a request starts with the work on it.
+    """
+
+    def __init__(self, command: list[str], window: int, timeout: float) -> None:
+        if window < 1:
+            raise InputError(f"{window} workers for a compiler: it needs at least 1.")
+        if timeout <= 0:
+            raise InputError(f"a timeout of {timeout} seconds for a program: it must be above 0.")
+        self.command, self.window, self.timeout = command, window, timeout
+        self.process: subprocess.Popen | None = None
+        self.num_sent = 0  # to this process
+        self.replies: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+
+    def ask(self, requests: list[bytes]) -> list[bytes | Failure]:
+        """The reply to each. Raises InputError if the process doesn't start."""
+        replies: list[bytes | Failure] = [b""] * len(requests)
+        waiting = deque(range(len(requests)))
+        deadlines: dict[int, float] = {}  # of the requests that are with the process
+        suspects: set[int] = set()  # were with a process that died, and are tried again one by one
+        try:
+            while waiting or deadlines:
+                if self.process is None or self.num_sent >= RENEW_AFTER and not deadlines:
+                    self.start()
+                window = 1 if suspects else self.window
+                while waiting and len(deadlines) < window and self.num_sent < RENEW_AFTER:
+                    index = waiting.popleft()
+                    deadlines[index] = time.monotonic() + self.timeout
+                    self.send(index, requests[index])
+                try:
+                    reply = self.replies.get(timeout=max(0.0, min(deadlines.values()) - time.monotonic()))
+                except queue.Empty:
+                    now = time.monotonic()
+                    late = {index for index, deadline in deadlines.items() if deadline <= now}
+                    for index in late:
+                        replies[index] = Failure("timeout", f"the compiler took longer than {self.timeout:g} seconds")
+                    suspects -= late
+                    waiting.extendleft(sorted(deadlines.keys() - late, reverse=True))
+                    deadlines.clear()
+                    self.stop()  # a thread can't be killed alone
+                    continue
+                if reply is not None:
+                    index, replies[index] = reply
+                    del deadlines[index]
+                    suspects.discard(index)
+                elif deadlines.keys() <= suspects:  # it was alone with this one, and an earlier process died as well
+                    (index,) = deadlines
+                    replies[index] = Failure("crash", "the compiler's process died of this program")
+                    suspects.discard(index)
+                    deadlines.clear()
+                    self.stop()
+                else:
+                    suspects |= deadlines.keys()
+                    waiting.extendleft(sorted(deadlines, reverse=True))
+                    deadlines.clear()
+                    self.stop()
+        finally:
+            if deadlines:  # we were interrupted: the replies to come are nobody's
+                self.stop()
+        return replies
+
+    def send(self, index: int, request: bytes) -> None:
+        self.num_sent += 1
+        try:
+            self.process.stdin.write(struct.pack(">ii", index, len(request)) + request)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died: the end of its replies says so, in their order
+
+    def start(self) -> None:
+        self.stop()
+        self.num_sent = 0
+        self.replies = queue.SimpleQueue()
+        with tempfile.TemporaryFile() as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            reader = threading.Thread(target=read_replies, args=(self.process.stdout, self.replies), daemon=True)
+            reader.start()
+            try:
+                started = self.replies.get(timeout=START_SECONDS)
+            except queue.Empty:
+                started = None
+            if started is None or started[0] != STARTED:
+                self.stop()
+                log.seek(0)
+                lines = log.read().decode(errors="replace").strip().splitlines()
+                reason = lines[-1] if lines else f"no reply within {START_SECONDS} seconds"
+                raise InputError(
+                    f"{self.command[0]} doesn't start as a compiler ({reason}): Java's has to be of a JDK 17 or later."
+                )
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # there was something left to send
+        self.process = None
+
+
+def read_replies(stdout: BinaryIO, replies: queue.SimpleQueue) -> None:
+    """Body of the thread that empties the pipe; None is the end."""
+    with stdout:
+        while len(head := stdout.read(8)) == 8:
+            index, size = struct.unpack(">ii", head)
+            reply = stdout.read(size)
+            if len(reply) < size:
+                break
+            replies.put((index, reply))
+    replies.put(None)
