@@ -1,0 +1,178 @@
+"""MBJP, MathQA and HumanEval in Java, as mxeval publishes them -> code.jsonl. [RLCF evaluation]
+
+    python -m data.mxeval --source DIR --out runs/rlcf/data
+    python -m data.mxeval --source mbjp_release_v1.2.jsonl --test-share 0.2 --check
+
+Each problem is a row of code.test.jsonl: `query` and `prefix` are its prompt, `suffix` is empty, since a completion
+closes method and class itself, `response` is the canonical solution. The program is prefix + response + suffix + tests.
+MathQA and HumanEval publish no solutions, nor do some problems of MBJP: their response is "".
+
+With --test-share a seeded coin a problem makes some of them code.train.jsonl, for fine-tuning before the test (the
+paper: 0.2 of MBJP and 0.5 of MathQA are tested on); of those, problems without a solution are left out and counted.
+
+--check runs the canonical solutions, --samples FILE the completions of a file of mxeval samples (task_id, completion):
+the shares that compile, execute and pass, each failure of a canonical solution by name, and programs a second.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.execution import Verdict, isolation, run_programs
+from nanorlhf.prepare import in_validation, jsonl_files, read_records, source_files
+
+# what a task_id begins with: MBJP/2, MathQA/0, HumanEval_java/0
+DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    source: str
+    """file, directory or Hub dataset id; files of samples in it are left out"""
+    out: Path = Path("runs/rlcf/data")
+    """directory of the JSON Lines; files of the same name are replaced"""
+    files: str = "*"
+    """which files of a directory or Hub dataset: a pattern for their path in it, such as 'mbxp/*'"""
+    revision: str | None = None
+    """branch or commit of a Hub dataset"""
+    test_share: float = 1.0
+    """share of the problems in code.test.jsonl; the others go to code.train.jsonl"""
+    seed: int = 1
+    """of that choice"""
+    check: bool = False
+    """run the canonical solutions"""
+    samples: Path | None = None
+    """run the completions of this file (JSON Lines with task_id and completion)"""
+    timeout: float = 10.0
+    """seconds of wall clock that a program may run"""
+    workers: int = 1
+    """programs at a time"""
+
+
+def main(args: Args) -> None:
+    if not 0 <= args.test_share <= 1:
+        raise InputError(f"--test-share {args.test_share}: must lie between 0 and 1.")
+    if not 0 < args.timeout <= 3600:
+        raise InputError(f"--timeout {args.timeout}: must be above 0, and at most an hour.")
+    if not 1 <= args.workers <= 500:
+        raise InputError(f"--workers {args.workers}: must lie between 1 and 500.")
+    rows: dict[str, dict] = {}  # task_id -> row
+    places: dict[str, str] = {}
+    written: Counter[tuple[str, str]] = Counter()  # (file, dataset) -> rows
+    solved: Counter[tuple[str, str]] = Counter()  # of them with a canonical solution
+    left_out: Counter[str] = Counter()
+    with jsonl_files(args.out) as write:
+        for path, _ in source_files(args.source, args.files, args.revision):
+            for where, record in read_records(path):
+                if "completion" in record:
+                    left_out["a sample: --samples runs a file of them"] += 1
+                    continue
+                row = row_of(record, where)
+                task_id, dataset = row["meta"]["task_id"], row["meta"]["dataset"]
+                if task_id in rows:
+                    raise InputError(f"{where}: {task_id} stands at {places[task_id]} already: delete one of them.")
+                rows[task_id], places[task_id] = row, where
+                name = "code.test" if in_validation(task_id, args.test_share, args.seed) else "code.train"
+                if name == "code.train" and not row["response"]:
+                    left_out[f"{dataset}: to train on, without a canonical solution"] += 1
+                    continue
+                write(name, row)
+                written[name, dataset] += 1
+                solved[name, dataset] += bool(row["response"])
+        if not written:
+            raise InputError(f"--source {args.source}: no problem could be used, of {len(rows)}: nothing was written.")
+        samples = read_samples(args.samples, rows) if args.samples else []
+        solutions = [(row, row["response"]) for row in rows.values() if row["response"]] if args.check else []
+        if args.check and not solutions:
+            raise InputError(f"--check: no problem of --source {args.source} has a canonical solution: leave it out.")
+
+    for (name, dataset), count in sorted(written.items()):
+        print(f"{name + '.jsonl':<18} {dataset:<10} {count:6} problems, {solved[name, dataset]} with a solution")
+    print("left out")
+    for reason, count in sorted(left_out.items()) or [("nothing", 0)]:
+        print(f"  {count:7}  {reason}")
+    print(f"written: {args.out}")
+    if args.check or samples:
+        print("\nprograms run shut off from this machine")
+        for sentence in isolation():
+            print(f"  {sentence}")
+    if args.check:
+        verdicts = check("canonical solutions", solutions, args)
+        for (row, _), verdict in zip(solutions, verdicts, strict=True):
+            if not verdict.passed:
+                lines = verdict.output.strip().splitlines() or [""]
+                line = lines[-1] if verdict.compiled else lines[0]  # the exception, or the first error
+                print(f"  {row['meta']['task_id']}: {verdict.reason}: {line}")
+    if samples:
+        check(str(args.samples), samples, args)
+
+
+def row_of(record: dict, where: str) -> dict:
+    """A problem of mxeval as a row of the data contract."""
+    task_id, language, prompt, tests, entry_point = (
+        field(record, name, str, where) for name in ("task_id", "language", "prompt", "test", "entry_point")
+    )
+    if language != "java":
+        raise InputError(f"{where}: the field 'language' is {language!r}: this module reads the Java sets of mxeval.")
+    dataset = DATASETS.get(task_id.partition("/")[0])
+    if dataset is None:
+        raise InputError(f"{where}: the field 'task_id' is {task_id!r}: it begins with none of {', '.join(DATASETS)}.")
+    if "class Main" not in tests:
+        raise InputError(f"{where}: the field 'test' has no class Main: mend or delete the record.")
+    if "canonical_solution" in record and record["canonical_solution"] is None:
+        response = ""
+    else:
+        response = field(record, "canonical_solution", str, where)
+    return {
+        "query": prompt,
+        "response": response,
+        "language": language,
+        "prefix": prompt,
+        "suffix": "",
+        "tests": tests,
+        "meta": {"task_id": task_id, "dataset": dataset, "entry_point": entry_point},
+    }
+
+
+def program_of(row: dict, response: str) -> str:
+    """The text that is compiled and run. Nothing may come between its parts: some prompts end within a line."""
+    return row["prefix"] + response + row["suffix"] + row["tests"]
+
+
+def read_samples(path: Path, rows: dict[str, dict]) -> list[tuple[dict, str]]:
+    """(problem, completion) of each line."""
+    samples = []
+    for where, record in iter_jsonl(path):
+        task_id, completion = (field(record, name, str, where) for name in ("task_id", "completion"))
+        if task_id not in rows:
+            raise InputError(f"{where}: --source has no problem {task_id}: name the file that the samples are for.")
+        samples.append((rows[task_id], completion))
+    return samples
+
+
+def check(title: str, pairs: Sequence[tuple[dict, str]], args: Args) -> list[Verdict]:
+    """Run programs, print a table by dataset, and give the verdicts."""
+    began = time.monotonic()
+    verdicts = run_programs([program_of(*pair) for pair in pairs], "java", args.timeout, args.workers)
+    seconds = time.monotonic() - began
+    by_dataset: dict[str, list[Verdict]] = defaultdict(list)
+    for (row, _), verdict in zip(pairs, verdicts, strict=True):
+        by_dataset[row["meta"]["dataset"]].append(verdict)
+    print(f"\n{title}\n{'':<12} {'programs':>8} {'compiled':>9} {'executed':>9} {'passed':>9}   why not passed")
+    for dataset, found in sorted(by_dataset.items()):
+        shares = [sum(getattr(v, name) for v in found) / len(found) for name in ("compiled", "executed", "passed")]
+        reasons = Counter(v.reason for v in found if not v.passed)
+        why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "-"
+        print(f"{dataset:<12} {len(found):8} " + " ".join(f"{share:9.2%}" for share in shares) + f"   {why}")
+    rate = len(verdicts) / seconds
+    print(f"{len(verdicts)} programs in {seconds:.1f} s, {rate:.1f} a second, {args.workers} at a time")
+    return verdicts
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -1,0 +1,191 @@
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from data import mxeval
+from nanorlhf.errors import InputError
+
+TEST = """
+
+class Main {
+    public static void main(String[] args) throws Exception {
+        int x0 = Square.square(3);
+        if (!(x0 == 9)) {
+            throw new java.lang.Exception("Exception -- test case 0 did not pass. x0 = " + x0);
+        }
+    }
+}
+"""
+PROBLEM = {
+    "task_id": "MBJP/2",
+    "language": "java",
+    "prompt": "class Square {\n    /**\n     * The square.\n     */\n    public static int square(int n) {\n",
+    "entry_point": "square",
+    "test": TEST,
+    "description": "The square.",
+    "canonical_solution": "        return n * n;\n    }\n}",
+}
+UNSOLVED = PROBLEM | {"task_id": "MathQA/0", "canonical_solution": None}
+SAMPLE = {"task_id": "MBJP/2", "completion": " return 9; } }", "language": "java"}
+
+
+@pytest.fixture
+def args(tmp_path):
+    return mxeval.Args(source=str(tmp_path / "source"), out=tmp_path / "out")
+
+
+def write(path, *records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
+    return path
+
+
+def convert(args, *records):
+    """The rows that come of `records`, by file."""
+    write(args.out.parent / "source" / "problems.jsonl", *records)
+    mxeval.main(args)
+    return read(args.out)
+
+
+def read(out):
+    files = sorted(out.glob("*.jsonl"))
+    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+def test_a_problem_becomes_a_row_of_the_data_contract(args):
+    assert convert(args, PROBLEM, UNSOLVED) == {
+        "code.test": [
+            {
+                "query": PROBLEM["prompt"],
+                "response": PROBLEM["canonical_solution"],
+                "language": "java",
+                "prefix": PROBLEM["prompt"],
+                "suffix": "",
+                "tests": TEST,
+                "meta": {"task_id": "MBJP/2", "dataset": "mbjp", "entry_point": "square"},
+            },
+            {
+                "query": PROBLEM["prompt"],
+                "response": "",
+                "language": "java",
+                "prefix": PROBLEM["prompt"],
+                "suffix": "",
+                "tests": TEST,
+                "meta": {"task_id": "MathQA/0", "dataset": "mathqa", "entry_point": "square"},
+            },
+        ]
+    }
+
+
+def test_a_program_is_prompt_completion_and_test_and_nothing_else(args):
+    [row] = convert(args, PROBLEM)["code.test"]
+    assert mxeval.program_of(row, "return 0;}}") == PROBLEM["prompt"] + "return 0;}}" + TEST
+
+
+def test_samples_in_the_source_are_left_out_and_counted(args, capsys):
+    write(args.out.parent / "source" / "examples" / "samples.jsonl", SAMPLE, SAMPLE)
+    assert len(convert(args, PROBLEM)["code.test"]) == 1
+    assert re.search(r"^ +2  a sample: --samples", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_seeded_coin_draws_the_test_set(args, capsys):
+    problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(100)]
+    problems += [UNSOLVED | {"task_id": f"MathQA/{i}"} for i in range(100)]
+    args = replace(args, test_share=0.3)
+    rows = convert(args, *problems)
+    tested = {row["meta"]["task_id"] for row in rows["code.test"]}
+    trained = {row["meta"]["task_id"] for row in rows["code.train"]}
+    assert 40 <= len(tested) <= 80 and not tested & trained  # 60 expected, 6.5 the standard deviation
+    assert all(row["response"] for row in rows["code.train"])
+    left_out = 200 - len(tested) - len(trained)
+    expected = rf"^ +{left_out}  mathqa: to train on, without a canonical solution$"
+    assert left_out > 0 and re.search(expected, capsys.readouterr().out, re.MULTILINE)
+    assert convert(args, *reversed(problems))["code.test"][::-1] == rows["code.test"]
+    assert convert(replace(args, seed=2), *problems) != rows
+
+
+# --------------------------------------------------------------------------------------------------- broken, refused
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ("{", "malformed JSON"),
+        (PROBLEM, "MBJP/2 stands at .*problems.jsonl:1 already"),
+        (PROBLEM | {"language": "python"}, "'language' is 'python'"),
+        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3': it begins with none of MBJP, MathQA"),
+        (PROBLEM | {"test": "check();"}, "'test' has no class Main"),
+        (PROBLEM | {"prompt": None}, "'prompt' must be str, not NoneType"),
+        (PROBLEM | {"canonical_solution": 3}, "'canonical_solution' must be str, not int"),
+        ({key: value for key, value in PROBLEM.items() if key != "test"}, "'test' is missing"),
+        ({key: value for key, value in PROBLEM.items() if key != "canonical_solution"}, "'canonical_solution' is miss"),
+    ],
+)
+def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+    with pytest.raises(InputError, match=rf"problems.jsonl:2: .*{reason}|problems.jsonl:2: {reason}") as error:
+        convert(args, PROBLEM, record)
+    assert "\n" not in str(error.value)
+    assert not args.out.exists()
+
+
+def test_flags_and_samples_that_cannot_be_used_get_one_sentence(args, tmp_path):
+    for changes, reason in (
+        ({"test_share": 1.5}, "--test-share 1.5"),
+        ({"timeout": 0.0}, "--timeout 0.0"),
+        ({"timeout": float("nan")}, "--timeout nan"),
+        ({"workers": 0}, "--workers 0"),
+        ({"samples": tmp_path / "none.jsonl"}, "none.jsonl does not exist"),
+        ({"samples": write(tmp_path / "a.jsonl", SAMPLE | {"task_id": "MBJP/9"})}, "a.jsonl:1: .*no problem MBJP/9"),
+        ({"samples": write(tmp_path / "b.jsonl", {"task_id": "MBJP/2"})}, "b.jsonl:1: .*'completion' is missing"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            convert(replace(args, **changes), PROBLEM)
+        assert not args.out.exists()
+    with pytest.raises(InputError, match="--check: no problem .* has a canonical solution"):
+        convert(replace(args, check=True), UNSOLVED)
+    with pytest.raises(InputError, match="no problem could be used, of 1"):
+        convert(replace(args, test_share=0.0), UNSOLVED)
+    assert not args.out.exists()
+
+
+def test_the_command_ends_with_one_line_and_code_2(args, tmp_path):
+    source = write(tmp_path / "a.jsonl", PROBLEM, "{")
+    flags = ["--source", str(source), "--out", str(args.out)]
+    done = subprocess.run([sys.executable, "-m", "data.mxeval", *flags], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", done.stderr)
+
+
+# ------------------------------------------------------------------------------------------------------------ programs
+def test_check_and_samples_print_shares_and_name_what_fails(args, tmp_path, capsys):
+    wrong = PROBLEM | {"task_id": "MBJP/3", "canonical_solution": "return 1; } }"}
+    completions = "return n * n; } }", "return n; } }", "return n / 0; } }", "return m; } }"
+    samples = write(tmp_path / "samples.jsonl", *[SAMPLE | {"completion": completion} for completion in completions])
+    convert(replace(args, check=True, samples=samples, workers=2), PROBLEM, wrong, UNSOLVED)
+    printed = capsys.readouterr().out
+    assert re.search(r"canonical solutions\n.*\nmbjp +2 +100.00% +100.00% +50.00%   1 wrong_answer\n", printed)
+    assert "  MBJP/3: wrong_answer: Exception -- test case 0 did not pass. x0 = 1\n" in printed
+    assert re.search(
+        r"samples.jsonl\n.*\nmbjp +4 +75.00% +50.00% +25.00%   1 wrong_answer, 1 exception, 1 compile_error\n"
+        r"4 programs in [\d.]+ s, [\d.]+ a second, 2 at a time\n", printed,
+    )  # fmt: skip
+    assert "network: none" in printed
+
+
+# ------------------------------------------------------------------------------------------------------ the real slices
+def test_every_real_problem_is_a_row(real_data, args, capsys):
+    mxeval.main(replace(args, source=str(real_data / "mxeval_java")))
+    rows = read(args.out)["code.test"]
+    assert len(rows) == 580 + 97 + 1130
+    assert sum(bool(row["response"]) for row in rows) == 524
+    assert re.search(r"^ +1710  a sample", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_real_canonical_solutions_pass(real_data, args, capsys):
+    lines = (real_data / "mxeval_java" / "mbxp" / "mbjp_release_v1.2.jsonl").read_text().splitlines()
+    convert(replace(args, check=True), *lines[:20])
+    assert re.search(r"mbjp +18 +100.00% +100.00% +100.00%   -\n", capsys.readouterr().out)
