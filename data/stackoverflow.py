@@ -238,10 +238,6 @@ def contrastive_scores(votes: list, accepted: list) -> list:
 # ------------------------------------------------------------------------------------------------ 2. rows of the dump
 def read_posts(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of a dump as a stream, each with its place; an attribute that isn't there is not in the row."""
-    if path.suffix.lower() not in (".xml", ".csv"):
-        raise InputError(f"--source {path}: can't read this kind of file: it must end in .xml or .csv, unpacked.")
-    if not path.is_file():
-        raise InputError(f"--source {path}: there is no such file: name the Posts.xml of a site, or a .csv.")
     read = _xml_rows if path.suffix.lower() == ".xml" else _csv_rows
     progress = tqdm(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
     with path.open("rb") as file, progress:
@@ -614,6 +610,10 @@ def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
 
 def check(args: Args) -> None:
     """What can't be, before a long file is read."""
+    if args.source.suffix.lower() not in (".xml", ".csv"):
+        raise InputError(f"--source {args.source}: can't read this kind of file: .xml or .csv is needed, unpacked.")
+    if not args.source.is_file():
+        raise InputError(f"--source {args.source}: there is no such file: name the Posts.xml of a site, or a .csv.")
     for flag in ("max_length", "max_query_length", "max_response_length", "batch_size"):
         if getattr(args, flag) is not None and getattr(args, flag) < 1:
             raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")

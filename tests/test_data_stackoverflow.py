@@ -777,7 +777,7 @@ def test_sources_and_flags_that_cannot_be_used_get_one_sentence(args, tmp_path):
     for changes, reason in (
         (
             {"source": tmp_path / "Posts.7z"},
-            "Posts.7z: can't read this kind of file: it must end in .xml or .csv, unpacked",
+            "Posts.7z: can't read this kind of file: .xml or .csv is needed, unpacked",
         ),
         ({"source": tmp_path / "none.xml"}, "none.xml: there is no such file: name the Posts.xml of a site"),
         ({"source": tmp_path / "folder.xml"}, "folder.xml: there is no such file"),
