@@ -274,7 +274,7 @@ def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
             except UnicodeDecodeError as error:
                 raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}): convert the file.") from error
 
-    csv.field_size_limit(MAX_FIELD)
+    limit = csv.field_size_limit(MAX_FIELD)  # the module's own, for every reader of the process
     reader = csv.DictReader(lines(), strict=True)
     try:
         missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
@@ -295,6 +295,8 @@ def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
         raise InputError(
             f"{path}:{reader.reader.line_num}: malformed CSV ({error}): mend the row that ends here."
         ) from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 # -------------------------------------------------------------------------------------------- 3. questions and answers

@@ -729,8 +729,10 @@ def test_a_lost_quotation_mark_does_not_swallow_a_csv(args, tmp_path, monkeypatc
     monkeypatch.setattr(so, "MAX_FIELD", 1000)
     path = tmp_path / "a.csv"
     path.write_text(f'{HEADER}\n1,1,,d,3,"b,t,a\n' + "2,1,,d,3,b,t,a\n" * 1000)
+    before = csv.field_size_limit()
     with pytest.raises(InputError, match=r"a.csv:\d\d: malformed CSV \(field larger than field limit \(1000\)\)"):
         so.main(replace(args, source=path))
+    assert csv.field_size_limit() == before  # it is the whole process's
 
 
 @pytest.mark.parametrize(
