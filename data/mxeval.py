@@ -8,7 +8,8 @@ closes method and class itself, `response` is the canonical solution. The progra
 MathQA and HumanEval publish no solutions, nor do some problems of MBJP: their response is "".
 
 With --test-share a seeded coin a problem makes some of them code.train.jsonl, for fine-tuning before the test (the
-paper: 0.2 of MBJP and 0.5 of MathQA are tested on); of those, problems without a solution are left out and counted.
+paper: 0.2 of MBJP and 0.5 of MathQA are tested on), and with --validation-share some of these code.validation.jsonl;
+of both, problems without a solution are left out and counted.
 
 --check runs the canonical solutions, --samples FILE the completions of a file of mxeval samples (task_id, completion):
 the shares that compile, execute and pass, each failure of a canonical solution by name, and programs a second.
@@ -42,6 +43,8 @@ class Args:
     """branch or commit of a Hub dataset"""
     test_share: float = 1.0
     """share of the problems in code.test.jsonl; the others go to code.train.jsonl"""
+    validation_share: float = 0.0
+    """share of those others that goes to code.validation.jsonl instead"""
     seed: int = 1
     """of that choice"""
     check: bool = False
@@ -55,8 +58,9 @@ class Args:
 
 
 def main(args: Args) -> None:
-    if not 0 <= args.test_share <= 1:
-        raise InputError(f"--test-share {args.test_share}: must lie between 0 and 1.")
+    for flag, share in (("test-share", args.test_share), ("validation-share", args.validation_share)):
+        if not 0 <= share <= 1:
+            raise InputError(f"--{flag} {share}: must lie between 0 and 1.")
     if not 0 < args.timeout <= 3600:
         raise InputError(f"--timeout {args.timeout}: must be above 0, and at most an hour.")
     if not 1 <= args.workers <= 500:
@@ -78,7 +82,9 @@ def main(args: Args) -> None:
                     raise InputError(f"{where}: {task_id} stands at {places[task_id]} already: delete one of them.")
                 rows[task_id], places[task_id] = row, where
                 name = "code.test" if in_validation(task_id, args.test_share, args.seed) else "code.train"
-                if name == "code.train" and not row["response"]:
+                if name == "code.train" and in_validation(f"{task_id} of the others", args.validation_share, args.seed):
+                    name = "code.validation"
+                if name != "code.test" and not row["response"]:
                     left_out[f"{dataset}: to train on, without a canonical solution"] += 1
                     continue
                 write(name, row)

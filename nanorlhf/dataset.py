@@ -3,6 +3,8 @@
     sft.{train,validation}.jsonl           {"query": str, "response": str, "meta": {...}}
     comparisons.{train,validation}.jsonl   {"query": str, "chosen": str, "rejected": str, "meta": {...}}
     scored.{train,validation}.jsonl        {"query": str, "response": str, "score": float, "meta": {...}}
+    code.{train,validation,test}.jsonl     {"query": str, "response": str, "language": "java" or "python",
+                                            "prefix": str, "suffix": str, "tests": str, "meta": {...}}
 
 All rows are read, checked and tokenised before training starts. A broken one stops the run with file, line and reason.
 """
@@ -154,6 +156,35 @@ def load_scored(
         Scored(row.query, row.response, row.record, float(field(row.record, "score", float, f"{path}:{number}")))
         for number, row in enumerate(demonstrations, start=1)
     ]
+
+
+def load_programs(
+    path: str | Path,
+    tokenizer: Tokenizer,
+    max_query_length: int | None,
+    max_response_length: int | None,
+    needs_response: bool = True,
+) -> list[Demonstration]:
+    """Rows of a code file, all of one language; None is no limit. A response may be empty unless it is needed.
+
+    Its ids are those of the text as it is, without the blank that `response_ids` may add: prefix + response + suffix is
+    a program, some prefixes end within a line, and a compiler's offsets count every character.
+    """
+    rows: list[Demonstration] = []
+    for where, record in iter_jsonl(path):
+        _texts(record, ("query", "response") if needs_response else ("query",), where)
+        query, response, language, *_ = (
+            field(record, name, str, where) for name in ("query", "response", "language", "prefix", "suffix", "tests")
+        )
+        if language not in ("java", "python"):
+            raise InputError(f"{where}: the field 'language' is {language!r}: write java or python.")
+        if rows and language != rows[0].record["language"]:
+            raise InputError(f"{where}: the field 'language' is {language!r}, in line 1 it isn't: part the languages.")
+        row = Demonstration(tokenizer.encode(query), tokenizer.encode(response) + [tokenizer.eos_id], record)
+        _check_length(row.query, "query", max_query_length, where)
+        _check_length(row.response, "response", max_response_length, where)
+        rows.append(row)
+    return rows
 
 
 def load_comparisons(

@@ -109,6 +109,16 @@ def test_a_seeded_coin_draws_the_test_set(args, capsys):
     assert convert(replace(args, seed=2), *problems) != rows
 
 
+def test_a_second_coin_draws_the_validation_set_from_what_is_not_tested(args):
+    problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(100)]
+    before = convert(replace(args, test_share=0.3), *problems)
+    rows = convert(replace(args, test_share=0.3, validation_share=0.5), *problems)
+    assert rows["code.test"] == before["code.test"]
+    drawn = [row["meta"]["task_id"] for name in ("code.train", "code.validation") for row in rows[name]]
+    assert sorted(drawn) == sorted(row["meta"]["task_id"] for row in before["code.train"])
+    assert 20 <= len(rows["code.validation"]) <= 50  # 35 expected
+
+
 # --------------------------------------------------------------------------------------------------- broken, refused
 @pytest.mark.parametrize(
     ("record", "reason"),
@@ -134,6 +144,7 @@ def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args,
 def test_flags_and_samples_that_cannot_be_used_get_one_sentence(args, tmp_path):
     for changes, reason in (
         ({"test_share": 1.5}, "--test-share 1.5"),
+        ({"validation_share": -0.1}, "--validation-share -0.1"),
         ({"timeout": 0.0}, "--timeout 0.0"),
         ({"timeout": float("nan")}, "--timeout nan"),
         ({"workers": 0}, "--workers 0"),

@@ -6,12 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations, read_jsonl, response_ids, write_jsonl
+from nanorlhf.dataset import (
+    batch_indices,
+    load_comparisons,
+    load_demonstrations,
+    load_programs,
+    read_jsonl,
+    response_ids,
+    write_jsonl,
+)
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(["TL;DR: my cat sat on the mat"], 280)
 DEMONSTRATION = {"query": "TL;DR:", "response": "my cat", "meta": {"id": 7}}
+PROGRAM = {"query": "# a", "response": "return a\n", "language": "python", "prefix": "p", "suffix": "", "tests": ""}
 COMPARISON = {"query": "TL;DR:", "chosen": " my cat", "rejected": "the mat sat on"}
 
 
@@ -64,6 +73,26 @@ def test_a_broken_comparison_names_file_line_and_reason(tmp_path, row, reason):
     path = write(tmp_path / "comparisons.train.jsonl", COMPARISON, row)
     with pytest.raises(InputError, match=rf"comparisons.train.jsonl:2: {reason}"):
         load_comparisons(path, TOKENIZER, 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust': write java or python"),
+        (PROGRAM | {"language": "java"}, "the field 'language' is 'java', in line 1 it isn't"),
+        (PROGRAM | {"prefix": None}, "the field 'prefix' must be str, not NoneType"),
+        (PROGRAM | {"tests": ["assert True"]}, "the field 'tests' must be str, not list"),
+        ({name: text for name, text in PROGRAM.items() if name != "suffix"}, "the field 'suffix' is missing"),
+        (PROGRAM | {"query": " "}, "the field 'query' is empty"),
+        (PROGRAM | {"response": " "}, "the field 'response' is empty"),
+        (PROGRAM | {"response": "mat " * 20}, "the field 'response' has .* --max-response-length is 12"),
+        (PROGRAM | {"query": "mat " * 20}, "the field 'query' has .* --max-query-length is 12"),
+    ],
+)
+def test_a_broken_program_names_file_line_and_reason(tmp_path, row, reason):
+    path = write(tmp_path / "code.train.jsonl", PROGRAM, row)
+    with pytest.raises(InputError, match=rf"code.train.jsonl:2: {reason}"):
+        load_programs(path, TOKENIZER, 12, 12, needs_response=True)
 
 
 def test_missing_and_empty_files_get_one_sentence(tmp_path):
@@ -119,6 +148,15 @@ def test_rows_hold_ids_apart_with_eos_and_the_record(tmp_path):
     [pair] = load_comparisons(write(tmp_path / "a", COMPARISON), TOKENIZER, 99, 99)
     assert (pair.query, pair.chosen) == (row.query, row.response)
     assert pair.rejected == TOKENIZER.encode(" the mat sat on") + [TOKENIZER.eos_id]
+
+
+def test_the_response_of_a_program_is_tokenised_as_it_is_and_may_be_empty_where_it_is_not_needed(tmp_path):
+    path = write(tmp_path / "code", PROGRAM, PROGRAM | {"response": ""})
+    program, empty = load_programs(path, TOKENIZER, None, None, needs_response=False)
+    assert program.response == TOKENIZER.encode("return a\n") + [TOKENIZER.eos_id]  # no blank in front: it would count
+    assert TOKENIZER.decode(program.response) == "return a\n"
+    assert empty.response == [TOKENIZER.eos_id] and program.query == TOKENIZER.encode("# a")
+    assert program.record == PROGRAM
 
 
 def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):

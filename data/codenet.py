@@ -1,0 +1,393 @@
+"""Programs grouped by problem, as CodeNet publishes them -> code.jsonl. [RLCF data]
+
+    python -m data.codenet --source Project_CodeNet_Java250 --tokenizer gpt2 --out runs/rlcf/data
+    python -m data.codenet --source DIR --language python --vocab-size 1024 --out runs/rlcf/data
+
+--source is a directory of programs, however deep they lie. A program's problem is the CodeNet id (p00001) among its
+folders, else the folder it lies in, else, right in --source, its file's name. Where --source or a folder above it has
+problem_descriptions/p00001.html, that is the problem's text, and where it has metadata/p00001.csv, only the submissions
+which that calls Accepted are taken: so it is laid out in the full CodeNet, and so the two can be put beside Java250.
+
+From each program a method is drawn, then a statement of its body, where the program is cut:
+
+    prefix     class A { int f(int n) { int a = 1;             all before the statement
+    response   return n + a; }                                 the rest of the method, with its brace
+    suffix     int g() { return 2; } }                         all behind it
+    query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
+
+so prefix + response + suffix is the file. Drawn are the statements of the body itself, not those nested in them: what
+is missing is then the rest of a method and no broken block. A constructor is a method. In Python it is a function, a
+statement that starts its line (and is neither docstring nor decorated), and # <your_code_here>.
+
+A draw depends on --seed and the file's path alone. All programs of a problem are on one side, train or validation. A
+program that its own compiler refuses, or whose response declares a variable that nothing reads, is left out: the paper
+learns from the programs that pass its static checks.
+"""
+
+import ast
+import csv
+import random
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+from tree_sitter import Parser
+
+from data.stackoverflow import to_text
+from nanorlhf.cli import run_module
+from nanorlhf.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.errors import InputError
+from nanorlhf.prepare import in_validation, jsonl_files, length_table
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+ENDING = {"java": ".java", "python": ".py"}
+PROBLEM = re.compile(r"p\d{5}")
+METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
+BATCH = 256  # programs that are with the compiler at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    source: Path
+    """directory of programs, grouped by problem"""
+    out: Path = Path("runs/rlcf/data")
+    """directory of code.train.jsonl, code.validation.jsonl and tokenizer.json; files of the same name are replaced"""
+    language: Literal["java", "python"] = "java"
+    """which files: .java or .py"""
+    cuts: int = 1
+    """rows of a program, each cut at another statement; fewer where there are fewer"""
+    validation_share: float = 0.05
+    """share of the problems in code.validation.jsonl"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; the limits count its tokens (None: no limits, nothing is counted)"""
+    vocab_size: int | None = None
+    """train a byte-level BPE of so many tokens on the train split instead"""
+    max_query_length: int = 500
+    """tokens; a row with a longer query is left out"""
+    max_response_length: int = 384
+    """the same for a response, EOS included"""
+    seed: int = 1
+    """of the statements that are drawn, and of the split"""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place where a program may be cut; offsets are of characters."""
+
+    method: str
+    start: int  # of the response
+    end: int
+
+
+# ------------------------------------------------------------------------------------------------- 1. where to cut
+def java_methods(program: str) -> list[list[Cut]] | None:
+    """The statements of each method's body; None if the program doesn't parse."""
+    root = Parser(JAVA).parse(program.encode()).root_node
+    if root.has_error:
+        return None
+    if program.isascii():
+        characters = range(len(program) + 1)
+    else:  # the parser counts bytes
+        characters = [i for i, character in enumerate(program) for _ in character.encode()] + [len(program)]
+    methods, nodes = [], [root]
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(reversed(node.named_children))
+        if node.type in METHODS and (body := node.child_by_field_name("body")) is not None:  # not an abstract one
+            name = node.child_by_field_name("name").text.decode()
+            end = characters[body.end_byte]
+            statements = [child for child in body.named_children if not child.is_extra]  # extra: comments
+            methods.append([Cut(name, characters[statement.start_byte], end) for statement in statements])
+    return [cuts for cuts in methods if cuts]
+
+
+def python_methods(program: str) -> list[list[Cut]] | None:
+    """The same for the functions of Python; a place is the start of a line, so the indentation is the response's."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escape sequences
+            tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a NUL; nested too deeply
+        return None
+    breaks = [match.span() for match in re.finditer(r"\r\n|\r|\n", program)]
+    starts = [0, *(end for _, end in breaks)]
+    ends = [*(start for start, _ in breaks), len(program)]
+    functions = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        cuts = []
+        body = node.body if ast.get_docstring(node, clean=False) is None else node.body[1:]
+        for statement in body:
+            start = starts[statement.lineno - 1]
+            # the column counts bytes, but a blank is one byte: with another character before it the text isn't blank
+            starts_line = not program[start : start + statement.col_offset].strip()
+            continues = statement.lineno > 1 and program.endswith("\\", 0, ends[statement.lineno - 2])
+            # a decorated statement begins at its decorator, whose place isn't in the tree
+            if starts_line and not continues and not getattr(statement, "decorator_list", None):
+                cuts.append(Cut(node.name, start, ends[node.end_lineno - 1]))
+        functions.append(cuts)
+    return [cuts for cuts in functions if cuts]
+
+
+def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cut]:
+    """A random method, then a random statement of its body, `num_cuts` times and none twice."""
+    left = [list(cuts) for cuts in methods]
+    drawn = []
+    while left and len(drawn) < num_cuts:
+        method = rng.randrange(len(left))
+        drawn.append(left[method].pop(rng.randrange(len(left[method]))))
+        if not left[method]:
+            del left[method]
+    return drawn
+
+
+def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language: str) -> dict:
+    """A row of the data contract; `text` says what the problem is."""
+    response = program[cut.start : cut.end]  # [RLCF figure 12]
+    prefix, suffix = program[: cut.start], program[cut.end :]
+    lines = text.splitlines()
+    if language == "java":
+        comment = "".join(f" * {line}".rstrip() + "\n" for line in lines).replace("*/", "* /")
+        comment = f"/**\n{comment} */\n" if lines else ""
+        marker = "/*<your_code_here>*/"
+    else:
+        comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+        # the response begins a line, with its indentation: so it goes on from the prefix as from the query
+        marker = re.match(r"[ \t\f]*", response)[0] + "# <your_code_here>\n"
+    return {
+        "query": comment + prefix + marker,
+        "response": response,
+        "language": language,
+        "prefix": prefix,
+        "suffix": suffix,
+        "tests": "",
+        "meta": {"problem": problem, "file": file, "method": cut.method},
+    }
+
+
+# ------------------------------------------------------------------------------------------- 2. programs of problems
+def programs_of(args: Args) -> list[tuple[str, str, Path]]:
+    """Problem, path inside the source and path of each program, problem by problem."""
+    if not args.source.exists():
+        raise InputError(f"--source {args.source}: there is no such directory: name the one that holds the programs.")
+    if not args.source.is_dir():
+        raise InputError(f"--source {args.source} is a file: name the directory that holds the programs.")
+    ending, root = ENDING[args.language], args.source.resolve()
+    programs = []
+    for path in root.rglob("*" + ending):
+        if path.is_file():
+            inside = path.relative_to(root).as_posix().encode(errors="replace").decode()
+            ids = [folder for folder in path.parts[:-1] if PROBLEM.fullmatch(folder)]
+            folder, _, _ = inside.rpartition("/")
+            programs.append((ids[-1] if ids else folder or path.stem, inside, path))
+    if not programs:
+        raise InputError(
+            f"--source {args.source}: no {ending} file is in it: name the directory that holds the programs, or their "
+            "language with --language."
+        )
+    return sorted(programs)
+
+
+def beside(source: Path, name: str) -> Path | None:
+    """The file `name` of a dataset that `source` is, or is a part of."""
+    return next((top / name for top in (source.resolve(), *source.resolve().parents) if (top / name).is_file()), None)
+
+
+def description(path: Path) -> str:
+    try:
+        return to_text(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+
+
+def accepted_submissions(path: Path) -> set[str]:
+    """The submission ids that CodeNet's table of a problem calls Accepted."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            if not {"submission_id", "status"} <= set(reader.fieldnames or ()):
+                raise InputError(f"{path}: no column submission_id or status: both are needed, as in CodeNet's tables.")
+            return {row["submission_id"] for row in reader if row["status"] == "Accepted"}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}): download it again.") from error
+
+
+def cut_programs(
+    programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
+) -> Iterator[tuple[str, list[dict]]]:
+    """The text of each program that can be cut, and its rows. What each step keeps and leaves out is noted.
+
+    Texts are held of one program at a time, of their kin only digests.
+    """
+    methods_of = java_methods if args.language == "java" else python_methods
+    progress = tqdm(programs, unit=" programs", disable=None, leave=False)
+    for problem, group in groupby(progress, key=lambda program: program[0]):
+        html = beside(args.source, f"problem_descriptions/{problem}.html")
+        text = description(html) if html else ""
+        table = beside(args.source, f"metadata/{problem}.csv")
+        accepted = accepted_submissions(table) if table else None
+        counts["problems"] += 1
+        counts["described"] += bool(text)
+        counts["with a table"] += accepted is not None
+        seen: set[int] = set()
+        for _, inside, path in group:
+            if accepted is not None and path.stem not in accepted:
+                left_out["program: not Accepted, by the table of its problem"].append(inside)
+                continue
+            counts["accepted"] += 1
+            try:
+                program = path.read_bytes().decode("utf-8-sig")  # bytes: newlines stay as they are
+            except UnicodeDecodeError:
+                left_out["program: not UTF-8"].append(inside)
+                continue
+            counts["unicode"] += 1
+            digest = hash("".join(program.split()))
+            if digest in seen:
+                left_out["program: the same as another of its problem, apart from blanks"].append(inside)
+                continue
+            seen.add(digest)
+            counts["distinct"] += 1
+            methods = methods_of(program)
+            if methods is None:
+                left_out["program: doesn't parse"].append(inside)
+                continue
+            counts["parsed"] += 1
+            if not methods:
+                left_out["program: no method that has a statement to cut at"].append(inside)
+                continue
+            counts["with a method"] += 1
+            # of the path and the seed alone: another program more or less changes no draw
+            cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
+            counts["rows"] += len(cuts)
+            yield program, [row_of(program, cut, problem, text, inside, args.language) for cut in cuts]
+
+
+# ------------------------------------------------------------------------------------------------------ 3. the files
+def fitting(
+    rows: list[dict], tokenizer: Tokenizer | None, args: Args, left_out: dict[str, list[str]]
+) -> list[tuple[dict, dict[str, int]]]:
+    """The rows within the limits, each with its lengths by column; all of them without a tokenizer."""
+    found = []
+    for row in rows:
+        lengths = {}
+        if tokenizer is not None:
+            query = len(tokenizer.encode(row["query"]))
+            response = len(tokenizer.encode(row["response"])) + 1  # as dataset.load_programs counts
+            lengths = {"query": query, "response": response, "query+response": query + response}
+        if lengths and lengths["query"] > args.max_query_length:
+            left_out[f"row: query longer than --max-query-length {args.max_query_length}"].append(row["meta"]["file"])
+        elif lengths and lengths["response"] > args.max_response_length:
+            reason = f"row: response longer than --max-response-length {args.max_response_length}"
+            left_out[reason].append(row["meta"]["file"])
+        else:
+            found.append((row, lengths))
+    return found
+
+
+def name_of(row: dict, args: Args) -> str:
+    validation = in_validation(row["meta"]["problem"], args.validation_share, args.seed)
+    return "code.validation" if validation else "code.train"
+
+
+def check(args: Args) -> None:
+    """What can't be, before anything is read."""
+    for flag in ("cuts", "max_query_length", "max_response_length"):
+        if getattr(args, flag) < 1:
+            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")
+    if not 0 <= args.validation_share < 1:
+        raise InputError(f"--validation-share {args.validation_share}: must be at least 0 and below 1.")
+    if args.vocab_size is not None and args.vocab_size < 300:
+        raise InputError(f"--vocab-size {args.vocab_size}: must be at least 300, 256 of which are the bytes.")
+    if args.vocab_size is not None and args.tokenizer:
+        raise InputError("--vocab-size trains a tokenizer, --tokenizer brings one: leave one of the two out.")
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+
+
+def main(args: Args) -> None:
+    check(args)
+    programs = programs_of(args)
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    counts: Counter[str] = Counter(programs=len(programs))
+    left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
+    written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> how many rows of which problem
+    lengths: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> how often which length
+    with JavaCompiler() if args.language == "java" else PythonCompiler() as compiler, jsonl_files(args.out) as write:
+        if args.vocab_size is not None:  # programs are read twice: so none has to be kept
+            found = (row for _, rows in cut_programs(programs, args, Counter(), defaultdict(list)) for row in rows)
+            texts = (row["query"] + row["response"] for row in found if name_of(row, args) == "code.train")
+            tokenizer = train_tokenizer(texts, args.vocab_size)
+        stream = cut_programs(programs, args, counts, left_out)
+        while batch := list(islice(stream, BATCH)):
+            # lengths first: a compiler takes longer than a tokenizer
+            batch = [(program, fitting(rows, tokenizer, args, left_out)) for program, rows in batch]
+            batch = [(program, rows) for program, rows in batch if rows]
+            checked = compiler.check([program for program, _ in batch])
+            for (_, rows), diagnostics in zip(batch, checked, strict=True):
+                for row, its_lengths in rows:
+                    counts["fitting"] += 1
+                    start = len(row["prefix"])
+                    error = first_error(diagnostics, start, start + len(row["response"]))
+                    if error is not None:
+                        reason = "has a variable that nothing reads" if error.kind == "unused" else "doesn't compile"
+                        left_out[f"row: its response {reason}"].append(row["meta"]["file"])
+                        continue
+                    name = name_of(row, args)
+                    write(name, row)
+                    counts["passing"] += 1
+                    written[name][row["meta"]["problem"]] += 1
+                    for column, length in its_lengths.items():
+                        lengths[name, column][length] += 1
+        if not written:
+            reason, files = max(left_out.items(), key=lambda item: len(item[1]))
+            raise InputError(
+                f"--source {args.source}: no row could be made of {len(programs)} programs, most often because of "
+                f"{reason!r} ({len(files)} times, first {files[0]}): nothing was written."
+            )
+    names = ("code.train", "code.validation")
+    for name in names:
+        if name not in written:  # one of an earlier run would not fit to the other file
+            (args.out / f"{name}.jsonl").unlink(missing_ok=True)
+    if tokenizer is not None:
+        tokenizer.save(args.out)  # so that a model with random weights finds it there
+
+    limits = f"within --max-query-length {args.max_query_length}, --max-response-length {args.max_response_length}"
+    for key, label in {
+        "problems": "problems",
+        "described": "with a text",
+        "with a table": "with a table of what was Accepted",
+        "programs": f"programs in {ENDING[args.language]}",
+        "accepted": "Accepted, where there is a table",
+        "unicode": "in UTF-8",
+        "distinct": "distinct within their problem",
+        "parsed": "that parse",
+        "with a method": "with a method that has a statement to cut at",
+        "rows": f"rows, --cuts {args.cuts} a program",
+        "fitting": "of any length: without --tokenizer none is counted" if tokenizer is None else limits,
+        "passing": "whose response passes the static checks",
+    }.items():
+        print(f"{counts[key]:10,}  {label}")
+    print("\nleft out")
+    for reason, files in sorted(left_out.items()):
+        print(f"{len(files):10,}  {reason}; the first: {files[0]}")
+    if not left_out:
+        print("         0  nothing")
+    if lengths:
+        print("\n" + length_table(lengths))
+    print(f"\nwritten: {args.out}")
+    for name in names:
+        if name in written:
+            print(f"{written[name].total():10,}  {name}.jsonl, of {len(written[name]):,} problems")
+        else:
+            print(f"note: no {name}.jsonl: none of {counts['problems']} problems fell to it or had a row.")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
