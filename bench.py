@@ -1,12 +1,15 @@
-"""How fast and how lean: generation, log-probabilities, GAE and one whole PPO iteration, beside other ways to do them.
+"""How fast and how lean: generation, log-probabilities, GAE, one whole PPO iteration and the static checks of programs,
+beside other ways to do them.
 
     python bench.py                                   # all parts on shape tiny, plain PyTorch beside ours
     python bench.py --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
     python bench.py --shape 124m --json speed.json
+    python bench.py --parts compile                   # needs a JDK
 
 Every part runs the ways it compares in turn, round by round, in one run, and reports medians; a ratio says how many
 times as long the other way takes. Weights are random. Peak memory is what the allocator held at once beyond what was
-there before (linear_logprobs: and beyond the two gradients; PPO on a CPU: the resident size of its process).
+there before (linear_logprobs: and beyond the two gradients; PPO on a CPU and compilers: the resident size of the
+process).
 
 `--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer.
 """
@@ -16,8 +19,12 @@ import gc
 import importlib.util
 import json
 import multiprocessing
+import re
 import resource
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,6 +45,7 @@ from kernels import gae, linear_logprobs, logprobs_from_logits
 from kernels.gae import gae_loop
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
+from nanorlhf.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
@@ -52,8 +60,10 @@ from nanorlhf.tokenizer import load_tokenizer
 class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
     """size of model and episodes, see SHAPES"""
-    parts: tuple[Literal["generate", "logprobs", "gae", "ppo"], ...] = ("generate", "logprobs", "gae", "ppo")
-    """what to measure"""
+    parts: tuple[Literal["generate", "logprobs", "gae", "ppo", "compile"], ...] = (
+        "generate", "logprobs", "gae", "ppo", "compile",
+    )  # fmt: skip
+    """what to measure; compile is left out where there is no JDK, unless it is named"""
     rounds: int = 5
     """how often each way is timed; the medians count"""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -100,6 +110,10 @@ SHAPES = {
     "1b": Shape(16, 2048, 8, 50304, 512, 53, 64),
     "6.9b": Shape(32, 4096, 32, 50432, 512, 53, 64),
 }
+
+
+NUM_PROGRAMS = 300  # a round of a compiler that stays
+NUM_PROCESSES = 8  # a round of processes: each takes half a second
 
 
 # -------------------------------------------------------------------------------------------------------- the stopwatch
@@ -309,6 +323,97 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     return table_rows("PPO iteration", size, result)
 
 
+def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """Programs a second: one compiler that stays beside a process a program.
+
+    The milliseconds are those of one program. The processes run one after the other, each on as many cores as it likes;
+    javac alone doesn't look for unused variables, ours does. The start of the compiler that stays is told, not counted.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        javac = ["javac", "-d", directory, *JAVAC]
+        for what, compiler, way, command, ending, program in (
+            ("compile Java", JavaCompiler(), "javac, a process a program", javac, "java", java_program),
+            ("compile Python", PythonCompiler(), "pyflakes, a process a program",
+             [sys.executable, "-m", "pyflakes"], "py", python_program),
+        ):  # fmt: skip
+            programs = [program(number) for number in range(NUM_PROGRAMS)]
+            files = [Path(directory) / f"Example{number}.{ending}" for number in range(NUM_PROCESSES)]
+            for file, text in zip(files, programs, strict=False):
+                file.write_text(text)
+            times, peaks = {"ours": [], way: []}, {}
+            with compiler:
+                start = time.perf_counter()
+                compiler.check(programs[:1])
+                start_seconds = time.perf_counter() - start
+                assert not any(compiler.check(programs))  # the warm-up as well
+                peaks[way] = peak_of_command([*command, files[0]])
+                for _ in tqdm(range(args.rounds), desc=what):
+                    start = time.perf_counter()
+                    compiler.check(programs)
+                    times["ours"].append((time.perf_counter() - start) / len(programs))
+                    start = time.perf_counter()
+                    for file in files:
+                        subprocess.run([*command, file], check=True)
+                    times[way].append((time.perf_counter() - start) / len(files))
+                peaks["ours"] = peak_of(compiler.server.process)
+            size = f"{NUM_PROGRAMS} programs, start of {start_seconds:.1f} s not counted"
+            rows += table_rows(what, size, {name: (statistics.median(times[name]), peaks[name]) for name in times})
+    for row in rows:
+        row["programs_per_second"] = 1 / row["seconds"]
+    return rows
+
+
+def peak_of(process: subprocess.Popen) -> int:
+    """The largest resident size so far in bytes; what wait4 reports is that of the parent, where that is larger."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 1024 * int(peak[1]) if peak else 0  # it has ended
+
+
+def peak_of_command(command: list) -> int:
+    process, peak = subprocess.Popen(command), 0
+    while process.poll() is None:
+        peak = peak_of(process) or peak
+        time.sleep(0.002)
+    return peak
+
+
+def java_program(number: int) -> str:
+    """A small class that takes javac as long as a solution of MBJP does."""
+    return f"""import java.util.*;
+
+class Example{number} {{
+    public static List<Integer> largest(List<Integer> values, int limit) {{
+        int[] counts = new int[{number + 2}];
+        for (int value : values) {{
+            counts[value % counts.length]++;
+        }}
+        List<Integer> found = new ArrayList<>();
+        for (int i = 0; i < counts.length && found.size() < limit; i++) {{
+            if (counts[i] * {number} > limit || i == counts.length - 1) {{
+                found.add(i);
+            }}
+        }}
+        return found.size() > {number} ? found : values;
+    }}
+}}
+"""
+
+
+def python_program(number: int) -> str:
+    return f"""def largest(values, limit):
+    counts = [0] * {number + 2}
+    for value in values:
+        counts[value % len(counts)] += 1
+    found = []
+    for i, count in enumerate(counts):
+        if len(found) < limit and (count * {number} > limit or i == len(counts) - 1):
+            found.append(i)
+    return found if len(found) > {number} else values
+"""
+
+
 # ------------------------------------------------------------------------------------------- 2. one PPO iteration
 def random_queries(shape: Shape) -> list[list[int]]:
     """Lengths uniform from half of the longest to all of it."""
@@ -477,7 +582,11 @@ def print_table(rows: list[dict]) -> None:
         title = f"{row['what']}, {row['size']}"
         if first is None or title != f"{first['what']}, {first['size']}":
             print(title)
-        extra = f"{row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else row.get("roofline") or ""
+        extra = row.get("roofline") or ""
+        for unit in ("tokens", "programs"):
+            if f"{unit}_per_second" in row:
+                rate = row[f"{unit}_per_second"]
+                extra = f"{rate:,.{0 if rate > 10 else 1}f} {unit}/s"
         numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f}"
         print(f"    {row['way']:38} {numbers}  {extra}")
 
@@ -494,10 +603,18 @@ def main(args: Args) -> None:
         raise InputError("--peers: TRL is measured on a GPT-NeoX; choose another --shape or leave ppo out of --parts.")
     if args.json is not None and not args.json.parent.is_dir():
         raise InputError(f"--json {args.json}: its directory does not exist: make it first.")
+    if "compile" in args.parts and shutil.which("javac") is None:
+        if args.parts != Args().parts:
+            raise InputError("--parts compile: there is no javac: install a JDK 17 or later, or name other parts.")
+        print("compile is left out: there is no javac; install a JDK 17 or later to measure it")
+        args = replace(args, parts=tuple(part for part in args.parts if part != "compile"))
     args = replace(args, device=device.type)
     if device.type == "cpu":
         keep_freed_memory()  # for all ways alike, as far as they run in this process
-    parts = {"generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "ppo": bench_ppo}
+    parts = {
+        "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "ppo": bench_ppo,
+        "compile": bench_compile,
+    }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"torch {torch.__version__}, {where}, shape {args.shape}, medians of {args.rounds} rounds")
     rows = []

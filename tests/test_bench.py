@@ -1,6 +1,8 @@
 """The benchmark runs, on a shape of a moment; what it measures is nobody's assertion."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +36,31 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
         assert seconds > 0 and peak > 0
     lengths = [len(query) for query in bench.random_queries(bench.SHAPES["tiny"])]
     assert max(lengths) == 8 and min(lengths) >= 4
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
+def test_compilers_that_stay_are_timed_beside_a_process_a_program(moment, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "NUM_PROGRAMS", 3)
+    monkeypatch.setattr(bench, "NUM_PROCESSES", 1)
+    bench.main(replace(moment, parts=("compile",), json=tmp_path / "speed.json"))
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert [(row["what"], row["way"].split(",")[0]) for row in rows] == [
+        ("compile Java", "ours"), ("compile Java", "javac"), ("compile Python", "ours"), ("compile Python", "pyflakes"),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["programs_per_second"] * row["seconds"] == pytest.approx(1) and row["peak_bytes"] > 5_000_000
+    assert len({bench.java_program(number) for number in range(300)}) == 300
+    assert re.search(r"javac, a process a program .* programs/s\n", capsys.readouterr().out)
+
+
+def test_without_a_jdk_compile_is_left_out_unless_it_is_named(moment, monkeypatch, capsys):
+    for name in ("generate", "logprobs", "gae", "ppo"):
+        monkeypatch.setattr(bench, f"bench_{name}", lambda *arguments: [])
+    monkeypatch.setattr(bench.shutil, "which", lambda name: None)
+    bench.main(replace(moment, parts=bench.Args().parts))
+    assert "compile is left out: there is no javac" in capsys.readouterr().out
+    with pytest.raises(InputError, match="--parts compile: there is no javac"):
+        bench.main(replace(moment, parts=("compile",)))
 
 
 def test_the_peak_is_what_is_held_at_once():
