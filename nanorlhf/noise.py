@@ -1,0 +1,96 @@
+"""Noise on the worse answer of a pair: small damage, so that a reward model sees more ways in which texts go wrong.
+
+    ngram      one to three words deleted, replaced by as many words of another answer, or so many of them inserted
+    negation   one removed ("is not" -> "is", "can't" -> "can"); where there is none, one added behind an auxiliary
+    shuffle    the sentences in another order
+
+The paper puts "not" before a verb, and to find one takes a tagger; a list of auxiliaries does without. The lists are
+English. Each function gives None where it doesn't apply; a result is never empty, and never the text itself.
+"""
+
+import re
+
+import numpy as np
+
+MAX_NGRAM = 3
+AUXILIARIES = "am|is|are|was|were|do|does|did|have|has|had|can|could|will|would|shall|should|may|might|must".split("|")
+STEMS = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}  # of contractions that lose more than "n't"
+# isn't, isn’t; is n't and isn ’ t, as tokenised corpora have it
+CONTRACTION = re.compile(rf"\b({'|'.join([*AUXILIARIES, 'need', *STEMS])}) ?n ?['’] ?t\b", re.IGNORECASE)
+NEGATION = re.compile(rf"{CONTRACTION.pattern}|\bcannot\b|\s?\b(?:not|never)\b", re.IGNORECASE)
+AUXILIARY = re.compile(rf"(?:\b(?:{'|'.join(AUXILIARIES)})|\b ?['’] ?(?:m|re|ve|ll))\b(?! ?['’-])", re.IGNORECASE)
+
+
+def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[str, str] | None:
+    """[STR noise] The text with one damage, and the damage's name, drawn among those that apply; None if none does.
+
+    `others` are texts that words are taken from. Blanks at the ends of the text go.
+    """
+    for kind in rng.permutation(["ngram", "negation", "shuffle"]).tolist():
+        if kind == "ngram":
+            noisy = ngram_noise(text, others, rng)
+        else:
+            noisy = (negation_noise if kind == "negation" else shuffle_noise)(text, rng)
+        if noisy is not None:
+            return noisy, kind
+    return None
+
+
+def ngram_noise(text: str, others: list[str], rng: np.random.Generator) -> str | None:
+    """Delete, replace or insert one to three words; words are what blanks part."""
+    words = re.findall(r"\s+\S+", " " + text.strip())  # each with the blanks before it
+    operations = [(name, n) for name in ("delete", "replace", "insert") for n in range(1, MAX_NGRAM + 1)]
+    for name, n in rng.permutation(np.array(operations, dtype=object)):
+        starts = len(words) + 1 - (0 if name == "insert" else n)  # places where the n-gram may begin
+        if starts < 1 or (name == "delete" and n == len(words)):
+            continue
+        start = int(rng.integers(starts))
+        end = start if name == "insert" else start + n
+        new = []
+        if name != "delete":
+            old = [word.strip() for word in words[start:end]]
+            donors = [other.split() for other in others]
+            ngrams = [donor[i : i + n] for donor in donors for i in range(len(donor) - n + 1)]
+            ngrams = [ngram for ngram in ngrams if ngram != old]
+            if not ngrams:
+                continue
+            new = [" " + word for word in ngrams[rng.integers(len(ngrams))]]
+        return "".join(words[:start] + new + words[end:]).strip()
+    return None
+
+
+def negation_noise(text: str, rng: np.random.Generator) -> str | None:
+    """Remove one negation, or add one to a text without any."""
+    found, change = list(NEGATION.finditer(text)), without_negation
+    if not found:
+        found, change = list(AUXILIARY.finditer(text)), with_negation
+    results = [(text[: match.start()] + change(match[0]) + text[match.end() :]).strip() for match in found]
+    results = [result for result in results if result]
+    return results[rng.integers(len(results))] if results else None
+
+
+def without_negation(negation: str) -> str:
+    """
+    >>> [without_negation(words) for words in ("isn't", "Won ’ t", "cannot", " never")]
+    ['is', 'Will', 'can', '']
+    """
+    contraction = CONTRACTION.fullmatch(negation)
+    if contraction is None:
+        return negation.removesuffix("not") if negation.lower() == "cannot" else ""
+    stem = STEMS.get(contraction[1].lower(), contraction[1])
+    return stem.capitalize() if contraction[1][0].isupper() else stem
+
+
+def with_negation(auxiliary: str) -> str:
+    return auxiliary + ("not" if auxiliary.lower() == "can" else " not")
+
+
+def shuffle_noise(text: str, rng: np.random.Generator) -> str | None:
+    """The sentences in another order; what parts them stays in place. A sentence ends in .!? before a blank."""
+    pieces = re.split(r"(?<=[.!?])(\s+)", text.strip())
+    sentences = pieces[::2]
+    if len(set(sentences)) < 2:
+        return None
+    while pieces[::2] == sentences:
+        pieces[::2] = rng.permutation(np.array(sentences, dtype=object)).tolist()
+    return "".join(pieces)
