@@ -1,12 +1,15 @@
 """Stage 1, supervised fine-tuning: a language model learns to write the reference summaries.
 
-Paper: The N+ Implementation Details of RLHF with PPO, details 1 to 9 and Table 3.
-In: sft.{train,validation}.jsonl and a language model (or none: random weights). Out: the policy that stages 2 and 3
-start from.
+Papers: The N+ Implementation Details of RLHF with PPO, details 1 to 9 and Table 3. The other three papers start from
+this stage as well; Coarse-Tuning Models of Code (RLCF) comes back to it before the test, and Is Crowdsourcing Breaking
+Your Bank? (STR) compares it with adapters, biases only and LoRA.
+In: sft.{train,validation}.jsonl, or code.{train,validation}.jsonl, and a language model (or none: random weights).
+Out: the policy that stages 2 and 3 start from.
 
     python train_sft.py                                                        # the embedded default, recipe tiny
     python train_sft.py tldr --model EleutherAI/pythia-1b-deduped --data runs/tldr/data --dtype bfloat16
     torchrun --nproc-per-node 8 train_sft.py tldr --model EleutherAI/pythia-1b-deduped --data runs/tldr/data
+    python train_sft.py rlcf-bench --model runs/rlcf/ppo --out runs/rlcf/ppo_bench
 """
 
 import math
@@ -22,12 +25,13 @@ from kernels import linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations
+from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.optimizer import parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, right_pad
+from nanorlhf.peft import merge, tune
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.tracking import Run, check_output, check_weights, load_state
@@ -37,6 +41,8 @@ from nanorlhf.tracking import Run, check_output, check_weights, load_state
 class Args:
     data: Path = Path("runs/tldr/data")
     """directory of sft.train.jsonl and sft.validation.jsonl"""
+    rows: Literal["sft", "code"] = "sft"
+    """code: code.train.jsonl and code.validation.jsonl instead, whose responses follow their queries as they are"""
     out: Path = Path("runs/tldr/sft")
     """run directory: checkpoint, metrics, samples"""
     model: str | None = "EleutherAI/pythia-1b-deduped"
@@ -49,6 +55,8 @@ class Args:
     """shape of a model with random weights: attention heads"""
     d_model: int = 128
     """shape of a model with random weights: width"""
+    tune: Literal["full", "adapter", "bitfit", "lora"] = "full"
+    """what is trained: all, adapters behind attention and MLP, the biases, or low-rank updates of q and v"""
     seed: int = 44413
     """fixes weights, order of the data and samples"""
     device: str = "auto"
@@ -153,6 +161,115 @@ RECIPES = {
             max_response_length=64,
         ),
     ),
+    "rlcf": (
+        "RLCF: CodeGen 350M on the rest of methods",
+        Args(
+            data=Path("runs/rlcf/data"),
+            rows="code",
+            out=Path("runs/rlcf/sft"),
+            model="Salesforce/codegen-350M-multi",
+            num_epochs=5,
+            batch_size=128,
+            lr=5e-5,
+            schedule="linear",  # this and the two below: not in the paper
+            adam_eps=1e-8,
+            loss_on="response",
+            max_query_length=500,
+            max_response_length=384,
+            temperature=0.6,
+        ),
+    ),
+    "rlcf-bench": (
+        "RLCF: fine-tuning on MBJP before the test, of any policy",
+        Args(
+            data=Path("runs/rlcf/bench"),
+            rows="code",
+            out=Path("runs/rlcf/ppo_bench"),
+            model="runs/rlcf/ppo",
+            num_epochs=20,
+            batch_size=64,
+            lr=5e-5,
+            schedule="linear",  # as above
+            warmup_steps=200,
+            adam_eps=1e-8,
+            loss_on="response",
+            max_query_length=500,
+            max_response_length=256,
+            temperature=0.6,
+        ),
+    ),
+    "rlcf-tiny": (
+        "the embedded programs, on a CPU in minutes",
+        Args(
+            data=Path("runs/programs/data"),
+            rows="code",
+            out=Path("runs/programs/sft"),
+            model=None,
+            n_layer=2,
+            d_model=96,
+            seed=1,
+            num_epochs=6,
+            batch_size=16,
+            lr=3e-3,
+            warmup_steps=30,
+            loss_on="response",
+            max_query_length=160,
+            max_response_length=128,
+            temperature=0.6,
+        ),
+    ),
+    "rlcf-tiny-bench": (
+        "fine-tuning on the embedded problems with tests",
+        Args(
+            data=Path("runs/programs/bench"),
+            rows="code",
+            out=Path("runs/programs/ppo_bench"),
+            model="runs/programs/ppo",
+            seed=1,
+            num_epochs=4,
+            batch_size=16,
+            lr=5e-5,  # more would undo what PPO chose
+            warmup_steps=5,
+            loss_on="response",
+            max_query_length=160,
+            max_response_length=128,
+            temperature=0.6,
+        ),
+    ),
+    "str": (
+        "STR: GPT-2 124M on dialogues or SQuAD",
+        Args(
+            data=Path("runs/str/data"),
+            out=Path("runs/str/sft"),
+            model="openai-community/gpt2",  # or EleutherAI/gpt-neo-125m
+            num_epochs=3,  # this and all below but loss_on: not in the paper
+            batch_size=16,
+            micro_batch_size=16,
+            lr=5e-5,  # for --tune full; the other ways want ten times as much or more
+            schedule="linear",
+            adam_eps=1e-8,
+            max_grad_norm=1.0,
+            loss_on="all",
+            max_response_length=100,
+            temperature=0.8,
+        ),
+    ),
+    "str-tiny": (
+        "dialogues or SQuAD with a small model from random weights, on a CPU in minutes",
+        Args(
+            data=Path("runs/str/data"),
+            out=Path("runs/str/sft"),
+            model=None,
+            seed=1,
+            num_epochs=3,
+            batch_size=16,
+            lr=3e-3,
+            warmup_steps=30,
+            max_query_length=96,
+            max_response_length=32,
+            temperature=0.8,
+        ),
+    ),
 }
 
 
@@ -189,13 +306,13 @@ def main(args: Args) -> dict[str, float]:
         )
     tokenizer = load_tokenizer(args.tokenizer or args.model or str(args.data))
     limits = tokenizer, args.max_query_length, args.max_response_length
-    train = load_demonstrations(args.data / "sft.train.jsonl", *limits)
-    validation = load_demonstrations(args.data / "sft.validation.jsonl", *limits)
+    load = load_programs if args.rows == "code" else load_demonstrations
+    train, validation = (load(args.data / f"{args.rows}.{split}.jsonl", *limits) for split in ("train", "validation"))
     num_steps = int(args.num_epochs * len(train)) // args.batch_size
     if num_steps == 0:
         raise InputError(
-            f"--batch-size {args.batch_size} is more than the {len(train)} rows of {args.data / 'sft.train.jsonl'} "
-            f"times --num-epochs {args.num_epochs}: lower it."
+            f"--batch-size {args.batch_size} is more than the {len(train)} rows of "
+            f"{args.data / f'{args.rows}.train.jsonl'} times --num-epochs {args.num_epochs}: lower it."
         )
     n_ctx = args.max_query_length + args.max_response_length
     if args.model is None:
@@ -223,6 +340,7 @@ def main(args: Args) -> dict[str, float]:
         )
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     model.transformer.checkpoint_activations = args.checkpoint_activations
+    tune(model, args.tune)
     # [N+ 9] fused: one pass over the weights instead of one an operation
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
@@ -235,16 +353,18 @@ def main(args: Args) -> dict[str, float]:
         first_step = state["step"]
     run = Run(args.out, args, first_step)
     if run.main:
+        num_all = sum(p.numel() for p in model.parameters())
+        num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         print(
-            f"SFT: {sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} demonstrations, "
-            f"{num_steps} steps of {args.batch_size} in micro-batches of {args.micro_batch_size} on "
-            f"{distributed.world_size()} process(es)"
+            f"SFT: {num_all:,} parameters, {num_trained:,} of them trained ({num_trained / num_all:.2%}); "
+            f"{len(train):,} demonstrations, {num_steps} steps of {args.batch_size} in micro-batches of "
+            f"{args.micro_batch_size} on {distributed.world_size()} process(es)"
         )
 
     def checkpoint(step: int) -> None:
         check_weights(step - 1, model)
         if run.main:
-            save(model, args.out, tokenizer)
+            save(merge(model), args.out, tokenizer)  # LoRA's updates within the weights
         run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
         distributed.barrier()
 

@@ -6,6 +6,9 @@ shape, is an error. Half-precision weights become float32.
 
 A reward or value model is a directory of the same kind with "architectures": ["ScalarModel"] in config.json, the trunk
 under its family's names, and three tensors more: score.weight (1, C), score.bias (1,) and reward_bias (). [N+ 15]
+
+Where there are adapters (peft.py) config.json has "adapter_size" and "_adapter" behind its model_type, and each layer
+with one has its four tensors beside weight and bias. `transformers` refuses such a directory, it has no such model.
 """
 
 import json

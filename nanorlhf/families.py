@@ -56,6 +56,8 @@ MODULES = {
     "lm_head":            ("lm_head",     "lm_head",                     "embed_out",                 "lm_head"),
 }
 # fmt: on
+# behind model_type where there are adapters: transformers refuses the name, else it would leave them out silently
+ADAPTER = "_adapter"
 HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors that bear no trunk prefix
 # masks and rotary tables that older versions of transformers kept among the weights; we compute them
 BUFFERS = re.compile(
@@ -177,9 +179,11 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
             raise InputError(f"{path}: {field} must be {wanted}{at_least}, not {value!r}: correct it.")
         return value
 
-    family = settings.get("model_type")
+    model_type = settings.get("model_type")
+    family = model_type.removesuffix(ADAPTER) if isinstance(model_type, str) else None
     if family not in FAMILIES:
-        raise InputError(f"{path}: model_type {family!r} isn't one of {', '.join(FAMILIES)}: name another checkpoint.")
+        known = ", ".join(FAMILIES)
+        raise InputError(f"{path}: model_type {model_type!r} isn't one of {known}: name another checkpoint.")
     for field, unused in UNSUPPORTED.items():
         if settings.get(field) not in (None, unused):
             raise InputError(f"{path}: {field} = {settings[field]!r} isn't implemented: name another checkpoint.")
@@ -190,6 +194,8 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     values["d_mlp"] = get(names["d_mlp"], int, 4 * values["d_model"], least=1)
     values["norm_eps"] = get(names["norm_eps"], float, defaults["norm_eps"])
     values["tied_head"] = get(names["tied_head"], bool, defaults["tied_head"])
+    if model_type != family:
+        values["adapter_size"] = get("adapter_size", int, least=1)
     activation = get(names["activation"], str, defaults["activation"])
     if activation not in ACTIVATIONS:
         raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: correct it.")
@@ -277,6 +283,9 @@ def config_object(config: GPTConfig) -> dict:
         settings |= {"use_parallel_residual": config.parallel_residual, "attention_bias": config.qkv_bias}
     else:
         settings["rotary_dim"] = config.rotary_dim
+
+    if config.adapter_size:
+        settings |= {"model_type": family + ADAPTER, "adapter_size": config.adapter_size}
 
     # A family can't say all that GPTConfig can: what will be read back must be what is meant.
     if not any(config.attention_windows or ()):

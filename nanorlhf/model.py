@@ -51,7 +51,11 @@ class GPTConfig:
     """a bias on the LM head (CodeGen)"""
     tied_head: bool = False
     """the LM head is the embedding matrix"""
+    adapter_size: int = 0
+    """width of the bottleneck behind each attention and each MLP; 0: there is none"""
     norm_eps: float = 1e-5
+    causal: bool = True
+    """False: each token sees those behind it as well, an encoder (RLCF's discriminator)"""
     architecture: str = "gpt_neox"
     """whose names the checkpoint on disk bears: gpt2, gpt_neo, gpt_neox or codegen"""
 
@@ -72,15 +76,15 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(1) - 1).masked_fill(~mask, 0)
 
 
-def attention_mask(mask: Tensor, window: int | None) -> Tensor:
-    """Which keys each token may look at: real ones, not after itself, within the window.
+def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Tensor:
+    """Which keys each token may look at: real ones, not after itself (where causal), within the window.
 
     mask (B, L) -> (B, 1, L, L) bool. A token always sees itself: a padding token would otherwise see nothing at all,
     and the softmax over nothing is NaN. No real token ever looks at it.
     """
     key = torch.arange(mask.size(1), device=mask.device)  # (L,)
     query = key[:, None]  # (L, 1)
-    visible = key <= query  # (L, L)
+    visible = key <= query if causal else torch.ones_like(key == query)  # (L, L)
     if window is not None:
         visible &= key > query - window
     return (visible & mask[:, None, None, :]) | (key == query)
@@ -209,12 +213,35 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias, activation)
 
 
+class AdaptedLinear(Linear):
+    """A layer that writes to the residual stream, and an adapter behind it: y + up(gelu(down(y))). [STR adapter]
+
+    It takes over the weights of the `layer` that it stands for. `up` starts at 0: the adapter does nothing yet.
+    """
+
+    def __init__(self, layer: Linear, size: int):
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        C = layer.out_features
+        self.adapter_down = nn.Parameter((torch.randn(size, C) / math.sqrt(C)).to(layer.weight))
+        self.adapter_down_bias = nn.Parameter(layer.weight.new_zeros(size))
+        self.adapter_up = nn.Parameter(layer.weight.new_zeros(C, size))
+        self.adapter_up_bias = nn.Parameter(layer.weight.new_zeros(C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight, self.bias)  # (..., C)
+        bottleneck = linear(y, self.adapter_down, self.adapter_down_bias, "gelu")  # (..., adapter_size)
+        return y + linear(bottleneck, self.adapter_up, self.adapter_up_bias)
+
+
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.qkv = Linear(config.d_model, 3 * config.d_model, bias=config.qkv_bias)
         self.out = Linear(config.d_model, config.d_model, bias=config.attention_out_bias)
+        if config.adapter_size:
+            self.out = AdaptedLinear(self.out, config.adapter_size)
 
     def forward(
         self,
@@ -261,6 +288,8 @@ class MLP(nn.Module):
         self.up = Linear(config.d_model, config.d_mlp)
         self.activation = config.activation
         self.down = Linear(config.d_mlp, config.d_model)
+        if config.adapter_size:
+            self.down = AdaptedLinear(self.down, config.adapter_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.up(x, self.activation))
@@ -334,7 +363,7 @@ class Transformer(nn.Module):
         if cache is not None and cache.length:
             positions, rotary, visible = cache.next_token()
         else:
-            if mask is None and (config.attention_windows or last < S):
+            if mask is None and (config.attention_windows or last < S or not config.causal):
                 mask = torch.ones_like(ids, dtype=torch.bool)
             if mask is None:
                 positions = torch.arange(S, device=ids.device).expand_as(ids)  # (B, L)
@@ -343,7 +372,7 @@ class Transformer(nn.Module):
                 positions = position_ids(mask)
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
                 windows = {config.window(layer) for layer in range(config.n_layer)}
-                visible = {window: attention_bias(attention_mask(mask, window)) for window in windows}
+                visible = {window: attention_bias(attention_mask(mask, window, config.causal)) for window in windows}
             rotary = None if self.positions is not None else rotary_tables(config, positions)
         x = self.embedding(ids)  # (B, S, C)
         if self.positions is not None:

@@ -90,6 +90,56 @@ def test_no_token_sees_a_later_one(gpt) -> None:
     assert torch.equal(before[:, :7], after[:, :7]) and not torch.allclose(before[:, 7], after[:, 7])
 
 
+# --------------------------------------------------------------------------------------- an encoder: without causality
+@pytest.fixture(params=["gpt2", "gpt_neox", "codegen"])
+def encoder(request) -> GPT:
+    return model_of(replace(CONFIGS[request.param], causal=False))
+
+
+@torch.no_grad()
+def test_every_token_of_an_encoder_sees_every_other(encoder) -> None:
+    ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
+    before = encoder(ids)
+    for place in (0, 7, 11):
+        other = ids.clone()
+        other[0, place] = (other[0, place] + 1) % 41
+        assert ((encoder(other) - before).abs().amax(2) > 1e-4).all()
+
+
+@torch.no_grad()
+def test_padding_on_either_side_and_neighbours_do_not_change_a_row_of_an_encoder(encoder) -> None:
+    row = torch.randint(41, (1, 9), generator=torch.Generator().manual_seed(1))
+    alone = encoder(row)
+    assert torch.equal(encoder(row, torch.ones_like(row, dtype=torch.bool)), alone)
+    ids = torch.randint(41, (3, 14), generator=torch.Generator().manual_seed(2)).fill_(50257)
+    ids[0, :9], ids[1, 5:], ids[2] = row, row, 7
+    index = torch.arange(14)
+    hidden = encoder(ids, torch.stack((index < 9, index >= 5, index >= 0)))
+    assert (hidden[:1, :9] - alone).abs().max() < 1e-5 and (hidden[1:2, 5:] - alone).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_an_encoder_without_positions_knows_no_order() -> None:
+    encoder = model_of(replace(CONFIGS["gpt_neox"], rotary_dim=0, causal=False))
+    ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    assert (encoder(ids[:, order]) - encoder(ids)[:, order]).abs().max() < 1e-5
+    causal = model_of(replace(CONFIGS["gpt_neox"], rotary_dim=0))
+    assert (causal(ids[:, order]) - causal(ids)[:, order]).abs().max() > 1e-2
+
+
+def test_the_last_tokens_of_an_encoder_alone_are_the_same_in_value_and_gradient(encoder) -> None:
+    ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
+    results = []
+    for last in (None, 5):
+        encoder.zero_grad()
+        hidden = encoder(ids, last=last)[:, -5:]
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        results.append([hidden.detach(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
+    for whole, part in zip(*results, strict=True):
+        assert torch.allclose(whole, part, atol=1e-4, rtol=1e-4)
+
+
 # ----------------------------------------------------------------------------------------------------------- the cache
 @torch.no_grad()
 @pytest.mark.parametrize("whole", [False, True])  # True: as on a GPU, where one captured step serves for all
@@ -149,15 +199,16 @@ def test_positions_are_those_of_the_drawing() -> None:
 @given(
     st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3),
     st.one_of(st.none(), st.integers(1, 8)),
+    st.booleans(),
 )
-def test_what_a_token_sees_equals_a_triple_loop(rows, window) -> None:
-    visible = attention_mask(torch.tensor(rows), window)
+def test_what_a_token_sees_equals_a_triple_loop(rows, window, causal) -> None:
+    visible = attention_mask(torch.tensor(rows), window, causal)
     assert visible.shape == (len(rows), 1, 6, 6)
     for row in range(len(rows)):
         for query in range(6):
             for key in range(6):
                 near = window is None or query - key < window
-                expected = key == query or (key < query and near and rows[row][key])
+                expected = key == query or ((key < query or not causal) and near and rows[row][key])
                 assert visible[row, 0, query, key].item() == expected
 
 

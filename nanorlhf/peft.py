@@ -1,0 +1,100 @@
+"""Fine-tuning few parameters: LoRA, BitFit and adapters, the baselines of STR. `tune` first, `merge` before saving.
+
+    full      all parameters
+    adapter   a bottleneck behind each attention and each MLP is added and trained: about 2.5% of the model's parameters
+    bitfit    the biases, those of the layer norms too
+    lora      low-rank updates of attention's q and v are added and trained
+
+All else is frozen, embeddings and LM head in particular. None of them changes what the model computes until it is
+trained. LoRA and BitFit leave a plain checkpoint, adapters one that this project alone can read.
+"""
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from kernels.linear import linear
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPT, AdaptedLinear, Linear
+
+ADAPTER_SHARE = 0.025  # of the model's parameters; the paper says 2 to 3%
+LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
+
+
+class LoRALinear(Linear):
+    """Attention's joint projection to q, k and v with updates of low rank to q and v. [STR lora]
+
+        q = W_q x + alpha / rank * up_q down_q x        v likewise, k as it was
+
+    It takes over the weights of the `layer` that it stands for. `up` starts at 0, `down` as any linear layer.
+    """
+
+    def __init__(self, layer: Linear, rank: int, alpha: float):
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale = alpha / rank
+        C = layer.in_features
+        self.q_down, self.v_down = (
+            nn.Parameter(torch.empty(rank, C).uniform_(-(C**-0.5), C**-0.5).to(layer.weight)) for _ in "qv"
+        )
+        self.q_up, self.v_up = (nn.Parameter(layer.weight.new_zeros(C, rank)) for _ in "qv")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, C) -> (B, S, 3 * C)"""
+        q, k, v = super().forward(x).chunk(3, dim=-1)
+        q = q + linear(linear(x, self.q_down), self.q_up) * self.scale
+        v = v + linear(linear(x, self.v_down), self.v_up) * self.scale
+        return torch.cat((q, k, v), dim=-1)
+
+    @torch.no_grad()
+    def merged(self) -> Linear:
+        """The plain layer that computes the same."""
+        layer = Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        q, v = self.q_up @ self.q_down, self.v_up @ self.v_down  # (C, C)
+        layer.weight = nn.Parameter(self.weight + self.scale * torch.cat((q, torch.zeros_like(q), v)))
+        layer.bias = self.bias
+        return layer
+
+
+def tune(model: GPT, how: str) -> None:
+    """Add to the model what `how` (full, adapter, bitfit or lora) trains, and freeze what it doesn't."""
+    if how not in ("full", "adapter", "bitfit", "lora"):
+        raise InputError(f"--tune {how}: must be full, adapter, bitfit or lora.")
+    model.requires_grad_(how == "full")
+    if how == "lora":  # [STR lora]
+        for block in model.transformer.blocks:
+            block.attention.qkv = LoRALinear(block.attention.qkv, LORA_RANK, LORA_ALPHA)
+    elif how == "bitfit":  # [STR bitfit]
+        for name, parameter in model.transformer.named_parameters():
+            parameter.requires_grad_(name.endswith(".bias"))
+    elif how == "adapter":  # [STR adapter]
+        if not model.config.adapter_size:  # a checkpoint may bring its own
+            add_adapters(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".adapter_" in name)
+
+
+def add_adapters(model: GPT) -> None:
+    """Two bottlenecks a block, each behind a branch and before the residual sum, so in parallel blocks too."""
+    config, num_parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
+    # a bottleneck has two matrices (C, size), and two biases that make no difference here
+    size = max(1, round(ADAPTER_SHARE * num_parameters / (config.n_layer * 2 * 2 * config.d_model)))
+    model.config = model.transformer.config = replace(config, adapter_size=size)
+    for block in model.transformer.blocks:
+        block.attention.out = AdaptedLinear(block.attention.out, size)
+        block.mlp.down = AdaptedLinear(block.mlp.down, size)
+
+
+def merge(model: GPT) -> GPT:
+    """The model to be saved: low-rank updates are part of the weights, all other tensors are shared with `model`.
+
+    `model` itself stays as it is and can be trained on.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # the modules anew, not what they hold
+    for block in plain.transformer.blocks:
+        if isinstance(block.attention.qkv, LoRALinear):
+            block.attention.qkv = block.attention.qkv.merged()
+    return plain

@@ -1,0 +1,377 @@
+"""Fine-tuning few parameters: what is trained, that nothing else moves, and what lies on the disk afterwards."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file
+
+import train_sft
+from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
+from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.peft import LoRALinear, merge, tune
+from tests.conftest import read_metrics
+
+WAYS = ("full", "adapter", "bitfit", "lora")
+SHAPE = {"vocab_size": 41, "n_ctx": 24, "d_model": 24, "n_layer": 2, "n_head": 4, "d_mlp": 40}
+LEARNED = {"positions": "learned", "parallel_residual": False, "activation": "gelu_new", "tied_head": True}
+FAMILIES = {
+    "gpt2": GPTConfig(**SHAPE, **LEARNED, architecture="gpt2"),
+    "gpt_neo": GPTConfig(
+        **SHAPE, **LEARNED, scale_attention=False, qkv_bias=False, attention_windows=(3, None), architecture="gpt_neo"
+    ),
+    "gpt_neox": GPTConfig(**SHAPE, rotary_dim=4),
+    "codegen": GPTConfig(
+        **SHAPE, positions="rotary_interleaved", rotary_dim=4, shared_norm=True, head_bias=True, qkv_bias=False,
+        attention_out_bias=False, activation="gelu_new", architecture="codegen",
+    ),
+}  # fmt: skip
+GPT2_124M = GPTConfig(
+    vocab_size=50257, n_ctx=1024, d_model=768, n_layer=12, n_head=12, d_mlp=3072, **LEARNED, architecture="gpt2"
+)
+IDS = torch.randint(41, (3, 13), generator=torch.Generator().manual_seed(1))
+MASK = torch.arange(13) >= 4 * torch.arange(3)[:, None]  # left-padded by 0, 4 and 8
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_way = pytest.mark.parametrize("how", WAYS)
+
+
+def perturb(model: GPT, only_trained: bool = False) -> GPT:
+    """Away from the start: a wrong order or a forgotten term shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad or not only_trained:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def random_gpt(config: GPTConfig) -> GPT:
+    torch.manual_seed(0)
+    return perturb(GPT(config))
+
+
+def tuned_gpt(config: GPTConfig, how: str) -> GPT:
+    """One whose added weights are trained already."""
+    model = random_gpt(config)
+    tune(model, how)
+    return perturb(model, only_trained=True)
+
+
+def logits(model: GPT) -> torch.Tensor:
+    return model.logits(model(IDS, MASK))[MASK]
+
+
+def loss(model: GPT) -> torch.Tensor:
+    return F.cross_entropy(logits(model), IDS.flip(1)[MASK])
+
+
+def trained_names(model: GPT) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+# ------------------------------------------------------------------------------------------------------ what is trained
+@pytest.mark.parametrize(
+    ("how", "num_trained"),
+    [
+        ("full", 124_439_808),
+        ("bitfit", 12 * (2304 + 768 + 3072 + 768 + 2 * 768) + 768),  # qkv, out, up, down, two norms; the last norm
+        ("lora", 12 * 2 * 2 * 8 * 768),  # layers, q and v, down and up
+        ("adapter", 12 * 2 * (2 * 84 * 768 + 84 + 768)),  # layers, attention and MLP, matrices and biases
+    ],
+)
+def test_gpt2_trains_as_many_parameters_as_counted_by_hand(how, num_trained):
+    with torch.device("meta"):
+        model = GPT(GPT2_124M)
+    tune(model, how)
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == num_trained
+    if how == "adapter":
+        assert 0.02 < num_trained / 124_439_808 < 0.03  # the paper's share
+
+
+@every_family
+@every_way
+def test_the_gradient_reaches_what_is_trained_and_nothing_else(family, how):
+    model = tuned_gpt(FAMILIES[family], how)
+    loss(model).backward()
+    nonzero = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    block = r"transformer\.blocks\.[01]\."
+    pattern = {
+        "full": ".*",
+        "adapter": block + r"(attention\.out|mlp\.down)\.adapter_(down|up)(_bias)?",
+        "bitfit": rf"({block}(norm1|norm2|attention\.qkv|attention\.out|mlp\.up|mlp\.down)|transformer\.norm)\.bias",
+        "lora": block + r"attention\.qkv\.[qv]_(down|up)",
+    }[how]
+    expected = {name for name, _ in model.named_parameters() if re.fullmatch(pattern, name)}
+    assert expected and nonzero == expected == trained_names(model)
+
+
+@every_family
+def test_bitfits_gradient_is_that_of_full_fine_tuning(family):
+    full, bitfit = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
+    tune(bitfit, "bitfit")
+    for model in (full, bitfit):
+        loss(model).backward()
+    for (name, parameter), other in zip(full.named_parameters(), bitfit.parameters(), strict=True):
+        if other.requires_grad:
+            assert torch.allclose(parameter.grad, other.grad, atol=1e-7), name
+
+
+@every_family
+def test_loras_gradient_is_the_chain_rule_on_the_merged_weight(family):
+    """W = W_0 + 2 up down, so dL/d up = 2 dL/dW down^T and dL/d down = 2 up^T dL/dW."""
+    model = tuned_gpt(FAMILIES[family], "lora")
+    plain = merge(model)
+    plain.requires_grad_(True)
+    for each in (model, plain):
+        loss(each).backward()
+    for layer, merged in zip(model.transformer.blocks, plain.transformer.blocks, strict=True):
+        lora, (q, _, v) = layer.attention.qkv, merged.attention.qkv.weight.grad.chunk(3)
+        for up, down, grad in ((lora.q_up, lora.q_down, q), (lora.v_up, lora.v_down, v)):
+            assert torch.allclose(up.grad, 2 * grad @ down.T, atol=1e-5)
+            assert torch.allclose(down.grad, 2 * up.T @ grad, atol=1e-5)
+
+
+@every_way
+def test_checkpointed_activations_give_the_same_gradients(how):
+    gradients = []
+    for checkpoint_activations in (False, True):
+        model = tuned_gpt(FAMILIES["gpt_neox"], how)
+        model.transformer.checkpoint_activations = checkpoint_activations
+        loss(model).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))
+    assert torch.equal(*gradients) and gradients[0].abs().max() > 1e-3
+
+
+@every_family
+@every_way
+def test_steps_move_no_bit_of_what_is_frozen(family, how):
+    model = random_gpt(FAMILIES[family])
+    tune(model, how)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()), lr=1e-2, weight_decay=0.1)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        losses.append(loss(model))
+        losses[-1].backward()
+        optimizer.step()
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == trained_names(model) and losses[-1] < losses[0]
+
+
+# -------------------------------------------------------------------------------------------------- what it computes
+@every_family
+@every_way
+def test_an_untrained_model_computes_what_it_did_before(family, how):
+    base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
+    tune(model, how)
+    # with gradients on a frozen layer may take a product that rounds otherwise
+    assert (logits(base) - logits(model)).abs().max() < 1e-6
+    with torch.no_grad():
+        assert torch.equal(logits(base), logits(model))
+
+
+def test_no_random_number_is_drawn_for_full_and_bitfit():
+    """So that --tune full gives the digits that it gave before there was the flag."""
+    model = random_gpt(FAMILIES["gpt2"])
+    state = torch.get_rng_state()
+    for how in ("full", "bitfit"):
+        tune(model, how)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@every_family
+def test_lora_changes_q_and_v_and_leaves_k(family):
+    config = FAMILIES[family]
+    base, model = random_gpt(config), tuned_gpt(config, "lora")
+    C = config.d_model
+    for layer, tuned in zip(base.transformer.blocks, model.transformer.blocks, strict=True):
+        weight, lora = layer.attention.qkv.weight.double(), tuned.attention.qkv
+        assert torch.equal(lora.weight, layer.attention.qkv.weight)
+        merged = lora.merged().weight
+        assert torch.equal(merged[C : 2 * C], layer.attention.qkv.weight[C : 2 * C])
+        for rows, up, down in ((slice(0, C), lora.q_up, lora.q_down), (slice(2 * C, 3 * C), lora.v_up, lora.v_down)):
+            expected = weight[rows] + 16 / 8 * up.double() @ down.double()
+            assert (merged[rows] - expected).abs().max() < 1e-6 and (merged[rows] - weight[rows]).abs().max() > 0.1
+
+
+@every_family
+def test_a_merged_model_computes_the_same_and_the_tuned_one_stays_as_it_is(family):
+    model = tuned_gpt(FAMILIES[family], "lora")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plain = merge(model)
+    assert (logits(model) - logits(plain)).abs().max() < 1e-5
+    assert plain.state_dict().keys() == random_gpt(FAMILIES[family]).state_dict().keys()
+    assert isinstance(model.transformer.blocks[0].attention.qkv, LoRALinear)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert plain.transformer.embedding.weight is model.transformer.embedding.weight  # nothing is held twice
+    assert (plain.lm_head.weight is plain.transformer.embedding.weight) == FAMILIES[family].tied_head
+
+
+def test_an_adapter_is_a_residual_bottleneck():
+    layer = tuned_gpt(FAMILIES["gpt_neox"], "adapter").transformer.blocks[1].mlp.down.double()
+    x = torch.randn(5, 40, dtype=torch.float64)
+    y = x @ layer.weight.T + layer.bias
+    h = y @ layer.adapter_down.T + layer.adapter_down_bias
+    h = h * 0.5 * (1 + torch.erf(h / 2**0.5))
+    assert torch.allclose(layer(x), y + h @ layer.adapter_up.T + layer.adapter_up_bias)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gpt_neox"])
+def test_adapters_stand_behind_each_branch_and_before_the_sum(family):
+    """One that only adds a constant is another bias of its branch, in sequential and in parallel blocks."""
+    base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
+    tune(model, "adapter")
+    with torch.no_grad():
+        for layer, adapted in zip(base.transformer.blocks, model.transformer.blocks, strict=True):
+            for ours, its in ((layer.attention.out, adapted.attention.out), (layer.mlp.down, adapted.mlp.down)):
+                constant = torch.randn(24)
+                ours.bias += constant
+                its.adapter_up_bias += constant
+    assert (logits(base) - logits(model)).abs().max() < 1e-5
+
+
+@every_family
+@every_way
+def test_the_cached_decoder_says_what_the_full_forward_says(family, how):
+    model = tuned_gpt(FAMILIES[family], how)
+    response, logprobs = generate(model, IDS, MASK, 8, temperature=0.0, eos_id=None, pad_id=99)
+    ids, mask = IDS, MASK
+    for t in range(8):
+        with torch.no_grad():
+            table = model.logits(model(ids, mask)[:, -1]).log_softmax(-1)
+        assert torch.equal(table.argmax(-1), response[:, t])
+        assert torch.allclose(table.max(-1).values, logprobs[:, t], atol=1e-5)
+        ids = torch.cat((ids, response[:, t : t + 1]), dim=1)
+        mask = F.pad(mask, (0, 1), value=True)
+
+
+# -------------------------------------------------------------------------------------------------- what lies on disk
+@every_family
+@pytest.mark.parametrize("how", ["bitfit", "lora"])
+def test_transformers_reads_a_checkpoint_of_bitfit_and_lora(family, how, tmp_path):
+    model = tuned_gpt(FAMILIES[family], how)
+    save(merge(model), tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        positions = (MASK.long().cumsum(1) - 1).clamp(min=0)
+        expected = theirs(IDS, attention_mask=MASK.long(), position_ids=positions).logits[MASK]
+    assert (expected - logits(model)).abs().max() < 1e-4
+    assert (logits(load_gpt(tmp_path)) - logits(model)).abs().max() < 1e-5
+
+
+@every_family
+def test_a_checkpoint_keeps_its_adapters_and_transformers_refuses_it(family, tmp_path):
+    model = tuned_gpt(FAMILIES[family], "adapter")
+    save(merge(model), tmp_path)
+    again = load_gpt(tmp_path)
+    assert again.config == model.config != FAMILIES[family] and again.config.adapter_size > 0
+    for (name, tensor), other in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(tensor, other), name
+    with torch.no_grad():
+        assert torch.equal(logits(again), logits(model))
+    with pytest.raises(ValueError, match=f"`{family}_adapter`"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    reward_model = scalar_from_gpt(again)
+    save(reward_model, tmp_path / "rm")
+    assert torch.equal(load_scalar(tmp_path / "rm")(IDS, MASK), reward_model(IDS, MASK))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"adapter_size": None}, "adapter_size must be a whole number"),
+        ({"adapter_size": 7}, r"adapter_down has shape \(\d+, 24\) instead of the \(7, 24\)"),
+        ({"model_type": "gpt2"}, "holds transformer.h.0.attn.c_proj.adapter_down and 15 more"),
+        ({"model_type": "llama_adapter"}, "model_type 'llama_adapter' isn't one of"),
+    ],
+)
+def test_a_config_that_does_not_fit_to_its_adapters_is_one_sentence(tmp_path, change, sentence):
+    save(tuned_gpt(FAMILIES["gpt2"], "adapter"), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=sentence):
+        load_gpt(tmp_path)
+
+
+def test_a_checkpoints_adapters_are_trained_on_and_not_added_to(tmp_path):
+    save(tuned_gpt(FAMILIES["gpt2"], "adapter"), tmp_path)
+    model = load_gpt(tmp_path)
+    before = logits(model)
+    tune(model, "adapter")
+    assert torch.equal(logits(model), before) and len(trained_names(model)) == 2 * 2 * 4
+    tune(model, "lora")  # or stay, frozen, beneath another way
+    assert torch.equal(logits(model), before) and len(trained_names(model)) == 2 * 4
+
+
+def test_an_unknown_way_is_refused():
+    with pytest.raises(InputError, match="--tune prefix: must be full, adapter, bitfit or lora"):
+        tune(random_gpt(FAMILIES["gpt2"]), "prefix")
+
+
+# ---------------------------------------------------------------------------------------------------------- the script
+@every_way
+def test_the_loss_goes_down_and_the_checkpoint_loads(miniature, tmp_path, capsys, how):
+    args = replace(
+        miniature.sft, model=str(miniature.root / "sft"), out=tmp_path / "sft", tune=how, num_epochs=4, lr=1e-2
+    )
+    summary = train_sft.main(args)
+    base, model = load_gpt(args.model), load_gpt(args.out)
+    assert loss_on(miniature, "train", model) < loss_on(miniature, "train", base) - 0.04  # embeddings stay random
+    assert loss_on(miniature, "validation", model) == pytest.approx(summary["validation_loss"], abs=1e-4)
+    changed = {
+        name for name, parameter in base.named_parameters() if not torch.equal(parameter, model.get_parameter(name))
+    }
+    everything = {name for name, _ in base.named_parameters()}
+    assert changed == {
+        "full": everything,
+        "adapter": set(),
+        "bitfit": {name for name in everything if name.endswith(".bias")},
+        "lora": {"transformer.blocks.0.attention.qkv.weight"},
+    }[how]
+    names = [load_file(directory / "model.safetensors").keys() for directory in (miniature.root / "sft", args.out)]
+    assert (names[0] == names[1]) == (how != "adapter")
+    printed = re.search(r"SFT: ([\d,]+) parameters, ([\d,]+) of them trained", capsys.readouterr().out)
+    assert (printed[1] == printed[2]) == (how == "full")
+
+
+def loss_on(miniature, split, model):
+    """In nats a token, of a checkpoint as it was loaded."""
+    tokenizer = train_sft.load_tokenizer(miniature.root / "data")
+    rows = train_sft.load_demonstrations(miniature.root / "data" / f"sft.{split}.jsonl", tokenizer, None, None)
+    model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    with torch.no_grad():
+        total = train_sft.demonstration_loss(model, rows, tokenizer.pad_id, "response")
+    return total.item() / train_sft.num_labels(rows, "response")
+
+
+@pytest.mark.parametrize("how", ["adapter", "bitfit", "lora"])
+def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch, how):
+    args = replace(miniature.sft, model=str(miniature.root / "sft"), tune=how, save_every=2, lr=1e-2)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    train_sft.main(whole)
+    plain, steps = train_sft.lr_factor, []
+
+    def interrupted(*arguments):
+        steps.append(1)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    monkeypatch.setattr(train_sft, "lr_factor", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_sft.main(broken)
+    monkeypatch.setattr(train_sft, "lr_factor", plain)
+    with pytest.raises(InputError, match="was started with --tune"):
+        train_sft.main(replace(broken, resume=True, tune="full"))
+    train_sft.main(replace(broken, resume=True))
+    for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert read_metrics(whole.out) == read_metrics(broken.out)
