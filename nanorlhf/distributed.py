@@ -65,6 +65,15 @@ def all_gather_rows(rows: Tensor) -> Tensor:
     return torch.cat(gathered)
 
 
+def all_gather_objects(rows: list) -> list:
+    """A list on each rank -> all of them in rank order, on every rank."""
+    if world_size() == 1:
+        return rows
+    gathered: list[list] = [[] for _ in range(world_size())]
+    dist.all_gather_object(gathered, rows)
+    return [row for part in gathered for row in part]
+
+
 def sum_gradients(*models: nn.Module) -> None:
     """Add up the gradients of all ranks: each holds its part of a loss that was divided by the global count."""
     if world_size() == 1:

@@ -1,0 +1,340 @@
+"""The embedded world of programs: small problems, each with several solutions, whose right answers are known.
+
+    python -m data.programs --out runs/programs --seed 1
+
+A problem asks for a number over a list ("the sum of the squares of the prices above the limit, plus 3"): which items
+count, what of each, how they are put together, and what is done at the end. Its solutions differ in the loop, in the
+names of their variables, in what is spelt out. To write one, a model has to find those parts in the comment and to
+carry its names through the loop: where it slips, a compiler says "cannot find symbol". Half of the programmers use
+names of their own, which are harder to carry: an imitator does so as often as they do, whether it can or not.
+
+    sources/    as CodeNet lies on a disk: data/p00001/Java/s1.java and problem_descriptions/p00001.html
+    bench/      code.{train,validation,test}.jsonl: other problems, to be written from the head of the method on, with
+                tests in the form of MBJP's
+
+The language is Java where there is a JDK and Python where there is none.
+"""
+
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from data.codenet import java_methods, python_methods, row_of
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from nanorlhf.prepare import jsonl_files
+
+# ---------------------------------------------------------------- 1. what a problem is made of
+ITEMS = {  # the list's name and the item's
+    "prices": "price", "weights": "weight", "ages": "age", "scores": "score", "marks": "mark", "costs": "cost",
+    "sizes": "size", "points": "point", "steps": "step", "levels": "level", "hours": "hour", "votes": "vote",
+    "depths": "depth", "speeds": "speed", "rates": "rate", "taxes": "tax", "fees": "fee", "lengths": "length",
+    "ranks": "rank", "orders": "order", "loads": "load", "gains": "gain", "wages": "wage", "heights": "height",
+}  # fmt: skip
+BOUNDS = ("limit", "bound", "cap", "mean", "goal", "edge", "mark", "line", "base", "bar")
+# the words of the comment; {b} is a name of BOUNDS, {k} a number
+FILTERS = {
+    "all": "",
+    "above": " above the {b}",
+    "below": " below the {b}",
+    "divisible": " that {k} divides",
+    "not": " other than the {b}",
+}
+TERMS = {"item": "", "square": "the squares of ", "times": "{k} times ", "plus": "{k} plus "}
+FOLDS = {"sum": "sum of ", "count": "number of ", "largest": "largest of ", "smallest": "smallest of "}
+ENDS = {"none": "", "plus": ", plus {k}", "times": ", times {k}"}
+ACCUMULATORS = {
+    "sum": ("sum", "total", "result"),
+    "count": ("count", "number", "result"),
+    "largest": ("best", "top", "result"),
+    "smallest": ("best", "least", "result"),
+}
+SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")  # of own names
+OWN_NAMES = 0.5  # share of the programs whose variables bear names of the programmer's own
+LARGE = 1000  # beyond every item: where `smallest` begins; `largest` begins at 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    items: str
+    bound: str
+    filter: str
+    term: str
+    fold: str
+    end: str
+    divisor: int
+    factor: int
+    last: int
+
+    @property
+    def needs_bound(self) -> bool:
+        return self.filter in ("above", "below", "not")
+
+    @property
+    def text(self) -> str:
+        """The comment."""
+        term = TERMS[self.term].format(k=self.factor)
+        which = FILTERS[self.filter].format(b=self.bound, k=self.divisor)
+        return f"the {FOLDS[self.fold]}{term}the {self.items}{which}{ENDS[self.end].format(k=self.last)}"
+
+    def answer(self, numbers: list[int], bound: int) -> int:
+        """What a right program returns."""
+        kept = [
+            n
+            for n in numbers
+            if {
+                "all": True, "above": n > bound, "below": n < bound, "divisible": n % self.divisor == 0,
+                "not": n != bound,
+            }[self.filter]
+        ]  # fmt: skip
+        k = self.factor
+        terms = [{"item": n, "square": n * n, "times": k * n, "plus": k + n}[self.term] for n in kept]
+        folded = {
+            "sum": sum(terms), "count": len(terms), "largest": max(terms, default=0),
+            "smallest": min([LARGE, *terms]),
+        }[self.fold]  # fmt: skip
+        return {"none": folded, "plus": folded + self.last, "times": folded * self.last}[self.end]
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    items = rng.choice(sorted(ITEMS))
+    fold = rng.choice(list(FOLDS))
+    return Problem(
+        items=items,
+        bound=rng.choice([name for name in BOUNDS if name != ITEMS[items]]),
+        filter=rng.choice(list(FILTERS)),
+        term="item" if fold == "count" else rng.choice(list(TERMS)),
+        fold=fold,
+        end=rng.choice(list(ENDS)),
+        divisor=rng.randint(2, 5),
+        factor=rng.randint(2, 9),
+        last=rng.randint(2, 9),
+    )
+
+
+# ---------------------------------------------------------------- 2. solutions
+@dataclass(frozen=True)
+class Style:
+    """How one programmer writes."""
+
+    loop: Literal["each", "index", "while"]
+    accumulator: str
+    item: str
+    index: str
+    named_term: str | None
+    """a variable of its own for what is folded"""
+    skips: bool
+    """`continue` where an item doesn't count, instead of a block where it does"""
+    named_result: bool
+
+
+def own_names(num_names: int, rng: random.Random) -> list[str]:
+    """Different words that nobody else uses."""
+    names: dict[str, None] = {}
+    while len(names) < num_names:
+        names["".join(rng.choices(SYLLABLES, k=3))] = None
+    return list(names)
+
+
+def draw_style(problem: Problem, rng: random.Random) -> Style:
+    loop = rng.choice(("each", "each", "index", "while"))
+    accumulator, index = rng.choice(ACCUMULATORS[problem.fold]), rng.choice(("i", "j", "at"))
+    item = ITEMS[problem.items]
+    if rng.random() < OWN_NAMES:
+        accumulator, item, index = own_names(3, rng)
+    return Style(
+        loop=loop,
+        accumulator=accumulator,
+        item=item,
+        index=index,
+        named_term=rng.choice((None, None, "part", "value")) if problem.term != "item" else None,
+        # a while loop that continues would have to move its index on first
+        skips=loop != "while" and problem.filter != "all" and rng.random() < 0.3,
+        named_result=problem.end != "none" and rng.random() < 0.3,
+    )
+
+
+def body(problem: Problem, style: Style, language: str) -> list[str]:
+    """The lines of a method's body, unindented lines first; four blanks a level."""
+    java = language == "java"
+    items, item, acc = problem.items, style.item, style.accumulator
+    end, colon, let = (";", " {", "int ") if java else ("", ":", "")
+
+    def block(head: str, inner: list[str]) -> list[str]:
+        return [head + colon, *("    " + line for line in inner), *(["}"] if java else [])]
+
+    def when(condition: str) -> str:
+        return f"if ({condition})" if java else f"if {condition}"
+
+    term = {
+        "item": item, "square": f"{item} * {item}", "times": f"{problem.factor} * {item}",
+        "plus": f"{item} + {problem.factor}",
+    }[problem.term]  # fmt: skip
+    folding = []
+    if style.named_term:
+        folding.append(f"{let}{style.named_term} = {term}{end}")
+        term = style.named_term
+    if problem.fold in ("sum", "count"):
+        folding.append(f"{acc} += {term if problem.fold == 'sum' else 1}{end}")
+    else:
+        sign = ">" if problem.fold == "largest" else "<"
+        folding += block(when(f"{term} {sign} {acc}"), [f"{acc} = {term}{end}"])
+
+    condition, opposite = {
+        "all": ("", ""),
+        "above": (f"{item} > {problem.bound}", f"{item} <= {problem.bound}"),
+        "below": (f"{item} < {problem.bound}", f"{item} >= {problem.bound}"),
+        "divisible": (f"{item} % {problem.divisor} == 0", f"{item} % {problem.divisor} != 0"),
+        "not": (f"{item} != {problem.bound}", f"{item} == {problem.bound}"),
+    }[problem.filter]
+    if style.skips:
+        inner = [*block(when(opposite), [f"continue{end}"]), *folding]
+    else:
+        inner = block(when(condition), folding) if condition else folding
+
+    size = f"{items}.length" if java else f"len({items})"
+    # counting all of them looks at none
+    is_unused = problem.fold == "count" and problem.filter == "all"
+    pick = [] if is_unused else [f"{let}{item} = {items}[{style.index}]{end}"]
+    lines = [f"{let}{acc} = {LARGE if problem.fold == 'smallest' else 0}{end}"]
+    if style.loop == "each":
+        lines += block(f"for (int {item} : {items})" if java else f"for {item} in {items}", inner)
+    elif style.loop == "index":
+        i = style.index
+        head = f"for (int {i} = 0; {i} < {size}; {i}++)" if java else f"for {i} in range({size})"
+        lines += block(head, [*pick, *inner])
+    else:
+        i = style.index
+        head = f"while ({i} < {size})" if java else f"while {i} < {size}"
+        lines += [f"{let}{i} = 0{end}", *block(head, [*pick, *inner, f"{i}++{end}" if java else f"{i} += 1"])]
+
+    result = {"none": acc, "plus": f"{acc} + {problem.last}", "times": f"{acc} * {problem.last}"}[problem.end]
+    if style.named_result:
+        return [*lines, f"{let}answer = {result}{end}", f"return answer{end}"]
+    return [*lines, f"return {result}{end}"]
+
+
+def head(problem: Problem, language: str) -> str:
+    """All before the body."""
+    if language == "java":
+        bound = f", int {problem.bound}" if problem.needs_bound else ""
+        return f"class Solution {{\n    static int solve(int[] {problem.items}{bound}) {{\n"
+    return f"def solve({problem.items}{', ' + problem.bound if problem.needs_bound else ''}):\n"
+
+
+def solution(problem: Problem, style: Style, language: str) -> str:
+    indent = "        " if language == "java" else "    "
+    text = head(problem, language) + "".join(f"{indent}{line}\n" for line in body(problem, style, language))
+    return text + "    }\n}\n" if language == "java" else text
+
+
+def tests(problem: Problem, language: str, rng: random.Random, num_tests: int = 5) -> str:
+    """In the form of MBJP's: an exception of a fixed text where an answer is wrong; Python's are assertions."""
+    lines = []
+    for i in range(num_tests):
+        numbers = [rng.randint(1, 30) for _ in range(rng.randint(3, 7))]
+        bound = rng.choice(numbers)
+        expected = problem.answer(numbers, bound)
+        listed = ", ".join(map(str, numbers))
+        argument = f", {bound}" if problem.needs_bound else ""
+        if language == "java":
+            message = f'"Exception -- test case {i} did not pass. x{i} = " + x{i}'
+            lines.append(
+                f"        int x{i} = Solution.solve(new int[]{{{listed}}}{argument});\n"
+                f"        if (x{i} != {expected}) {{\n"
+                f"            throw new java.lang.Exception({message});\n"
+                f"        }}\n"
+            )
+        else:
+            lines.append(f"assert solve([{listed}]{argument}) == {expected}\n")
+    if language == "java":
+        opening = "\nclass Main {\n    public static void main(String[] args) throws Exception {\n"
+        return opening + "".join(lines) + "    }\n}\n"
+    return "\n\n" + "".join(lines)
+
+
+# ---------------------------------------------------------------- 3. the files
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/programs")
+    """directory of sources/ and bench/; files of the same name are replaced"""
+    language: Literal["auto", "java", "python"] = "auto"
+    """auto: Java where there is a JDK"""
+    num_problems: int = 600
+    """problems of sources/"""
+    num_solutions: int = 4
+    """solutions of each, at most: equal ones count once"""
+    num_bench: tuple[int, int, int] = (96, 32, 64)
+    """problems of bench/: to fine-tune on, to validate with, to test with"""
+    seed: int = 1
+    """of everything"""
+
+
+def problems(rng: random.Random) -> Iterator[Problem]:
+    """Distinct in their text, without end."""
+    seen = set()
+    while True:
+        problem = draw_problem(rng)
+        if problem.text not in seen:
+            seen.add(problem.text)
+            yield problem
+
+
+def main(args: Args) -> None:
+    if args.num_problems < 1 or args.num_solutions < 1 or min(args.num_bench) < 1:
+        raise InputError("--num-problems, --num-solutions and --num-bench must be at least 1.")
+    if args.num_problems + sum(args.num_bench) > 20_000:
+        raise InputError(
+            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: the world has some 780,000 "
+            "problems, and 20,000 are drawn at most: lower one of them."
+        )
+    if args.seed < 0:
+        raise InputError(f"--seed {args.seed}: must not be negative.")
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    language = args.language
+    if language == "auto":
+        language = "java" if shutil.which("javac") else "python"
+    rng = random.Random(args.seed)
+    stream = problems(rng)
+    sources = args.out / "sources"
+    for stale in (sources / "data", sources / "problem_descriptions"):
+        if stale.exists():
+            shutil.rmtree(stale)  # of another seed: its programs must not be mixed with these
+    folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
+    num_programs = 0
+    (sources / "problem_descriptions").mkdir(parents=True)
+    for number in tqdm(range(1, args.num_problems + 1), desc="programs", unit=" problems", leave=False):
+        problem = next(stream)
+        name = f"p{number:05}"
+        (sources / "problem_descriptions" / f"{name}.html").write_text(f"<p>{problem.text}</p>\n", encoding="utf-8")
+        directory = sources / "data" / name / folder
+        directory.mkdir(parents=True)
+        styles = {draw_style(problem, rng): None for _ in range(args.num_solutions)}  # a set that keeps its order
+        for i, style in enumerate(styles, start=1):
+            (directory / f"s{i}.{suffix}").write_text(solution(problem, style, language), encoding="utf-8")
+        num_programs += len(styles)
+
+    with jsonl_files(args.out / "bench") as write:
+        for split, count in zip(("train", "validation", "test"), args.num_bench, strict=True):
+            for number in range(count):
+                problem = next(stream)
+                program = solution(problem, draw_style(problem, rng), language)
+                methods = java_methods(program) if language == "java" else python_methods(program)
+                whole_body = methods[0][0]  # cut at the method's first statement
+                row = row_of(program, whole_body, f"{split}{number}", problem.text, "", language)
+                row["tests"] = tests(problem, language, rng)
+                row["meta"] = {"task_id": f"{split}/{number}", "dataset": "embedded", "entry_point": "solve"}
+                write(f"code.{split}", row)
+    counts = ", ".join(f"{n} to {verb}" for n, verb in zip(args.num_bench, ("train", "validate", "test"), strict=True))
+    print(f"{language}: {num_programs:,} programs for {args.num_problems:,} problems in {sources}")
+    print(f"{sum(args.num_bench)} problems with tests in {args.out / 'bench'}: {counts}")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

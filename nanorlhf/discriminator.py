@@ -1,0 +1,171 @@
+"""RLCF's discriminator: which of two programs for the same prompt looks as if people had written it.
+
+    D(x, y0, y1) = tanh(m(x.y0) - m(x.y1)),   m = MLP(encoding of prompt and program)        [RLCF section 4]
+
+It is antisymmetric by construction: only the difference of two numbers counts. The encoder is our own trunk without the
+causal mask, from random weights, or a pretrained one such as CodeBERT.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nanorlhf.encoder import load_encoder
+from nanorlhf.errors import InputError
+from nanorlhf.hub import read_object
+from nanorlhf.model import GPTConfig, Transformer
+from nanorlhf.padding import right_pad
+from nanorlhf.tokenizer import load_tokenizer
+
+
+class Discriminator(nn.Module):
+    """m(x.y), a number a text, in `forward`; `compare` is D.
+
+    encoder     our Transformer, or a pretrained encoder of transformers
+    tokenizer   what belongs to it: this project's, or one of transformers
+    max_length  of a row with the tokens at its ends; what is longer loses the beginning of its prompt
+    """
+
+    def __init__(self, encoder: nn.Module, tokenizer: Any, max_length: int) -> None:
+        super().__init__()
+        self.encoder, self.tokenizer, self.max_length = encoder, tokenizer, max_length
+        self.is_pretrained = not isinstance(encoder, Transformer)
+        if self.is_pretrained:
+            if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a directory without one
+                raise InputError(
+                    f"{tokenizer.name_or_path} has no tokenizer (tokenizer.json, or vocab.json + merges.txt): "
+                    "download it again."
+                )
+            self.ends, self.pad_id = (tokenizer.cls_token_id, tokenizer.sep_token_id), tokenizer.pad_token_id or 0
+            d_model = encoder.config.hidden_size
+        else:
+            self.ends, self.pad_id = (tokenizer.eos_id, tokenizer.eos_id), tokenizer.pad_id
+            d_model = encoder.config.d_model
+        self.mlp = nn.Sequential(nn.Linear(d_model, d_model), nn.Tanh(), nn.Linear(d_model, 1))
+
+    def encode(self, text: str) -> list[int]:
+        """A text's ids, without special tokens."""
+        if self.is_pretrained:
+            return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return self.tokenizer.encode(text)
+
+    def ids(self, query: str, response: str) -> list[int]:
+        """The response whole and the prompt's end before it, at most max_length."""
+        text, room = self.encode(response), self.max_length - 2
+        prompt = self.encode(query)
+        return [self.ends[0], *prompt[max(0, len(prompt) + len(text) - room) :], *text[:room], self.ends[1]]
+
+    def embed(self, queries: list[str], responses: list[str]) -> Tensor:
+        """(B, C), what the encoder makes of each text."""
+        rows = [self.ids(*row) for row in zip(queries, responses, strict=True)]
+        device = self.mlp[0].weight.device
+        ids = right_pad(rows, self.pad_id).to(device)  # (B, L)
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        mask = torch.arange(ids.size(1), device=device) < lengths[:, None]  # (B, L) True = token
+        if self.is_pretrained:
+            return self.encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state[:, 0]  # [CLS]
+        # nothing has taught a first token to gather the others from random weights on: the mean of them all
+        hidden = self.encoder(ids, mask)  # (B, L, C)
+        return hidden.masked_fill(~mask[:, :, None], 0.0).sum(1) / lengths[:, None]
+
+    def forward(self, queries: list[str], responses: list[str]) -> Tensor:
+        """m(x.y), (B,) in float32."""
+        embeddings = self.embed(queries, responses).float()  # (B, C)
+        with torch.autocast(embeddings.device.type, enabled=False):  # in bf16 two that differ by 0.4% would be the same
+            return self.mlp(embeddings).squeeze(-1)
+
+    def compare(self, queries: list[str], first: list[str], second: list[str]) -> Tensor:
+        """D(x, y0, y1), (B,): near 1 where the first looks more real, -1 where the second does."""
+        scores = self(queries * 2, [*first, *second])  # both in one pass
+        return torch.tanh(torch.sub(*scores.chunk(2)))  # [RLCF discriminator]
+
+
+def grounding(passes_first: Tensor, passes_second: Tensor, comparison: Tensor) -> Tensor:
+    """G(x, y0, y1), (B,): static checks first, the discriminator between programs that pass them. [RLCF grounding]
+
+    y0 passes and y1 doesn't: 1; the other way round: -1; both pass: D(x, y0, y1); neither does: 0, which the paper
+    leaves open. passes (B,) bool, comparison (B,) = D(x, y0, y1).
+    """
+    decided = passes_first.float() - passes_second.float()
+    return torch.where(passes_first & passes_second, comparison, decided)
+
+
+def triplet_loss(anchors: Tensor, positives: Tensor, problems: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Sum over the rows of max(0, |a - p|^2 - |a - n|^2 + margin), and how many of them are right. [RLCF pretraining]
+
+    anchors and positives (B, C), problems (B,): row i of both solves problems[i]. The negative n of row i is the one of
+    all 2B programs for another problem that lies nearest to its anchor, the hardest; a row whose batch has none counts
+    nothing. The paper prints it without the hinge, unbounded below.
+    """
+    programs = torch.cat((anchors, positives))  # (2B, C)
+    distances = torch.cdist(anchors, programs, compute_mode="donot_use_mm_for_euclid_dist") ** 2  # (B, 2B)
+    same = problems[:, None] == problems.repeat(2)  # (B, 2B)
+    nearest = distances.masked_fill(same, torch.inf).amin(1)  # (B,)
+    has_negative = nearest.isfinite()
+    far, near = nearest.masked_fill(~has_negative, 0.0), (anchors - positives).square().sum(1)
+    loss = torch.where(has_negative, F.relu(near - far + margin), 0.0)
+    return loss.sum(), (has_negative & (near < far)).sum()
+
+
+# ------------------------------------------------------------------------------------------------- make, save and load
+def discriminator_from_encoder(where: str | Path) -> Discriminator:
+    """A pretrained encoder of transformers, CodeBERT or RoBERTa, from a directory or Hub id; the MLP is new."""
+    encoder = load_encoder(where)
+    return Discriminator(encoder.model, encoder.tokenizer, encoder.max_length)
+
+
+def save_discriminator(model: Discriminator, directory: Path) -> None:
+    """discriminator.json, model.safetensors and the tokenizer, or the pretrained encoder's configuration and tokenizer.
+
+    Each file whole or not at all, discriminator.json last; other files of the directory stay.
+    """
+    partial = directory / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
+    partial.mkdir(parents=True)
+    try:
+        settings = {"max_length": model.max_length}
+        if model.is_pretrained:
+            model.encoder.config.save_pretrained(partial)
+            model.tokenizer.save_pretrained(partial)
+        else:
+            settings["config"] = asdict(model.encoder.config)
+            model.tokenizer.save(partial)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "discriminator.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        for file in sorted(partial.iterdir(), key=lambda file: file.name == "discriminator.json"):
+            os.replace(file, directory / file.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_discriminator(where: str | Path, device: str | torch.device = "cpu") -> Discriminator:
+    """What `save_discriminator` wrote; raises InputError for anything else."""
+    directory = Path(where)
+    if not (directory / "discriminator.json").is_file():
+        raise InputError(f"{where} holds no discriminator.json: name the directory of one that train_rm.py rlcf made.")
+    settings = read_object(directory / "discriminator.json")
+    try:
+        if "config" in settings:
+            encoder, tokenizer = Transformer(GPTConfig(**settings["config"])), load_tokenizer(directory)
+        else:
+            import transformers
+
+            local = {"local_files_only": True, "trust_remote_code": False}
+            encoder = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(directory, **local))
+            encoder, tokenizer = encoder.eval(), transformers.AutoTokenizer.from_pretrained(directory, **local)
+        model = Discriminator(encoder, tokenizer, settings["max_length"])
+        model.load_state_dict(load_file(directory / "model.safetensors"))
+    except (OSError, RuntimeError, TypeError, KeyError, ValueError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        raise InputError(f"{where} can't be read as a discriminator ({reason}): make it anew.") from error
+    return model.to(device)
