@@ -1,40 +1,50 @@
 """Stage 3, PPO: the policy writes, the reward model scores, the policy changes a little, and again.
 
 Papers: The N+ Implementation Details of RLHF with PPO, details 20 to 25 and Table 7; Reinforcement learning for
-question answering in programming domain (SO), whose KL coefficient adapts.
-In: the queries of sft.train.jsonl, the policy of stage 1, the reward model of stage 2 (or a rule of one's own).
-Out: the policy, in the same format; its value model in value_model/.
+question answering in programming domain (SO), whose KL coefficient adapts; Coarse-Tuning Models of Code with
+Reinforcement Learning Feedback (RLCF), where a compiler cuts a program at its first error and a discriminator scores
+the others.
+In: the queries of sft.train.jsonl, the policy of stage 1, the reward model of stage 2 (or a rule of one's own); for
+RLCF code.train.jsonl and a discriminator.
+Out: the policy, in the same format; its value model in value_model/, the discriminator in discriminator/.
 
     python train_ppo.py                                                        # the embedded default, recipe tiny
     python train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm --data runs/tldr/data --dtype bfloat16
     torchrun --nproc-per-node 8 train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm
     python train_ppo.py stackoverflow --reward-model runs/stackoverflow/rm_regression
+    python train_ppo.py rlcf --discriminator runs/rlcf/discriminator
     python train_ppo.py --reward my_rule.py:score                              # any function of two lists of texts
 """
 
 import copy
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from data import site, tiny
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
+from nanorlhf.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.dataset import batch_indices, load_demonstrations
+from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
+from nanorlhf.discriminator import grounding, load_discriminator, save_discriminator
+from nanorlhf.error_profile import CATEGORIES, error_profile
 from nanorlhf.errors import InputError
+from nanorlhf.feedback import Checked, check_responses, compiler_for
 from nanorlhf.generate import generate
+from nanorlhf.localisation import token_bytes, truncate_at_error
 from nanorlhf.logprobs import response_logprobs
-from nanorlhf.model import ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.optimizer import parameter_groups
-from nanorlhf.padding import left_pad, micro_batches, needed_columns
+from nanorlhf.padding import left_pad, micro_batches, needed_columns, right_pad
 from nanorlhf.ppo import (
     AdaptiveKL,
     FixedKL,
@@ -54,14 +64,33 @@ from nanorlhf.tracking import Run, check_output, check_weights, load_state
 class Args:
     data: Path = Path("runs/tldr/data")
     """directory of sft.train.jsonl, whose queries are answered"""
+    rows: Literal["sft", "code"] = "sft"
+    """code: code.train.jsonl instead, whose responses complete programs"""
     out: Path = Path("runs/tldr/ppo")
     """run directory: policy, metrics, samples"""
     sft: str = "runs/tldr/sft"
     """the policy to start from and the reference of the KL: checkpoint directory or Hub id"""
     reward_model: str | None = "runs/tldr/rm"
-    """scores the responses, and the value model starts as its copy; None with --reward only"""
+    """scores the responses, and the value model starts as its copy; None where something else scores"""
     reward: str | None = None
     """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
+    compiler: bool = False
+    """[RLCF alg 1] static checks of the programs: -1 where one fails"""
+    error_prone_jar: str | None = None
+    """with --compiler, ErrorProne's jars as a class path: its errors count as javac's do"""
+    localise: bool = True
+    """a program that fails ends with the token to blame, which gets the -1; --no-localise: the last one does"""
+    discriminator: str | None = None
+    """scores the programs that pass, checkpoint directory; None with --compiler: they get 1"""
+    freeze_discriminator: bool = False
+    """don't train the discriminator against the policy"""
+    discriminator_lr: float = 5e-7
+    """peak learning rate of the discriminator's AdamW, one step a rollout"""
+    value_model: str | None = None
+    """the value model starts from this policy, which may be smaller, with a fresh head; None: from the reward model's
+    copy, or where there is none from the policy"""
+    objective: Literal["ppo", "bipolar_ramp", "coderl"] = "ppo"
+    """the other two are what RLCF is compared with: one step a rollout, without KL"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the policy's"""
     seed: int = 44413
@@ -209,6 +238,85 @@ RECIPES = {
             gold="site",
         ),
     ),
+    "str": (
+        "STR: beta 0.5, lr 3e-5, batch 16; all else as N+",
+        Args(
+            data=Path("runs/str/data"),
+            out=Path("runs/str/ppo"),
+            sft="runs/str/sft",
+            reward_model="runs/str/rm",
+            total_episodes=16_000,  # not in the paper
+            batch_size=16,
+            rollout_batch_size=16,
+            lr=3e-5,
+            response_length=100,
+            temperature=0.8,
+            kl_coef=0.5,  # [STR ppo]
+        ),
+    ),
+    "rlcf": (
+        "RLCF: compiler and discriminator, a critic of its own",
+        Args(
+            data=Path("runs/rlcf/data"),
+            rows="code",
+            out=Path("runs/rlcf/ppo"),
+            sft="runs/rlcf/sft",
+            reward_model=None,
+            compiler=True,
+            discriminator="runs/rlcf/discriminator",
+            total_episodes=150_000,
+            batch_size=8,
+            micro_batch_size=8,
+            rollout_batch_size=8,
+            lr=1e-6,
+            adam_betas=(0.9, 0.99),
+            adam_eps=1e-8,
+            max_query_length=500,
+            response_length=384,
+            temperature=1.0,
+            missing_eos_score=None,
+            kl_coef=0.1,  # [RLCF alg 1] it adapts, to the usual target
+            kl_target=6.0,
+            score_at="last_token",
+            gamma=0.99,
+            value_clip_range=None,
+            value_coef=1.0,
+        ),
+    ),
+    "rlcf-tiny": (
+        "the embedded programs, on a CPU in minutes",
+        Args(
+            data=Path("runs/programs/data"),
+            rows="code",
+            out=Path("runs/programs/ppo"),
+            sft="runs/programs/sft",
+            reward_model=None,
+            compiler=True,
+            discriminator="runs/programs/discriminator",
+            discriminator_lr=1e-4,
+            seed=1,
+            total_episodes=5120,
+            batch_size=128,
+            num_minibatches=4,
+            num_ppo_epochs=2,
+            micro_batch_size=32,
+            rollout_batch_size=128,
+            lr=3e-4,
+            adam_betas=(0.9, 0.99),
+            adam_eps=1e-8,
+            max_query_length=160,
+            response_length=128,
+            temperature=1.0,
+            missing_eos_score=None,
+            kl_coef=0.05,
+            kl_target=6.0,
+            score_at="last_token",
+            gamma=0.99,
+            lam=0.7,  # few episodes: the blame stays near the token that earned it
+            value_clip_range=None,
+            value_coef=1.0,
+        ),
+    ),
 }
 GOLD_SCORES = {"tiny": tiny.gold_score, "site": site.gold_score}
 
@@ -219,7 +327,19 @@ def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, st
     return torch.where(state_mask, 0.0, model(query_response, mask, last=T + 1)[:, :-1])
 
 
+def written_logprob(policy: GPT, rows: list[Demonstration], pad_id: int, temperature: float) -> Tensor:
+    """Nats: the sum over rows and tokens of the policy's logprobs of the responses in the data."""
+    query, response = left_pad([row.query for row in rows], pad_id), right_pad([row.response for row in rows], pad_id)
+    ids = torch.cat((query, response), dim=1).to(policy.lm_head.weight.device)  # (B, Q + T)
+    return response_logprobs(policy, ids, ids != pad_id, ids[:, query.size(1) :] == pad_id, temperature)[0].sum()
+
+
 def main(args: Args) -> dict[str, float]:
+    with ExitStack() as stack:  # a compiler's process ends with the run
+        return train(args, stack)
+
+
+def train(args: Args, stack: ExitStack) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
@@ -236,15 +356,34 @@ def main(args: Args) -> dict[str, float]:
         raise InputError(f"--total-episodes {args.total_episodes} is less than one --batch-size {B}: raise it.")
     if args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature}: a rollout samples, so it must be above 0.")
-    if args.reward_model is None and args.reward is None:
+    checks_code = args.compiler or args.discriminator is not None
+    if args.reward_model is None and args.reward is None and not checks_code:
         raise InputError("--reward-model None leaves nothing to score with: name a reward model or a --reward.")
+    if checks_code and (args.rows != "code" or args.reward is not None or args.reward_model is not None):
+        raise InputError(
+            "--compiler and --discriminator score programs by themselves: pass --rows code --reward-model None, and no "
+            "--reward."
+        )
+    if args.freeze_discriminator and args.discriminator is None or not args.localise and not args.compiler:
+        raise InputError("--freeze-discriminator needs a --discriminator, --no-localise a --compiler: leave them out.")
+    if args.objective != "ppo":
+        if not args.compiler or args.discriminator is not None or args.num_ppo_epochs * args.num_minibatches > 1:
+            raise InputError(
+                f"--objective {args.objective} learns from the compiler alone, one step a rollout: pass --compiler "
+                "--discriminator None --num-ppo-epochs 1 --num-minibatches 1."
+            )
+        if args.objective == "coderl" and args.localise:
+            raise InputError("--objective coderl rewards whole programs: pass --no-localise.")
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     pad_id, eos_id = tokenizer.pad_id, tokenizer.eos_id
-    demonstrations = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, args.max_query_length, None)
+    load = load_programs if args.rows == "code" else load_demonstrations
+    demonstrations = load(args.data / f"{args.rows}.train.jsonl", tokenizer, args.max_query_length, None)
 
     policy = load_gpt(args.sft, device).forbid(pad_id, tokenizer.vocab_size)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
     longest = max(len(row.query) for row in demonstrations) + T
+    if args.objective == "bipolar_ramp":  # reads the written programs as well
+        longest = max(longest, max(len(row.query) + len(row.response) for row in demonstrations))
     if longest > policy.config.n_ctx:
         raise InputError(
             f"the longest query and --response-length make {longest} tokens, more than the {policy.config.n_ctx} "
@@ -261,6 +400,22 @@ def main(args: Args) -> dict[str, float]:
             )
         reward_model = load_scalar(args.reward_model, device).requires_grad_(False)
         value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
+    if args.value_model is not None:  # [RLCF alg 1] a critic of its own
+        if load_tokenizer(args.value_model).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise InputError(f"--value-model {args.value_model}: its tokenizer differs from that of {args.sft}.")
+        value_model = scalar_from_gpt(load_gpt(args.value_model, device)).to(device)
+        if longest > value_model.config.n_ctx:
+            raise InputError(
+                f"the longest query and --response-length make {longest} tokens, more than the "
+                f"{value_model.config.n_ctx} positions of --value-model {args.value_model}: name another."
+            )
+    if reward_model is None or args.value_model is not None:
+        # a fresh head begins at 0: values of order 1 that mean nothing would be the first advantages
+        nn.init.zeros_(value_model.score.weight)
+    discriminator = discriminator_optimizer = None
+    if args.discriminator is not None:
+        discriminator = load_discriminator(args.discriminator, device)
+        discriminator_optimizer = torch.optim.AdamW(discriminator.parameters(), lr=args.discriminator_lr, fused=True)
     for model in (policy, value_model):
         model.transformer.checkpoint_activations = args.checkpoint_activations
 
@@ -269,6 +424,32 @@ def main(args: Args) -> dict[str, float]:
 
     # a reward is any score(queries (B, Q), responses (B, T)) -> (B,): here the reward model or a rule on texts
     score = load_rule(args.reward, tokenizer) if args.reward else reward_model_score
+    if checks_code:
+        pieces = token_bytes(tokenizer)
+        compiler = stack.enter_context(compiler_for(demonstrations[0].record["language"], args.error_prone_jar))
+
+    def judge(rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor, Checked | None]:
+        return response, score(query, response), None
+
+    def judge_programs(
+        rows: list[Demonstration], query: Tensor, response: Tensor
+    ) -> tuple[Tensor, Tensor, Checked | None]:
+        """[RLCF alg 1] The response, cut behind the token that the compiler blames, and G(x, y', y)."""
+        checked = check_responses([row.record for row in rows], response, compiler, pieces, eos_id)
+        passes = checked.passes if args.compiler else torch.ones_like(checked.passes)
+        comparison = passes.float()  # without a discriminator the compiler's word is all
+        if discriminator is not None and passes.any():
+            kept = passes.nonzero().flatten().tolist()
+            queries, written = ([rows[i].record[name] for i in kept] for name in ("query", "response"))
+            # the sampled one first: + means that it looks more real
+            comparison[kept] = discriminator.compare(queries, [checked.texts[i] for i in kept], written)
+        # the program that people wrote passes, or it would not be in the data
+        scores = grounding(passes, torch.ones_like(passes), comparison)
+        if args.compiler and args.localise:
+            response = truncate_at_error(response, checked.error_index, pad_id)
+        return response, scores, checked
+
+    judge = judge_programs if checks_code else judge
 
     groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)  # [N+ 20]
@@ -283,6 +464,9 @@ def main(args: Args) -> dict[str, float]:
         optimizer.load_state_dict(state["optimizer"])
         generator.set_state(state["generator"])
         kl_control.coefficient = state["kl_coef"]
+        if discriminator is not None:
+            discriminator.load_state_dict(state["discriminator"])
+            discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
         first_update, metrics = state["update"], state["metrics"]
     run = Run(args.out, args, first_update)
     if run.main:
@@ -305,10 +489,12 @@ def main(args: Args) -> dict[str, float]:
         query = left_pad([demonstrations[i].query for i in indices], pad_id).to(device)  # (B, Q) [N+ 5]
         query_mask, Q = query != pad_id, query.size(1)  # (B, Q)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, whoever samples it
-        rollout = []
-        for q, u in zip(
+        rollout, checks = [], []
+        my_rows = [demonstrations[i] for i in indices[mine]]
+        for q, u, rows in zip(
             micro_batches(query[mine], args.rollout_batch_size),
             micro_batches(uniforms[mine], args.rollout_batch_size),
+            micro_batches(my_rows, args.rollout_batch_size),
             strict=True,
         ):
             with autocast, torch.no_grad():
@@ -316,6 +502,8 @@ def main(args: Args) -> dict[str, float]:
                     policy, q, q != pad_id, T, args.temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u
                 )  # (b, T) each; [N+ 23] [PAD] behind the first EOS
                 assert response.shape == (len(q), T)  # the response alone: no query ids in it
+                # 2.2 score the response up to its EOS; a compiler also says where it ends
+                response, scores, checked = judge(rows, q, response)
                 eos_index, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
                 state_mask = padding_mask_p1 if args.score_at == "after_eos" else padding_mask
                 qr = torch.cat((q, response), dim=1)  # (b, Q + T)
@@ -324,8 +512,8 @@ def main(args: Args) -> dict[str, float]:
                 logprobs, _ = response_logprobs(policy, qr, mask, padding_mask, args.temperature)
                 ref_logprobs, _ = response_logprobs(ref_policy, qr, mask, padding_mask, args.temperature)
                 values = response_values(value_model, qr, mask, state_mask)
-                # 2.2 score the response up to its EOS
-                rollout.append((response, sampled, logprobs, ref_logprobs, values, score(q, response)))
+                rollout.append((response, sampled, logprobs, ref_logprobs, values, scores))
+                checks.append(checked)
         response, sampled_logprobs, logprobs, ref_logprobs, values, scores = (
             distributed.all_gather_rows(torch.cat(part)) for part in zip(*rollout, strict=True)
         )
@@ -335,12 +523,14 @@ def main(args: Args) -> dict[str, float]:
         mask = torch.cat((query_mask, ~padding_mask), dim=1)
         sampler_gap = masked_mean((sampled_logprobs - logprobs).abs(), padding_mask)
         if args.rollout_logprobs == "sampler":
-            logprobs = sampled_logprobs
+            logprobs = torch.where(padding_mask, 0.0, sampled_logprobs)  # the sampler knows nothing of what was cut
 
         if not scores.isfinite().all():
-            judge = f"--reward {args.reward}" if args.reward else f"--reward-model {args.reward_model}"
+            judge_name = f"--reward {args.reward}" if args.reward else f"--reward-model {args.reward_model}"
+            if checks_code:
+                judge_name = f"--discriminator {args.discriminator}"
             raise InputError(
-                f"{judge} gave a score that is not finite at update {update}: mend it; "
+                f"{judge_name} gave a score that is not finite at update {update}: mend it; "
                 f"{args.out} keeps the last checkpoint that was saved before."
             )
 
@@ -359,8 +549,21 @@ def main(args: Args) -> dict[str, float]:
             rewards = whiten(rewards, state_mask, shift_mean=False)  # [N+ 24]
             advantages, returns = gae(rewards, values, args.gamma, args.lam, state_mask)
             statistics = None
-        if args.whiten_advantages:
+        if args.whiten_advantages and args.objective == "ppo":
             advantages = whiten(advantages, padding_mask, statistics=statistics)  # [N+ 25]
+        if args.objective != "ppo":  # [RLCF section 6.3] no reward, no value: the compiler's word on each token
+            error_index = distributed.all_gather_rows(torch.cat([checked.error_index for checked in checks]))  # (B,)
+            passes = error_index == T
+        if args.objective == "bipolar_ramp":
+            advantages = bipolar_ramp_advantages(logprobs, error_index)
+        elif args.objective == "coderl":
+            with autocast, torch.no_grad():
+                greedy, _ = generate(policy, query[mine], query_mask[mine], T, 0.0, eos_id=eos_id, pad_id=pad_id)
+                arguments = query_response[mine], mask[mine], padding_mask[mine]
+                token_logits = coderl_critic(value_model, *arguments)[1]
+            baseline = check_responses([row.record for row in my_rows], greedy, compiler, pieces, eos_id)
+            token_logits, baseline_passes = map(distributed.all_gather_rows, (token_logits, baseline.passes))
+            advantages = coderl_advantages(token_logits, passes, baseline_passes, padding_mask)
 
         # 2.6 K epochs of minibatches over the frozen rollout
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
@@ -372,6 +575,8 @@ def main(args: Args) -> dict[str, float]:
             for minibatch in order.split(B // args.num_minibatches):
                 # of the minibatch on all processes: how it is cut up does not change the gradient
                 num_actions, num_states = (~padding_mask[minibatch]).sum(), (~state_mask[minibatch]).sum()
+                if args.objective != "ppo":  # sums over tokens
+                    num_actions = torch.tensor(len(minibatch), device=device)
                 stats = torch.zeros(7, device=device)
                 optimizer.zero_grad()
                 share = minibatch[distributed.rank_slice(len(minibatch))]
@@ -382,13 +587,25 @@ def main(args: Args) -> dict[str, float]:
                     padding, stateless = padding_mask[rows, :t], state_mask[rows, :t]  # (b, T) trimmed
                     with autocast:
                         new_logprobs, entropy = response_logprobs(policy, ids, real, padding, args.temperature)
-                        new_values = response_values(value_model, ids, real, stateless)
                     pg_loss, pg_clipped = policy_loss(
                         new_logprobs, logprobs[rows, :t], advantages[rows, :t], padding, args.clip_range, num_actions
                     )
-                    vf_loss, vf_clipped = value_loss(
-                        new_values, values[rows, :t], returns[rows, :t], stateless, args.value_clip_range, num_states
-                    )
+                    vf_clipped = torch.zeros((), device=device)
+                    if args.objective == "ppo":
+                        with autocast:
+                            new_values = response_values(value_model, ids, real, stateless)
+                        old_values, targets = values[rows, :t], returns[rows, :t]
+                        vf_loss, vf_clipped = value_loss(
+                            new_values, old_values, targets, stateless, args.value_clip_range, num_states
+                        )
+                    elif args.objective == "coderl":  # its critic learns what compiles
+                        with autocast:
+                            logits, _ = coderl_critic(value_model, ids, real, padding)
+                        vf_loss = coderl_critic_loss(logits, passes[rows]) / num_actions
+                    else:  # [RLCF eq 3] what people wrote becomes likelier
+                        written = [demonstrations[indices[i]] for i in rows.tolist()]
+                        with autocast:
+                            vf_loss = -written_logprob(policy, written, pad_id, args.temperature) / num_actions
                     (pg_loss + args.value_coef * vf_loss).backward()
                     with torch.no_grad():
                         log_ratio = torch.where(padding, 0.0, new_logprobs - logprobs[rows, :t])
@@ -410,7 +627,37 @@ def main(args: Args) -> dict[str, float]:
                 is_first = False
                 totals += stats / (args.num_ppo_epochs * args.num_minibatches)
 
-        # 2.7 log; every mean is over what is not masked
+        # 2.7 [RLCF section 4] the discriminator's turn: the programs that passed, whole, against what people wrote
+        if discriminator is not None:
+            found = [
+                (row.record, text)
+                for row, text, ok in zip(
+                    my_rows,
+                    (text for checked in checks for text in checked.texts),
+                    torch.cat([checked.passes for checked in checks]).tolist(),
+                    strict=True,
+                )
+                if (ok or not args.compiler) and text != row.record["response"]  # D(x, y, y) is 0, nothing to tell
+            ]
+            totals_d = torch.tensor([0.0, 0.0, len(found)], device=device)  # D, found out, how many
+            num_found = distributed.all_sum(totals_d.clone())[2].clamp(min=1)
+            discriminator_optimizer.zero_grad()
+            for some in micro_batches(found, args.micro_batch_size):
+                queries, written = ([record[name] for record, _ in some] for name in ("query", "response"))
+                with autocast, torch.set_grad_enabled(not args.freeze_discriminator):
+                    comparison = discriminator.compare(queries, [text for _, text in some], written)
+                if not args.freeze_discriminator:
+                    (comparison.sum() / num_found).backward()
+                totals_d[:2] += torch.stack((comparison.detach().sum(), (comparison < 0).sum()))
+            if not args.freeze_discriminator:
+                for parameter in discriminator.parameters():  # a rank on which nothing passed has none
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                distributed.sum_gradients(discriminator)
+                for group in discriminator_optimizer.param_groups:
+                    group["lr"] = args.discriminator_lr * lr_factor(args.schedule, update, num_updates)
+                discriminator_optimizer.step()
+
+        # 2.8 log; every mean is over what is not masked
         pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = totals.tolist()
         kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
         kl_k3 = torch.where(padding_mask, 0.0, k3(logprobs, ref_logprobs)).sum(1)
@@ -439,6 +686,19 @@ def main(args: Args) -> dict[str, float]:
             "episode": (update + 1) * B,
             "episodes_per_second": B / (time.perf_counter() - start),
         }
+        if checks_code:
+            mine_profile = error_profile(
+                [found for checked in checks for found in checked.diagnostics],
+                [span for checked in checks for span in checked.spans],
+            )
+            sums = torch.tensor([mine_profile[category] for category in CATEGORIES], device=device) / world
+            num_passed = sum(checked.passes.sum() for checked in checks)
+            metrics |= {"compile_rate": distributed.all_sum(num_passed).item() / B}
+            for category, mean in zip(CATEGORIES, distributed.all_sum(sums).tolist(), strict=True):
+                metrics[f"errors/{category}"] = mean
+        if discriminator is not None:
+            mean, accuracy = (distributed.all_sum(totals_d)[:2] / num_found).tolist()
+            metrics |= {"discriminator/score": mean, "discriminator/accuracy": accuracy}
         kl_control.update(mean_kl, B)
         last = update + 1 == num_updates
         if args.gold or last or update % args.sample_every == 0:
@@ -460,14 +720,18 @@ def main(args: Args) -> dict[str, float]:
             )
 
         if last or (update + 1) % args.save_every == 0:
-            check_weights(update, policy, value_model)
+            check_weights(update, policy, value_model, *filter(None, [discriminator]))
             if run.main:
                 save(policy, args.out, tokenizer)
                 save(value_model, args.out / "value_model", tokenizer)
+                if discriminator is not None:
+                    save_discriminator(discriminator, args.out / "discriminator")
             run.save_state(
                 policy=policy.state_dict(),
                 value_model=value_model.state_dict(),
                 optimizer=optimizer.state_dict(),
+                discriminator=discriminator and discriminator.state_dict(),
+                discriminator_optimizer=discriminator and discriminator_optimizer.state_dict(),
                 generator=generator.get_state(),
                 kl_coef=kl_control.coefficient,
                 update=update + 1,

@@ -1,17 +1,21 @@
 """Stage 2, the reward model: a scalar model learns which of two responses people prefer, or how many votes one gets.
 
 Papers: The N+ Implementation Details of RLHF with PPO, details 10 to 15 and Table 4; Reinforcement learning for
-question answering in programming domain (SO): regression to votes, and contrast between answers.
-In: comparisons.{train,validation}.jsonl or scored.{train,validation}.jsonl, sft.train.jsonl and the policy of stage 1.
-Out: the reward model, which is also what stage 3 starts its value model from.
+question answering in programming domain (SO): regression to votes, and contrast between answers; Coarse-Tuning Models
+of Code with Reinforcement Learning Feedback (RLCF): a discriminator between programs of people and of the policy.
+In: comparisons.{train,validation}.jsonl or scored.{train,validation}.jsonl, sft.train.jsonl and the policy of stage 1;
+code.{train,validation}.jsonl for the discriminator.
+Out: the reward model, which is also what stage 3 starts its value model from, or the discriminator.
 
     python train_rm.py                                                         # the embedded default, recipe tiny
     python train_rm.py tldr --sft runs/tldr/sft --data runs/tldr/data --dtype bfloat16
     torchrun --nproc-per-node 8 train_rm.py tldr --sft runs/tldr/sft --data runs/tldr/data
     python train_rm.py stackoverflow --loss regression --out runs/stackoverflow/rm_regression
+    python train_rm.py rlcf --encoder microsoft/codebert-base
 """
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +29,36 @@ from tqdm import tqdm
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.dataset import Comparison, Scored, batch_indices, load_comparisons, load_demonstrations, load_scored
+from nanorlhf.dataset import (
+    Comparison,
+    Demonstration,
+    Scored,
+    batch_indices,
+    iter_jsonl,
+    load_comparisons,
+    load_demonstrations,
+    load_programs,
+    load_scored,
+    write_jsonl,
+)
+from nanorlhf.discriminator import (
+    Discriminator,
+    discriminator_from_encoder,
+    save_discriminator,
+    triplet_loss,
+)
 from nanorlhf.errors import InputError
-from nanorlhf.model import ScalarModel
+from nanorlhf.feedback import check_responses, compiler_for
+from nanorlhf.generate import generate
+from nanorlhf.localisation import token_bytes
+from nanorlhf.model import GPTConfig, ScalarModel, Transformer
 from nanorlhf.optimizer import parameter_groups, train_linear_layers
-from nanorlhf.padding import micro_batches
+from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.tracking import Run, check_output, check_weights, load_state
+from nanorlhf.transformations import rename_variables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +121,79 @@ class Args:
     """replace a run that --out already holds"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiscriminatorArgs:
+    data: Path = Path("runs/rlcf/data")
+    """directory of code.{train,validation}.jsonl, whose programs people wrote"""
+    out: Path = Path("runs/rlcf/discriminator")
+    """run directory: discriminator, metrics, the policy's programs"""
+    sft: str = "runs/rlcf/sft"
+    """the policy that writes the other programs: checkpoint directory or Hub id"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the policy's"""
+    encoder: str | None = None
+    """directory or Hub id of a pretrained encoder (microsoft/codebert-base); None: random weights of the shape below"""
+    n_layer: int = 6
+    """shape of an encoder with random weights: layers"""
+    n_head: int = 8
+    """shape of an encoder with random weights: attention heads"""
+    d_model: int = 512
+    """shape of an encoder with random weights: width"""
+    seed: int = 44413
+    """fixes random weights, samples and the order of the data"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward pass; weights and optimizer stay float32"""
+
+    num_triplet_epochs: float = 5.0
+    """passes over the problems: programs for one problem are drawn together, those for others pushed away; 0: none"""
+    triplet_batch_size: int = 32
+    """problems an optimizer step of the triplets, over all processes"""
+    triplet_lr: float = 1e-5
+    """peak learning rate of the triplets"""
+    triplet_margin: float = 0.5
+    """by how much a program for another problem has to be farther away, in squared distance"""
+    warmup_steps: int = 1000
+    """steps of linear warm-up of the triplets"""
+    num_rows: int | None = None
+    """training rows that the policy answers as well, from the top of the file; None: all"""
+    num_pair_epochs: float = 5.0
+    """passes over the pairs of a written and a sampled program; 0: none, an ablation of the paper"""
+    batch_size: int = 32
+    """pairs an optimizer step, over all processes"""
+    micro_batch_size: int = 16
+    """rows a forward pass and process; changes memory, of the triplets also which program is the hardest"""
+    lr: float = 1e-5
+    """peak learning rate of AdamW"""
+    weight_decay: float = 0.01
+    """of AdamW"""
+    adam_eps: float = 1e-8
+    """of AdamW"""
+
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count as javac's do"""
+    temperature: float = 0.6
+    """of the policy's programs"""
+    top_p: float = 0.95
+    """only the likeliest tokens that reach this probability together are sampled; 1: all"""
+    response_length: int = 384
+    """tokens sampled at most, EOS included"""
+    rollout_batch_size: int = 64
+    """responses sampled at once by a process; changes memory, not the result"""
+    max_query_length: int = 500
+    """longest query in tokens"""
+    max_response_length: int = 384
+    """longest response in tokens, EOS included"""
+
+    save_every: int = 500
+    """steps between checkpoints"""
+    resume: bool = False
+    """go on from the last checkpoint in --out"""
+    overwrite: bool = False
+    """replace a run that --out already holds"""
+
+
 RECIPES = {
     "tiny": (
         "the embedded world, on a CPU in minutes",
@@ -149,6 +247,43 @@ RECIPES = {
             num_normalisation=0,
         ),
     ),
+    "str": (
+        "STR: pairs of the policy's own answers, as it ranked them",
+        Args(
+            data=Path("runs/str/data"),
+            out=Path("runs/str/rm"),
+            sft="runs/str/sft",
+            batch_size=16,  # this and the next two: not in the paper, those of its PPO
+            lr=3e-5,
+            schedule="linear",
+            adam_eps=1e-8,
+            max_response_length=100,
+        ),
+    ),
+    "rlcf": ("RLCF: the discriminator, by triplets and on samples of the policy", DiscriminatorArgs()),
+    "rlcf-tiny": (
+        "the embedded programs, on a CPU in minutes",
+        DiscriminatorArgs(
+            data=Path("runs/programs/data"),
+            out=Path("runs/programs/discriminator"),
+            sft="runs/programs/sft",
+            n_layer=2,
+            n_head=4,
+            d_model=96,
+            seed=1,
+            num_triplet_epochs=1,
+            triplet_lr=5e-4,
+            warmup_steps=20,
+            num_rows=512,
+            num_pair_epochs=1,
+            micro_batch_size=32,
+            lr=5e-4,
+            response_length=128,
+            rollout_batch_size=512,
+            max_query_length=160,
+            max_response_length=128,
+        ),
+    ),
 }
 
 
@@ -168,7 +303,11 @@ def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tupl
     return (error**2).sum(), agrees.sum(), error.detach().abs().sum()
 
 
-def main(args: Args) -> dict[str, float]:
+def main(args: Args | DiscriminatorArgs) -> dict[str, float]:
+    return train_discriminator(args) if isinstance(args, DiscriminatorArgs) else train_reward_model(args)
+
+
+def train_reward_model(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
@@ -334,6 +473,221 @@ def main(args: Args) -> dict[str, float]:
             print(f"    {summary['validation_majority_sign']:.3f} of the validation scores have the same sign")
         if pairs:
             print(f"    ranks {summary['validation_pair_accuracy']:.3f} of {len(pairs)} validation pairs as voted")
+    return summary
+
+
+# -------------------------------------------------------------------------------- programs of people and of the policy
+def sample_programs(args: DiscriminatorArgs, rows: list[Demonstration], device) -> list[tuple[str, bool]]:
+    """One response of the policy to each row, and whether it passes the static checks."""
+    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    policy = load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    world, T, pieces = distributed.world_size(), args.response_length, token_bytes(tokenizer)
+    shared = rows + rows[: -len(rows) % world]  # each process takes as many
+    generator = torch.Generator().manual_seed(args.seed)
+    uniforms = torch.rand((len(shared), T), generator=generator, dtype=torch.float64)
+    mine = distributed.rank_slice(len(shared))
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    samples = []
+    with compiler_for(rows[0].record["language"], args.error_prone_jar) as compiler:
+        progress = tqdm(total=len(shared[mine]), desc="samples", disable=distributed.rank() != 0)
+        for batch, u in zip(
+            micro_batches(shared[mine], args.rollout_batch_size),
+            micro_batches(uniforms[mine], args.rollout_batch_size),
+            strict=True,
+        ):
+            query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
+            with autocast, torch.no_grad():
+                response, _ = generate(
+                    policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
+                    eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=u,
+                )  # fmt: skip
+            checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
+            samples += zip(checked.texts, checked.passes.tolist(), strict=True)
+            progress.update(len(batch))
+        progress.close()
+    return distributed.all_gather_objects(samples)[: len(rows)]
+
+
+def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
+    # ------------------------------------------------------------------------------------------------ 1. data and model
+    check_ranges(args)
+    check_output(args.out, args.overwrite, args.resume)
+    device = distributed.setup(args.device)
+    torch.manual_seed(args.seed)
+    world = distributed.world_size()
+    for flag, size in (("batch-size", args.batch_size), ("triplet-batch-size", args.triplet_batch_size)):
+        if size % world:
+            raise InputError(f"--{flag} {size} can't be shared by {world} processes: make it a multiple of that.")
+    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    train, validation = (
+        load_programs(args.data / f"code.{split}.jsonl", *limits, needs_response=True)
+        for split in ("train", "validation")
+    )
+    if args.encoder is None:
+        if args.d_model % args.n_head or args.d_model // args.n_head < 2:
+            raise InputError(f"--n-head {args.n_head} must divide --d-model {args.d_model} into heads at least 2 wide.")
+        config = GPTConfig(
+            vocab_size=tokenizer.vocab_size,
+            n_ctx=args.max_query_length + max(args.max_response_length, args.response_length) + 2,
+            d_model=args.d_model,
+            n_layer=args.n_layer,
+            n_head=args.n_head,
+            d_mlp=4 * args.d_model,
+            rotary_dim=max(2, args.d_model // args.n_head // 4 * 2),
+            causal=False,  # [RLCF discriminator] an encoder
+        )
+        model = Discriminator(Transformer(config), tokenizer, config.n_ctx).to(device)
+    else:
+        model = discriminator_from_encoder(args.encoder).to(device)
+    groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+
+    # programs that solve the same problem; a lone one is its own twin under other names
+    solutions: dict[str, list[str]] = {}
+    for row in train:
+        record = row.record
+        program = record["prefix"] + record["response"] + record["suffix"]
+        problem = str(record.get("meta", {}).get("problem", program))
+        if program not in solutions.setdefault(problem, []):
+            solutions[problem].append(program)
+    problems = list(solutions.values())
+    language = train[0].record["language"]
+    num_triplet_steps = int(args.num_triplet_epochs * len(problems)) // args.triplet_batch_size
+
+    train = train[: args.num_rows]
+    first_step = 0
+    if args.resume:
+        state = load_state(args.out, args)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_step = state["step"]
+        generated = [(row["response"], row["passes"]) for _, row in iter_jsonl(args.out / "generated.jsonl")]
+    else:
+        generated = sample_programs(args, train + validation, device)
+    # [RLCF discriminator] only between programs that pass: of the others the compiler has spoken already;
+    # and what the policy knows by heart has nothing to tell
+    pairs, held_out = (
+        [
+            (row, text)
+            for row, (text, passes) in zip(rows, samples, strict=True)
+            if passes and text != row.record["response"]
+        ]
+        for rows, samples in ((train, generated[: len(train)]), (validation, generated[len(train) :]))
+    )
+    compile_rate = sum(passes for _, passes in generated) / len(generated)
+    num_pair_steps = int(args.num_pair_epochs * len(pairs)) // args.batch_size
+    num_steps = num_triplet_steps + num_pair_steps
+    if args.num_pair_epochs and num_pair_steps == 0:
+        raise InputError(
+            f"--batch-size {args.batch_size} is more than the {len(pairs)} of {len(train)} sampled programs that pass "
+            f"the static checks, times --num-pair-epochs {args.num_pair_epochs}: lower it, or train the policy longer."
+        )
+    run = Run(args.out, args, first_step)
+    if run.main and not args.resume:
+        rows = [{"response": text, "passes": passes} for text, passes in generated]
+        write_jsonl(args.out / "generated.jsonl", rows)
+    if run.main:
+        print(
+            f"Discriminator: {sum(p.numel() for p in model.parameters()):,} parameters, {num_triplet_steps} steps on "
+            f"triplets of {len(problems):,} problems, {num_pair_steps} on {len(pairs):,} pairs; {compile_rate:.1%} of "
+            f"the policy's programs pass the static checks"
+        )
+
+    def triplets(step: int) -> list[tuple[int, str, str]]:
+        """Problem, anchor, positive."""
+        indices = batch_indices(len(problems), args.triplet_batch_size, step, args.seed)
+        rows = []
+        for place, index in enumerate(indices):
+            draw = random.Random(f"{args.seed} {step} {place}")
+            two = draw.sample(problems[index], min(2, len(problems[index])))
+            rows.append((index, two[0], two[1] if len(two) > 1 else rename_variables(two[0], language, draw)))
+        return rows
+
+    def pair_loss(rows: list[tuple[Demonstration, str]]) -> tuple[Tensor, Tensor]:
+        """Sums over the pairs: D(x, y', y), and how many y' it finds out."""
+        queries, written = ([row.record[name] for row, _ in rows] for name in ("query", "response"))
+        comparison = model.compare(queries, [text for _, text in rows], written)
+        return comparison.sum(), (comparison < 0).sum()  # [RLCF section 4] the generated one comes first
+
+    @torch.no_grad()
+    def validate() -> tuple[float, float]:
+        totals = torch.zeros(2, device=device)
+        for rows in micro_batches(held_out[distributed.rank() :: world], args.micro_batch_size):
+            with autocast:
+                totals += torch.stack(pair_loss(rows))
+        loss, accuracy = (distributed.all_sum(totals) / max(len(held_out), 1)).tolist()
+        return loss, accuracy
+
+    def checkpoint(step: int) -> None:
+        check_weights(step - 1, model)
+        if run.main:
+            save_discriminator(model, args.out)
+        run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+        distributed.barrier()
+
+    # ----------------------------------------------------------------------------------------------------- 2. the loop
+    progress = tqdm(
+        range(first_step, num_steps), initial=first_step, total=num_steps, desc="discriminator", disable=not run.main
+    )
+    for step in progress:
+        is_triplet = step < num_triplet_steps
+        totals = torch.zeros(2, device=device)  # loss, rows that are right
+        optimizer.zero_grad()
+        if is_triplet:  # 2.1 [RLCF pretraining] programs for one problem lie together
+            size = args.triplet_batch_size
+            for rows in micro_batches(triplets(step)[distributed.rank_slice(size)], args.micro_batch_size):
+                with autocast:
+                    both = model.embed([""] * 2 * len(rows), [row[1] for row in rows] + [row[2] for row in rows])
+                anchors, positives = both.float().chunk(2)  # (b, C)
+                indices = torch.tensor([row[0] for row in rows], device=device)
+                loss, num_right = triplet_loss(anchors, positives, indices, args.triplet_margin)
+                (loss / size).backward()
+                totals += torch.stack((loss.detach(), num_right))
+            lr = args.triplet_lr * lr_factor("linear", step, num_triplet_steps, args.warmup_steps)
+        else:  # 2.2 programs of people against the policy's
+            size, first = args.batch_size, step - num_triplet_steps
+            batch = [pairs[i] for i in batch_indices(len(pairs), size, first, args.seed)]
+            for rows in micro_batches(batch[distributed.rank_slice(size)], args.micro_batch_size):
+                with autocast:
+                    loss, num_right = pair_loss(rows)
+                (loss / size).backward()
+                totals += torch.stack((loss.detach(), num_right))
+            lr = args.lr * lr_factor("linear", first, num_pair_steps)
+        distributed.sum_gradients(model)
+        mean_loss, accuracy = (distributed.all_sum(totals) / size).tolist()
+        if not math.isfinite(mean_loss):
+            raise InputError(
+                f"the loss is {mean_loss} at step {step}: lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr}); "
+                f"{args.out} keeps the last checkpoint that was saved before."
+            )
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        stage = "triplet" if is_triplet else "discriminator"
+        run.log(step, {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr})
+        progress.set_postfix(**{stage: f"{mean_loss:.3f}"}, accuracy=f"{accuracy:.2f}")
+        if step + 1 < num_steps and (step + 1) % args.save_every == 0:
+            checkpoint(step + 1)
+
+    # ------------------------------------------------------------------------------------------------ 3. measure, save
+    loss, accuracy = validate()
+    summary = {
+        "validation_loss": loss,
+        "validation_accuracy": accuracy,
+        "num_validation_pairs": len(held_out),
+        "compile_rate": compile_rate,
+        "steps": num_steps,
+    }
+    checkpoint(num_steps)
+    run.log(num_steps, summary)
+    run.finish(summary)
+    if run.main:
+        print(
+            f"Discriminator: tells the policy's program from the written one in {accuracy:.1%} of {len(held_out)} "
+            f"validation pairs that both pass"
+        )
     return summary
 
 

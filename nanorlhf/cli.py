@@ -22,18 +22,25 @@ UP_TO_1 = ("from 0 to 1", lambda x: 0 <= x <= 1)
 RANGES = {
     **dict.fromkeys(("n_layer", "n_head", "d_model", "encoder_layer"), AT_LEAST_1),
     **dict.fromkeys(("batch_size", "micro_batch_size", "rollout_batch_size", "num_minibatches"), AT_LEAST_1),
+    **dict.fromkeys(("triplet_batch_size", "num_rows"), AT_LEAST_1),
     **dict.fromkeys(
         ("num_ppo_epochs", "total_episodes", "num_samples", "num_queries", "num_resamples"), AT_LEAST_1
     ),
     **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
     **dict.fromkeys(("eval_every", "save_every", "sample_every"), AT_LEAST_1),
     **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef", "num_report_samples"), AT_LEAST_0),
+    "discriminator_lr": AT_LEAST_0,
+    **dict.fromkeys(("num_triplet_epochs", "num_pair_epochs", "triplet_margin", "triplet_lr"), AT_LEAST_0),
     **dict.fromkeys(("weight_decay", "num_normalisation", "top_k", "no_repeat_ngram_size"), AT_LEAST_0),
     **dict.fromkeys(("num_epochs", "kl_target", "clip_range", "value_clip_range", "kl_temperature"), ABOVE_0),
     **dict.fromkeys(("adam_eps", "max_grad_norm"), ABOVE_0),
     "adam_betas": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     **dict.fromkeys(("gamma", "lam", "top_p"), UP_TO_1),
     "seed": ("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63),
+    "ks": AT_LEAST_1,
+    "temperatures": AT_LEAST_0,
+    "timeout": ("above 0, an hour at most", lambda x: 0 < x <= 3600),
+    "workers": ("from 1 to 500", lambda x: 1 <= x <= 500),
     "missing_eos_score": ("a finite number", math.isfinite),
 }
 

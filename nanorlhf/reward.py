@@ -63,20 +63,25 @@ def response_scores(
     return end_scores(model, right_pad([r.query + r.response for r in rows], pad_id).to(device), query_length, pad_id)
 
 
+def load_function(flag: str, where: str) -> Callable:
+    """What `FILE.py:FUNCTION` names; raises InputError, with the flag it was given by, where there is no such thing."""
+    path, _, name = where.rpartition(":")
+    if not name or not path.endswith(".py") or not Path(path).is_file():
+        raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
+    spec = importlib.util.spec_from_file_location("function_of_one_s_own", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise InputError(f"{flag} {where}: {path} defines no {name}.")
+    return getattr(module, name)
+
+
 def load_rule(where: str, tokenizer: Tokenizer) -> Score:
     """A rule of one's own, `FILE.py:FUNCTION`: it gets two lists of texts and gives one number a response.
 
     The texts are decoded ids without [PAD] and EOS; the query keeps its template.
     """
-    path, _, name = where.rpartition(":")
-    if not name or not path.endswith(".py") or not Path(path).is_file():
-        raise InputError(f"--reward {where}: write it as FILE.py:FUNCTION, with a file that exists.")
-    spec = importlib.util.spec_from_file_location("reward_rule", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise InputError(f"--reward {where}: {path} defines no {name}.")
-    rule = getattr(module, name)
+    rule = load_function("--reward", where)
 
     def score(queries: Tensor, responses: Tensor) -> Tensor:
         texts = ([tokenizer.decode(ids) for ids in rows.tolist()] for rows in (queries, responses))
