@@ -1,18 +1,22 @@
 # make demo           the whole pipeline on the embedded world, on two CPU cores in minutes; ends with a table and a report
 # make overoptimise   PPO at three times the learning rate, with and without the KL penalty, compared with the demo's
 # make stackoverflow  votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, evaluation
+# make rlcf           a compiler and a discriminator as feedback, on embedded programs: SFT, more SFT, PPO, evaluation
 # make test           the tests
-# All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=dir) where they write.
+# All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=) where they write.
 
 SEED ?= 1
 RUNS ?= runs/tiny
 SITE ?= runs/site
+PROGRAMS ?= runs/programs
+# what the embedded programs are written in
+CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
 # the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY = .venv/bin/python
 
-.PHONY: demo overoptimise stackoverflow test .venv
+.PHONY: demo overoptimise stackoverflow rlcf test .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -67,6 +71,25 @@ stackoverflow: .venv
 	$(PY) eval.py stackoverflow-tiny --data "$(SITE)/data" --policies base "$(SITE)/base" sft "$(SITE)/sft" ppo "$(SITE)/ppo" \
 	  ppo_contrastive "$(SITE)/ppo_contrastive" --regression-model "$(SITE)/rm_regression" \
 	  --contrastive-model "$(SITE)/rm_contrastive" --out "$(SITE)/eval" --seed $(SEED) --overwrite
+
+# mono has as many more supervised episodes as PPO has; all three are fine-tuned on the benchmark before its test
+rlcf: .venv
+	$(PY) -m data.programs --out "$(PROGRAMS)" --language $(CODE) --seed $(SEED)
+	$(PY) -m data.codenet --source "$(PROGRAMS)/sources" --out "$(PROGRAMS)/data" --language $(CODE) --vocab-size 512 \
+	  --max-query-length 160 --max-response-length 128 --seed $(SEED)
+	$(PY) train_sft.py rlcf-tiny --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
+	$(PY) train_rm.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" --out "$(PROGRAMS)/discriminator" \
+	  --seed $(SEED) --overwrite
+	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) --overwrite
+	$(PY) train_sft.py rlcf-tiny --model "$(PROGRAMS)/sft" --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/mono" \
+	  --num-epochs 2 --lr 1e-3 --seed $(SEED) --overwrite
+	for policy in sft mono ppo; do \
+	  $(PY) train_sft.py rlcf-tiny-bench --model "$(PROGRAMS)/$$policy" --data "$(PROGRAMS)/bench" \
+	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) --overwrite || exit; done
+	$(PY) eval.py rlcf-tiny --data "$(PROGRAMS)/bench" --policies sft "$(PROGRAMS)/sft_bench" \
+	  mono "$(PROGRAMS)/mono_bench" rlcf "$(PROGRAMS)/ppo_bench" --curves "$(PROGRAMS)/ppo" --out "$(PROGRAMS)/eval" \
+	  --seed $(SEED) --overwrite
 
 test: .venv
 	$(PY) -m ruff check .

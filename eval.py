@@ -1,17 +1,24 @@
 """Stage 4, evaluation: what did each stage gain, and what did it cost?
 
 Papers: The N+ Implementation Details of RLHF with PPO, section 5 (ROUGE, reward model accuracy, KL, win rate);
-Reinforcement learning for question answering in programming domain (SO), whose policies answer each question ten times.
-In: sft.validation.jsonl, comparisons.validation.jsonl, policies and reward models. Out: a table, eval.json,
-samples.jsonl, and report.html with the curves of all stages and the samples side by side.
+Reinforcement learning for question answering in programming domain (SO), whose policies answer each question ten times;
+Coarse-Tuning Models of Code with Reinforcement Learning Feedback (RLCF), whose programs are compiled and executed;
+Is Crowdsourcing Breaking Your Bank? (STR), whose rewards come of a ranking without people, so that people judge it.
+In: sft.validation.jsonl, comparisons.validation.jsonl or code.test.jsonl, policies and reward models. Out: a table,
+eval.json, samples.jsonl, and report.html with the curves of all stages and the samples side by side.
 
     python eval.py                                                             # the embedded default, recipe tiny
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm --dtype bfloat16
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
+    python eval.py rlcf --policies base runs/rlcf/base_bench rlcf runs/rlcf/ppo_bench --workers 16
+    python eval.py str --rankings ana.jsonl ben.jsonl --self-rank runs/str/data/self_rank.validation.jsonl \\
+        --encoder google-bert/bert-base-uncased
 """
 
 import itertools
 import json
+import math
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -22,22 +29,47 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data import site
+from data import self_rank, site
 from data.label import load_labels
+from data.mxeval import program_of
 from data.tiny import gold_score
-from nanorlhf import answer_report, distributed
+from nanorlhf import answer_report, distributed, program_report, reply_report
+from nanorlhf.agreement import (
+    RankedQuestion,
+    annotator_kappas,
+    consensus,
+    kendall_tau,
+    load_rankings,
+    order_probability,
+    pairwise_agreement,
+)
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.dataset import Demonstration, load_comparisons, load_demonstrations, write_jsonl
+from nanorlhf.cluster_figure import cluster_figure
+from nanorlhf.compilers import JavaCompiler, PythonCompiler, first_error
+from nanorlhf.dataset import (
+    Comparison,
+    Demonstration,
+    field,
+    iter_jsonl,
+    load_comparisons,
+    load_demonstrations,
+    load_programs,
+    response_ids,
+    write_jsonl,
+)
 from nanorlhf.encoder import bert_score, load_encoder
+from nanorlhf.error_profile import error_category, error_profile
 from nanorlhf.errors import InputError
+from nanorlhf.execution import isolation, run_programs
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import (
     bootstrap_interval,
     compare,
     metric_at_k,
     mrr_at_k,
+    pass_at_k,
     rouge,
     rouge_scores,
     sentence_bleu,
@@ -48,8 +80,10 @@ from nanorlhf.metrics import (
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
+from nanorlhf.reply_metrics import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 from nanorlhf.report import table, write_report
-from nanorlhf.reward import end_scores, pair_scores, response_scores
+from nanorlhf.reward import end_scores, load_function, pair_scores, response_scores
+from nanorlhf.text_rank import rank_order
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.tracking import write_json
 
@@ -154,6 +188,111 @@ class AnswerArgs:
     """replace an evaluation that --out already holds"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramArgs:
+    data: Path = Path("runs/rlcf/data")
+    """directory of code.test.jsonl, problems with tests"""
+    out: Path = Path("runs/rlcf/eval")
+    """directory of eval.json, samples.jsonl and report.html"""
+    policies: tuple[str, ...] = (
+        *("base", "runs/rlcf/base_bench", "sft", "runs/rlcf/sft_bench"),
+        *("mono", "runs/rlcf/mono_bench", "rlcf", "runs/rlcf/ppo_bench"),
+    )
+    """pairs of a name and its checkpoint directory or Hub id"""
+    curves: tuple[str, ...] = ("runs/rlcf/ppo",)
+    """run directories whose training curves the report shows beside those of the policies, for an ablation several"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the first policy's"""
+    seed: int = 1
+    """fixes the samples and the resamples"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward passes"""
+
+    num_queries: int | None = None
+    """problems that each policy is given, from the top of the file; None: all"""
+    num_samples: int = 100
+    """responses to each problem at each temperature"""
+    ks: tuple[int, ...] = (1, 10, 100)
+    """of pass@k, exec@k and comp@k, ascending; the last is --num-samples at most"""
+    temperatures: tuple[float, ...] = (0.2, 0.6, 0.8)
+    """of the responses, ascending; the best one is shown; 0 is greedy"""
+    top_p: float = 0.95
+    """only the likeliest tokens that reach this probability together are sampled; 1: all"""
+    batch_size: int = 64
+    """responses sampled and checked at once; changes memory, not the result"""
+    max_query_length: int = 500
+    """longest query in tokens"""
+    response_length: int = 256
+    """tokens sampled at most, EOS included"""
+    timeout: float = 10.0
+    """seconds of wall clock that a program may run"""
+    workers: int = 8
+    """programs compiled and run at a time"""
+    num_resamples: int = 2000
+    """of the problems, for the 95% intervals"""
+    num_report_samples: int = 24
+    """problems whose first responses stand in report.html; samples.jsonl has all"""
+    overwrite: bool = False
+    """replace an evaluation that --out already holds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyArgs:
+    data: Path = Path("runs/str/data")
+    """directory of sft.{split}.jsonl and, to judge the reward model, comparisons.validation.jsonl"""
+    split: Literal["validation", "test"] = "validation"
+    """whose questions are answered"""
+    out: Path = Path("runs/str/eval")
+    """directory of eval.json, samples.jsonl and report.html"""
+    policies: tuple[str, ...] = (
+        *("original", "openai-community/gpt2", "full", "runs/str/sft", "adapter", "runs/str/adapter"),
+        *("bitfit", "runs/str/bitfit", "lora", "runs/str/lora", "str", "runs/str/ppo"),
+    )
+    """pairs of a name and its checkpoint directory or Hub id; the last is compared with each of those before it"""
+    reward_model: str | None = "runs/str/rm"
+    """checkpoint directory or Hub id; None leaves its scores out"""
+    rankings: tuple[Path, ...] = ()
+    """answers ranked by people, files of `python -m data.rank`; none leaves the human study out"""
+    self_rank: Path | None = None
+    """answers ranked by `python -m data.self_rank`, such as runs/str/data/self_rank.validation.jsonl; of one of its
+    questions Figure 2 is drawn"""
+    encoder: str | None = None
+    """of Figure 2, directory or Hub id; in the paper one that had no part in the ranking; None leaves it out"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the first policy's"""
+    seed: int = 1
+    """fixes the samples and the resamples"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward passes"""
+
+    num_queries: int | None = None
+    """questions that each policy answers, from the top of the file, 500 of SQuAD in the paper; None: all"""
+    batch_size: int = 64
+    """replies sampled and scored at once; changes memory, not the result"""
+    max_query_length: int = 512
+    """longest query in tokens"""
+    response_length: int = 100
+    """tokens sampled at most, EOS included"""
+    max_response_length: int = 100
+    """longest response of the data in tokens, EOS included"""
+    temperature: float = 0.8
+    """of the replies, that of the paper's sampling; 0 is greedy"""
+    top_p: float = 0.95
+    """only the likeliest tokens that reach this probability together are sampled; 1: all"""
+    num_resamples: int = 2000
+    """of the questions, for the 95% intervals"""
+    gold: str | None = None
+    """FILE.py:FUNCTION, the truth where it is known: function(query, reply) -> 0 to 1, 1 where the reply is right"""
+    num_report_samples: int = 24
+    """questions whose replies stand in report.html; samples.jsonl has all"""
+    overwrite: bool = False
+    """replace an evaluation that --out already holds"""
+
+
 RECIPES = {
     "tiny": (
         "the embedded world, judged by the labeller that PPO never saw",
@@ -188,6 +327,24 @@ RECIPES = {
             gold=True,
         ),
     ),
+    "rlcf": ("RLCF: 100 programs a problem at three temperatures, compiled and executed", ProgramArgs()),
+    "rlcf-tiny": (
+        "the embedded world of programs",
+        ProgramArgs(
+            data=Path("runs/programs/bench"),
+            out=Path("runs/programs/eval"),
+            policies=("sft", "runs/programs/sft_bench", "rlcf", "runs/programs/ppo_bench"),
+            curves=("runs/programs/ppo",),
+            num_samples=4,
+            ks=(1, 4),
+            batch_size=256,
+            max_query_length=160,
+            response_length=128,
+            timeout=3.0,
+            workers=2,
+        ),
+    ),
+    "str": ("STR: a reply a question at temperature 0.8 and top-p 0.95, and who agrees with the ranking", ReplyArgs()),
 }
 
 
@@ -273,7 +430,11 @@ def load_policy(place: str, rows: list[Demonstration], response_length: int, tok
     return policy
 
 
-def main(args: Args | AnswerArgs) -> dict:
+def main(args: Args | AnswerArgs | ProgramArgs | ReplyArgs) -> dict:
+    if isinstance(args, ReplyArgs):
+        return judge_replies(args)
+    if isinstance(args, ProgramArgs):
+        return judge_programs(args)
     return judge_answers(args) if isinstance(args, AnswerArgs) else judge_summaries(args)
 
 
@@ -488,6 +649,454 @@ def judge_answers(args: AnswerArgs) -> dict:
     answer_report.write_report(args.out / "report.html", result, measured, runs, samples[: args.num_report_samples])
     write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
     print(answer_report.tables(result))
+    print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
+    return result
+
+
+# ------------------------------------------------------------------------------- programs, compiled and executed: RLCF
+SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
+
+
+def check_list(flag: str, values: tuple[float, ...]) -> None:
+    if not values or list(values) != sorted(set(values)):
+        raise InputError(f"--{flag} {' '.join(map(str, values))}: name at least one, each once, in ascending order.")
+
+
+def judge_programs(args: ProgramArgs) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    check_ranges(args)
+    check_list("ks", args.ks)
+    check_list("temperatures", args.temperatures)
+    n = args.num_samples
+    if args.ks[-1] > n:
+        raise InputError(f"--ks {args.ks[-1]}: more than the {n} samples of a problem: raise --num-samples to it.")
+    check_out(args.out, args.overwrite)
+    device = distributed.setup(args.device)
+    policies = named_policies(args.policies)
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values()])
+    path = args.data / "code.test.jsonl"
+    rows = load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries]
+    records, language = [row.record for row in rows], rows[0].record["language"]
+    for number, record in enumerate(records, start=1):
+        if not record["tests"].strip():
+            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it or delete the line.")
+    print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
+    run_programs([], language)  # refuses here what can't run any, not after hours of sampling
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+
+    # ------------------------------------------------------------------------------------------------ 2. the responses
+    texts: dict[tuple[str, float], list[str]] = {}  # (policy, temperature) -> n of each problem, behind each other
+    results = {name: {"at_k": [], "temperatures": []} for name in policies}
+    for name, place in tqdm(policies.items(), desc="policies"):
+        policy = load_policy(place, rows, args.response_length, tokenizer, device)
+        for temperature in args.temperatures:
+            with autocast:
+                _, response = sample_answers(
+                    policy, [row.query for row in rows], tokenizer, n, args.response_length, args.batch_size, args.seed,
+                    temperature, top_p=args.top_p,
+                )  # fmt: skip
+            texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
+            eos_index, _, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+            results[name]["temperatures"].append(
+                {
+                    "temperature": temperature,
+                    "eos_rate": (response == tokenizer.eos_id).any(1).float().mean().item(),
+                    "response_length": (eos_index + 1).float().mean().item(),
+                }
+            )
+
+    # ---------------------------------------------------------------------------------- 3. static checks, and execution
+    # what differs: (problem, response). All are run, also those that don't compile here: that takes the compiler 13 ms,
+    # and a program that isn't whole without its tests may be with them
+    distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
+    checked = []
+    with JavaCompiler(args.workers) if language == "java" else PythonCompiler() as compiler:
+        batches = micro_batches(distinct, args.batch_size)
+        for batch in tqdm(batches, desc="static checks", unit=" batches", leave=False):
+            checked += compiler.check([records[i]["prefix"] + text + records[i]["suffix"] for i, text in batch])
+    programs = [program_of(records[i], text) for i, text in distinct]
+    ended = run_programs(programs, language, args.timeout, args.workers)
+    diagnostics, verdicts = (dict(zip(distinct, found, strict=True)) for found in (checked, ended))
+
+    tasks = [str(record.get("meta", {}).get("task_id", number)) for number, record in enumerate(records, start=1)]
+
+    def span(problem: int, text: str) -> tuple[int, int]:
+        """Where a response is in its program."""
+        start = len(records[problem]["prefix"])
+        return start, start + len(text)
+
+    def sample(name: str, temperature: float, index: int) -> dict:
+        """A row of samples.jsonl. What is blamed is in characters of the response: its end, where it's none of them."""
+        problem, text = key = index // n, texts[name, temperature][index]
+        verdict, (start, end) = verdicts[key], span(*key)
+        error = first_error(diagnostics[key], start, end)
+        if error is not None:
+            inside = start <= error.last < end
+            error = {
+                "category": error_category(error),
+                "message": error.message,
+                "start": max(error.start - start, 0) if inside else len(text),
+                "end": error.end - start if inside else len(text),
+            }
+        said = verdict.output.strip().splitlines() or [""]
+        return {
+            "task": tasks[problem],
+            "policy": name,
+            "temperature": temperature,
+            "response": text,
+            **{field: getattr(verdict, field) for field in ("compiled", "executed", "passed", "reason")},
+            "output": said[0] if language == "java" else said[-1],  # where each of them says what it threw
+            "error": error,
+        }
+
+    # ------------------------------------------------------------------------------------------------ 4. the statistics
+    for name, row in results.items():
+        values = []  # of each temperature: success -> pass@k and its like of each problem, (problems, K)
+        for at in row["temperatures"]:
+            keys = [(i // n, text) for i, text in enumerate(texts[name, at["temperature"]])]
+            found, spans = [diagnostics[key] for key in keys], [span(*key) for key in keys]
+            values.append({})
+            for success, attribute in SUCCESSES.items():
+                counts = np.array([getattr(verdicts[key], attribute) for key in keys]).reshape(len(rows), n).sum(1)
+                values[-1][success] = np.array([[pass_at_k(n, int(c), k) for k in args.ks] for c in counts])
+                at[f"{success}_at_k"] = values[-1][success].mean(0).tolist()
+            at["reasons"] = dict(Counter(verdicts[key].reason for key in keys))
+            at["errors"] = error_profile(found, spans)
+            at["compile_rate"] = fmean(first_error(d, *s) is None for d, s in zip(found, spans, strict=True))
+        for j, k in enumerate(args.ks):
+            # [RLCF evaluation] the temperature of the best pass@k, for each k, and exec and comp at the same; the lower
+            # one of equals, which are so to 9 digits, since the 17th depends on the order of a sum
+            passes = [round(float(of["pass"][:, j].mean()), 9) for of in values]
+            best = passes.index(max(passes))
+            row["at_k"].append({"k": k, "temperature": args.temperatures[best]})
+            for success, of_problems in values[best].items():
+                row["at_k"][j][success] = float(of_problems[:, j].mean())
+                interval = bootstrap_interval(of_problems[:, [j]], args.seed, args.num_resamples)
+                row["at_k"][j][f"{success}_ci"] = interval
+    result = {
+        "policies": results,
+        "num_problems": len(rows),
+        "language": language,
+        "num_programs": len(distinct),
+        "isolation": isolation(),
+        "args": json.loads(json.dumps(asdict(args), default=str)),
+    }
+
+    # ------------------------------------------------------------------------------------------------------- 5. and out
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+    every = (sample(*key, index) for key, column in texts.items() for index in range(len(column)))
+    write_jsonl(args.out / "samples.jsonl", every)
+    cards = [
+        {
+            "task": tasks[problem],
+            "query": record["query"],
+            "policies": {
+                name: sample(name, row["at_k"][0]["temperature"], problem * n) for name, row in results.items()
+            },
+        }
+        for problem, record in enumerate(records[: args.num_report_samples])
+    ]
+    runs = {place: name for name, place in policies.items()}
+    for place in args.curves:
+        runs.setdefault(place, place)
+    program_report.write_report(args.out / "report.html", result, runs, cards)
+    write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
+    print(program_report.tables(result))
+    print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
+    return result
+
+
+# ------------------------------------------------------------------- one reply a question, and who ranked answers: STR
+def meta_of(row: Demonstration | Comparison, where: str) -> dict:
+    return field(row.record, "meta", dict, where) if "meta" in row.record else {}
+
+
+def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:
+    """What each reply is measured against, and whether that is SQuAD's answers: all that `meta` lists, or else the
+    response, which of a question without an answer says so."""
+    answers = []
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}:{number}"
+        meta = meta_of(row, where)
+        answers.append(field(meta, "answers", list, where) if "answers" in meta else None)
+        if not all(isinstance(answer, str) and answer.strip() for answer in answers[-1] or []):
+            raise InputError(f"{where}: 'answers' in the field 'meta' must hold texts only, none of them empty.")
+        if (answers[-1] is None) != (answers[0] is None):
+            raise InputError(f"{where}: 'answers' in the field 'meta' are in some rows only: part SQuAD and dialogues.")
+    references = [found or [row.record["response"]] for found, row in zip(answers, rows, strict=True)]
+    return references, answers[0] is not None
+
+
+def load_self_rank(path: Path) -> list[self_rank.Ranked]:
+    questions = []
+    for where, row in iter_jsonl(path):
+        query = field(row, "query", str, where)
+        answers, weights, clusters, representatives = (
+            field(row, name, list, where) for name in ("answers", "weights", "clusters", "representatives")
+        )
+        indices = [index for index in representatives if type(index) is int and 0 <= index < len(answers)]
+        if not (
+            len(answers) == len(weights) == len(clusters) > 0
+            and all(isinstance(answer, str) for answer in answers)
+            and all(type(weight) in (int, float) and math.isfinite(weight) for weight in weights)
+            and all(type(cluster) is int for cluster in clusters)
+            and len(indices) == len(representatives)
+            and sorted(clusters[index] for index in indices) == sorted(set(clusters))
+        ):
+            raise InputError(
+                f"{where}: needs a text, a weight and a cluster of each answer, and of each cluster the index of one "
+                "representative: make the file with data.self_rank."
+            )
+        questions.append(self_rank.Ranked(query, answers, weights, clusters, representatives))
+    return questions
+
+
+def share(hits: list[bool | None], queries: list[str], args: ReplyArgs) -> tuple[float, tuple[float, float]] | None:
+    """The share of True and its 95% interval; None is neither here nor there.
+
+    A resample draws whole questions: pairs of one question share their answers, so they are no independent draws.
+    """
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # query -> True, all
+    for hit, query in zip(hits, queries, strict=True):
+        if hit is not None:
+            counts[query][0] += hit
+            counts[query][1] += 1
+    if not counts:
+        return None
+    of_questions = np.array([*counts.values()])  # (questions, 2)
+    n, generator = len(of_questions), np.random.default_rng(args.seed)
+    sums = [of_questions[generator.integers(n, size=n)].sum(0) for _ in range(args.num_resamples)]
+    low, high = np.quantile([right / total for right, total in sums], (0.025, 0.975))
+    right, total = of_questions.sum(0)
+    return float(right / total), (float(low), float(high))
+
+
+@torch.no_grad()
+def judge_self_ranking(
+    rows: list[Comparison], reward_model: ScalarModel | None, pad_id: int, path: Path, args: ReplyArgs
+) -> list[dict]:
+    """Of all pairs, of those with each kind of noise and of those so many ranks apart: does the reward model rank them
+    as self-ranking did, and, where the truth is known, was that right?"""
+    columns: dict[str, list[bool | None]] = {}
+    if reward_model:
+        margins = []
+        for batch in tqdm(micro_batches(rows, args.batch_size), desc="reward model", leave=False):
+            margins += torch.sub(*pair_scores(reward_model, batch, pad_id)).tolist()
+        columns["rm_accuracy"] = [margin > 0 for margin in margins]  # a tie is wrong
+    if args.gold:
+        gold_score, records = load_function("--gold", args.gold), [row.record for row in rows]
+        gains = [gold_score(r["query"], r["chosen"]) - gold_score(r["query"], r["rejected"]) for r in records]
+        columns["chosen_better"] = [gain > 0 for gain in gains]
+        columns["chosen_as_good"] = [gain >= 0 for gain in gains]  # or better
+        columns["gold_agreement"] = [gain > 0 if gain else None for gain in gains]  # an equal pair has no right order
+        if reward_model:
+            columns["rm_gold_agreement"] = [
+                (margin > 0) == (gain > 0) if gain else None for margin, gain in zip(margins, gains, strict=True)
+            ]
+
+    by_noise, by_distance = defaultdict(list), defaultdict(list)  # -> numbers of rows
+    for number, row in enumerate(rows):
+        where = f"{path}:{number + 1}"
+        meta = meta_of(row, where)
+        if "noise" in meta:
+            by_noise["none" if meta["noise"] is None else field(meta, "noise", str, where)].append(number)
+        if "rank_chosen" in meta:
+            chosen, rejected = (field(meta, f"rank_{name}", int, where) for name in ("chosen", "rejected"))
+            by_distance[rejected - chosen].append(number)
+    groups = [{"rows": [*range(len(rows))]}]
+    groups += [{"noise": kind, "rows": by_noise[kind]} for kind in sorted(by_noise, key=lambda k: (k != "none", k))]
+    groups += [{"distance": distance, "rows": by_distance[distance]} for distance in sorted(by_distance)]
+    for group in groups:
+        numbers = group.pop("rows")
+        group["num_pairs"] = len(numbers)
+        for name, hits in columns.items():
+            found = share([hits[i] for i in numbers], [rows[i].record["query"] for i in numbers], args)
+            group[name], group[f"{name}_ci"] = found or (None, None)
+    return groups
+
+
+def judge_first_answers(questions: list[self_rank.Ranked], args: ReplyArgs) -> dict:
+    """Is the answer that TextRank puts first right, more often than one drawn at random?"""
+    gold_score = load_function("--gold", args.gold)
+    values = defaultdict(list)  # which answer -> of each question [gold score, is it right]
+    for question in questions:
+        golds = [gold_score(question.query, answer) for answer in question.answers]
+        scores = np.array([[gold, gold >= 1] for gold in golds], dtype=float)[rank_order(question.weights)]  # (m, 2)
+        values["first"].append(scores[0])
+        values["random"].append(scores.mean(0))
+        values["last"].append(scores[-1])
+        values["any"].append(scores.max(0))
+        values["first_minus_random"].append(scores[0] - scores.mean(0))
+    result = {}
+    for name, column in values.items():
+        golds, right = np.array(column).T  # (questions,)
+        interval = bootstrap_interval(right[:, None], args.seed, args.num_resamples)
+        result[name] = {"right": right.mean().item(), "right_ci": interval, "gold_score": golds.mean().item()}
+    return result | {"num_questions": len(questions)}
+
+
+@torch.no_grad()
+def judge_order(
+    questions: list[RankedQuestion], rows: list[Demonstration], reward_model: ScalarModel, pad_id: int, args: ReplyArgs
+) -> dict:
+    """Does the reward model order answers as people do, and do they as each other? `rows` are all answers, as ids."""
+    batches = micro_batches(rows, args.batch_size)
+    scores = torch.cat([response_scores(reward_model, batch, pad_id, "right") for batch in batches]).float()
+    ours = [rank_order(row).tolist() for row in scores.view(len(questions), -1).tolist()]
+    theirs = [consensus(question.rankings.values()) for question in questions]
+    pairs = [([one], [other]) for one, other in zip(ours, theirs, strict=True)]
+    result = order_probability(ours, theirs) | {"num_answers": len(ours[0])}
+    for measure in (pairwise_agreement, kendall_tau):
+        of_questions = np.array([[measure(*pair)] for pair in pairs])
+        result[measure.__name__] = measure(ours, theirs)
+        result[f"{measure.__name__}_ci"] = bootstrap_interval(of_questions, args.seed, args.num_resamples)
+    several = any(len(question.rankings) > 1 for question in questions)
+    return result | {"annotators": annotator_kappas(questions) if several else None}
+
+
+def judge_replies(args: ReplyArgs) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    check_ranges(args)
+    if args.rankings and not args.reward_model:
+        raise InputError("--rankings: they are compared with those of a reward model: name it with --reward-model.")
+    if args.encoder and not args.self_rank:
+        raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
+    if args.gold:
+        load_function("--gold", args.gold)  # before anything slow
+    check_out(args.out, args.overwrite)
+    device = distributed.setup(args.device)
+    policies = named_policies(args.policies)
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *filter(None, [args.reward_model])])
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
+    rows = load_demonstrations(path, *limits)[: args.num_queries]
+    references, is_squad = references_of(rows, path)
+    queries = [row.record["query"] for row in rows]
+    judged = pairs_path.exists() and (args.reward_model or args.gold)
+    comparisons = load_comparisons(pairs_path, *limits) if judged else []
+    self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
+    by_people = load_rankings(args.rankings)
+    ranked_rows = [
+        Demonstration(tokenizer.encode(q.query), response_ids(q.query, answer, tokenizer), {"query": q.query})
+        for q in by_people
+        for answer in q.answers
+    ]
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    reward_model = load_scalar(args.reward_model, device) if args.reward_model else None
+    if reward_model:
+        check_vocabulary(tokenizer, reward_model.config.vocab_size, args.reward_model)
+        longest = {
+            path: max(len(row.query) + max(len(row.response), args.response_length) for row in rows),
+            pairs_path: max((len(r.query) + max(len(r.chosen), len(r.rejected)) for r in comparisons), default=0),
+            "--rankings": max((len(row.query) + len(row.response) for row in ranked_rows), default=0),
+        }
+        for where, length in longest.items():
+            if length > reward_model.config.n_ctx:
+                raise InputError(
+                    f"{where}: the longest query and response have {length} tokens, more than the "
+                    f"{reward_model.config.n_ctx} positions of {args.reward_model}: shorten them, or lower "
+                    "--response-length."
+                )
+    figure = drawn = None
+    if args.encoder:
+        one = max(self_ranked, key=lambda question: len(question.representatives))  # the first of those with the most
+        vectors = self_rank.embed(set(one.answers), load_encoder(args.encoder, device=device))
+        vectors = np.stack([vectors[answer] for answer in one.answers])
+        title = f"{len(one.answers)} answers to one question"
+        figure = cluster_figure(title, vectors, one.weights, one.clusters, one.representatives)
+        in_order = [
+            {"text": one.answers[i], "weight": one.weights[i], "cluster": one.clusters[i]}
+            | {"representative": i in one.representatives}
+            for i in rank_order(one.weights).tolist()
+        ]
+        drawn = {"query": one.query, "encoder": args.encoder, "answers": in_order}
+
+    # --------------------------------------------------------------------------------------------------- 2. the replies
+    measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
+    texts, results = {}, {}  # by policy
+    for name, place in tqdm(policies.items(), desc="policies"):
+        policy = load_policy(place, rows, args.response_length, tokenizer, device)
+        with autocast:
+            query, response = sample_answers(
+                policy, [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed,
+                args.temperature, top_p=args.top_p,
+            )  # fmt: skip
+            scores = reward_model and rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
+        replies = texts[name] = [tokenizer.decode(ids) for ids in response.tolist()]
+        columns = {metric.__name__: metric(references, replies) for metric in (bleu4, google_bleu, meteor)}
+        if is_squad:
+            columns |= squad_scores(references, replies)
+        if args.gold:
+            columns["gold_score"] = [*map(load_function("--gold", args.gold), queries, replies)]
+        if reward_model:
+            columns["rm_score"] = scores
+        measured[name] = {metric: np.array(column)[:, None] for metric, column in columns.items()}
+        eos_index, _, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+        results[name] = {
+            "metrics": {  # [STR tables]
+                metric: {
+                    "mean": float(scores.mean()),
+                    "mean_ci": bootstrap_interval(scores, args.seed, args.num_resamples),
+                }
+                for metric, scores in measured[name].items()
+            },
+            "eos_rate": (response == tokenizer.eos_id).any(1).float().mean().item(),
+            "response_length": (eos_index + 1).float().mean().item(),
+        }
+    differences = [
+        {"ours": ours, "theirs": theirs, "metric": metric}
+        | compare(measured[ours][metric], measured[theirs][metric], args.seed, args.num_resamples)
+        for theirs, ours in itertools.combinations(policies, 2)
+        for metric in measured[ours]
+    ]
+
+    # ------------------------------------------------------------------- 3. the references, and what ranked the answers
+    reference = {"response_length": fmean(len(row.response) for row in rows)}
+    if args.gold:
+        truths = [row.record["response"] for row in rows]
+        reference["gold_score"] = fmean(map(load_function("--gold", args.gold), queries, truths))
+    with autocast, torch.no_grad():
+        if reward_model:
+            batches = micro_batches(rows, args.batch_size)
+            scores = [response_scores(reward_model, batch, tokenizer.pad_id, "left") for batch in batches]
+            reference["rm_score"] = torch.cat(scores).mean().item()
+        ranking = (
+            judge_self_ranking(comparisons, reward_model, tokenizer.pad_id, pairs_path, args) if comparisons else None
+        )
+        people = judge_order(by_people, ranked_rows, reward_model, tokenizer.pad_id, args) if by_people else None
+    result = {
+        "policies": results,
+        "reference": reference,
+        "differences": differences,
+        "self_ranking": ranking,
+        "first_answers": judge_first_answers(self_ranked, args) if self_ranked and args.gold else None,
+        "human_study": people,
+        "figure": drawn,
+        "meteor_matching": meteor_matching(),
+        "num_questions": len(rows),
+        "args": json.loads(json.dumps(asdict(args), default=str)),
+    }
+    samples = [
+        {
+            "query": question,
+            "references": references[i],
+            "policies": {
+                name: {"response": texts[name][i]} | {metric: scores[i].item() for metric, scores in columns.items()}
+                for name, columns in measured.items()
+            },
+        }
+        for i, question in enumerate(queries)
+    ]
+
+    # ------------------------------------------------------------------------------------------------------- 4. and out
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+    write_jsonl(args.out / "samples.jsonl", samples)
+    runs = [place for place in (*policies.values(), args.reward_model) if place]
+    reply_report.write_report(args.out / "report.html", result, runs, samples[: args.num_report_samples], figure)
+    write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
+    print(reply_report.tables(result))
     print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
     return result
 

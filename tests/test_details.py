@@ -18,7 +18,7 @@ from tests.conftest import read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 DETAILS = {f"N+ {number}" for number in (*range(1, 16), *range(20, 26))}  # 16 to 19 are analyses of reward models
 ROW = re.compile(
-    r"^\| ((?:N\+|SO) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M
+    r"^\| ((?:N\+|SO|RLCF|STR) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M
 )
 ROWS = ROW.findall((ROOT / "README.md").read_text())
 
@@ -27,7 +27,7 @@ def tags_of(line: str) -> set[str]:
     """What a line is tagged with: `[N+ 24, 25]` are two details."""
     return {
         f"{paper} {part.strip()}"
-        for paper, tag in re.findall(r"\[(N\+|SO) ([^\]]+)\]", line)
+        for paper, tag in re.findall(r"\[(N\+|SO|RLCF|STR) ([^\]]+)\]", line)
         for part in tag.split(",")
     }
 
@@ -107,6 +107,48 @@ def test_every_tag_of_the_code_has_a_row() -> None:
         (
             evaluation.RECIPES["stackoverflow"][1],
             {"num_samples": 10, "top_k": 50, "top_p": 0.9, "no_repeat_ngram_size": 2, "ranks": "within"},
+        ),
+        # RLCF, appendix: bootstrapping, discriminator, PPO, fine-tuning, evaluation
+        (
+            train_sft.RECIPES["rlcf"][1],
+            {"num_epochs": 5, "lr": 5e-5, "batch_size": 128, "max_query_length": 500, "max_response_length": 384},
+        ),
+        (
+            train_sft.RECIPES["rlcf-bench"][1],
+            {"num_epochs": 20, "lr": 5e-5, "batch_size": 64, "warmup_steps": 200, "max_response_length": 256},
+        ),
+        (
+            train_rm.RECIPES["rlcf"][1],
+            {"num_triplet_epochs": 5, "triplet_lr": 1e-5, "triplet_margin": 0.5, "warmup_steps": 1000},
+        ),
+        (
+            train_rm.RECIPES["rlcf"][1],
+            {"num_pair_epochs": 5, "lr": 1e-5, "batch_size": 32, "temperature": 0.6, "top_p": 0.95},
+        ),
+        (
+            train_ppo.RECIPES["rlcf"][1],
+            {"total_episodes": 150_000, "batch_size": 8, "lr": 1e-6, "schedule": "linear", "adam_betas": (0.9, 0.99)},
+        ),
+        (
+            train_ppo.RECIPES["rlcf"][1],
+            {"adam_eps": 1e-8, "clip_range": 0.2, "gamma": 0.99, "lam": 0.95, "kl_coef": 0.1, "temperature": 1.0},
+        ),
+        (
+            train_ppo.RECIPES["rlcf"][1],
+            {"discriminator_lr": 5e-7, "score_at": "last_token", "missing_eos_score": None, "value_clip_range": None},
+        ),
+        (
+            evaluation.RECIPES["rlcf"][1],
+            {"num_samples": 100, "ks": (1, 10, 100), "temperatures": (0.2, 0.6, 0.8), "top_p": 0.95},
+        ),
+        # STR, section 4
+        (
+            train_ppo.RECIPES["str"][1],
+            {"kl_coef": 0.5, "lr": 3e-5, "batch_size": 16, "temperature": 0.8, "gamma": 1.0, "lam": 0.95},
+        ),
+        (
+            evaluation.RECIPES["str"][1],
+            {"temperature": 0.8, "top_p": 0.95},
         ),
     ],
 )
