@@ -642,6 +642,6 @@ def test_what_kills_python_is_an_error_and_the_others_keep_their_verdicts(python
 
 
 def test_a_program_that_keeps_python_busy_is_a_timeout():
-    with PythonCompiler(timeout=0.5) as compiler:
+    with PythonCompiler(timeout=1.5) as compiler:
         busy, good = compiler.check(["x = [" + "{'a': (1, 'b')}, " * 1_000_000 + "]", "x = 1"])
     assert [(d.code, d.kind) for d in busy] == [("timeout", "error")] and good == []

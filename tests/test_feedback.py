@@ -1,6 +1,7 @@
 """What a compiler says of responses: their text, the verdict, the token that is blamed; for programs typed by hand."""
 
 import shutil
+import signal
 
 import pytest
 import torch
@@ -178,13 +179,10 @@ def test_one_row_does_not_change_the_verdict_on_another(compiler):
 
 
 def test_what_the_compiler_hangs_on_fails_at_its_last_token():
-    class Hangs(PythonCompiler):
-        def check(self, programs):
-            self.server.timeout = 0.0
-            return super().check(programs)
-
-    with Hangs() as compiler:
-        row = BYTES.encode("    return a") + [BYTES.eos_id]
+    row = BYTES.encode("    return a") + [BYTES.eos_id]
+    with PythonCompiler(timeout=0.2) as compiler:
+        compiler.server.start()
+        compiler.server.process.send_signal(signal.SIGSTOP)  # whatever it is asked, it doesn't answer
         checked = check_responses(
             [PLACES["python"]], torch.tensor([row]), compiler, token_bytes(BYTES), BYTES.eos_id
         )
