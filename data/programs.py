@@ -5,7 +5,7 @@
 A problem asks for a number over a list ("the sum of the squares of the prices above the limit, plus 3"): which items
 count, what of each, how they are put together, and what is done at the end. Its solutions differ in the loop, in the
 names of their variables, in what is spelt out. To write one, a model has to find those parts in the comment and to
-carry its names through the loop: where it slips, a compiler says "cannot find symbol". Half of the programmers use
+carry its names through the loop: where it slips, a compiler says "cannot find symbol". Most programmers use
 names of their own, which are harder to carry: an imitator does so as often as they do, whether it can or not.
 
     sources/    as CodeNet lies on a disk: data/p00001/Java/s1.java and problem_descriptions/p00001.html
@@ -42,21 +42,17 @@ FILTERS = {
     "all": "",
     "above": " above the {b}",
     "below": " below the {b}",
-    "divisible": " that {k} divides",
-    "not": " other than the {b}",
 }
-TERMS = {"item": "", "square": "the squares of ", "times": "{k} times ", "plus": "{k} plus "}
-FOLDS = {"sum": "sum of ", "count": "number of ", "largest": "largest of ", "smallest": "smallest of "}
-ENDS = {"none": "", "plus": ", plus {k}", "times": ", times {k}"}
+TERMS = {"item": "", "square": "the squares of ", "times": "{k} times "}
+FOLDS = {"sum": "sum of ", "count": "number of ", "largest": "largest of "}
+ENDS = {"none": "", "plus": ", plus {k}"}
 ACCUMULATORS = {
     "sum": ("sum", "total", "result"),
     "count": ("count", "number", "result"),
     "largest": ("best", "top", "result"),
-    "smallest": ("best", "least", "result"),
 }
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")  # of own names
-OWN_NAMES = 0.5  # share of the programs whose variables bear names of the programmer's own
-LARGE = 1000  # beyond every item: where `smallest` begins; `largest` begins at 0
+OWN_NAMES = 0.75  # share of the programs whose variables bear names of the programmer's own
 
 
 @dataclass(frozen=True)
@@ -67,38 +63,26 @@ class Problem:
     term: str
     fold: str
     end: str
-    divisor: int
     factor: int
     last: int
 
     @property
     def needs_bound(self) -> bool:
-        return self.filter in ("above", "below", "not")
+        return self.filter != "all"
 
     @property
     def text(self) -> str:
         """The comment."""
         term = TERMS[self.term].format(k=self.factor)
-        which = FILTERS[self.filter].format(b=self.bound, k=self.divisor)
+        which = FILTERS[self.filter].format(b=self.bound)
         return f"the {FOLDS[self.fold]}{term}the {self.items}{which}{ENDS[self.end].format(k=self.last)}"
 
     def answer(self, numbers: list[int], bound: int) -> int:
         """What a right program returns."""
-        kept = [
-            n
-            for n in numbers
-            if {
-                "all": True, "above": n > bound, "below": n < bound, "divisible": n % self.divisor == 0,
-                "not": n != bound,
-            }[self.filter]
-        ]  # fmt: skip
-        k = self.factor
-        terms = [{"item": n, "square": n * n, "times": k * n, "plus": k + n}[self.term] for n in kept]
-        folded = {
-            "sum": sum(terms), "count": len(terms), "largest": max(terms, default=0),
-            "smallest": min([LARGE, *terms]),
-        }[self.fold]  # fmt: skip
-        return {"none": folded, "plus": folded + self.last, "times": folded * self.last}[self.end]
+        kept = [n for n in numbers if {"all": True, "above": n > bound, "below": n < bound}[self.filter]]
+        terms = [{"item": n, "square": n * n, "times": self.factor * n}[self.term] for n in kept]
+        folded = {"sum": sum(terms), "count": len(terms), "largest": max(terms, default=0)}[self.fold]
+        return folded + self.last if self.end == "plus" else folded
 
 
 def draw_problem(rng: random.Random) -> Problem:
@@ -111,9 +95,8 @@ def draw_problem(rng: random.Random) -> Problem:
         term="item" if fold == "count" else rng.choice(list(TERMS)),
         fold=fold,
         end=rng.choice(list(ENDS)),
-        divisor=rng.randint(2, 5),
-        factor=rng.randint(2, 9),
-        last=rng.randint(2, 9),
+        factor=rng.randint(2, 5),
+        last=rng.randint(2, 5),
     )
 
 
@@ -171,10 +154,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
     def when(condition: str) -> str:
         return f"if ({condition})" if java else f"if {condition}"
 
-    term = {
-        "item": item, "square": f"{item} * {item}", "times": f"{problem.factor} * {item}",
-        "plus": f"{item} + {problem.factor}",
-    }[problem.term]  # fmt: skip
+    term = {"item": item, "square": f"{item} * {item}", "times": f"{problem.factor} * {item}"}[problem.term]
     folding = []
     if style.named_term:
         folding.append(f"{let}{style.named_term} = {term}{end}")
@@ -182,15 +162,12 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
     if problem.fold in ("sum", "count"):
         folding.append(f"{acc} += {term if problem.fold == 'sum' else 1}{end}")
     else:
-        sign = ">" if problem.fold == "largest" else "<"
-        folding += block(when(f"{term} {sign} {acc}"), [f"{acc} = {term}{end}"])
+        folding += block(when(f"{term} > {acc}"), [f"{acc} = {term}{end}"])
 
     condition, opposite = {
         "all": ("", ""),
         "above": (f"{item} > {problem.bound}", f"{item} <= {problem.bound}"),
         "below": (f"{item} < {problem.bound}", f"{item} >= {problem.bound}"),
-        "divisible": (f"{item} % {problem.divisor} == 0", f"{item} % {problem.divisor} != 0"),
-        "not": (f"{item} != {problem.bound}", f"{item} == {problem.bound}"),
     }[problem.filter]
     if style.skips:
         inner = [*block(when(opposite), [f"continue{end}"]), *folding]
@@ -201,7 +178,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
     # counting all of them looks at none
     is_unused = problem.fold == "count" and problem.filter == "all"
     pick = [] if is_unused else [f"{let}{item} = {items}[{style.index}]{end}"]
-    lines = [f"{let}{acc} = {LARGE if problem.fold == 'smallest' else 0}{end}"]
+    lines = [f"{let}{acc} = 0{end}"]
     if style.loop == "each":
         lines += block(f"for (int {item} : {items})" if java else f"for {item} in {items}", inner)
     elif style.loop == "index":
@@ -213,7 +190,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
         head = f"while ({i} < {size})" if java else f"while {i} < {size}"
         lines += [f"{let}{i} = 0{end}", *block(head, [*pick, *inner, f"{i}++{end}" if java else f"{i} += 1"])]
 
-    result = {"none": acc, "plus": f"{acc} + {problem.last}", "times": f"{acc} * {problem.last}"}[problem.end]
+    result = f"{acc} + {problem.last}" if problem.end == "plus" else acc
     if style.named_result:
         return [*lines, f"{let}answer = {result}{end}", f"return answer{end}"]
     return [*lines, f"return {result}{end}"]
@@ -288,10 +265,10 @@ def problems(rng: random.Random) -> Iterator[Problem]:
 def main(args: Args) -> None:
     if args.num_problems < 1 or args.num_solutions < 1 or min(args.num_bench) < 1:
         raise InputError("--num-problems, --num-solutions and --num-bench must be at least 1.")
-    if args.num_problems + sum(args.num_bench) > 20_000:
+    if args.num_problems + sum(args.num_bench) > 10_000:
         raise InputError(
-            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: the world has some 780,000 "
-            "problems, and 20,000 are drawn at most: lower one of them."
+            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: the world has some 30,000 "
+            "problems, and 10,000 are drawn at most: lower one of them."
         )
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must not be negative.")
