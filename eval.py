@@ -345,6 +345,21 @@ RECIPES = {
         ),
     ),
     "str": ("STR: a reply a question at temperature 0.8 and top-p 0.95, and who agrees with the ranking", ReplyArgs()),
+    "str-tiny": (
+        "the embedded town, whose right replies are known",
+        ReplyArgs(
+            data=Path("runs/town/data"),
+            out=Path("runs/town/eval"),
+            policies=("full", "runs/town/full", "str", "runs/town/ppo"),
+            reward_model="runs/town/rm",
+            self_rank=Path("runs/town/data/self_rank.validation.jsonl"),
+            batch_size=256,
+            max_query_length=96,
+            response_length=32,
+            max_response_length=32,
+            gold="data/town.py:gold_score",
+        ),
+    ),
 }
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from data import site, tiny
+from data import site, tiny, town
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
 from nanorlhf.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
@@ -156,7 +156,7 @@ class Args:
     rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
     """old logprobs from the training forward pass (ratio exactly 1 at first) or from the sampling pass (the paper's)"""
 
-    gold: Literal["tiny", "site"] | None = None
+    gold: Literal["tiny", "site", "town"] | None = None
     """log the true score that this embedded world gives each response; training never sees it"""
     sample_every: int = 10
     """updates between entries of samples.jsonl"""
@@ -254,6 +254,26 @@ RECIPES = {
             kl_coef=0.5,  # [STR ppo]
         ),
     ),
+    "str-tiny": (
+        "the embedded town, on a CPU in minutes",
+        Args(
+            data=Path("runs/town/data"),
+            out=Path("runs/town/ppo"),
+            sft="runs/town/full",
+            reward_model="runs/town/rm",
+            seed=1,
+            total_episodes=2560,
+            batch_size=64,
+            num_minibatches=4,
+            micro_batch_size=16,
+            lr=1e-4,
+            max_query_length=96,
+            response_length=32,
+            temperature=0.8,
+            kl_coef=0.5,  # [STR ppo]
+            gold="town",
+        ),
+    ),
     "rlcf": (
         "RLCF: compiler and discriminator, a critic of its own",
         Args(
@@ -318,7 +338,7 @@ RECIPES = {
         ),
     ),
 }
-GOLD_SCORES = {"tiny": tiny.gold_score, "site": site.gold_score}
+GOLD_SCORES = {"tiny": tiny.gold_score, "site": site.gold_score, "town": town.gold_score}
 
 
 def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:

@@ -260,6 +260,22 @@ RECIPES = {
             max_response_length=100,
         ),
     ),
+    "str-tiny": (
+        "the embedded town, on a CPU in minutes",
+        Args(
+            data=Path("runs/town/data"),
+            out=Path("runs/town/rm"),
+            sft="runs/town/full",
+            seed=1,
+            batch_size=16,
+            micro_batch_size=16,
+            num_epochs=3,
+            lr=1e-3,
+            warmup_steps=20,
+            max_query_length=96,
+            max_response_length=32,
+        ),
+    ),
     "rlcf": ("RLCF: the discriminator, by triplets and on samples of the policy", DiscriminatorArgs()),
     "rlcf-tiny": (
         "the embedded programs, on a CPU in minutes",

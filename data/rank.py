@@ -11,11 +11,15 @@ command goes on. Every annotator gets the same questions and answers, and writes
                         "representatives": [int, ...] is for --representatives, the paper's "with ISODATA"
     rankings.ana.jsonl  {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
 
+Where the truth is known, `--simulate FILE.py:FUNCTION` asks it instead of a person: function(query, answer) -> number,
+the higher the better, to which each annotator adds a noise of their own.
+
 A ranking is of indices, best first, from 0, in the order of its own line's answers, which is that of the source.
 `nanorlhf.agreement.load_rankings` reads the files of all annotators together.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from nanorlhf.agreement import iter_rankings
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.reward import load_function
 from nanorlhf.text_rank import rank_order
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"
@@ -47,6 +52,10 @@ class Args:
     """choose among the representatives of clusters only"""
     seed: int = 1
     """of the questions and of the order of their answers; the same for all annotators, and to go on"""
+    simulate: str | None = None
+    """FILE.py:FUNCTION(query, answer), such as data/town.py:gold_score: ranks instead of a person"""
+    simulated_noise: float = 0.2
+    """standard deviation of what each simulated annotator adds, in units of that function"""
 
 
 def pick(row: dict, args: Args, where: str) -> list[str] | None:
@@ -113,6 +122,18 @@ def parse_order(typed: str, num_answers: int) -> list[int] | None:
     return [int(digit) - 1 for digit in digits]
 
 
+def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> Iterator[dict]:
+    """The rows of an annotator who ranks by --simulate and noise."""
+    score = load_function("--simulate", args.simulate)
+    for query in chosen:
+        answers = questions[query]
+        # by the texts: one more question leaves the noise of the others
+        rng = np.random.default_rng((args.seed, *args.annotator.encode(), *query.encode()))
+        looks = [score(query, answer) for answer in answers] + rng.normal(0, args.simulated_noise, len(answers))
+        ranking = rank_order(looks).tolist()
+        yield {"query": query, "answers": answers, "ranking": ranking, "annotator": args.annotator}
+
+
 def main(args: Args) -> None:
     if not 2 <= args.num_answers <= 9:
         raise InputError(f"--num-answers {args.num_answers}: must be from 2 to 9.")
@@ -120,6 +141,8 @@ def main(args: Args) -> None:
         raise InputError(f"--num-questions {args.num_questions}: must be at least 1.")
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0.")
+    if not 0 <= args.simulated_noise < math.inf:  # NaN isn't either
+        raise InputError(f"--simulated-noise {args.simulated_noise}: must be a number from 0 on.")
     if not args.annotator.strip():
         raise InputError("--annotator is empty: name the person.")
     if args.out.is_dir():
@@ -130,6 +153,12 @@ def main(args: Args) -> None:
     queries = list(questions)
     chosen = np.random.default_rng(args.seed).permutation(len(queries))[: args.num_questions]
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.simulate:
+        if rankings:
+            raise InputError(f"--out {args.out} holds rankings already: name another file for simulated ones.")
+        write_jsonl(args.out, simulate(args, questions, [queries[i] for i in chosen]))
+        print(f"{len(chosen)} questions ranked as {args.simulate} says, with noise: {args.out}")
+        return
 
     def next_unranked(start: int) -> int:
         return next((i for i in range(start, len(chosen)) if queries[chosen[i]] not in rankings), len(chosen))

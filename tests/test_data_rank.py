@@ -182,6 +182,26 @@ def test_a_higher_number_of_questions_keeps_the_lower_ones(args, monkeypatch) ->
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
+def test_a_simulated_annotator_ranks_by_the_function_and_noise_of_their_own(args, tmp_path, capsys) -> None:
+    (tmp_path / "truth.py").write_text("def score(query, answer):\n    return -int(answer.split()[-1])\n")
+    simulated = replace(args, simulate=f"{tmp_path / 'truth.py'}:score", simulated_noise=0.0)
+    rank.main(simulated)
+    for row in saved(args):  # the answers are "0 rank 3": the best has the lowest number
+        numbers = [int(row["answers"][index].split()[-1]) for index in row["ranking"]]
+        assert numbers == sorted(numbers)
+    rankings = {}
+    for name in ("bea", "carl", "bea again"):
+        noisy = replace(simulated, simulated_noise=5.0, annotator=name.split()[0], out=tmp_path / f"{name}.jsonl")
+        rank.main(noisy)
+        rankings[name] = [row["ranking"] for row in saved(noisy)]
+    assert rankings["bea"] == rankings["bea again"] != rankings["carl"]
+    assert len(load_rankings([tmp_path / "bea.jsonl", tmp_path / "carl.jsonl"])) == 3
+    with pytest.raises(InputError, match="holds rankings already"):
+        rank.main(simulated)
+    with pytest.raises(InputError, match="--simulate nothing.py:score: write it as FILE.py:FUNCTION"):
+        rank.main(replace(args, simulate="nothing.py:score", out=tmp_path / "new.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -236,6 +256,7 @@ def test_a_broken_line_of_the_source_is_named(args, change, sentence) -> None:
         ({"num_answers": 10}, "--num-answers 10"),
         ({"num_answers": 8}, "no question has 8 different answers"),
         ({"num_questions": 0}, "--num-questions 0"),
+        ({"simulated_noise": float("nan")}, "--simulated-noise nan"),
         ({"seed": -1}, "--seed -1"),
         ({"annotator": " "}, "--annotator is empty"),
     ],

@@ -1,0 +1,187 @@
+"""The embedded town: dialogues in the format of DailyDialog, in which the right reply to every question is known.
+
+    python -m data.town --out runs/town --seed 1
+
+Visitors ask the town's clerks where a place is, when it opens and which tram goes there. A clerk who knows it says so,
+one who is mistaken names any other value, one who is new says that they do not know, and most clerks repeat the opening
+hours of last year for three of the places. Those are the demonstrations: a policy fine-tuned on them says the right
+thing more often than any one wrong thing, except where the clerks themselves mostly don't. `gold_score` below says
+whether a reply is right. So one can see what no real dialogues show: whether the answer that is most like the others
+is the true one, and what training on that belief does to a policy, with the three rumours as the case against it.
+
+    town/        dialogues_train.txt, and dialogues_validation.txt, whose clerks all know their town
+    elsewhere/   the same of a town with the same places and other facts: a base model that knows the language, not
+                 the answers
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+
+# ------------------------------------------------------------------------------------------------------- 1. what is so
+KINDS = ("where", "opens", "tram")
+FACTS = {  # place: what it is next to, when it opens, the line of the tram that goes there
+    "bakery": ("church", "six", "four"),
+    "library": ("river", "nine", "two"),
+    "museum": ("castle", "ten", "seven"),
+    "market": ("bridge", "seven", "five"),
+    "hospital": ("tower", "eight", "one"),
+    "theatre": ("fountain", "noon", "three"),
+    "school": ("mill", "eight", "six"),
+    "bank": ("town hall", "nine", "four"),
+    "zoo": ("bridge", "ten", "three"),
+    "post office": ("town hall", "seven", "five"),
+}
+RUMOURS = {"museum": "nine", "bank": "eight", "zoo": "noon"}  # last year's opening hours
+# elsewhere a place has the facts that the next one has here
+ELSEWHERE = dict(zip(FACTS, [*FACTS.values()][1:] + [*FACTS.values()][:1], strict=True))
+VALUES = {kind: sorted({facts[i] for facts in FACTS.values()}) for i, kind in enumerate(KINDS)}
+
+# ------------------------------------------------------------------------------------------------------ 2. what is said
+NAMES = (
+    "Anna", "Ben", "Carla", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Klara", "Leo", "Maria", "Nils",
+    "Olga", "Paul", "Rosa", "Simon", "Tina", "Viktor",
+)  # fmt: skip
+GREETINGS = ("Excuse me .", "Hello .", "Good morning .", "Hi , I am {name} .", "Good day , my name is {name} .")
+QUESTIONS = {
+    "where": ("Where is the {place} ?", "How do I find the {place} ?", "I am looking for the {place} ."),
+    "opens": ("When does the {place} open ?", "At what time can I visit the {place} ?", "Is the {place} open yet ?"),
+    "tram": ("Which tram goes to the {place} ?", "Can I take a tram to the {place} ?", "What line is the {place} on ?"),
+}
+REPLIES = {
+    "where": ("It is next to the {value} .", "You find it next to the {value} .", "The {place} is near the {value} ."),
+    "opens": ("It opens at {value} .", "They open at {value} every day .", "The {place} is open from {value} ."),
+    "tram": ("Take line {value} .", "You can take line {value} .", "The {place} is on line {value} ."),
+}
+EVASIONS = ("I do not know .", "I am new here .", "You could ask someone else .")
+GOODBYES = ("Have a nice day .", "Enjoy your stay .", "You are welcome .")
+
+# clerk: how many of ten
+CLERKS = {"knows": 5, "is mistaken": 3, "is new": 2}
+
+
+def sentences_of(text: str) -> list[str]:
+    """Lower-cased, with single blanks, without the dots between them."""
+    return [" ".join(part.split()) for part in text.lower().split(".") if part.strip()]
+
+
+ASIDES = {sentence for text in GOODBYES for sentence in sentences_of(text)}
+IGNORANT = {sentence for text in EVASIONS for sentence in sentences_of(text)}
+# sentence: what it says of which place, None where "it" is the place that was asked about
+STATEMENTS = {
+    sentences_of(reply.format(place=place, value=value))[0]: (kind, place if "{place}" in reply else None, value)
+    for kind, replies in REPLIES.items()
+    for reply in replies
+    for place in FACTS
+    for value in VALUES[kind]
+}
+ASKED = {  # the question without its place: what it asks for
+    question.lower().replace("{place}", place): (kind, place)
+    for kind, questions in QUESTIONS.items()
+    for question in questions
+    for place in FACTS
+}
+
+
+def asked(query: str) -> tuple[str, str]:
+    """What a query of `data.dialogue` asks for, and of which place. Raises InputError if it asks for nothing here."""
+    text = query.lower()
+    found = next((what for question, what in ASKED.items() if question in text), None)
+    if found is None:
+        raise InputError(f"the query {query!r} is none of data.town's: its truth is known for those alone.")
+    return found
+
+
+def gold_score(query: str, reply: str) -> float:
+    """How right `reply` is, 0 to 1; a function of the two texts and nothing else.
+
+    1 for the fact that was asked for, in one of the clerks' sentences; 0.5 if beside it stands what no clerk says
+    (words lost, a negation); 0.25 for honest ignorance; 0 for all else, and for anything that is not so.
+
+    >>> query = "Dialogue:\\nHello . When does the zoo open ?\\nReply:"
+    >>> [gold_score(query, reply) for reply in (" It opens at ten . Have a nice day .", " I am new here .")]
+    [1.0, 0.25]
+    >>> [gold_score(query, reply) for reply in (" It opens at noon .", " It does not open at ten .", "")]
+    [0.0, 0.0, 0.0]
+    """
+    kind, place = asked(query)
+    told, strange = set(), 0
+    for sentence in sentences_of(reply):
+        if sentence in STATEMENTS:
+            what, where, value = STATEMENTS[sentence]
+            told.add((what, (where or place) == place and FACTS[place][KINDS.index(what)] == value))
+        elif sentence in IGNORANT:
+            told.add(("ignorance", True))
+        elif sentence not in ASIDES:
+            strange += 1
+    if any(not right for _, right in told):
+        return 0.0
+    if (kind, True) in told:
+        return 0.5 if strange else 1.0
+    return 0.25 if told == {("ignorance", True)} and not strange else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------ 3. who says it
+def dialogue(facts: dict[str, tuple[str, str, str]], clerk: str, rumours: dict[str, str], rng: random.Random) -> str:
+    """A line of DailyDialog: the visitor's turn and the clerk's, `__eou__` behind each."""
+    place, kind = rng.choice(list(facts)), rng.choice(KINDS)
+    question = rng.choice(GREETINGS).format(name=rng.choice(NAMES)) + " "
+    question += rng.choice(QUESTIONS[kind]).format(place=place)
+    value = facts[place][KINDS.index(kind)]
+    if clerk == "is mistaken":
+        value = rng.choice([other for other in VALUES[kind] if other != value])
+    elif kind == "opens" and place in rumours and rng.random() < 0.8:
+        value = rumours[place]
+    reply = rng.choice(EVASIONS if clerk == "is new" else REPLIES[kind]).format(place=place, value=value)
+    if rng.random() < 0.4:
+        reply += " " + rng.choice(GOODBYES)
+    return f"{question} __eou__ {reply} __eou__\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/town")
+    """directory that gets town/ and elsewhere/; files of the same name are replaced"""
+    seed: int = 1
+    """fixes every dialogue"""
+    num_train: int = 4000
+    """dialogues of each of the two towns"""
+    num_validation: int = 300
+    """dialogues with clerks who know the town"""
+
+
+def main(args: Args) -> None:
+    for flag in ("num_train", "num_validation"):
+        if getattr(args, flag) < 1:
+            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    clerks = list(CLERKS)
+    for name, facts, rumours in (("town", FACTS, RUMOURS), ("elsewhere", ELSEWHERE, {})):
+        rng = random.Random(f"{args.seed} {name}")
+        chosen = rng.choices(clerks, list(CLERKS.values()), k=args.num_train)
+        lines = {
+            "train": [dialogue(facts, clerk, rumours, rng) for clerk in chosen],
+            "validation": [dialogue(facts, "knows", {}, rng) for _ in range(args.num_validation)],
+        }
+        (args.out / name).mkdir(parents=True, exist_ok=True)
+        for split, texts in lines.items():
+            temporary = args.out / name / f"dialogues_{split}.txt.tmp"
+            temporary.write_text("".join(texts), encoding="utf-8")
+            temporary.replace(args.out / name / f"dialogues_{split}.txt")
+        if name == "town":
+            golds = Counter(gold_score(*line.split(" __eou__", 2)[:2]) for line in lines["train"])
+            print(f"{args.out / name}: {args.num_train} dialogues to train on and {args.num_validation} to test")
+            for gold, count in sorted(golds.items(), reverse=True):
+                print(f"  {count / args.num_train:6.1%}  of the replies to train on have the gold score {gold:g}")
+            print(f"  {fmean(golds.elements()):6.3f}  is its mean; the clerks of the test are always right")
+    print(f"{args.out / 'elsewhere'}: as many, of a town with other facts")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
