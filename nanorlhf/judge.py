@@ -1,0 +1,341 @@
+"""The paper's judge of two summaries: a chat model behind a URL, or a file of verdicts given before.
+
+The judge sees the query and two summaries, A and B, in an order that a seed decides for each pair. An answer that does
+not end in a verdict is `unparsed`: it is counted apart and no coin is thrown for it. Answers are kept in a cache on
+disk, so that nothing is paid for twice; a cap in calls bounds what a run may spend.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import HTTPErrorProcessor, Request, build_opener
+
+from tqdm import tqdm
+
+from nanorlhf import dataset
+from nanorlhf.errors import InputError
+
+WIN = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}  # what a verdict counts in a win rate; any other is in no rate
+NO_VERDICT = ("unparsed", "unanswered")
+
+SYSTEM = "You are a helpful assistant."
+# the words are the paper's, so that win rates compare
+PROMPT = """Which of the following summaries does a better job of summarizing the most important points in the given \
+forum post, without including unimportant or irrelevant details? Judge based on accuracy, coverage, and coherence.
+
+### Post:
+{query}
+
+### Summary A:
+{a}
+
+### Summary B:
+{b}
+
+### Instructions:
+FIRST provide a one-sentence comparison of the two summaries, explaining which you prefer and why. SECOND, on a new \
+line, state only "A" or "B" to indicate your choice. Your response should use the format:
+Comparison: <one-sentence comparison and explanation>
+Preferred: <"A" or "B">"""
+
+TRIES = 6  # of one prompt, while the endpoint is busy, slow or talks nonsense
+LONGEST_WAIT = 120.0  # seconds between two tries, whatever Retry-After says
+GIVE_UP = 10  # prompts in a row without an answer: then it isn't the prompts
+REFUSED = (400, 413, 422)  # this prompt alone is at fault: too long, or filtered
+BUSY = (408, 409, 425, 429)  # and whatever is 500 or more
+MOST_BYTES = 2**20  # of an answer
+
+
+# ------------------------------------------------------------------------------------------ 1. pairs, orders, verdicts
+class Pair(NamedTuple):
+    query: str
+    ours: str
+    theirs: str
+
+
+def prompt_of(pair: Pair, ours_first: bool) -> str:
+    a, b = (pair.ours, pair.theirs) if ours_first else (pair.theirs, pair.ours)
+    return PROMPT.format(query=pair.query.strip(), a=a.strip(), b=b.strip())
+
+
+def parse(answer: str) -> Literal["A", "B"] | None:
+    """The verdict in the last line: A, "A", **A** or Summary A, with or without `Preferred:`; anything else is None.
+
+    >>> parse('Comparison: the first one invents a car.\\nPreferred: "B"')
+    'B'
+    >>> parse("Comparison: both are good.\\nPreferred: A or B")
+    """
+    plain = answer.replace("**", "").strip()
+    if plain.count("Preferred:") > 1:  # two verdicts
+        return None
+    found = re.fullmatch(r'(Preferred:\s*)?("?)(Summary )?([AB])\2', plain[plain.rfind("\n") + 1 :].strip())
+    return found and found[4]
+
+
+def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
+    """Is our summary A? Of the seed and the texts alone, so that a pair is the same prompt in whatever evaluation."""
+    if both:
+        return [True, False]
+    return [hashlib.sha256(json.dumps([seed, *pair]).encode()).digest()[0] % 2 == 0]
+
+
+def judge_pairs(
+    pairs: list[Pair], seed: int, both_orders: bool, ask: Callable[[list[str]], dict[str, str]]
+) -> list[dict]:
+    """A row a pair: its texts, the orders in which it was shown, the answers, and what is `preferred`.
+
+    `ask` gives the answers by prompt, of some prompts perhaps none. With both orders a pair counts where both answers
+    have a verdict, and is a tie where these differ. Two equal texts are a tie, for which nobody is asked.
+    """
+    shown = [[] if pair.ours.strip() == pair.theirs.strip() else orders(pair, seed, both_orders) for pair in pairs]
+    prompts = [[prompt_of(pair, first) for first in firsts] for pair, firsts in zip(pairs, shown, strict=True)]
+    answers = ask(list(dict.fromkeys(prompt for group in prompts for prompt in group)))
+    rows = []
+    for pair, firsts, group in zip(pairs, shown, prompts, strict=True):
+        said = [answers.get(prompt) for prompt in group]
+        verdicts = [parse(answer or "") for answer in said]
+        if None in said:
+            preferred = "unanswered"
+        elif None in verdicts:
+            preferred = "unparsed"
+        else:
+            choices = {"ours" if (v == "A") == first else "theirs" for v, first in zip(verdicts, firsts, strict=True)}
+            preferred = choices.pop() if len(choices) == 1 else "tie"
+        rows.append({**pair._asdict(), "ours_first": firsts, "answers": said, "preferred": preferred})
+    return rows
+
+
+def load_verdicts(path: Path) -> dict[Pair, str]:
+    """Verdicts given before, by this judge or any other: rows {"query", "ours", "theirs", "preferred"}."""
+    verdicts = {}
+    for where, record in dataset.iter_jsonl(path):
+        *texts, preferred = (dataset.field(record, name, str, where) for name in (*Pair._fields, "preferred"))
+        if preferred not in (*WIN, *NO_VERDICT):
+            raise InputError(
+                f"{where}: the field 'preferred' is {preferred!r}: write one of {', '.join((*WIN, *NO_VERDICT))}."
+            )
+        pair = Pair(*(text.strip() for text in texts))
+        if verdicts.setdefault(pair, preferred) != preferred:
+            raise InputError(f"{where}: an earlier line prefers {verdicts[pair]!r} of the same pair: delete one.")
+    return verdicts
+
+
+# ----------------------------------------------------------------------------------------------------- 2. the endpoint
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    url: str  # of chat completions
+    model: str
+    key: str | None = field(default=None, repr=False)  # sent as a bearer token, and written nowhere
+    temperature: float | None = 0.0
+    max_tokens: int | None = 512
+    max_calls: int = 1000  # requests sent, tries included: one that times out may have to be paid too
+    workers: int = 8  # requests at a time
+    timeout: float = 60.0  # seconds a request
+    first_wait: float = 1.0  # seconds before the second try, doubled before each further one
+
+    def body(self, prompt: str) -> dict:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+        settings = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {"model": self.model, "messages": messages} | {k: v for k, v in settings.items() if v is not None}
+
+    def cache_key(self, prompt: str) -> str:
+        return hashlib.sha256(json.dumps([self.url, self.body(prompt)], sort_keys=True).encode()).hexdigest()
+
+
+def completions_url(flag: str, url: str) -> str:
+    """http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions; raises InputError for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or not (url.isascii() and url.isprintable()) or " " in url:
+        raise InputError(f"{flag} {url}: write a URL such as http://localhost:8000/v1 or https://api.openai.com/v1.")
+    if parts.username or parts.password or parts.query or parts.fragment:  # a URL is logged, so it may hold no secret
+        raise InputError(f"{flag}: write the URL without password, ? and #; a key goes by --judge-key-variable.")
+    base = url.rstrip("/")
+    return base if base.endswith("/chat/completions") else base + "/chat/completions"
+
+
+def key_from(flag: str, variable: str) -> str:
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise InputError(f"{flag} {variable}: this environment variable is not set: export it with the key.")
+    if not (key.isascii() and key.isprintable()):  # http.client would print it in its complaint
+        raise InputError(f"{flag} {variable}: the key holds a character that no HTTP header takes: export it again.")
+    return key
+
+
+class _AnyStatus(HTTPErrorProcessor):
+    """Every status is an answer. As it is, urllib follows a redirect and sends the key on to wherever it points."""
+
+    def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
+        return response
+
+    https_response = http_response
+
+
+class _Asker:
+    """Sends prompts until the cap, or an error that no other try can mend. Several threads share one."""
+
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint = endpoint
+        self.opener = build_opener(_AnyStatus)
+        self.lock = threading.Lock()
+        self.over = threading.Event()  # no further request
+        self.stopped = ""  # why
+        self.num_calls = 0
+        self.num_unanswered_in_a_row = 0
+        self.last_error = ""
+
+    def stop(self, reason: str) -> None:
+        with self.lock:
+            self.stopped = self.stopped or reason
+            self.over.set()
+
+    def may_call(self) -> bool:
+        with self.lock:
+            if self.over.is_set():
+                return False
+            if self.num_calls < self.endpoint.max_calls:
+                self.num_calls += 1
+                return True
+        self.stop(f"the cap of {self.endpoint.max_calls} calls is reached")
+        return False
+
+    def ask(self, prompt: str) -> str | None:
+        """The answer; None where there is none to be had."""
+        answer = self.try_to_ask(prompt)
+        with self.lock:
+            self.num_unanswered_in_a_row = 0 if answer is not None else self.num_unanswered_in_a_row + 1
+        if self.num_unanswered_in_a_row >= GIVE_UP:
+            self.stop(f"{GIVE_UP} prompts in a row got no answer ({self.last_error})")
+        return answer
+
+    def try_to_ask(self, prompt: str) -> str | None:
+        wait = 0.0
+        for attempt in range(TRIES):
+            self.over.wait(wait)
+            if not self.may_call():
+                return None
+            try:
+                status, later, body = self.post(prompt)
+                if status == 200:
+                    return self.answer_in(body)
+                self.last_error = f"HTTP {status} {self.safe(body)}".strip()
+            except (OSError, HTTPException, ValueError) as error:  # no connection, time-out, garbage
+                status, later = None, None
+                self.last_error = self.safe(f"{type(error).__name__}: {error}")
+            if status in REFUSED:
+                return None
+            if status is not None and status < 500 and status not in BUSY:
+                self.stop(f"the endpoint refuses: {self.last_error}")
+                return None
+            # jitter, so that parallel requests that were refused together do not come back together
+            wait = self.endpoint.first_wait * 2**attempt * random.uniform(0.5, 1)
+            wait = min(max(wait, retry_after(later)), LONGEST_WAIT)
+        return None
+
+    def post(self, prompt: str) -> tuple[int, str | None, str]:
+        """Status, the header Retry-After, and the body."""
+        endpoint = self.endpoint
+        headers = {"Content-Type": "application/json", "User-Agent": "nanorlhf"}
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
+        request = Request(endpoint.url, json.dumps(endpoint.body(prompt)).encode(), headers, method="POST")
+        deadline, body = time.monotonic() + endpoint.timeout, b""
+        with self.opener.open(request, timeout=endpoint.timeout) as response:
+            while piece := response.read1(MOST_BYTES):
+                body += piece
+                if time.monotonic() > deadline:  # the time-out of a socket begins anew with each byte
+                    raise TimeoutError(f"no whole answer within {endpoint.timeout:g} seconds")
+                if len(body) > MOST_BYTES:
+                    raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
+            return response.status, response.headers.get("Retry-After"), body.decode("utf-8", "replace")
+
+    def answer_in(self, body: str) -> str:
+        try:
+            answer = json.loads(body)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError):
+            answer = None
+        if not isinstance(answer, str):
+            raise ValueError(f"no chat completion but {body}")
+        return self.without_key(answer)
+
+    def safe(self, text: str) -> str:
+        """For a message: the beginning, in one line."""
+        return " ".join(self.without_key(text).split())[:160]
+
+    def without_key(self, text: str) -> str:
+        """Should the endpoint repeat it."""
+        return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
+
+
+def retry_after(header: str | None) -> float:
+    """Seconds that a Retry-After header asks to wait, given as such or as a date; 0 where there is none to be read."""
+    try:
+        return max(0.0, float(header))
+    except (TypeError, ValueError):
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError, OSError):
+        return 0.0
+
+
+# -------------------------------------------------------------------------------------- 3. answers, cached as they come
+def read_cache(lines: bytes) -> dict[str, str]:
+    """Key -> answer. A line that a kill cut short is no entry."""
+    answers = {}
+    for line in lines.splitlines():
+        try:
+            record = json.loads(line)
+            answers[record["key"]] = str(record["answer"])
+        except (ValueError, LookupError, TypeError):
+            continue
+    return answers
+
+
+def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[dict[str, str], dict]:
+    """Answers by prompt, of the cache or the endpoint, and an account: `num_calls`, and `stopped` and `last_error`,
+    which are empty where nothing went wrong. Never raises for what the endpoint does: what was answered stays."""
+    lines = cache.read_bytes() if cache.exists() else b""
+    known = read_cache(lines)
+    keys = {prompt: endpoint.cache_key(prompt) for prompt in prompts}
+    answers = {prompt: known[key] for prompt, key in keys.items() if key in known}
+    waiting = [prompt for prompt in keys if prompt not in answers]
+    asker = _Asker(endpoint)
+    if waiting:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with cache.open("ab") as file, ThreadPoolExecutor(endpoint.workers) as pool:
+            if lines and not lines.endswith(b"\n"):
+                file.write(b"\n")  # ends the line that was cut short
+            futures = {pool.submit(asker.ask, prompt): prompt for prompt in waiting}
+            try:
+                for future in tqdm(as_completed(futures), total=len(futures), desc="judge", unit=" prompts"):
+                    prompt, answer = futures[future], future.result()
+                    if answer is not None:
+                        answers[prompt] = answer
+                        file.write(json.dumps({"key": keys[prompt], "answer": answer}).encode() + b"\n")
+                        file.flush()
+            finally:
+                asker.over.set()  # if this is an interrupt: no further request
+                pool.shutdown(cancel_futures=True)
+    unanswered = len(answers) < len(keys)
+    return answers, {
+        "num_calls": asker.num_calls,
+        "stopped": asker.stopped if unanswered else "",
+        "last_error": asker.last_error if unanswered else "",
+    }
