@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data import self_rank, site
-from data.label import load_labels
+from data.label import load_labels, printable
 from data.mxeval import program_of
 from data.tiny import gold_score
 from nanorlhf import answer_report, distributed, program_report, reply_report
@@ -63,6 +64,8 @@ from nanorlhf.encoder import bert_score, load_encoder
 from nanorlhf.error_profile import error_category, error_profile
 from nanorlhf.errors import InputError
 from nanorlhf.execution import isolation, run_programs
+from nanorlhf.judge import WIN, Endpoint, Pair, ask_all, completions_url, judge_pairs, key_from, load_verdicts, parse
+from nanorlhf.length_figures import length_figures
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import (
     bootstrap_interval,
@@ -123,6 +126,32 @@ class Args:
     """of the responses on which the KL is estimated: that of PPO's rollouts"""
     gold: bool = False
     """score responses with the embedded world's labeller, and count wins against the references by it"""
+    judge_url: str | None = None
+    """OpenAI-compatible endpoint whose model judges the responses, such as http://localhost:8000/v1; None: no judge"""
+    judge_model: str | None = None
+    """name of that model, as the endpoint knows it"""
+    judge_key_variable: str | None = None
+    """environment variable that holds the endpoint's key, such as OPENAI_API_KEY; None sends no key"""
+    judge_file: Path | None = None
+    """verdicts given before, such as verdicts.jsonl of another evaluation, in place of an endpoint"""
+    judge_against: str = "reference"
+    """what responses are judged against: `reference`, or the name of a policy"""
+    judge_both_orders: bool = False
+    """ask about each pair in both orders; where the verdicts differ it is a tie"""
+    judge_max_calls: int = 1000
+    """requests sent at most, tries included; what is judged by then stays, and the next run goes on behind it"""
+    judge_cache: Path = Path("runs/judge.jsonl")
+    """the endpoint's answers, so that none is paid for twice; only appended to"""
+    judge_workers: int = 8
+    """requests at a time"""
+    judge_timeout: float = 60.0
+    """seconds a request"""
+    judge_temperature: float | None = 0.0
+    """of the judge; None leaves it to the endpoint, as some models demand"""
+    judge_max_tokens: int | None = 512
+    """tokens of an answer at most; None leaves it to the endpoint, as some models demand"""
+    judge_dry_run: bool = False
+    """print the prompts and how many there are; ask nobody, write nothing"""
     num_report_samples: int = 24
     """queries whose responses stand in report.html; samples.jsonl has all"""
     overwrite: bool = False
@@ -406,6 +435,104 @@ def judge_reward_model(model: ScalarModel, args: Args, tokenizer: Tokenizer) -> 
     }
 
 
+def load_judge(args: Args, policies: dict[str, str]) -> Callable[[list[Pair]], tuple[list[dict], dict]] | None:
+    """A function from pairs to verdicts, a row each, and an account; None without --judge flags. All of the flags are
+    checked here, before anything slow."""
+    if not (args.judge_url or args.judge_file):
+        if args.judge_dry_run:
+            raise InputError("--judge-dry-run: there is nobody to ask: name an endpoint with --judge-url.")
+        return None
+    if args.judge_url and args.judge_file:
+        raise InputError("--judge-url and --judge-file: pass only one, verdicts of two judges make no rate.")
+    if args.judge_against not in ("reference", *policies) or {args.judge_against} == policies.keys():
+        raise InputError(f"--judge-against {args.judge_against}: write `reference`, or one policy of several.")
+    if args.judge_file:
+        known = load_verdicts(args.judge_file)
+
+        def look_up(pairs: list[Pair]) -> tuple[list[dict], dict]:
+            found = [known.get(Pair(*map(str.strip, pair)), "unanswered") for pair in pairs]
+            rows = [{**pair._asdict(), "preferred": preferred} for pair, preferred in zip(pairs, found, strict=True)]
+            return rows, {"name": str(args.judge_file)}
+
+        return look_up
+    if not args.judge_model:
+        raise InputError(f"--judge-url {args.judge_url}: name the model that judges with --judge-model.")
+    if args.judge_cache.is_dir():
+        raise InputError(f"--judge-cache {args.judge_cache} is a directory: name a file.")
+    endpoint = Endpoint(
+        url=completions_url("--judge-url", args.judge_url),
+        model=args.judge_model,
+        key=key_from("--judge-key-variable", args.judge_key_variable) if args.judge_key_variable else None,
+        temperature=args.judge_temperature,
+        max_tokens=args.judge_max_tokens,
+        max_calls=args.judge_max_calls,
+        workers=args.judge_workers,
+        timeout=args.judge_timeout,
+    )
+    account = {"name": f"{args.judge_model} at {args.judge_url}"}
+
+    def ask(prompts: list[str]) -> dict[str, str]:
+        if args.judge_dry_run:
+            print("\n\n".join(f"{'-' * 80}\n{printable(prompt)}" for prompt in prompts))
+            print(f"{'-' * 80}\n{len(prompts)} prompts for {account['name']}; nobody was asked, nothing is written")
+            return {}
+        answers, found = ask_all(prompts, endpoint, args.judge_cache)
+        account.update(found)
+        return answers
+
+    return lambda pairs: (judge_pairs(pairs, args.seed, args.judge_both_orders, ask), account)
+
+
+def agrees_with_judge(margins: list[float], rows: list[dict]) -> list[bool]:
+    """Of each pair of which the judge prefers one: has r(ours) - r(theirs) the sign of its choice? 0 has neither."""
+    sign = {"ours": 1, "theirs": -1}
+    pairs = [(margin, row["preferred"]) for margin, row in zip(margins, rows, strict=True)]
+    return [bool(np.sign(margin) == sign[choice]) for margin, choice in pairs if choice in sign]  # [N+ 17]
+
+
+def verdict_counts(rows: list[dict], margins: list[float] | None) -> dict[str, float | int | tuple | None]:
+    """How many pairs have a verdict, and whether the reward model's margins agree with those that are no tie."""
+    counts = Counter(row["preferred"] for row in rows)
+    agrees = agrees_with_judge(margins, rows) if margins else []
+    return {
+        "judge_pairs": sum(counts[name] for name in WIN),
+        "judge_unparsed": counts["unparsed"],
+        "judge_unanswered": counts["unanswered"],
+        "rm_agreement": fmean(agrees) if agrees else None,
+        "rm_agreement_ci": wilson_interval(fmean(agrees), len(agrees)) if agrees else None,
+        "rm_agreement_pairs": len(agrees),
+    }
+
+
+def judge_policies(
+    judge: Callable[[list[Pair]], tuple[list[dict], dict]],
+    queries: list[str],
+    answers: dict[str, list[str]],
+    rm_columns: dict[str, list[float] | None],
+    against: str,
+) -> tuple[dict[str, list[dict]], dict[str, dict], dict]:
+    """Verdicts a query of each policy that is not `against` itself, their numbers by policy, and those of them all."""
+    names = [name for name in answers if name not in ("reference", against)]
+    # by query, so that a cap leaves the policies judged on the same ones
+    pairs = [(name, i) for i in range(len(queries)) for name in names]
+    rows, account = judge([Pair(queries[i], answers[name][i], answers[against][i]) for name, i in pairs])
+    theirs = rm_columns[against]
+    margins = [rm_columns[name][i] - theirs[i] for name, i in pairs] if theirs else None
+    verdicts, numbers = {}, {}
+    for number, name in enumerate(names):
+        mine = slice(number, None, len(names))
+        verdicts[name] = rows[mine]
+        wins = [WIN[row["preferred"]] for row in rows[mine] if row["preferred"] in WIN]
+        numbers[name] = {
+            "judge_win_rate": fmean(wins) if wins else None,
+            "judge_win_rate_ci": wilson_interval(fmean(wins), len(wins)) if wins else None,
+            **verdict_counts(rows[mine], margins and margins[mine]),
+        }
+    said = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
+    place = {"first_rate": fmean(letter == "A" for letter in said if letter) if any(said) else None}
+    return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | place
+
+
 def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     """("sft", DIR, "ppo", DIR) -> {"sft": DIR, "ppo": DIR}"""
     names, places = words[::2], words[1::2]
@@ -457,9 +584,11 @@ def main(args: Args | AnswerArgs | ProgramArgs | ReplyArgs) -> dict:
 def judge_summaries(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     check_ranges(args)
-    check_out(args.out, args.overwrite)
+    if not args.judge_dry_run:
+        check_out(args.out, args.overwrite)
     device = distributed.setup(args.device)
     policies = named_policies(args.policies)
+    judge = load_judge(args, policies)
     first = next(iter(policies))
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *filter(None, [args.reward_model])])
     limits = tokenizer, args.max_query_length, args.max_response_length
@@ -477,6 +606,7 @@ def judge_summaries(args: Args) -> dict:
             response_scores(reward_model, batch, tokenizer.pad_id, "left")
             for batch in micro_batches(rows if reward_model else [], args.batch_size)
         ]
+    rm_columns = {"reference": reward_model and torch.cat(reference_scores).tolist()}
     reference = {
         "gold_score": fmean(reference_golds) if args.gold else None,
         "rm_score": torch.cat(reference_scores).mean().item() if reward_model else None,
@@ -485,6 +615,8 @@ def judge_summaries(args: Args) -> dict:
 
     # ----------------------------------------------------------------------------------------------------- 3. policies
     results, columns = {}, {}
+    answers = {"reference": references}
+    lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
     for name, place in tqdm(policies.items(), desc="policies"):
         policy = ref_policy if name == first else load_policy(place, *to_answer)
         with autocast:
@@ -492,7 +624,7 @@ def judge_summaries(args: Args) -> dict:
             query, response = sample_answers(policy, *asked, args.temperature)
             scores = reward_model and rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
             kl = kl_to(ref_policy, policy, *sample_answers(policy, *asked, args.kl_temperature), tokenizer, args)
-        texts = [tokenizer.decode(ids) for ids in response.tolist()]
+        texts = answers[name] = [tokenizer.decode(ids) for ids in response.tolist()]
         golds = [gold_score(q, text) for q, text in zip(queries, texts, strict=True)] if args.gold else None
         wins = win_rate(golds, reference_golds) if args.gold else None
         eos_index, _, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
@@ -507,18 +639,35 @@ def judge_summaries(args: Args) -> dict:
             "kl_standard_error": kl.std().item() / len(rows) ** 0.5,
             "response_length": (eos_index + 1).float().mean().item(),
         }
+        rm_columns[name] = scores
+        lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
         columns[name] = [
             {"response": text, "rm_score": scores and scores[i], "gold_score": golds and golds[i]}
             for i, text in enumerate(texts)
         ]
 
-    # ------------------------------------------------------------------------------------- 4. the reward model, and out
+    # -------------------------------------------------------------------------------- 4. the judge; do longer ones win?
+    figures, account = [], None
+    if args.gold:
+        golds = {name: [row["gold_score"] for row in column] for name, column in columns.items()}
+        wins = {name: ((np.sign(np.subtract(g, reference_golds)) + 1) / 2).tolist() for name, g in golds.items()}
+        figures += length_figures(lengths, wins, "reference", "the gold score")
+    if judge:
+        verdicts, numbers, account = judge_policies(judge, queries, answers, rm_columns, args.judge_against)
+        if args.judge_dry_run:
+            return {}
+        results = {name: row | numbers.get(name, {}) for name, row in results.items()}
+        wins = {name: [WIN.get(row["preferred"]) for row in column] for name, column in verdicts.items()}
+        figures += length_figures(lengths, wins, args.judge_against, "the judge")
+
+    # ------------------------------------------------------------------------------------- 5. the reward model, and out
     with autocast:
         judged = judge_reward_model(reward_model, args, tokenizer) if reward_model else None
     result = {
         "policies": results,
         "reference": reference,
         "reward_model": judged,
+        "judge": account,
         "num_queries": len(rows),
         "args": json.loads(json.dumps(asdict(args), default=str)),
     }
@@ -534,8 +683,11 @@ def judge_summaries(args: Args) -> dict:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
     write_jsonl(args.out / "samples.jsonl", samples)
+    if judge:
+        named = ({"policy": name, "against": args.judge_against} | row for name in verdicts for row in verdicts[name])
+        write_jsonl(args.out / "verdicts.jsonl", named)
     runs = [place for place in (*policies.values(), args.reward_model) if place]
-    write_report(args.out / "report.html", result, runs, samples[: args.num_report_samples])
+    write_report(args.out / "report.html", result, runs, samples[: args.num_report_samples], figures)
     write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
     print(table(result))
     print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")

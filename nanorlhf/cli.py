@@ -23,9 +23,7 @@ RANGES = {
     **dict.fromkeys(("n_layer", "n_head", "d_model", "encoder_layer"), AT_LEAST_1),
     **dict.fromkeys(("batch_size", "micro_batch_size", "rollout_batch_size", "num_minibatches"), AT_LEAST_1),
     **dict.fromkeys(("triplet_batch_size", "num_rows"), AT_LEAST_1),
-    **dict.fromkeys(
-        ("num_ppo_epochs", "total_episodes", "num_samples", "num_queries", "num_resamples"), AT_LEAST_1
-    ),
+    **dict.fromkeys(("num_ppo_epochs", "total_episodes", "num_samples", "num_queries", "num_resamples"), AT_LEAST_1),
     **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
     **dict.fromkeys(("eval_every", "save_every", "sample_every"), AT_LEAST_1),
     **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef", "num_report_samples"), AT_LEAST_0),
@@ -41,6 +39,10 @@ RANGES = {
     "temperatures": AT_LEAST_0,
     "timeout": ("above 0, an hour at most", lambda x: 0 < x <= 3600),
     "workers": ("from 1 to 500", lambda x: 1 <= x <= 500),
+    **dict.fromkeys(("judge_max_calls", "judge_temperature"), AT_LEAST_0),
+    "judge_max_tokens": AT_LEAST_1,
+    "judge_timeout": ("above 0, an hour at most", lambda x: 0 < x <= 3600),
+    "judge_workers": ("from 1 to 500", lambda x: 1 <= x <= 500),
     "missing_eos_score": ("a finite number", math.isfinite),
 }
 

@@ -332,7 +332,6 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
                         file.flush()
             finally:
                 asker.over.set()  # if this is an interrupt: no further request
-                pool.shutdown(cancel_futures=True)
     unanswered = len(answers) < len(keys)
     return answers, {
         "num_calls": asker.num_calls,

@@ -17,6 +17,7 @@ Rows = list[dict[str, float]]
 # column of the table: key in eval.json, heading, digits
 COLUMNS = (
     ("gold_win_rate", "gold win rate", 3),
+    ("judge_win_rate", "judge win rate", 3),
     ("gold_score", "gold score", 2),
     ("rm_score", "RM score", 2),
     ("rouge1", "ROUGE-1", 3),
@@ -52,14 +53,17 @@ figure img { width: 100%; max-width: 33rem; break-inside: avoid; }
 
 # ------------------------------------------------------------------------------------------------------- 1. the table
 def cells(result: dict) -> list[list[str]]:
-    """Heading and rows of the table as text; `-` where a number does not apply."""
-    lines = [["policy", *(heading for _, heading, _ in COLUMNS)]]
-    for name, row in {"reference": result["reference"], **result["policies"]}.items():
+    """Heading and rows of the table as text; `-` where a number does not apply. Columns that apply to no row are not
+    there."""
+    rows = {"reference": result["reference"], **result["policies"]}
+    columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows.values())]
+    lines = [["policy", *(heading for _, heading, _ in columns)]]
+    for name, row in rows.items():
         line = [name]
-        for key, _, digits in COLUMNS:
+        for key, _, digits in columns:
             text = "-" if row.get(key) is None else f"{row[key]:.{digits}f}"
-            if key == "gold_win_rate" and row.get("gold_win_rate_ci"):
-                low, high = row["gold_win_rate_ci"]
+            if row.get(f"{key}_ci"):
+                low, high = row[f"{key}_ci"]
                 text += f" [{low:.3f}, {high:.3f}]"
             line.append(text)
         lines.append(line)
@@ -67,9 +71,8 @@ def cells(result: dict) -> list[list[str]]:
 
 
 def table(result: dict) -> str:
-    """For the terminal; columns that apply to no policy are left out."""
-    columns = [column for column in zip(*cells(result), strict=True) if set(column[1:]) != {"-"}]
-    return "\n".join([aligned(list(zip(*columns, strict=True))), *filter(None, [reward_model_line(result)])])
+    """For the terminal."""
+    return "\n".join([aligned(cells(result)), *filter(None, [reward_model_line(result), judge_line(result)])])
 
 
 def aligned(lines: list[list[str]]) -> str:
@@ -93,6 +96,27 @@ def reward_model_line(result: dict) -> str:
         "validation pairs"
         + (f", agrees with the gold score on {agreement:.3f} of them" if agreement is not None else "")
     )
+
+
+def judge_line(result: dict) -> str:
+    """Who judged, how many pairs have no verdict and why, and how far the reward model agrees. [N+ 17]"""
+    judge = result.get("judge")
+    if not judge:
+        return ""
+    parts = [f"judge {judge['name']}: a verdict on {judge['judge_pairs']} pairs with {judge['against']}"]
+    parts.append(f"{judge['judge_unparsed']} unparsed, {judge['judge_unanswered']} unanswered")
+    if "num_calls" in judge:
+        parts.append(f"{judge['num_calls']} calls")
+    if judge["first_rate"] is not None:
+        parts.append(f"A preferred in {judge['first_rate']:.3f} of its answers")
+    if judge["rm_agreement"] is not None:
+        low, high = judge["rm_agreement_ci"]
+        parts.append(
+            f"the reward model agrees on {judge['rm_agreement']:.3f} [{low:.3f}, {high:.3f}] of the "
+            f"{judge['rm_agreement_pairs']} without ties"
+        )
+    why = judge.get("stopped") or judge.get("last_error")
+    return "; ".join(parts) + (f"; {'stopped asking' if judge.get('stopped') else 'last error'}: {why}" if why else "")
 
 
 # ------------------------------------------------------------------------------------------------------ 2. the figures
@@ -236,8 +260,22 @@ def sample_card(sample: dict) -> str:
     return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
 
 
-def write_report(path: Path, result: dict, runs: list[str], samples: list[dict]) -> None:
-    """Write report.html, whole or not at all: the table, the curves of `runs`, and `samples` side by side."""
+def length_section(figures: list[Figure]) -> str:
+    if not figures:
+        return ""
+    caption = (
+        "Left: each point is a ninth of the range of that policy's length ratios, hollow where it has fewer than ten "
+        "pairs; the curve is a logistic fit to all pairs, and missing where the ratio parts wins from losses. "
+        "Right: win rates with their 95% intervals."
+    )
+    images = "".join(map(image, figures))
+    return f"<h2>Wins and length</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
+
+
+def write_report(
+    path: Path, result: dict, runs: list[str], samples: list[dict], length_figures: list[Figure] = ()
+) -> None:
+    """Write report.html, whole or not at all: the table, figures, the curves of `runs`, and `samples` side by side."""
     settings = result["args"]
     judged = f"{result['num_queries']} validation queries, judged at temperature {settings['temperature']}"
     notes = (
@@ -247,7 +285,9 @@ def write_report(path: Path, result: dict, runs: list[str], samples: list[dict])
     )
     body = f"""<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>
 {html_table(cells(result))}
-<p>{html.escape(reward_model_line(result))}</p><p class="quiet">{html.escape(notes)}</p>
+<p>{html.escape(reward_model_line(result))}</p><p>{html.escape(judge_line(result))}</p>
+<p class="quiet">{html.escape(notes)}</p>
+{length_section(length_figures)}
 {"".join(text for _, text in sorted(map(curves, runs)))}
 <h2>Samples, side by side</h2>{"".join(map(sample_card, samples))}"""
     write_page(path, str(settings["out"]), body)

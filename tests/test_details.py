@@ -16,7 +16,7 @@ from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-DETAILS = {f"N+ {number}" for number in (*range(1, 16), *range(20, 26))}  # 16 to 19 are analyses of reward models
+DETAILS = {f"N+ {number}" for number in (*range(1, 16), 17, *range(20, 26))}  # 16, 18, 19: analyses of reward models
 ROW = re.compile(
     r"^\| ((?:N\+|SO|RLCF|STR) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M
 )

@@ -196,8 +196,9 @@ def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, re
             assert attributes.get(name, "data:").startswith("data:")
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     assert titles == [
-        "Loss", "Loss", "Pairs ranked as the labeller did", "Score of the rollouts", "KL to the reference",
-        "Response length", "Responses that end in EOS", "What the KL buys",
+        "Wins by length", "Win rate and length", "Loss", "Loss", "Pairs ranked as the labeller did",
+        "Score of the rollouts", "KL to the reference", "Response length", "Responses that end in EOS",
+        "What the KL buys",
     ]  # fmt: skip
     assert "url(" not in (args.out / "report.html").read_text()
 

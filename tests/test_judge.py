@@ -526,6 +526,18 @@ def test_each_answer_is_on_disk_before_the_run_ends(serve, tmp_path) -> None:
     assert seen == [1]
 
 
+def test_an_interrupt_keeps_what_was_answered_and_sends_no_further_request(serve, tmp_path, monkeypatch) -> None:
+    def interrupted(futures: dict) -> Iterator:
+        yield next(iter(futures))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judge, "as_completed", interrupted)
+    server, endpoint = serve(fine(), lambda h: server.slow(h), timeout=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        ask_all([f"p{i}" for i in range(9)], endpoint, tmp_path / "cache.jsonl")
+    assert len(server.seen) <= 2 and len(read_cache((tmp_path / "cache.jsonl").read_bytes())) == 1
+
+
 # ----------------------------------------------------------------------------------------------------- key and address
 def test_the_key_is_written_nowhere_even_if_the_server_repeats_it(serve, tmp_path, capfd) -> None:
     repeats = reply(body=chat("You sent sk-secret.\nPreferred: A"))
