@@ -1,4 +1,4 @@
-"""STR from the data to the table, by the scripts themselves: on the embedded town, and on real slices where they are."""
+"""STR from the data to the table, by the scripts themselves: on the embedded town, and on real slices."""
 
 import importlib.util
 import json
@@ -49,8 +49,8 @@ def test_a_model_ranks_itself_and_learns_from_it(source, tmp_path, request):
     train_sft.main(
         replace(
             train_sft.RECIPES["str-tiny"][1],
-            **data, **longest, out=tmp_path / "full", model=None, n_layer=1, n_head=2, d_model=32, max_response_length=T,
-            num_epochs=16.0, warmup_steps=0, lr=1e-2, num_samples=4,
+            **data, **longest, out=tmp_path / "full", model=None, n_layer=1, n_head=2, d_model=32,
+            max_response_length=T, num_epochs=16.0, warmup_steps=0, lr=1e-2, num_samples=4,
         )
     )  # fmt: skip
     self_rank.main(
