@@ -54,10 +54,11 @@ from nanorlhf.ppo import (
     value_loss,
     whiten,
 )
+from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.reward import end_scores, load_rule
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, check_weights, load_state
+from nanorlhf.tracking import Run, check_output, check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +163,8 @@ class Args:
     """updates between entries of samples.jsonl"""
     save_every: int = 100
     """updates between checkpoints"""
+    keep_last: int = 2
+    """checkpoints that --resume may go on from: if the newest is damaged, the one before it"""
     resume: bool = False
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
@@ -487,7 +490,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         if discriminator is not None:
             discriminator.load_state_dict(state["discriminator"])
             discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
-        first_update, metrics = state["update"], state["metrics"]
+        first_update, metrics = state["step"], state["metrics"]
     run = Run(args.out, args, first_update)
     if run.main:
         print(
@@ -502,6 +505,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
     progress = tqdm(
         range(first_update, num_updates), initial=first_update, total=num_updates, desc="PPO", disable=not run.main
     )
+    signals = StopSignals()
     for update in progress:
         start = time.perf_counter()
         # 2.1 rollout: temperature only; any other filter would change the distribution that the ratio is taken against
@@ -739,7 +743,8 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 f"update {update}: the KL is {mean_kl:.2f}, below 0 by more than chance: policy or mask is off"
             )
 
-        if last or (update + 1) % args.save_every == 0:
+        stopping = signals.received()
+        if last or stopping or (update + 1) % args.save_every == 0:
             check_weights(update, policy, value_model, *filter(None, [discriminator]))
             if run.main:
                 save(policy, args.out, tokenizer)
@@ -747,6 +752,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 if discriminator is not None:
                     save_discriminator(discriminator, args.out / "discriminator")
             run.save_state(
+                update + 1,
                 policy=policy.state_dict(),
                 value_model=value_model.state_dict(),
                 optimizer=optimizer.state_dict(),
@@ -754,10 +760,12 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 discriminator_optimizer=discriminator and discriminator_optimizer.state_dict(),
                 generator=generator.get_state(),
                 kl_coef=kl_control.coefficient,
-                update=update + 1,
                 metrics=metrics,
             )
             distributed.barrier()
+        if stopping:
+            signals.stop(args.out, update + 1)
+    signals.restore()
 
     summary = {name: value for name, value in metrics.items() if name != "episodes_per_second"}
     run.finish(summary)

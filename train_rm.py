@@ -27,7 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
+from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import (
     Comparison,
@@ -54,10 +54,11 @@ from nanorlhf.localisation import token_bytes
 from nanorlhf.model import GPTConfig, ScalarModel, Transformer
 from nanorlhf.optimizer import parameter_groups, train_linear_layers
 from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, check_weights, load_state
+from nanorlhf.tracking import Run, check_output, check_weights
 from nanorlhf.transformations import rename_variables
 
 
@@ -115,6 +116,8 @@ class Args:
     """steps between validation accuracies"""
     save_every: int = 500
     """steps between checkpoints"""
+    keep_last: int = 2
+    """checkpoints that --resume may go on from: if the newest is damaged, the one before it"""
     resume: bool = False
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
@@ -188,6 +191,8 @@ class DiscriminatorArgs:
 
     save_every: int = 500
     """steps between checkpoints"""
+    keep_last: int = 2
+    """checkpoints that --resume may go on from: if the newest is damaged, the one before it"""
     resume: bool = False
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
@@ -367,12 +372,12 @@ def train_reward_model(args: Args) -> dict[str, float]:
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 10]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
-    first_step = 0
+    first_step, best_loss = 0, math.inf
     if args.resume:
         state = load_state(args.out, args)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first_step = state["step"]
+        first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
     if run.main:
         print(
@@ -392,15 +397,36 @@ def train_reward_model(args: Args) -> dict[str, float]:
         loss, accuracy, _ = (distributed.all_sum(totals) / len(rows)).tolist()
         return loss, accuracy
 
+    @torch.no_grad()
+    def normalise() -> tuple[float, float]:
+        """[N+ 15] Make demonstrations score 0 on average; mean and standard deviation of their scores before.
+
+        The bias is saved with the weights, and the value model inherits it.
+        """
+        measured = demonstrations[: args.num_normalisation or None]
+        mine = measured[distributed.rank() :: distributed.world_size()]
+        with autocast:
+            scores = [
+                response_scores(model, rows, tokenizer.pad_id, "left")
+                for rows in micro_batches(mine, 4 * args.micro_batch_size)
+            ]
+        scores = torch.cat(scores) if scores else torch.zeros(0, device=device)
+        moments = distributed.all_sum(torch.stack((scores.sum(), (scores**2).sum()))).tolist()
+        mean = moments[0] / len(measured)
+        if args.num_normalisation != 0:
+            model.reward_bias += mean
+        return mean, math.sqrt(max(moments[1] / len(measured) - mean**2, 0.0))
+
     def checkpoint(step: int) -> None:
         check_weights(step - 1, model)
         if run.main:
             save(model, args.out, tokenizer)
-        run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+        run.save_state(step, model=model.state_dict(), optimizer=optimizer.state_dict(), best_loss=best_loss)
         distributed.barrier()
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
     progress = tqdm(range(first_step, num_steps), initial=first_step, total=num_steps, desc="RM", disable=not run.main)
+    signals = StopSignals()
     for step in progress:
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
         totals = torch.zeros(3, device=device)  # loss, rows that are right, margin or absolute error
@@ -433,27 +459,21 @@ def train_reward_model(args: Args) -> dict[str, float]:
         }
         if step + 1 < num_steps and (step + 1) % args.eval_every == 0:
             metrics["validation_loss"], metrics["validation_accuracy"] = validate(validation, batch_loss)
+            if metrics["validation_loss"] < best_loss:
+                best_loss = metrics["validation_loss"]
+                if run.main:
+                    save(model, args.out / "best", tokenizer)
         run.log(step, metrics)
         progress.set_postfix(loss=f"{mean_loss:.3f}", accuracy=f"{accuracy:.2f}")
-        if step + 1 < num_steps and (step + 1) % args.save_every == 0:
+        stopping = signals.received()
+        if step + 1 == num_steps or stopping or (step + 1) % args.save_every == 0:
             checkpoint(step + 1)
+        if stopping:
+            signals.stop(args.out, step + 1)
+    signals.restore()
 
     # ----------------------------------------------------------------------- 3. normalise, measure, save
-    # [N+ 15] demonstrations score 0 on average; the bias is saved with the weights and the value model inherits it
-    model.reward_bias.zero_()  # a run that was resumed behind its last save has it already
-    measured = demonstrations[: args.num_normalisation or None]
-    mine = measured[distributed.rank() :: distributed.world_size()]
-    with autocast, torch.no_grad():
-        scores = [
-            response_scores(model, rows, tokenizer.pad_id, "left")
-            for rows in micro_batches(mine, 4 * args.micro_batch_size)
-        ]
-    scores = torch.cat(scores) if scores else torch.zeros(0, device=device)
-    moments = distributed.all_sum(torch.stack((scores.sum(), (scores**2).sum()))).tolist()
-    mean = moments[0] / len(measured)
-    std = math.sqrt(max(moments[1] / len(measured) - mean**2, 0.0))
-    if args.num_normalisation != 0:
-        model.reward_bias += mean
+    mean, std = normalise()
 
     # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
     rows = demonstrations[: 4 * args.micro_batch_size]
@@ -474,7 +494,16 @@ def train_reward_model(args: Args) -> dict[str, float]:
         summary["validation_majority_sign"] = max(positive, 1 - positive)  # what a constant would reach
     if pairs:
         _, summary["validation_pair_accuracy"] = validate(pairs, contrastive_loss)
-    checkpoint(num_steps)
+    if run.main:
+        save(model, args.out, tokenizer)
+        if validation_loss <= best_loss:
+            save(model, args.out / "best", tokenizer)
+    if best_loss < validation_loss:
+        model.load_state_dict(load_scalar(args.out / "best").state_dict())
+        model.reward_bias.zero_()
+        normalise()
+        if run.main:
+            save(model, args.out / "best", tokenizer)
     run.log(num_steps, summary)
     run.finish(summary)
     if run.main:
@@ -575,7 +604,7 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
     train = train[: args.num_rows]
     first_step = 0
     if args.resume:
-        state = load_state(args.out, args)
+        state = load_state(args.out, args, must_stay=("micro_batch_size",))
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first_step = state["step"]
@@ -640,13 +669,14 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
         check_weights(step - 1, model)
         if run.main:
             save_discriminator(model, args.out)
-        run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+        run.save_state(step, model=model.state_dict(), optimizer=optimizer.state_dict())
         distributed.barrier()
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
     progress = tqdm(
         range(first_step, num_steps), initial=first_step, total=num_steps, desc="discriminator", disable=not run.main
     )
+    signals = StopSignals()
     for step in progress:
         is_triplet = step < num_triplet_steps
         totals = torch.zeros(2, device=device)  # loss, rows that are right
@@ -684,8 +714,12 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
         stage = "triplet" if is_triplet else "discriminator"
         run.log(step, {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr})
         progress.set_postfix(**{stage: f"{mean_loss:.3f}"}, accuracy=f"{accuracy:.2f}")
-        if step + 1 < num_steps and (step + 1) % args.save_every == 0:
+        stopping = signals.received()
+        if step + 1 == num_steps or stopping or (step + 1) % args.save_every == 0:
             checkpoint(step + 1)
+        if stopping:
+            signals.stop(args.out, step + 1)
+    signals.restore()
 
     # ------------------------------------------------------------------------------------------------ 3. measure, save
     loss, accuracy = validate()
@@ -696,7 +730,6 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
         "compile_rate": compile_rate,
         "steps": num_steps,
     }
-    checkpoint(num_steps)
     run.log(num_steps, summary)
     run.finish(summary)
     if run.main:

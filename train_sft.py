@@ -32,9 +32,10 @@ from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.optimizer import parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.peft import merge, tune
+from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, check_weights, load_state
+from nanorlhf.tracking import Run, check_output, check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,8 @@ class Args:
     """validation queries that are answered at the end, for samples.jsonl and the EOS rate"""
     temperature: float = 0.7
     """of those samples"""
+    keep_last: int = 2
+    """checkpoints that --resume may go on from: if the newest is damaged, the one before it"""
     resume: bool = False
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
@@ -345,12 +348,12 @@ def main(args: Args) -> dict[str, float]:
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
-    first_step = 0
+    first_step, best_loss = 0, math.inf
     if args.resume:
         state = load_state(args.out, args)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first_step = state["step"]
+        first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
     if run.main:
         num_all = sum(p.numel() for p in model.parameters())
@@ -365,7 +368,7 @@ def main(args: Args) -> dict[str, float]:
         check_weights(step - 1, model)
         if run.main:
             save(merge(model), args.out, tokenizer)  # LoRA's updates within the weights
-        run.save_state(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+        run.save_state(step, model=model.state_dict(), optimizer=optimizer.state_dict(), best_loss=best_loss)
         distributed.barrier()
 
     @torch.no_grad()
@@ -379,7 +382,7 @@ def main(args: Args) -> dict[str, float]:
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
     progress = tqdm(range(first_step, num_steps), initial=first_step, total=num_steps, desc="SFT", disable=not run.main)
-    metrics = {}
+    metrics, signals = {}, StopSignals()
     for step in progress:
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
         num_tokens = num_labels(batch, args.loss_on)  # of the global batch: micro-batches and processes don't matter
@@ -413,10 +416,18 @@ def main(args: Args) -> dict[str, float]:
                     f"the validation loss is {metrics['validation_loss']} after step {step}: lower --lr ({args.lr}); "
                     f"{args.out} keeps the last checkpoint that was saved before."
                 )
+            if metrics["validation_loss"] < best_loss:
+                best_loss = metrics["validation_loss"]
+                if run.main:
+                    save(merge(model), args.out / "best", tokenizer)
         run.log(step, metrics)
         progress.set_postfix(loss=f"{mean_loss:.3f}")
-        if last or (step + 1) % args.save_every == 0:
+        stopping = signals.received()
+        if last or stopping or (step + 1) % args.save_every == 0:
             checkpoint(step + 1)
+        if stopping:
+            signals.stop(args.out, step + 1)
+    signals.restore()
 
     # -------------------------------------------------------------------------------------------- 3. what it says now
     rows = validation[: args.num_samples]

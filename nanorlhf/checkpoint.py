@@ -105,10 +105,10 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
         shutil.copymode(partial / "config.json", partial / "model.safetensors")  # safetensors lets only the owner read
         files = sorted(partial.iterdir(), key=lambda file: file.name == "config.json")
         for file in files:
-            _to_disk(file)
+            to_disk(file)
         for file in files:
             os.replace(file, directory / file.name)
-        _to_disk(directory)
+        to_disk(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         if is_new and not any(directory.iterdir()):
@@ -125,7 +125,7 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     """Wait until a file, or the names in a directory, would survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

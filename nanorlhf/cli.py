@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from nanorlhf.errors import InputError
+from nanorlhf.errors import InputError, Interrupted
 
 AT_LEAST_1 = ("at least 1", lambda x: x >= 1)
 AT_LEAST_0 = ("at least 0", lambda x: x >= 0)
@@ -25,7 +25,7 @@ RANGES = {
     **dict.fromkeys(("triplet_batch_size", "num_rows"), AT_LEAST_1),
     **dict.fromkeys(("num_ppo_epochs", "total_episodes", "num_samples", "num_queries", "num_resamples"), AT_LEAST_1),
     **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
-    **dict.fromkeys(("eval_every", "save_every", "sample_every"), AT_LEAST_1),
+    **dict.fromkeys(("eval_every", "save_every", "keep_last", "sample_every"), AT_LEAST_1),
     **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef", "num_report_samples"), AT_LEAST_0),
     "discriminator_lr": AT_LEAST_0,
     **dict.fromkeys(("num_triplet_epochs", "num_pair_epochs", "triplet_margin", "triplet_lr"), AT_LEAST_0),
@@ -111,6 +111,10 @@ class _one_sentence:
                 sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}: free some space and start again."))
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR):
                 sys.exit(_fail(f"{where}: {error.strerror}: name another path or change its permissions."))
+        if isinstance(error, Interrupted):
+            if str(error):  # of several processes one speaks
+                print(error, file=sys.stderr)
+            sys.exit(error.code)
         if isinstance(error, KeyboardInterrupt):
             print("interrupted", file=sys.stderr)
             sys.exit(130)

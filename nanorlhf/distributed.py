@@ -7,6 +7,8 @@ The paper's stack is accelerate with ZeRO-2; this is plain PyTorch.
 
 import os
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,7 @@ def setup(device: str) -> torch.device:
         raise InputError(f"--device {device}: this PyTorch sees {torch.cuda.device_count()} CUDA devices; use another.")
     if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
         # [N+ 8]
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
@@ -72,6 +74,22 @@ def all_gather_objects(rows: list) -> list:
     gathered: list[list] = [[] for _ in range(world_size())]
     dist.all_gather_object(gathered, rows)
     return [row for part in gathered for row in part]
+
+
+def from_first(function: Callable[[], Any]) -> Any:
+    """What the function gives on rank 0, which alone calls it, on every rank."""
+    box = [function() if rank() == 0 else None]
+    if world_size() > 1:
+        dist.broadcast_object_list(box)
+    return box[0]
+
+
+def largest(number: int) -> int:
+    """Over all ranks, on every rank."""
+    box = torch.tensor(number)
+    if world_size() > 1:
+        dist.all_reduce(box, dist.ReduceOp.MAX)
+    return int(box)
 
 
 def sum_gradients(*models: nn.Module) -> None:

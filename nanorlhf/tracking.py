@@ -2,32 +2,27 @@
 
     args.json         the settings          metrics.jsonl   one object a logged step
     samples.jsonl     what the model said   summary.json    the final numbers; where it is, the run is finished
-    state/            weights, optimizer, step and generator of the last save      events.out.tfevents.*   TensorBoard
+    state/            what --resume goes on from (resume.py)        events.out.tfevents.*   TensorBoard
 
 The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
 
 import json
 import os
-import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from nanorlhf import distributed
+from nanorlhf.checkpoint import to_disk
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.resume import forget, save_state, states
 
-OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "summary.json", "args.json", "state/state.pt")
-# what may differ when a run goes on: anything else would make it another run
-MAY_CHANGE = frozenset(
-    ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
-    + ("eval_every", "save_every", "sample_every")
-)
+OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "summary.json", "args.json")
 
 
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
@@ -43,20 +38,22 @@ def check_output(out: Path, overwrite: bool, resume: bool) -> None:
         raise InputError(f"--out {out} holds a finished run: name another directory, or pass --overwrite.")
     if (out / "metrics.jsonl").exists() and not overwrite and not resume:
         raise InputError(f"--out {out} holds an interrupted run: pass --resume to go on or --overwrite to begin anew.")
-    if resume and not (out / "state" / "state.pt").exists():
-        raise InputError(f"--resume: {out / 'state' / 'state.pt'} does not exist; start without --resume.")
+    if resume and not states(out):
+        instead = "with --overwrite" if (out / "metrics.jsonl").exists() else "without --resume"
+        raise InputError(f"--resume: nothing to go on from, {out / 'state'} holds no state yet: start {instead}.")
 
 
 class Run:
     """Writes what a run leaves behind."""
 
     def __init__(self, out: Path, args: Any, first_step: int = 0):
-        self.out = out
+        self.out, self.args = out, args
         self.main = distributed.rank() == 0
         if not self.main:
             return
         out.mkdir(parents=True, exist_ok=True)
         if first_step == 0:
+            forget(out)  # first: a state without its metrics would be gone on from
             for name in OF_A_RUN:
                 (out / name).unlink(missing_ok=True)
             for events in out.glob("events.out.tfevents.*"):
@@ -86,48 +83,19 @@ class Run:
             for sample in samples:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
-    def save_state(self, **state: Any) -> None:
-        """Whole or not at all: written beside the old one, then renamed over it."""
-        if not self.main:
-            return
-        path = self.out / "state" / "state.pt"
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        try:
-            with temporary.open("wb") as file:
-                torch.save(state, file)
-            os.replace(temporary, path)
-        except RuntimeError as error:  # how PyTorch reports that the file's own error, a full disk say, stopped it
-            cause = error.__context__
-            raise OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else error from error
-        finally:
-            temporary.unlink(missing_ok=True)
+    def save_state(self, step: int, **state: Any) -> None:
+        """What `--resume` goes on from, after so many steps; every rank calls it. See resume.py."""
+        if self.main:
+            for name in ("metrics.jsonl", "samples.jsonl"):  # no row may be lost that the state won't write again
+                if (self.out / name).exists():
+                    to_disk(self.out / name)
+        save_state(self.out, self.args, step, self.args.keep_last, state)
 
     def finish(self, summary: dict[str, float]) -> None:
         """Write summary.json, last of all."""
         if self.main:
             self.board.close()
             write_json(self.out / "summary.json", summary)
-
-
-def load_state(out: Path, args: Any) -> dict[str, Any]:
-    """What `save_state` kept, on the CPU; refused if the run was started with settings that matter and differ."""
-    try:
-        before = json.loads((out / "args.json").read_text())
-        state = torch.load(out / "state" / "state.pt", map_location="cpu", weights_only=True)
-    except (ValueError, FileNotFoundError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"--resume: {out} holds no readable run ({reason}): start anew with --overwrite.") from error
-    now = json.loads(json.dumps(asdict(args), default=str))
-    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE):
-        if name not in before or name not in now:
-            raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
-        if before[name] != now[name]:
-            raise InputError(
-                f"--resume: the run in {out} was started with --{name.replace('_', '-')} {before[name]}, "
-                f"not {now[name]}: pass the same, or start anew with --overwrite."
-            )
-    return state
 
 
 def check_weights(step: int, *models: nn.Module) -> None:

@@ -1,0 +1,217 @@
+"""Training states on disk: what it takes to go on bit for bit, whenever and however a run ends.
+
+    state/step-00000500/state.pt        weights, optimizers, counters, and every random number generator of each process
+                       /args.json       the settings they belong to
+                       /manifest.json   the SHA-256 of the two
+
+A state is written to state/.partial, forced to the disk and then renamed: whatever ends the run in the middle of it, a
+full disk included, leaves the states before as they were. One that a disk has damaged since is known by its checksums,
+and the run goes on from the one before it. Only rank 0 writes.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanorlhf import distributed
+from nanorlhf.checkpoint import to_disk
+from nanorlhf.errors import InputError, Interrupted
+
+# what may differ when a run goes on: anything else would make it another run
+MAY_CHANGE = frozenset(
+    ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
+    + ("eval_every", "save_every", "sample_every", "keep_last")
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------- write
+def save_state(out: Path, args: Any, step: int, keep_last: int, state: dict[str, Any]) -> None:
+    """Write a state as out/state/step-N and delete all but the `keep_last` newest. Every rank calls it."""
+    generators = distributed.all_gather_objects([generator_states()])
+    if distributed.rank() != 0:
+        return
+    directory = out / "state"
+    partial, target = directory / ".partial", directory / f"step-{step:08}"
+    remove(partial)  # of a save that was killed
+    partial.mkdir(parents=True)
+    try:
+        write_tensors({**state, "step": step, "generators": generators}, partial / "state.pt")
+        (partial / "args.json").write_text(json.dumps(asdict(args), indent=2, default=str) + "\n")
+        manifest = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        for path in (*partial.iterdir(), partial):
+            to_disk(path)
+        remove(target)  # a damaged one: the run went on from the state before it
+        os.rename(partial, target)
+        to_disk(directory)
+    finally:
+        remove(partial)
+    for path in states(out):
+        if path not in states(out, up_to=step)[:keep_last]:  # what lies behind this step is of no run any more
+            remove(path)
+
+
+def write_tensors(state: dict[str, Any], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:  # how PyTorch reports that the file's own error, a full disk say, stopped it
+        cause = error.__context__
+        raise OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else error from error
+
+
+def remove(path: Path) -> None:
+    """Delete a state so that a kill in between leaves none that looks whole."""
+    if path.exists():
+        doomed = path.with_name(".doomed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def forget(out: Path) -> None:
+    """Delete all states: a run begins anew."""
+    remove(out / "state")
+
+
+def generator_states() -> dict[str, Any]:
+    """Of Python, NumPy and PyTorch, as what `torch.load` reads without running code."""
+    numpy = np.random.get_state(legacy=False)
+    keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+    return {
+        "python": random.getstate(),
+        "numpy": numpy | {"state": {"key": keys, "pos": int(numpy["state"]["pos"])}},
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+
+
+def set_generator_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    numpy = states["numpy"]
+    key = numpy["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state(numpy | {"state": {"key": key, "pos": numpy["state"]["pos"]}})
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+# ----------------------------------------------------------------------------------------------------------------- read
+def states(out: Path, up_to: int | None = None) -> list[Path]:
+    """The states in a run's directory, newest first, whole or not."""
+    paths = sorted((out / "state").glob("step-????????"), reverse=True)
+    return [path for path in paths if up_to is None or int(path.name.removeprefix("step-")) <= up_to]
+
+
+def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The newest state that is whole, on the CPU; this process's random number generators are set to it.
+
+    Raises InputError where there is none, and where the run was started with settings that matter and differ.
+    must_stay: settings that matter to this run and not to others.
+    """
+    # rank 0 looks, so that all go on from the same one
+    found, damages = distributed.from_first(lambda: newest_whole_state(out))
+    for path, reason in damages:
+        if distributed.rank() == 0:
+            before = f"going on from {found.name}" if found else "and there is none before it"
+            print(f"{path} is damaged ({reason}): {before}.", file=sys.stderr)
+    if found is None:
+        raise InputError(f"--resume: {out} holds no state that can be read: start anew with --overwrite.")
+    before = json.loads((found / "args.json").read_text())
+    now = json.loads(json.dumps(asdict(args), default=str))
+    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)):
+        if name not in before or name not in now:
+            raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
+        if before[name] != now[name]:
+            raise InputError(
+                f"--resume: the run in {out} was started with --{name.replace('_', '-')} {before[name]}, "
+                f"not {now[name]}: pass the same, or start anew with --overwrite."
+            )
+    try:  # mapped: ranks that read the same file share its memory
+        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"--resume: {found} can't be read ({reason}): start anew with --overwrite.") from error
+    generators = state.pop("generators")
+    # with another number of processes the run is the same to rounding, so nothing is refused
+    set_generator_states(generators[distributed.rank() % len(generators)])
+    return state
+
+
+def newest_whole_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """It, and what is wrong with each that is newer."""
+    damages = []
+    for path in states(out):
+        reason = damage(path)
+        if reason is None:
+            return path, damages
+        damages.append((path, reason))
+    return None, damages
+
+
+def damage(state: Path) -> str | None:
+    """What is wrong with a state; None: all its files are as they were written."""
+    try:
+        manifest = json.loads((state / "manifest.json").read_text())
+        if not isinstance(manifest, dict) or set(manifest) != {"state.pt", "args.json"}:
+            return "manifest.json names other files"
+        for name, checksum in manifest.items():
+            if sha256(state / name) != checksum:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except ValueError:
+        return "manifest.json is cut off"
+    return None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------------- stop
+class StopSignals:
+    """From here on SIGTERM and SIGINT wait for the end of a step: the loop asks `received` after each one.
+
+    A second one isn't waited for, except under `torchrun`, which passes on what the terminal may have sent already and
+    kills what takes longer than its --shutdown-timeout.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def _note(self, number: int, _: object) -> None:
+        self.number = number
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            self.restore()
+
+    def received(self) -> bool:
+        """Whether any process has been told to stop; the same answer on all of them."""
+        self.number = distributed.largest(self.number)
+        return self.number != 0
+
+    def stop(self, out: Path, step: int) -> None:
+        """End the process, now that its state is saved."""
+        self.restore()
+        raise Interrupted(
+            f"stopped by {signal.Signals(self.number).name} after {step} steps: {out} holds the state, "
+            "--resume goes on from it.",
+            128 + self.number,  # as shells do
+        )
+
+    def restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
