@@ -43,7 +43,7 @@ from nanorlhf.generate import generate
 from nanorlhf.localisation import token_bytes, truncate_at_error
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.optimizer import parameter_groups
+from nanorlhf.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, needed_columns, right_pad
 from nanorlhf.ppo import (
     AdaptiveKL,
@@ -125,6 +125,8 @@ class Args:
     """[N+ 20] of AdamW; PyTorch's default is 1e-8"""
     weight_decay: float = 0.01
     """of AdamW; 0 makes it Adam"""
+    max_skipped_steps: int = 3
+    """steps in a row that are skipped because loss or gradient are not finite; one more ends the run"""
 
     max_query_length: int = 512
     """longest query in tokens"""
@@ -435,10 +437,12 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
     if reward_model is None or args.value_model is not None:
         # a fresh head begins at 0: values of order 1 that mean nothing would be the first advantages
         nn.init.zeros_(value_model.score.weight)
-    discriminator = discriminator_optimizer = None
+    discriminator = discriminator_steps = None
     if args.discriminator is not None:
         discriminator = load_discriminator(args.discriminator, device)
         discriminator_optimizer = torch.optim.AdamW(discriminator.parameters(), lr=args.discriminator_lr, fused=True)
+        advice = f"lower --discriminator-lr ({args.discriminator_lr}); {args.out} keeps the checkpoint before."
+        discriminator_steps = FiniteSteps(discriminator_optimizer, args.max_skipped_steps, advice)
     for model in (policy, value_model):
         model.transformer.checkpoint_activations = args.checkpoint_activations
 
@@ -476,6 +480,12 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
 
     groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)  # [N+ 20]
+    steps = FiniteSteps(
+        optimizer,
+        args.max_skipped_steps,
+        f"lower --lr ({args.lr}) or raise --kl-coef ({args.kl_coef}); {args.out} keeps the last checkpoint that was "
+        "saved before.",
+    )
     kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank
@@ -484,12 +494,12 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         state = load_state(args.out, args)
         policy.load_state_dict(state["policy"])
         value_model.load_state_dict(state["value_model"])
-        optimizer.load_state_dict(state["optimizer"])
+        steps.load_state_dict(state["steps"])
         generator.set_state(state["generator"])
         kl_control.coefficient = state["kl_coef"]
         if discriminator is not None:
             discriminator.load_state_dict(state["discriminator"])
-            discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
+            discriminator_steps.load_state_dict(state["discriminator_steps"])
         first_update, metrics = state["step"], state["metrics"]
     run = Run(args.out, args, first_update)
     if run.main:
@@ -594,6 +604,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         for group in optimizer.param_groups:
             group["lr"] = lr
         totals, first_ratio_error, is_first = torch.zeros(7, device=device), torch.zeros((), device=device), True
+        num_steps = 0  # that were taken
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(B, generator=generator)
             for minibatch in order.split(B // args.num_minibatches):
@@ -641,15 +652,10 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                             first_ratio_error = torch.maximum(first_ratio_error, (log_ratio.exp() - 1).abs().max())
                 distributed.sum_gradients(policy, value_model)
                 stats = distributed.all_sum(stats)
-                if not math.isfinite(stats[0] + stats[1]):
-                    raise InputError(
-                        f"the loss is {stats[0] + args.value_coef * stats[1]} at update {update}: lower --lr "
-                        f"({args.lr}) or raise --kl-coef ({args.kl_coef}); {args.out} keeps the last checkpoint that "
-                        "was saved before."
-                    )
-                optimizer.step()
+                loss = (stats[0] + args.value_coef * stats[1]).item()
+                if steps.step([*policy.parameters(), *value_model.parameters()], loss):
+                    totals, num_steps = totals + stats, num_steps + 1
                 is_first = False
-                totals += stats / (args.num_ppo_epochs * args.num_minibatches)
 
         # 2.7 [RLCF section 4] the discriminator's turn: the programs that passed, whole, against what people wrote
         if discriminator is not None:
@@ -679,10 +685,10 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 distributed.sum_gradients(discriminator)
                 for group in discriminator_optimizer.param_groups:
                     group["lr"] = args.discriminator_lr * lr_factor(args.schedule, update, num_updates)
-                discriminator_optimizer.step()
+                discriminator_steps.step(discriminator.parameters(), distributed.all_sum(totals_d[0].clone()).item())
 
         # 2.8 log; every mean is over what is not masked
-        pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = totals.tolist()
+        pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = (totals / num_steps).tolist()
         kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
         kl_k3 = torch.where(padding_mask, 0.0, k3(logprobs, ref_logprobs)).sum(1)
         mean_kl, mean_score = kl_per_response.mean().item(), scores.mean().item()
@@ -706,6 +712,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             "value/clip_fraction": vf_clipped,
             "eos_rate": has_eos.float().mean().item(),
             "response_length": (eos_index + 1).float().mean().item(),
+            "skipped_steps": steps.skipped,
             "lr": lr,
             "episode": (update + 1) * B,
             "episodes_per_second": B / (time.perf_counter() - start),
@@ -723,6 +730,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         if discriminator is not None:
             mean, accuracy = (distributed.all_sum(totals_d)[:2] / num_found).tolist()
             metrics |= {"discriminator/score": mean, "discriminator/accuracy": accuracy}
+            metrics["discriminator/skipped_steps"] = discriminator_steps.skipped
         kl_control.update(mean_kl, B)
         last = update + 1 == num_updates
         if args.gold or last or update % args.sample_every == 0:
@@ -755,9 +763,9 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 update + 1,
                 policy=policy.state_dict(),
                 value_model=value_model.state_dict(),
-                optimizer=optimizer.state_dict(),
+                steps=steps.state_dict(),
                 discriminator=discriminator and discriminator.state_dict(),
-                discriminator_optimizer=discriminator and discriminator_optimizer.state_dict(),
+                discriminator_steps=discriminator and discriminator_steps.state_dict(),
                 generator=generator.get_state(),
                 kl_coef=kl_control.coefficient,
                 metrics=metrics,

@@ -52,7 +52,7 @@ from nanorlhf.feedback import check_responses, compiler_for
 from nanorlhf.generate import generate
 from nanorlhf.localisation import token_bytes
 from nanorlhf.model import GPTConfig, ScalarModel, Transformer
-from nanorlhf.optimizer import parameter_groups, train_linear_layers
+from nanorlhf.optimizer import FiniteSteps, parameter_groups, train_linear_layers
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.reward import pair_scores, response_scores
@@ -103,6 +103,8 @@ class Args:
     """of AdamW; PyTorch's default is 1e-8"""
     max_grad_norm: float | None = None
     """longer gradients are shortened to this; None leaves them"""
+    max_skipped_steps: int = 3
+    """steps in a row that are skipped because loss or gradient are not finite; one more ends the run"""
     trainable: Literal["all", "linear"] = "all"
     """linear: the first and the last block, the linear layers between them and the head; the rest stays"""
     max_query_length: int = 512
@@ -173,6 +175,8 @@ class DiscriminatorArgs:
     """of AdamW"""
     adam_eps: float = 1e-8
     """of AdamW"""
+    max_skipped_steps: int = 3
+    """steps in a row that are skipped because loss or gradient are not finite; one more ends the run"""
 
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count as javac's do"""
@@ -371,12 +375,17 @@ def train_reward_model(args: Args) -> dict[str, float]:
         )
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 10]
+    steps = FiniteSteps(
+        optimizer,
+        args.max_skipped_steps,
+        f"lower --lr ({args.lr}); {args.out} keeps the last checkpoint that was saved before.",
+    )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     first_step, best_loss = 0, math.inf
     if args.resume:
         state = load_state(args.out, args)
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        steps.load_state_dict(state["steps"])
         first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
     if run.main:
@@ -421,7 +430,7 @@ def train_reward_model(args: Args) -> dict[str, float]:
         check_weights(step - 1, model)
         if run.main:
             save(model, args.out, tokenizer)
-        run.save_state(step, model=model.state_dict(), optimizer=optimizer.state_dict(), best_loss=best_loss)
+        run.save_state(step, model=model.state_dict(), steps=steps.state_dict(), best_loss=best_loss)
         distributed.barrier()
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
@@ -438,17 +447,10 @@ def train_reward_model(args: Args) -> dict[str, float]:
             totals += torch.stack((loss.detach(), num_right, margin))
         distributed.sum_gradients(model)
         mean_loss, accuracy, margin = (distributed.all_sum(totals) / args.batch_size).tolist()
-        if not math.isfinite(mean_loss):
-            raise InputError(
-                f"the loss is {mean_loss} at step {step}: lower --lr ({args.lr}); "
-                f"{args.out} keeps the last checkpoint that was saved before."
-            )
         lr = args.lr * lr_factor(args.schedule, step, num_steps, args.warmup_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        if args.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-        optimizer.step()
+        steps.step(model.parameters(), mean_loss, args.max_grad_norm)
 
         metrics = {
             "loss": mean_loss,
@@ -456,6 +458,7 @@ def train_reward_model(args: Args) -> dict[str, float]:
             "absolute_error" if regression else "margin": margin,
             "lr": lr,
             "episode": (step + 1) * args.batch_size,
+            "skipped_steps": steps.skipped,
         }
         if step + 1 < num_steps and (step + 1) % args.eval_every == 0:
             metrics["validation_loss"], metrics["validation_accuracy"] = validate(validation, batch_loss)
@@ -587,6 +590,12 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
         model = discriminator_from_encoder(args.encoder).to(device)
     groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
+    steps = FiniteSteps(
+        optimizer,
+        args.max_skipped_steps,
+        f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr}); {args.out} keeps the last checkpoint that was "
+        "saved before.",
+    )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 
     # programs that solve the same problem; a lone one is its own twin under other names
@@ -606,7 +615,7 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
     if args.resume:
         state = load_state(args.out, args, must_stay=("micro_batch_size",))
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        steps.load_state_dict(state["steps"])
         first_step = state["step"]
         generated = [(row["response"], row["passes"]) for _, row in iter_jsonl(args.out / "generated.jsonl")]
     else:
@@ -669,7 +678,7 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
         check_weights(step - 1, model)
         if run.main:
             save_discriminator(model, args.out)
-        run.save_state(step, model=model.state_dict(), optimizer=optimizer.state_dict())
+        run.save_state(step, model=model.state_dict(), steps=steps.state_dict())
         distributed.barrier()
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
@@ -703,16 +712,12 @@ def train_discriminator(args: DiscriminatorArgs) -> dict[str, float]:
             lr = args.lr * lr_factor("linear", first, num_pair_steps)
         distributed.sum_gradients(model)
         mean_loss, accuracy = (distributed.all_sum(totals) / size).tolist()
-        if not math.isfinite(mean_loss):
-            raise InputError(
-                f"the loss is {mean_loss} at step {step}: lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr}); "
-                f"{args.out} keeps the last checkpoint that was saved before."
-            )
         for group in optimizer.param_groups:
             group["lr"] = lr
-        optimizer.step()
+        steps.step(model.parameters(), mean_loss)
         stage = "triplet" if is_triplet else "discriminator"
-        run.log(step, {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr})
+        metrics = {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr}
+        run.log(step, metrics | {"skipped_steps": steps.skipped})
         progress.set_postfix(**{stage: f"{mean_loss:.3f}"}, accuracy=f"{accuracy:.2f}")
         stopping = signals.received()
         if step + 1 == num_steps or stopping or (step + 1) % args.save_every == 0:

@@ -29,7 +29,7 @@ from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, 
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig
-from nanorlhf.optimizer import parameter_groups
+from nanorlhf.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.peft import merge, tune
 from nanorlhf.resume import StopSignals, load_state
@@ -87,6 +87,8 @@ class Args:
     """[N+ 9] of AdamW; PyTorch's default is 1e-8"""
     max_grad_norm: float | None = None
     """longer gradients are shortened to this; None leaves them"""
+    max_skipped_steps: int = 3
+    """steps in a row that are skipped because loss or gradient are not finite; one more ends the run"""
     loss_on: Literal["all", "response"] = "all"
     """all: query and response tokens (as the reference does); response: only the response and its EOS"""
     max_query_length: int = 512
@@ -347,12 +349,17 @@ def main(args: Args) -> dict[str, float]:
     # [N+ 9] fused: one pass over the weights instead of one an operation
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
+    steps = FiniteSteps(
+        optimizer,
+        args.max_skipped_steps,
+        f"lower --lr ({args.lr}); {args.out} keeps the last checkpoint that was saved before.",
+    )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     first_step, best_loss = 0, math.inf
     if args.resume:
         state = load_state(args.out, args)
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        steps.load_state_dict(state["steps"])
         first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
     if run.main:
@@ -368,7 +375,7 @@ def main(args: Args) -> dict[str, float]:
         check_weights(step - 1, model)
         if run.main:
             save(merge(model), args.out, tokenizer)  # LoRA's updates within the weights
-        run.save_state(step, model=model.state_dict(), optimizer=optimizer.state_dict(), best_loss=best_loss)
+        run.save_state(step, model=model.state_dict(), steps=steps.state_dict(), best_loss=best_loss)
         distributed.barrier()
 
     @torch.no_grad()
@@ -395,19 +402,17 @@ def main(args: Args) -> dict[str, float]:
             loss += micro_loss.detach()
         distributed.sum_gradients(model)
         mean_loss = distributed.all_sum(loss).item()
-        if not math.isfinite(mean_loss):
-            raise InputError(
-                f"the loss is {mean_loss} at step {step}: lower --lr ({args.lr}); "
-                f"{args.out} keeps the last checkpoint that was saved before."
-            )
         lr = args.lr * lr_factor(args.schedule, step, num_steps, args.warmup_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        if args.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-        optimizer.step()
+        steps.step(model.parameters(), mean_loss, args.max_grad_norm)
 
-        metrics = {"loss": mean_loss, "lr": lr, "episode": (step + 1) * args.batch_size}
+        metrics = {
+            "loss": mean_loss,
+            "lr": lr,
+            "episode": (step + 1) * args.batch_size,
+            "skipped_steps": steps.skipped,
+        }
         last = step + 1 == num_steps
         if last or (step + 1) % args.eval_every == 0:
             metrics["validation_loss"] = validation_loss()

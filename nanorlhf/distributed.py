@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.memory import keep_freed_memory
@@ -90,6 +91,11 @@ def largest(number: int) -> int:
     if world_size() > 1:
         dist.all_reduce(box, dist.ReduceOp.MAX)
     return int(box)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that is cut up between the ranks as one, on every rank; others as they are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def sum_gradients(*models: nn.Module) -> None:

@@ -1,10 +1,54 @@
-"""Which weights are trained, and which of them decay."""
+"""Which weights are trained, which of them decay, and a step that a gradient of NaN cannot poison."""
 
+import math
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
+from nanorlhf import distributed
+from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
+
+
+class FiniteSteps:
+    """Steps of an optimizer, of which those with a loss or gradient that is not finite are skipped and counted.
+
+    A skipped step leaves weights and the optimizer's state as they are. More than `limit` in a row end the run:
+    InputError with `advice`, which names what to change.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, limit: int, advice: str):
+        self.optimizer, self.limit, self.advice = optimizer, limit, advice
+        self.skipped, self.in_a_row = 0, 0
+
+    def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
+        """Whether it was taken. A gradient that is longer than max_norm is shortened to that; None leaves it.
+
+        Loss and gradients are those of the global batch, so all ranks decide alike.
+        """
+        parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        if not math.isfinite(loss) or not distributed.whole(norm).isfinite():
+            self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+            if self.in_a_row > self.limit:
+                raise InputError(
+                    f"loss or gradient are not finite in {self.in_a_row} step(s) in a row (the loss is {loss}): "
+                    f"{self.advice}"
+                )
+            return False
+        if max_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        self.optimizer.step()
+        self.in_a_row = 0
+        return True
+
+    def state_dict(self) -> dict:
+        return {"optimizer": self.optimizer.state_dict(), "skipped": self.skipped, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:

@@ -31,7 +31,7 @@ from nanorlhf.errors import InputError, Interrupted
 # what may differ when a run goes on: anything else would make it another run
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
-    + ("eval_every", "save_every", "sample_every", "keep_last")
+    + ("eval_every", "save_every", "sample_every", "keep_last", "max_skipped_steps")
 )
 
 

@@ -330,7 +330,7 @@ def test_a_run_that_was_killed_behind_its_last_save_finishes(miniature, tmp_path
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(miniature, monkeypatch):
-    args = replace(miniature.ppo, out=miniature.root / "ppo_nan", overwrite=True, save_every=1)
+    args = replace(miniature.ppo, out=miniature.root / "ppo_nan", overwrite=True, save_every=1, max_skipped_steps=1)
     plain, calls = train_ppo.policy_loss, []
 
     def explodes(*arguments):
@@ -339,10 +339,29 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         return (loss * float("nan"), clipped) if len(calls) > 6 else (loss, clipped)
 
     monkeypatch.setattr(train_ppo, "policy_loss", explodes)
-    with pytest.raises(InputError, match="the loss is nan at update 1.*--lr"):
+    with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is nan\): lower --lr"):
         train_ppo.main(args)
     assert all(p.isfinite().all() for p in load_gpt(args.out).parameters())
     assert not (args.out / "summary.json").exists()
+
+
+def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monkeypatch):
+    """Six steps of two micro-batches; the second update's first step is left out, its other one is its mean."""
+    args = replace(miniature.ppo, out=tmp_path / "ppo")
+    plain, calls, losses = train_ppo.policy_loss, [], []
+
+    def explodes(*arguments):
+        calls.append(1)
+        loss, clipped = plain(*arguments)
+        losses.append(loss.item())
+        return (loss * float("nan"), clipped) if len(calls) == 6 else (loss, clipped)
+
+    monkeypatch.setattr(train_ppo, "policy_loss", explodes)
+    train_ppo.main(args)
+    metrics = read_metrics(args.out)
+    assert [row["skipped_steps"] for row in metrics] == [0, 1, 1]
+    assert metrics[1]["policy/loss"] == pytest.approx(losses[6] + losses[7], abs=1e-6)
+    assert metrics[2]["policy/loss"] == pytest.approx(sum(losses[8:]) / 2, abs=1e-6)
 
 
 def test_ppo_learns_a_rule(miniature, tmp_path):

@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_behind_its_last_save_finishes_and_is_normalised_o
     assert load_scalar(args.out).reward_bias == bias != 0
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_at_which_step(miniature, tmp_path, monkeypatch):
+def test_losses_that_stay_nan_stop_the_run(miniature, tmp_path, monkeypatch):
     plain, calls = train_rm.pair_scores, []
 
     def explodes(*arguments):
@@ -138,9 +138,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_at_which_step(miniatur
         return (chosen * float("nan") if len(calls) > 3 else chosen), rejected
 
     monkeypatch.setattr(train_rm, "pair_scores", explodes)
-    args = replace(miniature.rm, out=tmp_path / "rm", save_every=1)
-    with pytest.raises(InputError, match="the loss is nan at step 3.*--lr"):
+    args = replace(miniature.rm, out=tmp_path / "rm", save_every=1, max_skipped_steps=1)
+    with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is nan\): lower --lr"):
         train_rm.main(args)
+    assert [row["skipped_steps"] for row in read_metrics(args.out)] == [0, 0, 0, 1]
     assert all(p.isfinite().all() for p in load_scalar(args.out).parameters())
     assert not (args.out / "summary.json").exists()
 

@@ -157,7 +157,7 @@ def test_a_run_leaves_what_the_readme_says(miniature):
     assert json.loads((out / "args.json").read_text())["batch_size"] == 8
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_at_which_step(miniature, tmp_path, monkeypatch):
+def test_losses_that_stay_infinite_stop_the_run(miniature, tmp_path, monkeypatch):
     plain, calls = train_sft.demonstration_loss, []
 
     def explodes(*arguments):
@@ -165,9 +165,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_at_which_step(miniatur
         return plain(*arguments) * (float("inf") if len(calls) > 3 else 1.0)
 
     monkeypatch.setattr(train_sft, "demonstration_loss", explodes)
-    args = replace(miniature.sft, out=tmp_path / "sft", save_every=1)
-    with pytest.raises(InputError, match="the loss is inf at step 3.*--lr"):
+    args = replace(miniature.sft, out=tmp_path / "sft", save_every=1, max_skipped_steps=1)
+    with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is inf\): lower --lr"):
         train_sft.main(args)
+    assert [row["skipped_steps"] for row in read_metrics(args.out)] == [0, 0, 0, 1]
     assert all(p.isfinite().all() for p in load_gpt(args.out).parameters())
 
 
