@@ -61,6 +61,8 @@ def check_ranges(args: Any) -> None:
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
     """Run `script.py [recipe] [--flags]`: the first recipe where none is named. Exits 2 on bad input."""
+    from nanorlhf import distributed  # with it comes PyTorch, which --flags of a data module don't wait for
+
     arguments = sys.argv[1:]
     default = next(iter(recipes))
     if arguments[:1] in (["-h"], ["--help"]):
@@ -70,7 +72,7 @@ def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, An
     with _one_sentence():
         if recipe not in recipes:
             raise InputError(f"{sys.argv[0]}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
-        main(_parse(recipes[recipe][1], arguments, f"{sys.argv[0]} {recipe}"))
+        distributed.run(main, _parse(recipes[recipe][1], arguments, f"{sys.argv[0]} {recipe}"))
 
 
 def run_module(main: Callable[[Any], object], args_class: type) -> None:

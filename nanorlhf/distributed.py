@@ -5,14 +5,20 @@ A script works out the same global batch on every rank and takes its own slice o
 The paper's stack is accelerate with ZeRO-2; this is plain PyTorch.
 """
 
+import ctypes
 import os
 import re
+import signal
+import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor
 
 from nanorlhf.errors import InputError
@@ -28,14 +34,42 @@ def setup(device: str) -> torch.device:
     if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise InputError(f"--device {device}: this PyTorch sees {torch.cuda.device_count()} CUDA devices; use another.")
     if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
-        # [N+ 8]
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+        die_with_parent()
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        # [N+ 8] a process that dies is noticed at once; half an hour is for one that hangs, and longer than a save
+        dist.init_process_group(backend, timeout=timedelta(minutes=30))
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
     if device == "cpu":
         keep_freed_memory()
     return torch.device(device)
+
+
+def run(main: Callable[[Any], object], args: Any) -> None:
+    """main(args), so that `torchrun` ends the job with the reason of the process that died first.
+
+    It writes a failure down where `torchrun` looks for it; one that is only the loss of another process waits to be
+    ended, or the two might be taken for each other.
+    """
+
+    def guarded() -> None:
+        try:
+            main(args)
+        except RuntimeError as error:  # the collectives': gloo's have no class of their own
+            if world_size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                time.sleep(10)
+            raise
+
+    (record(guarded) if "TORCHELASTIC_ERROR_FILE" in os.environ else guarded)()
+
+
+def die_with_parent() -> None:
+    """Where `torchrun` is killed by force its processes go as well: nobody else would end them. On Linux."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1  # prctl.h
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def world_size() -> int:

@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten_with_path
 
 import train_ppo
 import train_rm
@@ -25,19 +28,24 @@ SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
     "total_episodes", "max_query_length", "max_response_length", "response_length", "n_layer", "d_model", "n_head",
     "warmup_steps", "num_samples", "sample_every", "num_ppo_epochs", "loss", "num_normalisation", "max_grad_norm",
+    "eval_every",
 )  # fmt: skip
 
 
-def torchrun(script: str, args) -> subprocess.CompletedProcess:
-    """Two processes on a free port; one that hangs is killed with its children."""
-    flags = [
+def flags_of(args) -> list[str]:
+    return [
         text
         for name in SETTINGS
         if hasattr(args, name)
         for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))
     ]
+
+
+def torchrun(script: str, args) -> subprocess.CompletedProcess:
+    """Two processes on a free port; one that hangs is killed with its children."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, "tiny", *flags],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, "tiny",
+         *flags_of(args)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -53,7 +61,7 @@ def torchrun(script: str, args) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("stage", ["sft", "rm", "regression", "ppo"])
 def test_two_processes_equal_one(miniature, scored, tmp_path, stage):  # noqa: F811
     main, load, args = {
-        "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3)),
+        "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
         "rm": (train_rm.main, load_scalar, replace(miniature.rm, micro_batch_size=3)),
         "regression": (train_rm.main, load_scalar, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
         "ppo": (
@@ -68,6 +76,16 @@ def test_two_processes_equal_one(miniature, scored, tmp_path, stage):  # noqa: F
     assert result.returncode == 0, result.stderr[-2000:]
     weights = [torch.cat([p.flatten() for p in load(out).parameters()]) for out in (one.out, two.out)]
     assert torch.allclose(*weights, atol=2e-5)
+    if stage != "ppo":  # written by the same rule at the same step
+        best = [torch.cat([p.flatten() for p in load(out / "best").parameters()]) for out in (one.out, two.out)]
+        assert torch.allclose(*best, atol=2e-5)
+    state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one.out, two.out))
+    shapes = [
+        {path: leaf.shape for path, leaf in tree_flatten_with_path(s)[0] if isinstance(leaf, torch.Tensor)}
+        for s in (state, sharded_state)
+    ]
+    kept = [{path: shape for path, shape in found.items() if "generators" not in str(path)} for found in shapes]
+    assert kept[0] == kept[1]  # a state is the same file, whoever wrote it
     skipped = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
     for rows in zip(read_metrics(one.out), read_metrics(two.out), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in skipped} for row in rows)
@@ -92,6 +110,98 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
 def test_a_device_that_is_not_there_is_named(device):
     with pytest.raises(InputError, match=f"--device {device}"):
         distributed.setup(device)
+
+
+# ------------------------------------------------------------------------------------------------ a process that dies
+def processes_of(out) -> list[int]:
+    """Those with this directory on their command line: torchrun and its workers."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:  # it has just ended
+            continue
+        if str(out).encode() in arguments and not zombie:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def job(miniature, tmp_path):
+    """PPO with a rule on two processes that runs for hours; ended whatever happens."""
+    out, rule = tmp_path / "out", tmp_path / "rule.py"
+    rule.write_text(
+        "import os, pathlib\n"
+        "def score(queries, responses):\n"
+        "    if os.environ['RANK'] == '1' and pathlib.Path(__file__).with_name('break').exists():\n"
+        "        raise ValueError('the rule broke')\n"
+        "    return [0.0] * len(responses)\n"
+    )
+    args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train_ppo.py", "tiny",
+         *flags_of(args), "--reward", f"{rule}:score"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        wait_until(lambda: (out / "metrics.jsonl").exists() or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        yield process, out, tmp_path
+    finally:
+        for pid in {process.pid, *processes_of(out)}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        process.communicate()
+
+
+def worker(out, rank) -> int:
+    return next(p for p in processes_of(out) if f"\0RANK={rank}\0" in Path(f"/proc/{p}/environ").read_text())
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job, rank):
+    process, out, _ = job
+    os.kill(worker(out, rank), signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    first = err.partition("Root Cause (first observed failure)")[2]
+    assert process.returncode != 0 and f"(local_rank: {rank})" in first and "SIGKILL" in first
+    wait_until(lambda: not processes_of(out))
+
+
+@needs_proc
+@pytest.mark.slow
+def test_the_error_of_the_process_that_failed_first_is_the_reason(job):
+    process, out, directory = job
+    (directory / "break").touch()
+    _, err = process.communicate(timeout=120)
+    first = err.partition("Root Cause (first observed failure)")[2]
+    assert process.returncode != 0 and "(local_rank: 1)" in first and "ValueError: the rule broke" in first
+    wait_until(lambda: not processes_of(out))
+
+
+@needs_proc
+@pytest.mark.slow
+def test_torchrun_killed_by_force_leaves_no_orphan(job):
+    process, out, _ = job
+    assert len(processes_of(out)) == 3
+    process.kill()
+    wait_until(lambda: not processes_of(out))
 
 
 @pytest.mark.slow
