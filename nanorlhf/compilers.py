@@ -416,7 +416,10 @@ class Server:
         self.num_sent = 0
         self.replies = queue.SimpleQueue()
         with tempfile.TemporaryFile() as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            # in a session of its own: Ctrl-C is for the run, which still needs it to end its step
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            )
             reader = threading.Thread(target=read_replies, args=(self.process.stdout, self.replies), daemon=True)
             reader.start()
             try:

@@ -117,6 +117,12 @@ def test_what_a_parser_makes_of_the_statement_it_stumbled_in_is_left_out(java, b
     assert errors(program, java.check([program])[0]) == expected
 
 
+def test_ctrl_c_in_a_terminal_does_not_reach_a_compiler(python):
+    """The run that it interrupts still has to end its step."""
+    python.check(["x = 1"])
+    assert os.getsid(python.server.process.pid) != os.getsid(0)
+
+
 @needs_jdk
 @pytest.mark.parametrize(
     "program", ["class A {", "class A { void f() { ", "class A { /* never closed } ", 'class A { String s = """\n }']
