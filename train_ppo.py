@@ -113,6 +113,10 @@ class Args:
     """responses a forward and backward pass and process; changes memory, not the gradient"""
     checkpoint_activations: bool = False
     """keep each block's input only and run the block again in the backward pass: less memory, a third more time"""
+    shard: Literal["none", "fsdp"] = "none"
+    """fsdp: the processes share weights, gradients and optimizer state out among them; none: each has all (DDP)"""
+    offload: bool = False
+    """reference and reward model wait in the CPU's memory while policy and value model are trained"""
     rollout_batch_size: int = 64
     """responses sampled and scored at once by a process; changes memory, not the result"""
     lr: float = 3e-6
@@ -404,7 +408,8 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
     load = load_programs if args.rows == "code" else load_demonstrations
     demonstrations = load(args.data / f"{args.rows}.train.jsonl", tokenizer, args.max_query_length, None)
 
-    policy = load_gpt(args.sft, device).forbid(pad_id, tokenizer.vocab_size)
+    home = device if args.shard == "none" else torch.device("cpu")  # what is sharded goes to the GPU block by block
+    policy = load_gpt(args.sft, home).forbid(pad_id, tokenizer.vocab_size)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
     longest = max(len(row.query) for row in demonstrations) + T
     if args.objective == "bipolar_ramp":  # reads the written programs as well
@@ -416,19 +421,19 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         )
     ref_policy = copy.deepcopy(policy).requires_grad_(False)
     if args.reward_model is None:
-        reward_model, value_model = None, scalar_from_gpt(policy).to(device)
+        reward_model, value_model = None, scalar_from_gpt(policy).to(home)
     else:
         if load_tokenizer(args.reward_model).backend.get_vocab() != tokenizer.backend.get_vocab():
             raise InputError(
                 f"the tokenizer of {args.reward_model} differs from that of {args.sft}: "
                 "train the reward model from this policy."
             )
-        reward_model = load_scalar(args.reward_model, device).requires_grad_(False)
+        reward_model = load_scalar(args.reward_model, home).requires_grad_(False)
         value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
     if args.value_model is not None:  # [RLCF alg 1] a critic of its own
         if load_tokenizer(args.value_model).backend.get_vocab() != tokenizer.backend.get_vocab():
             raise InputError(f"--value-model {args.value_model}: its tokenizer differs from that of {args.sft}.")
-        value_model = scalar_from_gpt(load_gpt(args.value_model, device)).to(device)
+        value_model = scalar_from_gpt(load_gpt(args.value_model, home)).to(home)
         if longest > value_model.config.n_ctx:
             raise InputError(
                 f"the longest query and --response-length make {longest} tokens, more than the "
@@ -445,6 +450,14 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         discriminator_steps = FiniteSteps(discriminator_optimizer, args.max_skipped_steps, advice)
     for model in (policy, value_model):
         model.transformer.checkpoint_activations = args.checkpoint_activations
+    frozen = [model for model in (ref_policy, reward_model) if model is not None]
+    if args.shard == "fsdp":
+        for model in (policy, value_model):
+            distributed.shard(model, device, args.dtype == "bfloat16")
+        for model in frozen:
+            distributed.shard(model, device, args.dtype == "bfloat16", args.offload)
+    # those that FSDP doesn't bring and take away by itself
+    visitors = [model for model in frozen if args.offload and not distributed.is_sharded(model)]
 
     def reward_model_score(queries: Tensor, responses: Tensor) -> Tensor:
         return end_scores(reward_model, torch.cat((queries, responses), dim=1), queries.size(1), pad_id)
@@ -492,8 +505,8 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
     first_update, metrics = 0, {}
     if args.resume:
         state = load_state(args.out, args)
-        policy.load_state_dict(state["policy"])
-        value_model.load_state_dict(state["value_model"])
+        distributed.load_model(policy, state["policy"])
+        distributed.load_model(value_model, state["value_model"])
         steps.load_state_dict(state["steps"])
         generator.set_state(state["generator"])
         kl_control.coefficient = state["kl_coef"]
@@ -510,6 +523,11 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             f"{len(demonstrations):,} queries are seen {args.total_episodes / len(demonstrations):.2f} times"
         )
 
+    def write(model: GPT | ScalarModel, directory: Path) -> None:
+        whole = distributed.plain(model)
+        if run.main:
+            save(whole, directory, tokenizer)
+
     # ----------------------------------------------------------------------------------------------------- 2. the loop
     mine = distributed.rank_slice(B)  # this process samples and scores these rows; the results are gathered
     progress = tqdm(
@@ -524,6 +542,9 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         query_mask, Q = query != pad_id, query.size(1)  # (B, Q)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, whoever samples it
         rollout, checks = [], []
+        sampler = distributed.plain(policy)  # gathered once a rollout, not once a token
+        for model in visitors:
+            model.to(device)
         my_rows = [demonstrations[i] for i in indices[mine]]
         for q, u, rows in zip(
             micro_batches(query[mine], args.rollout_batch_size),
@@ -533,7 +554,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         ):
             with autocast, torch.no_grad():
                 response, sampled = generate(
-                    policy, q, q != pad_id, T, args.temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u
+                    sampler, q, q != pad_id, T, args.temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u
                 )  # (b, T) each; [N+ 23] [PAD] behind the first EOS
                 assert response.shape == (len(q), T)  # the response alone: no query ids in it
                 # 2.2 score the response up to its EOS; a compiler also says where it ends
@@ -551,6 +572,8 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         response, sampled_logprobs, logprobs, ref_logprobs, values, scores = (
             distributed.all_gather_rows(torch.cat(part)) for part in zip(*rollout, strict=True)
         )
+        for model in visitors:
+            model.to("cpu")
         eos_index, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)  # (B,), (B, T), (B, T)
         state_mask = padding_mask_p1 if args.score_at == "after_eos" else padding_mask  # (B, T) True = no state
         query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
@@ -592,12 +615,14 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             advantages = bipolar_ramp_advantages(logprobs, error_index)
         elif args.objective == "coderl":
             with autocast, torch.no_grad():
-                greedy, _ = generate(policy, query[mine], query_mask[mine], T, 0.0, eos_id=eos_id, pad_id=pad_id)
+                greedy, _ = generate(sampler, query[mine], query_mask[mine], T, 0.0, eos_id=eos_id, pad_id=pad_id)
                 arguments = query_response[mine], mask[mine], padding_mask[mine]
                 token_logits = coderl_critic(value_model, *arguments)[1]
             baseline = check_responses([row.record for row in my_rows], greedy, compiler, pieces, eos_id)
             token_logits, baseline_passes = map(distributed.all_gather_rows, (token_logits, baseline.passes))
             advantages = coderl_advantages(token_logits, passes, baseline_passes, padding_mask)
+
+        sampler = None  # of a sharded policy a copy, which the update has no room for
 
         # 2.6 K epochs of minibatches over the frozen rollout
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
@@ -754,11 +779,10 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         stopping = signals.received()
         if last or stopping or (update + 1) % args.save_every == 0:
             check_weights(update, policy, value_model, *filter(None, [discriminator]))
-            if run.main:
-                save(policy, args.out, tokenizer)
-                save(value_model, args.out / "value_model", tokenizer)
-                if discriminator is not None:
-                    save_discriminator(discriminator, args.out / "discriminator")
+            write(policy, args.out)
+            write(value_model, args.out / "value_model")
+            if discriminator is not None and run.main:
+                save_discriminator(discriminator, args.out / "discriminator")
             run.save_state(
                 update + 1,
                 policy=policy.state_dict(),

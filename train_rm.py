@@ -89,6 +89,8 @@ class Args:
     """pairs or scored responses a forward pass and process; changes memory, not the gradient"""
     checkpoint_activations: bool = False
     """keep each block's input only and run the block again in the backward pass: less memory, a third more time"""
+    shard: Literal["none", "fsdp"] = "none"
+    """fsdp: the processes share weights, gradients and optimizer state out among them; none: each has all (DDP)"""
     lr: float = 3e-6
     """peak learning rate of AdamW"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -359,7 +361,8 @@ def train_reward_model(args: Args) -> dict[str, float]:
             f"--batch-size {args.batch_size} is more than the {len(train)} rows of "
             f"{args.data / f'{name}.train.jsonl'} times --num-epochs {args.num_epochs}: lower it."
         )
-    model = scalar_from_gpt(load_gpt(args.sft, device)).to(device)  # [N+ 11] a fresh head on the policy's trunk
+    home = device if args.shard == "none" else torch.device("cpu")  # what is sharded goes to the GPU block by block
+    model = scalar_from_gpt(load_gpt(args.sft, home)).to(home)  # [N+ 11] a fresh head on the policy's trunk
     if args.trainable == "linear":
         train_linear_layers(model)
     model.transformer.checkpoint_activations = args.checkpoint_activations
@@ -373,6 +376,8 @@ def train_reward_model(args: Args) -> dict[str, float]:
             f"a row of {name} in {args.data} has {longest} tokens, more than the {model.config.n_ctx} positions of "
             f"{args.sft}: lower --max-query-length where the data is made."
         )
+    if args.shard == "fsdp":
+        distributed.shard(model, device, args.dtype == "bfloat16")
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 10]
     steps = FiniteSteps(
@@ -384,7 +389,7 @@ def train_reward_model(args: Args) -> dict[str, float]:
     first_step, best_loss = 0, math.inf
     if args.resume:
         state = load_state(args.out, args)
-        model.load_state_dict(state["model"])
+        distributed.load_model(model, state["model"])
         steps.load_state_dict(state["steps"])
         first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
@@ -398,11 +403,11 @@ def train_reward_model(args: Args) -> dict[str, float]:
     @torch.no_grad()
     def validate(rows: list, batch_loss: Callable) -> tuple[float, float]:
         """Mean loss, and the share of pairs ranked as the labeller did, or of signs that agree."""
-        totals = torch.zeros(3, device=device)
+        totals, whole = torch.zeros(3, device=device), distributed.plain(model)
         mine = rows[distributed.rank() :: distributed.world_size()]
         for batch in micro_batches(mine, 4 * args.micro_batch_size):
             with autocast:
-                totals += torch.stack(batch_loss(model, batch, tokenizer.pad_id))
+                totals += torch.stack(batch_loss(whole, batch, tokenizer.pad_id))
         loss, accuracy, _ = (distributed.all_sum(totals) / len(rows)).tolist()
         return loss, accuracy
 
@@ -413,10 +418,11 @@ def train_reward_model(args: Args) -> dict[str, float]:
         The bias is saved with the weights, and the value model inherits it.
         """
         measured = demonstrations[: args.num_normalisation or None]
+        whole = distributed.plain(model)
         mine = measured[distributed.rank() :: distributed.world_size()]
         with autocast:
             scores = [
-                response_scores(model, rows, tokenizer.pad_id, "left")
+                response_scores(whole, rows, tokenizer.pad_id, "left")
                 for rows in micro_batches(mine, 4 * args.micro_batch_size)
             ]
         scores = torch.cat(scores) if scores else torch.zeros(0, device=device)
@@ -426,10 +432,14 @@ def train_reward_model(args: Args) -> dict[str, float]:
             model.reward_bias += mean
         return mean, math.sqrt(max(moments[1] / len(measured) - mean**2, 0.0))
 
+    def write(directory: Path) -> None:
+        whole = distributed.plain(model)
+        if run.main:
+            save(whole, directory, tokenizer)
+
     def checkpoint(step: int) -> None:
         check_weights(step - 1, model)
-        if run.main:
-            save(model, args.out, tokenizer)
+        write(args.out)
         run.save_state(step, model=model.state_dict(), steps=steps.state_dict(), best_loss=best_loss)
         distributed.barrier()
 
@@ -464,8 +474,7 @@ def train_reward_model(args: Args) -> dict[str, float]:
             metrics["validation_loss"], metrics["validation_accuracy"] = validate(validation, batch_loss)
             if metrics["validation_loss"] < best_loss:
                 best_loss = metrics["validation_loss"]
-                if run.main:
-                    save(model, args.out / "best", tokenizer)
+                write(args.out / "best")
         run.log(step, metrics)
         progress.set_postfix(loss=f"{mean_loss:.3f}", accuracy=f"{accuracy:.2f}")
         stopping = signals.received()
@@ -480,8 +489,9 @@ def train_reward_model(args: Args) -> dict[str, float]:
 
     # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
     rows = demonstrations[: 4 * args.micro_batch_size]
+    whole = distributed.plain(model)
     with autocast, torch.no_grad():
-        left, right = (response_scores(model, rows, tokenizer.pad_id, side) for side in ("left", "right"))
+        left, right = (response_scores(whole, rows, tokenizer.pad_id, side) for side in ("left", "right"))
     validation_loss, validation_accuracy = validate(validation, batch_loss)
     summary = {
         "validation_loss": validation_loss,
@@ -497,16 +507,12 @@ def train_reward_model(args: Args) -> dict[str, float]:
         summary["validation_majority_sign"] = max(positive, 1 - positive)  # what a constant would reach
     if pairs:
         _, summary["validation_pair_accuracy"] = validate(pairs, contrastive_loss)
-    if run.main:
-        save(model, args.out, tokenizer)
-        if validation_loss <= best_loss:
-            save(model, args.out / "best", tokenizer)
-    if best_loss < validation_loss:
-        model.load_state_dict(load_scalar(args.out / "best").state_dict())
+    write(args.out)
+    if best_loss < validation_loss:  # it is normalised as well
+        distributed.load_model(model, load_scalar(args.out / "best").state_dict())
         model.reward_bias.zero_()
         normalise()
-        if run.main:
-            save(model, args.out / "best", tokenizer)
+    write(args.out / "best")
     run.log(num_steps, summary)
     run.finish(summary)
     if run.main:

@@ -73,6 +73,8 @@ class Args:
     """demonstrations a forward pass and process; changes memory, not the gradient"""
     checkpoint_activations: bool = False
     """keep each block's input only and run the block again in the backward pass: less memory, a third more time"""
+    shard: Literal["none", "fsdp"] = "none"
+    """fsdp: the processes share weights, gradients and optimizer state out among them; none: each has all (DDP)"""
     lr: float = 3e-6
     """peak learning rate of AdamW"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -320,6 +322,7 @@ def main(args: Args) -> dict[str, float]:
             f"{args.data / f'{args.rows}.train.jsonl'} times --num-epochs {args.num_epochs}: lower it."
         )
     n_ctx = args.max_query_length + args.max_response_length
+    home = device if args.shard == "none" else torch.device("cpu")  # what is sharded goes to the GPU block by block
     if args.model is None:
         if args.d_model % args.n_head or args.d_model // args.n_head < 2:
             raise InputError(f"--n-head {args.n_head} must divide --d-model {args.d_model} into heads at least 2 wide.")
@@ -334,9 +337,9 @@ def main(args: Args) -> dict[str, float]:
                 d_mlp=4 * args.d_model,
                 rotary_dim=max(2, args.d_model // args.n_head // 4 * 2),
             )
-        ).to(device)
+        ).to(home)
     else:
-        model = load_gpt(args.model, device)
+        model = load_gpt(args.model, home)
     check_vocabulary(tokenizer, model.config.vocab_size, args.model or "the new model")
     if n_ctx > model.config.n_ctx:
         raise InputError(
@@ -346,6 +349,8 @@ def main(args: Args) -> dict[str, float]:
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     model.transformer.checkpoint_activations = args.checkpoint_activations
     tune(model, args.tune)
+    if args.shard == "fsdp":
+        distributed.shard(model, device, args.dtype == "bfloat16")
     # [N+ 9] fused: one pass over the weights instead of one an operation
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
@@ -358,7 +363,7 @@ def main(args: Args) -> dict[str, float]:
     first_step, best_loss = 0, math.inf
     if args.resume:
         state = load_state(args.out, args)
-        model.load_state_dict(state["model"])
+        distributed.load_model(model, state["model"])
         steps.load_state_dict(state["steps"])
         first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
@@ -371,20 +376,24 @@ def main(args: Args) -> dict[str, float]:
             f"{args.micro_batch_size} on {distributed.world_size()} process(es)"
         )
 
+    def write(directory: Path) -> None:
+        whole = merge(distributed.plain(model))  # LoRA's updates within the weights
+        if run.main:
+            save(whole, directory, tokenizer)
+
     def checkpoint(step: int) -> None:
         check_weights(step - 1, model)
-        if run.main:
-            save(merge(model), args.out, tokenizer)  # LoRA's updates within the weights
+        write(args.out)
         run.save_state(step, model=model.state_dict(), steps=steps.state_dict(), best_loss=best_loss)
         distributed.barrier()
 
     @torch.no_grad()
     def validation_loss() -> float:
         total = torch.zeros((), device=device)
-        mine = validation[distributed.rank() :: distributed.world_size()]
+        mine, whole = validation[distributed.rank() :: distributed.world_size()], distributed.plain(model)
         for rows in micro_batches(mine, args.micro_batch_size):
             with autocast:
-                total += demonstration_loss(model, rows, tokenizer.pad_id, args.loss_on)
+                total += demonstration_loss(whole, rows, tokenizer.pad_id, args.loss_on)
         return distributed.all_sum(total).item() / num_labels(validation, args.loss_on)
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
@@ -423,8 +432,7 @@ def main(args: Args) -> dict[str, float]:
                 )
             if metrics["validation_loss"] < best_loss:
                 best_loss = metrics["validation_loss"]
-                if run.main:
-                    save(merge(model), args.out / "best", tokenizer)
+                write(args.out / "best")
         run.log(step, metrics)
         progress.set_postfix(loss=f"{mean_loss:.3f}")
         stopping = signals.received()
@@ -439,7 +447,7 @@ def main(args: Args) -> dict[str, float]:
     query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)  # (B, Q)
     with autocast:
         response, _ = generate(
-            model,
+            distributed.plain(model),
             query,
             query != tokenizer.pad_id,
             args.max_response_length,

@@ -47,7 +47,7 @@ class FiniteSteps:
         return {"optimizer": self.optimizer.state_dict(), "skipped": self.skipped, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: dict) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        distributed.load_optimizer(self.optimizer, state["optimizer"])
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
 
 

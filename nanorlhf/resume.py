@@ -31,7 +31,7 @@ from nanorlhf.errors import InputError, Interrupted
 # what may differ when a run goes on: anything else would make it another run
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
-    + ("eval_every", "save_every", "sample_every", "keep_last", "max_skipped_steps")
+    + ("eval_every", "save_every", "sample_every", "keep_last", "max_skipped_steps", "shard", "offload")
 )
 
 
@@ -206,11 +206,10 @@ class StopSignals:
     def stop(self, out: Path, step: int) -> None:
         """End the process, now that its state is saved."""
         self.restore()
-        raise Interrupted(
-            f"stopped by {signal.Signals(self.number).name} after {step} steps: {out} holds the state, "
-            "--resume goes on from it.",
-            128 + self.number,  # as shells do
-        )
+        name = signal.Signals(self.number).name
+        sentence = f"stopped by {name} after {step} steps: {out} holds the state, --resume goes on from it."
+        # one process speaks for all; the exit code is what shells make of a signal
+        raise Interrupted(sentence if distributed.rank() == 0 else "", 128 + self.number)
 
     def restore(self) -> None:
         for number, handler in self.before.items():

@@ -22,7 +22,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.resume import forget, save_state, states
 
-OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "summary.json", "args.json")
+OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 
 
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
@@ -53,16 +53,19 @@ class Run:
             return
         out.mkdir(parents=True, exist_ok=True)
         if first_step == 0:
-            forget(out)  # first: a state without its metrics would be gone on from
+            # in this order: what a kill leaves of the old run is neither a finished one nor a state without metrics
+            (out / "summary.json").unlink(missing_ok=True)
+            forget(out)
             for name in OF_A_RUN:
                 (out / name).unlink(missing_ok=True)
             for events in out.glob("events.out.tfevents.*"):
                 events.unlink()
         else:  # resumed: forget what was logged after the state was saved
-            for name in ("metrics.jsonl", "samples.jsonl"):
-                lines = (out / name).read_text().splitlines(keepends=True) if (out / name).exists() else []
+            for path in (out / "metrics.jsonl", out / "samples.jsonl"):
+                lines = path.read_text().splitlines(keepends=True) if path.exists() else []
                 rows = [json.loads(line) for line in lines if line.endswith("\n")]  # killed while writing the last one?
-                write_jsonl(out / name, [row for row in rows if row["step"] < first_step])
+                if lines:
+                    write_jsonl(path, [row for row in rows if row["step"] < first_step])
         write_json(out / "args.json", asdict(args))
         self.board = SummaryWriter(str(out), purge_step=first_step)
 
@@ -86,10 +89,11 @@ class Run:
     def save_state(self, step: int, **state: Any) -> None:
         """What `--resume` goes on from, after so many steps; every rank calls it. See resume.py."""
         if self.main:
+            self.board.flush()
             for name in ("metrics.jsonl", "samples.jsonl"):  # no row may be lost that the state won't write again
                 if (self.out / name).exists():
                     to_disk(self.out / name)
-        save_state(self.out, self.args, step, self.args.keep_last, state)
+        save_state(self.out, self.args, step, self.args.keep_last, distributed.on_first(state))
 
     def finish(self, summary: dict[str, float]) -> None:
         """Write summary.json, last of all."""
@@ -99,14 +103,21 @@ class Run:
 
 
 def check_weights(step: int, *models: nn.Module) -> None:
-    """Stop before weights that a step has made NaN or infinite replace the last good checkpoint."""
-    for model in models:
-        for name, tensor in model.state_dict().items():
-            if not tensor.isfinite().all():
-                raise InputError(
-                    f"after step {step} the weights {name} are not finite: lower --lr; "
-                    "the last checkpoint that was saved before is left as it is."
-                )
+    """Stop before weights that a step has made NaN or infinite replace the last good checkpoint.
+
+    Every rank calls it.
+    """
+    bad = [
+        name
+        for model in models
+        for name, tensor in model.state_dict().items()
+        if not distributed.mine(tensor).isfinite().all()
+    ]
+    for name in distributed.all_gather_objects(bad):
+        raise InputError(
+            f"after step {step} the weights {name} are not finite: lower --lr; "
+            "the last checkpoint that was saved before is left as it is."
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -20,6 +20,7 @@ from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
+from nanorlhf.resume import damage, states
 from tests.conftest import ROOT, read_metrics
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_ppo import policy_that_stops
@@ -28,7 +29,7 @@ SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
     "total_episodes", "max_query_length", "max_response_length", "response_length", "n_layer", "d_model", "n_head",
     "warmup_steps", "num_samples", "sample_every", "num_ppo_epochs", "loss", "num_normalisation", "max_grad_norm",
-    "eval_every",
+    "shard", "eval_every",
 )  # fmt: skip
 
 
@@ -41,11 +42,11 @@ def flags_of(args) -> list[str]:
     ]
 
 
-def torchrun(script: str, args) -> subprocess.CompletedProcess:
+def torchrun(script: str, args, *flags: str) -> subprocess.CompletedProcess:
     """Two processes on a free port; one that hangs is killed with its children."""
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, "tiny",
-         *flags_of(args)],
+         *flags_of(args), *flags],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -58,8 +59,12 @@ def torchrun(script: str, args) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["sft", "rm", "regression", "ppo"])
-def test_two_processes_equal_one(miniature, scored, tmp_path, stage):  # noqa: F811
+@pytest.mark.parametrize(
+    ("stage", "shard"),
+    [("sft", "none"), ("rm", "none"), ("regression", "none"), ("ppo", "none")]
+    + [("sft", "fsdp"), ("regression", "fsdp"), ("ppo", "fsdp")],
+)
+def test_two_processes_equal_one(miniature, scored, tmp_path, stage, shard):  # noqa: F811
     main, load, args = {
         "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
         "rm": (train_rm.main, load_scalar, replace(miniature.rm, micro_batch_size=3)),
@@ -72,7 +77,8 @@ def test_two_processes_equal_one(miniature, scored, tmp_path, stage):  # noqa: F
     }[stage]
     one, two = (replace(args, out=tmp_path / name) for name in ("one", "two"))
     main(one)
-    result = torchrun(f"{main.__module__}.py", two)
+    flags = () if shard == "none" else ("--checkpoint-activations", *(("--offload",) if stage == "ppo" else ()))
+    result = torchrun(f"{main.__module__}.py", replace(two, shard=shard), *flags)
     assert result.returncode == 0, result.stderr[-2000:]
     weights = [torch.cat([p.flatten() for p in load(out).parameters()]) for out in (one.out, two.out)]
     assert torch.allclose(*weights, atol=2e-5)
@@ -174,13 +180,12 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job, rank):
+def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job):
     process, out, _ = job
-    os.kill(worker(out, rank), signal.SIGKILL)
+    os.kill(worker(out, rank=1), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     first = err.partition("Root Cause (first observed failure)")[2]
-    assert process.returncode != 0 and f"(local_rank: {rank})" in first and "SIGKILL" in first
+    assert process.returncode != 0 and "(local_rank: 1)" in first and "SIGKILL" in first
     wait_until(lambda: not processes_of(out))
 
 
@@ -197,11 +202,34 @@ def test_the_error_of_the_process_that_failed_first_is_the_reason(job):
 
 @needs_proc
 @pytest.mark.slow
+def test_sigterm_to_torchrun_lets_the_step_end_and_saves_it(job):
+    process, out, _ = job
+    process.terminate()
+    process.communicate(timeout=120)
+    (state,) = states(out)
+    assert process.returncode != 0 and int(state.name.removeprefix("step-")) == len(read_metrics(out))
+    assert damage(state) is None
+    wait_until(lambda: not processes_of(out))
+
+
+@needs_proc
+@pytest.mark.slow
 def test_torchrun_killed_by_force_leaves_no_orphan(job):
     process, out, _ = job
     assert len(processes_of(out)) == 3
     process.kill()
     wait_until(lambda: not processes_of(out))
+
+
+@pytest.mark.slow
+def test_two_processes_agree():
+    """What tests/two_processes.py asserts, on both ranks."""
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "-m", "tests.two_processes"],
+        cwd=ROOT, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0 and result.stdout.count("agreed") == 2, result.stderr[-3000:]
 
 
 @pytest.mark.slow

@@ -1,0 +1,113 @@
+"""What test_distributed.py runs under torchrun: claims that are about two processes and no whole script."""
+
+import copy
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanorlhf import distributed
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPT
+from nanorlhf.optimizer import FiniteSteps
+from nanorlhf.resume import StopSignals
+from nanorlhf.tracking import check_weights
+from tests.conftest import TINY
+
+
+def make(shard: bool) -> tuple[GPT, FiniteSteps]:
+    torch.manual_seed(0)
+    model = GPT(replace(TINY, tied_head=True)).forbid(3, 36)
+    if shard:
+        distributed.shard(model, torch.device("cpu"), bfloat16=False)
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), 3, "lower --lr.")
+
+
+def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:
+    """One step on this rank's half of a batch."""
+    ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(seed))[distributed.rank_slice(4)]
+    steps.optimizer.zero_grad()
+    loss = model.logits(model(ids[:, :-1])).log_softmax(-1).gather(2, ids[:, 1:, None]).sum() / -32
+    (loss * float("nan") if poisoned else loss).backward()
+    distributed.sum_gradients(model)
+    return steps.step(model.parameters(), 1.0, max_norm=0.1)
+
+
+def weights(model: GPT) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in distributed.plain(model).parameters()])
+
+
+def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
+    (one, _), (model, _) = make(False), make(True)
+    here = sum(distributed.mine(p).numel() for p in model.parameters())
+    assert here <= 0.6 * sum(p.numel() for p in one.parameters())  # rows that don't divide leave one rank more
+    assert torch.equal(weights(one), weights(model)) and distributed.plain(one) is one
+    plain = distributed.plain(model)
+    assert plain.lm_head.weight.data_ptr() == plain.transformer.embedding.weight.data_ptr()
+    assert torch.equal(plain.forbidden, one.forbidden)
+
+
+def test_sharded_steps_are_the_others() -> None:
+    (one, steps), (model, sharded_steps) = make(False), make(True)
+    for seed in range(5):
+        assert step(one, steps, seed) and step(model, sharded_steps, seed)
+        assert torch.allclose(weights(one), weights(model), atol=2e-5)
+
+
+def test_a_state_is_the_same_whoever_wrote_it_and_goes_on_bit_for_bit() -> None:
+    model, steps = make(True)
+    for seed in range(3):
+        step(model, steps, seed)
+    state = distributed.on_first((model.state_dict(), steps.state_dict()))
+    kept = distributed.from_first(lambda: state)
+    again, again_steps = make(True)
+    one, one_steps = make(False)
+    for other, other_steps in ((again, again_steps), (one, one_steps)):
+        distributed.load_model(other, kept[0])
+        other_steps.load_state_dict(copy.deepcopy(kept[1]))
+        assert torch.equal(weights(other), weights(model))
+    for m, s in ((model, steps), (again, again_steps), (one, one_steps)):
+        step(m, s, 3)
+    assert torch.equal(weights(again), weights(model)) and torch.allclose(weights(one), weights(model), atol=2e-5)
+
+
+def test_what_one_rank_finds_not_finite_all_skip() -> None:
+    for shard in (False, True):
+        model, steps = make(shard)
+        step(model, steps, 0)
+        before = weights(model)
+        assert not step(model, steps, 1, poisoned=distributed.rank() == 1)
+        assert torch.equal(weights(model), before) and steps.skipped == 1
+        assert step(model, steps, 2) and not torch.equal(weights(model), before)
+
+
+def test_weights_that_are_nan_on_one_rank_stop_all() -> None:
+    model, _ = make(True)
+    check_weights(1, model)
+    if distributed.rank() == 1:
+        distributed.mine(next(model.parameters()).detach())[0] = float("nan")
+    with pytest.raises(InputError, match="embedding.weight are not finite"):
+        check_weights(1, model)
+
+
+def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
+    signals = StopSignals()
+    assert not signals.received()
+    if distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.received() and signals.number == signal.SIGTERM
+    with pytest.raises(Exception, match="stopped by SIGTERM after 3 steps" if distributed.rank() == 0 else "^$"):
+        signals.stop(Path("run"), 3)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    distributed.setup("cpu")
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            test()
+            distributed.barrier()
+    print("agreed", flush=True)
