@@ -264,9 +264,9 @@ def length_section(figures: list[Figure]) -> str:
     if not figures:
         return ""
     caption = (
-        "Left: each point is a ninth of the range of that policy's length ratios, hollow where it has fewer than ten "
-        "pairs; the curve is a logistic fit to all pairs, and missing where the ratio parts wins from losses. "
-        "Right: win rates with their 95% intervals."
+        "Wins by length: a point is a ninth of the range of a policy's length ratios, hollow where it has fewer than "
+        "ten pairs; the curve is a logistic fit to all pairs, and missing where the ratio parts wins from losses. "
+        "Win rate and length: with Wilson's 95% interval."
     )
     images = "".join(map(image, figures))
     return f"<h2>Wins and length</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
@@ -279,7 +279,7 @@ def write_report(
     settings = result["args"]
     judged = f"{result['num_queries']} validation queries, judged at temperature {settings['temperature']}"
     notes = (
-        "Win rate and ROUGE are against each query's reference; a tie is half a win; the interval is Wilson's, 95%. "
+        "Gold win rate and ROUGE are against each query's reference; a tie is half a win; intervals are Wilson's, 95%. "
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
         "The RM score is that of the last token, without the EOS trick."
     )
