@@ -1,23 +1,27 @@
 """Stage 2, the reward model: a scalar model learns which of two responses people prefer, or how many votes one gets.
 
-Papers: The N+ Implementation Details of RLHF with PPO, details 10 to 15 and Table 4; Reinforcement learning for
-question answering in programming domain (SO): regression to votes, and contrast between answers; Coarse-Tuning Models
-of Code with Reinforcement Learning Feedback (RLCF): a discriminator between programs of people and of the policy.
+Papers: The N+ Implementation Details of RLHF with PPO, details 10 to 15 and 19 and Tables 4 and 6; Reinforcement
+learning for question answering in programming domain (SO): regression to votes, and contrast between answers;
+Coarse-Tuning Models of Code with Reinforcement Learning Feedback (RLCF): a discriminator between programs of people and
+of the policy.
 In: comparisons.{train,validation}.jsonl or scored.{train,validation}.jsonl, sft.train.jsonl and the policy of stage 1;
 code.{train,validation}.jsonl for the discriminator.
-Out: the reward model, which is also what stage 3 starts its value model from, or the discriminator.
+Out: the reward model, which is also what stage 3 starts its value model from, or the discriminator; with --loss dpo
+a policy that needs no stage 3, its own reward model.
 
     python train_rm.py                                                         # the embedded default, recipe tiny
     python train_rm.py tldr --sft runs/tldr/sft --data runs/tldr/data --dtype bfloat16
     torchrun --nproc-per-node 8 train_rm.py tldr --sft runs/tldr/sft --data runs/tldr/data
+    python train_rm.py tldr --loss dpo                                         # into runs/tldr/dpo
     python train_rm.py stackoverflow --loss regression --out runs/stackoverflow/rm_regression
     python train_rm.py rlcf --encoder microsoft/codebert-base
 """
 
+import copy
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -47,11 +51,12 @@ from nanorlhf.discriminator import (
     save_discriminator,
     triplet_loss,
 )
+from nanorlhf.dpo import dpo_loss, pair_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.feedback import check_responses, compiler_for
 from nanorlhf.generate import generate
 from nanorlhf.localisation import token_bytes
-from nanorlhf.model import GPTConfig, ScalarModel, Transformer
+from nanorlhf.model import GPT, GPTConfig, ScalarModel, Transformer
 from nanorlhf.optimizer import FiniteSteps, parameter_groups, train_linear_layers
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.resume import StopSignals, load_state
@@ -66,8 +71,8 @@ from nanorlhf.transformations import rename_variables
 class Args:
     data: Path = Path("runs/tldr/data")
     """directory of comparisons.{train,validation}.jsonl or scored.{train,validation}.jsonl, and of sft.train.jsonl"""
-    out: Path = Path("runs/tldr/rm")
-    """run directory: checkpoint, metrics"""
+    out: Path | None = None
+    """run directory: checkpoint, metrics; None: rm beside --data, with --loss dpo dpo"""
     sft: str = "runs/tldr/sft"
     """the policy to start from: checkpoint directory or Hub id"""
     tokenizer: str | None = None
@@ -79,8 +84,11 @@ class Args:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast of the forward pass; weights and optimizer stay float32"""
 
-    loss: Literal["contrastive", "regression"] = "contrastive"
-    """contrastive: which of two responses is preferred; regression: the score of one, by squared error"""
+    loss: Literal["contrastive", "regression", "dpo"] = "contrastive"
+    """contrastive: which of two responses is preferred; regression: the score of one, by squared error; dpo: a policy,
+    whose implicit reward says which of two is preferred"""
+    dpo_beta: float = 0.05
+    """[N+ 19] of DPO: its reward in score units a nat of log(policy / reference); more stays closer to the reference"""
     num_epochs: float = 1.0
     """passes over the comparisons or scored responses"""
     batch_size: int = 64
@@ -210,7 +218,6 @@ RECIPES = {
         "the embedded world, on a CPU in minutes",
         Args(
             data=Path("runs/tiny/data"),
-            out=Path("runs/tiny/rm"),
             sft="runs/tiny/sft",
             seed=1,
             batch_size=16,
@@ -226,7 +233,6 @@ RECIPES = {
         "SO: pairs of answers; for scores by votes --loss regression --lr 2e-5 --batch-size 16",
         Args(
             data=Path("runs/stackoverflow/data"),
-            out=Path("runs/stackoverflow/rm"),
             sft="runs/stackoverflow/sft",
             num_epochs=3,  # not in the paper
             batch_size=8,
@@ -245,7 +251,6 @@ RECIPES = {
         "the embedded Q&A site, on a CPU in minutes",
         Args(
             data=Path("runs/site/data"),
-            out=Path("runs/site/rm"),
             sft="runs/site/sft",
             seed=1,
             num_epochs=1,
@@ -262,7 +267,6 @@ RECIPES = {
         "STR: pairs of the policy's own answers, as it ranked them",
         Args(
             data=Path("runs/str/data"),
-            out=Path("runs/str/rm"),
             sft="runs/str/sft",
             batch_size=16,  # this and the next two: not in the paper, those of its PPO
             lr=3e-5,
@@ -314,20 +318,39 @@ RECIPES = {
 }
 
 
-def contrastive_loss(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over the pairs: -log sigmoid(margin), pairs ranked as the labeller did (a tie is wrong), margin."""
+# what the losses below give, in this order: sums over the rows of a batch
+STATISTICS = {
+    "contrastive": ("loss", "accuracy", "margin"),
+    "regression": ("loss", "accuracy", "absolute_error"),
+    "dpo": ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward"),
+}
+
+
+def contrastive_loss(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, ...]:
+    """-log sigmoid(margin), pairs ranked as the labeller did (a tie is wrong), margin."""
     chosen, rejected = pair_scores(model, rows, pad_id)
     margin = chosen - rejected  # (b,)
     return -F.logsigmoid(margin).sum(), (margin > 0).sum(), margin.detach().sum()  # [N+ 10] in float32
 
 
-def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over the responses: squared error, signs that agree, absolute error."""
+def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tuple[Tensor, ...]:
+    """Squared error, signs that agree, absolute error."""
     scores = response_scores(model, rows, pad_id, "right")  # (b,)
     targets = torch.tensor([row.score for row in rows], device=scores.device)
     error = scores - targets
     agrees = (scores >= 0) == (targets >= 0)  # [SO eq 2] 0 counts as positive
     return (error**2).sum(), agrees.sum(), error.detach().abs().sum()
+
+
+def implicit_loss(
+    policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float
+) -> tuple[Tensor, ...]:
+    """[N+ 19] That of a reward model, on implicit rewards; expect both of them to fall, the rejected one faster."""
+    with torch.no_grad():
+        ref_logprobs = pair_logprobs(ref_policy, rows, pad_id)
+    loss, chosen, rejected = dpo_loss(*pair_logprobs(policy, rows, pad_id), *ref_logprobs, beta)
+    sums = (x.detach().sum() for x in (chosen > rejected, chosen - rejected, chosen, rejected))
+    return loss.sum(), *sums
 
 
 def main(args: Args | DiscriminatorArgs) -> dict[str, float]:
@@ -337,6 +360,11 @@ def main(args: Args | DiscriminatorArgs) -> dict[str, float]:
 def train_reward_model(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
     check_ranges(args)
+    regression, dpo = args.loss == "regression", args.loss == "dpo"
+    if args.out is None:
+        args = replace(args, out=args.data.parent / ("dpo" if dpo else "rm"))
+    if dpo and args.trainable == "linear":
+        raise InputError("--trainable linear is of a reward model's head: leave it out with --loss dpo.")
     check_output(args.out, args.overwrite, args.resume)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
@@ -347,14 +375,12 @@ def train_reward_model(args: Args) -> dict[str, float]:
         )
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
-    regression = args.loss == "regression"
-    batch_loss = regression_loss if regression else contrastive_loss
     name, load = ("scored", load_scored) if regression else ("comparisons", load_comparisons)
     train, validation = (load(args.data / f"{name}.{split}.jsonl", *limits) for split in ("train", "validation"))
     pairs = []  # a regression is measured by its ranking as well, where there are pairs
     if regression and (args.data / "comparisons.validation.jsonl").exists():
         pairs = load_comparisons(args.data / "comparisons.validation.jsonl", *limits)
-    demonstrations = load_demonstrations(args.data / "sft.train.jsonl", *limits)
+    demonstrations = [] if dpo else load_demonstrations(args.data / "sft.train.jsonl", *limits)
     num_steps = int(args.num_epochs * len(train)) // args.batch_size
     if num_steps == 0:
         raise InputError(
@@ -362,7 +388,16 @@ def train_reward_model(args: Args) -> dict[str, float]:
             f"{args.data / f'{name}.train.jsonl'} times --num-epochs {args.num_epochs}: lower it."
         )
     home = device if args.shard == "none" else torch.device("cpu")  # what is sharded goes to the GPU block by block
-    model = scalar_from_gpt(load_gpt(args.sft, home)).to(home)  # [N+ 11] a fresh head on the policy's trunk
+    if dpo:
+        model = load_gpt(args.sft, home).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+        ref_policy = copy.deepcopy(model).requires_grad_(False).to(device)  # whole on each rank
+
+        def batch_loss(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tensor, ...]:
+            return implicit_loss(model, ref_policy, rows, pad_id, args.dpo_beta)
+    else:
+        model = scalar_from_gpt(load_gpt(args.sft, home)).to(home)  # [N+ 11] a fresh head on the policy's trunk
+        batch_loss = regression_loss if regression else contrastive_loss
+    statistics = STATISTICS[args.loss]
     if args.trainable == "linear":
         train_linear_layers(model)
     model.transformer.checkpoint_activations = args.checkpoint_activations
@@ -393,23 +428,23 @@ def train_reward_model(args: Args) -> dict[str, float]:
         steps.load_state_dict(state["steps"])
         first_step, best_loss = state["step"], state["best_loss"]
     run = Run(args.out, args, first_step)
+    stage = "DPO" if dpo else "RM"
     if run.main:
         print(
-            f"RM: {sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} "
+            f"{stage}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} "
             f"{'scored responses' if regression else 'pairs'}, {num_steps} steps "
             f"of {args.batch_size} in micro-batches of {args.micro_batch_size}, {distributed.world_size()} process(es)"
         )
 
     @torch.no_grad()
-    def validate(rows: list, batch_loss: Callable) -> tuple[float, float]:
-        """Mean loss, and the share of pairs ranked as the labeller did, or of signs that agree."""
-        totals, whole = torch.zeros(3, device=device), distributed.plain(model)
+    def validate(rows: list, batch_loss: Callable) -> list[float]:
+        """The means of STATISTICS: loss, share of pairs ranked as the labeller did, or of signs that agree, ..."""
+        totals, whole = torch.zeros(len(statistics), device=device), distributed.plain(model)
         mine = rows[distributed.rank() :: distributed.world_size()]
         for batch in micro_batches(mine, 4 * args.micro_batch_size):
             with autocast:
                 totals += torch.stack(batch_loss(whole, batch, tokenizer.pad_id))
-        loss, accuracy, _ = (distributed.all_sum(totals) / len(rows)).tolist()
-        return loss, accuracy
+        return (distributed.all_sum(totals) / len(rows)).tolist()
 
     @torch.no_grad()
     def normalise() -> tuple[float, float]:
@@ -444,34 +479,30 @@ def train_reward_model(args: Args) -> dict[str, float]:
         distributed.barrier()
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
-    progress = tqdm(range(first_step, num_steps), initial=first_step, total=num_steps, desc="RM", disable=not run.main)
+    progress = tqdm(range(first_step, num_steps), initial=first_step, total=num_steps, desc=stage, disable=not run.main)
     signals = StopSignals()
     for step in progress:
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
-        totals = torch.zeros(3, device=device)  # loss, rows that are right, margin or absolute error
+        totals = torch.zeros(len(statistics), device=device)
         optimizer.zero_grad()
         for rows in micro_batches(batch[distributed.rank_slice(args.batch_size)], args.micro_batch_size):
             with autocast:
-                loss, num_right, margin = batch_loss(model, rows, tokenizer.pad_id)
+                loss, *sums = batch_loss(model, rows, tokenizer.pad_id)
             (loss / args.batch_size).backward()
-            totals += torch.stack((loss.detach(), num_right, margin))
+            totals += torch.stack((loss.detach(), *sums))
         distributed.sum_gradients(model)
-        mean_loss, accuracy, margin = (distributed.all_sum(totals) / args.batch_size).tolist()
+        means = (distributed.all_sum(totals) / args.batch_size).tolist()
+        mean_loss, accuracy, *_ = means
         lr = args.lr * lr_factor(args.schedule, step, num_steps, args.warmup_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr
         steps.step(model.parameters(), mean_loss, args.max_grad_norm)
 
-        metrics = {
-            "loss": mean_loss,
-            "accuracy": accuracy,
-            "absolute_error" if regression else "margin": margin,
-            "lr": lr,
-            "episode": (step + 1) * args.batch_size,
-            "skipped_steps": steps.skipped,
-        }
+        metrics = dict(zip(statistics, means, strict=True))
+        metrics |= {"lr": lr, "episode": (step + 1) * args.batch_size, "skipped_steps": steps.skipped}
         if step + 1 < num_steps and (step + 1) % args.eval_every == 0:
-            metrics["validation_loss"], metrics["validation_accuracy"] = validate(validation, batch_loss)
+            means = zip(statistics, validate(validation, batch_loss), strict=True)
+            metrics |= {f"validation_{name}": mean for name, mean in means}
             if metrics["validation_loss"] < best_loss:
                 best_loss = metrics["validation_loss"]
                 write(args.out / "best")
@@ -485,44 +516,49 @@ def train_reward_model(args: Args) -> dict[str, float]:
     signals.restore()
 
     # ----------------------------------------------------------------------- 3. normalise, measure, save
-    mean, std = normalise()
-
-    # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
-    rows = demonstrations[: 4 * args.micro_batch_size]
-    whole = distributed.plain(model)
-    with autocast, torch.no_grad():
-        left, right = (response_scores(whole, rows, tokenizer.pad_id, side) for side in ("left", "right"))
-    validation_loss, validation_accuracy = validate(validation, batch_loss)
-    summary = {
-        "validation_loss": validation_loss,
-        "validation_accuracy": validation_accuracy,
-        "num_validation_rows" if regression else "num_validation_pairs": len(validation),
-        "padding_difference": (left - right).abs().mean().item(),
-        "reward_mean_before_normalisation": mean,
-        "reward_std": std,
-        "steps": num_steps,
-    }
+    summary = {}
+    if not dpo:  # an implicit reward begins at 0, and what all responses to a query have in common means nothing
+        mean, std = normalise()
+        # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
+        rows = demonstrations[: 4 * args.micro_batch_size]
+        whole = distributed.plain(model)
+        with autocast, torch.no_grad():
+            left, right = (response_scores(whole, rows, tokenizer.pad_id, side) for side in ("left", "right"))
+        summary = {
+            "padding_difference": (left - right).abs().mean().item(),
+            "reward_mean_before_normalisation": mean,
+            "reward_std": std,
+        }
+    means = zip(statistics, validate(validation, batch_loss), strict=True)
+    summary |= {f"validation_{name}": mean for name, mean in means}
+    summary |= {"num_validation_rows" if regression else "num_validation_pairs": len(validation), "steps": num_steps}
     if regression:
         positive = sum(row.score >= 0 for row in validation) / len(validation)
         summary["validation_majority_sign"] = max(positive, 1 - positive)  # what a constant would reach
     if pairs:
-        _, summary["validation_pair_accuracy"] = validate(pairs, contrastive_loss)
+        _, summary["validation_pair_accuracy"], _ = validate(pairs, contrastive_loss)
     write(args.out)
-    if best_loss < validation_loss:  # it is normalised as well
+    best_is_last = not best_loss < summary["validation_loss"]
+    if not (best_is_last or dpo):  # it is normalised as well
         distributed.load_model(model, load_scalar(args.out / "best").state_dict())
         model.reward_bias.zero_()
         normalise()
-    write(args.out / "best")
+    if best_is_last or not dpo:
+        write(args.out / "best")
     run.log(num_steps, summary)
     run.finish(summary)
     if run.main:
         kind = "sign accuracy" if regression else "accuracy"
-        shift = " before normalisation, 0 after" if args.num_normalisation != 0 else ""
-        print(
-            f"RM: {kind} {summary['validation_accuracy']:.3f} on {len(validation)} validation rows; demonstrations "
-            f"score {mean:.2f} +- {std:.2f}{shift}; left and right padding differ by "
-            f"{summary['padding_difference']:.1e}"
-        )
+        print(f"{stage}: {kind} {summary['validation_accuracy']:.3f} on {len(validation)} validation rows; ", end="")
+        if dpo:
+            chosen, rejected = (summary[f"validation_{name}_reward"] for name in ("chosen", "rejected"))
+            print(f"the chosen have a reward of {chosen:.2f}, the rejected of {rejected:.2f}")
+        else:
+            shift = " before normalisation, 0 after" if args.num_normalisation != 0 else ""
+            print(
+                f"demonstrations score {mean:.2f} +- {std:.2f}{shift}; left and right padding differ by "
+                f"{summary['padding_difference']:.1e}"
+            )
         if regression:
             print(f"    {summary['validation_majority_sign']:.3f} of the validation scores have the same sign")
         if pairs:

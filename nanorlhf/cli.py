@@ -32,7 +32,7 @@ RANGES = {
     **dict.fromkeys(("num_triplet_epochs", "num_pair_epochs", "triplet_margin", "triplet_lr"), AT_LEAST_0),
     **dict.fromkeys(("weight_decay", "num_normalisation", "top_k", "no_repeat_ngram_size"), AT_LEAST_0),
     **dict.fromkeys(("num_epochs", "kl_target", "clip_range", "value_clip_range", "kl_temperature"), ABOVE_0),
-    **dict.fromkeys(("adam_eps", "max_grad_norm"), ABOVE_0),
+    **dict.fromkeys(("adam_eps", "max_grad_norm", "dpo_beta"), ABOVE_0),
     "adam_betas": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     **dict.fromkeys(("gamma", "lam", "top_p"), UP_TO_1),
     "seed": ("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63),

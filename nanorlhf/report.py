@@ -177,7 +177,13 @@ def rm_figures(rows: Rows) -> list[Figure]:
     draw(axes, rows, "validation_accuracy", "validation", ORANGE)
     axes.axhline(0.5, color=GREY, linewidth=1, linestyle=":", label="chance")
     axes.legend(frameon=False, loc="lower right")
-    return [loss, accuracy]
+    if not any("chosen_reward" in row for row in rows):
+        return [loss, accuracy]
+    rewards, axes = panel("Implicit rewards", "step", "beta * log(policy / reference)")
+    for key, label, color in (("chosen_reward", "chosen", BLUE), ("rejected_reward", "rejected", ORANGE)):
+        draw(axes, rows, key, label, color, smoothed=True)
+    axes.legend(frameon=False)
+    return [loss, accuracy, rewards]
 
 
 def ppo_figures(rows: Rows) -> list[Figure]:
@@ -236,6 +242,9 @@ def curves(run: str) -> tuple[int, str]:
     elif any("accuracy" in row for row in rows):
         stage, title, figures = 2, "reward model", rm_figures(rows)
         caption = "The accuracy of a small batch is noisy; validation is on all held-out rows."
+        if any("chosen_reward" in row for row in rows):
+            title = "DPO"
+            caption += " A margin may grow while both rewards fall: then both responses became less likely."
     else:
         stage, title, figures = 1, "supervised fine-tuning", sft_figures(rows)
         caption = "The negative log-likelihood of the references."

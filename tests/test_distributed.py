@@ -61,14 +61,15 @@ def torchrun(script: str, args, *flags: str) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "shard"),
-    [("sft", "none"), ("rm", "none"), ("regression", "none"), ("ppo", "none")]
-    + [("sft", "fsdp"), ("regression", "fsdp"), ("ppo", "fsdp")],
+    [("sft", "none"), ("rm", "none"), ("regression", "none"), ("dpo", "none"), ("ppo", "none")]
+    + [("sft", "fsdp"), ("regression", "fsdp"), ("dpo", "fsdp"), ("ppo", "fsdp")],
 )
 def test_two_processes_equal_one(miniature, scored, tmp_path, stage, shard):  # noqa: F811
     main, load, args = {
         "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
         "rm": (train_rm.main, load_scalar, replace(miniature.rm, micro_batch_size=3)),
         "regression": (train_rm.main, load_scalar, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
+        "dpo": (train_rm.main, load_gpt, replace(miniature.rm, micro_batch_size=3, loss="dpo")),
         "ppo": (
             train_ppo.main,
             load_gpt,
