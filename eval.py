@@ -1,6 +1,7 @@
 """Stage 4, evaluation: what did each stage gain, and what did it cost?
 
-Papers: The N+ Implementation Details of RLHF with PPO, section 5 (ROUGE, reward model accuracy, KL, win rate);
+Papers: The N+ Implementation Details of RLHF with PPO, section 5 (ROUGE, reward model accuracy, KL, win rate), and
+details 16, 18 and 19 (Table 5, calibration, implicit rewards);
 Reinforcement learning for question answering in programming domain (SO), whose policies answer each question ten times;
 Coarse-Tuning Models of Code with Reinforcement Learning Feedback (RLCF), whose programs are compiled and executed;
 Is Crowdsourcing Breaking Your Bank? (STR), whose rewards come of a ranking without people, so that people judge it.
@@ -9,6 +10,7 @@ eval.json, samples.jsonl, and report.html with the curves of all stages and the 
 
     python eval.py                                                             # the embedded default, recipe tiny
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm --dtype bfloat16
+    python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo     # Table 5
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
     python eval.py rlcf --policies base runs/rlcf/base_bench rlcf runs/rlcf/ppo_bench --workers 16
     python eval.py str --rankings ana.jsonl ben.jsonl --self-rank runs/str/data/self_rank.validation.jsonl \\
@@ -21,6 +23,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -34,7 +37,7 @@ from data import self_rank, site
 from data.label import load_labels, printable
 from data.mxeval import program_of
 from data.tiny import gold_score
-from nanorlhf import answer_report, distributed, program_report, reply_report
+from nanorlhf import answer_report, distributed, program_report, reply_report, reward_report
 from nanorlhf.agreement import (
     RankedQuestion,
     annotator_kappas,
@@ -45,7 +48,7 @@ from nanorlhf.agreement import (
     pairwise_agreement,
 )
 from nanorlhf.answers import sample_answers
-from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_config
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.cluster_figure import cluster_figure
 from nanorlhf.compilers import JavaCompiler, PythonCompiler, first_error
@@ -60,6 +63,7 @@ from nanorlhf.dataset import (
     response_ids,
     write_jsonl,
 )
+from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.encoder import bert_score, load_encoder
 from nanorlhf.error_profile import error_category, error_profile
 from nanorlhf.errors import InputError
@@ -86,6 +90,7 @@ from nanorlhf.ppo import eos_masks
 from nanorlhf.reply_metrics import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 from nanorlhf.report import table, write_report
 from nanorlhf.reward import end_scores, load_function, pair_scores, response_scores
+from nanorlhf.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
 from nanorlhf.text_rank import rank_order
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.tracking import write_json
@@ -101,6 +106,10 @@ class Args:
     """pairs of a name and its checkpoint directory or Hub id; the first is the reference of the KL"""
     reward_model: str | None = "runs/tldr/rm"
     """checkpoint directory or Hub id; None leaves its scores out"""
+    implicit_rewards: tuple[str, ...] = ()
+    """[N+ 19] names of --policies, trained by DPO from the first one, that rank pairs beside the reward model"""
+    dpo_beta: float = 0.05
+    """of their reward, in score units a nat: that of their training"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the first policy's"""
     seed: int = 44413
@@ -154,6 +163,38 @@ class Args:
     """print the prompts and how many there are; ask nobody, write nothing"""
     num_report_samples: int = 24
     """queries whose responses stand in report.html; samples.jsonl has all"""
+    overwrite: bool = False
+    """replace an evaluation that --out already holds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardArgs:
+    data: Path = Path("runs/tldr/data")
+    """directory of comparisons.validation.jsonl, sft.validation.jsonl and perhaps comparisons.cnndm.jsonl"""
+    out: Path = Path("runs/tldr/eval_rm")
+    """directory of eval.json and report.html"""
+    reward_models: tuple[str, ...] = ("rm", "runs/tldr/rm", "dpo", "runs/tldr/dpo")
+    """pairs of a name and a checkpoint directory or Hub id; a name that comes again is another seed of the same model,
+    a policy stands for its implicit reward"""
+    ref_policy: str = "runs/tldr/sft"
+    """[N+ 19] what the policies were trained from by DPO: checkpoint directory or Hub id"""
+    dpo_beta: float = 0.05
+    """of their reward, in score units a nat: that of their training"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the first reward model's"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward passes"""
+
+    batch_size: int = 64
+    """pairs scored at once; changes memory, not the result"""
+    max_query_length: int = 512
+    """longest query in tokens"""
+    max_cnndm_query_length: int = 1919
+    """the same of comparisons.cnndm.jsonl"""
+    max_response_length: int = 169
+    """longest response in tokens, EOS included"""
     overwrite: bool = False
     """replace an evaluation that --out already holds"""
 
@@ -339,6 +380,18 @@ RECIPES = {
         ),
     ),
     "tldr": ("N+ section 5: temperature 0.01, 53 tokens", Args()),
+    "tldr-rm": ("N+ Table 5 and Figure 7: reward models and DPO, seeds beside each other", RewardArgs()),
+    "tiny-rm": (
+        "the same in the embedded world",
+        RewardArgs(
+            data=Path("runs/tiny/data"),
+            out=Path("runs/tiny/eval_rm"),
+            reward_models=("rm", "runs/tiny/rm", "dpo", "runs/tiny/dpo"),
+            ref_policy="runs/tiny/sft",
+            max_query_length=80,
+            max_response_length=24,
+        ),
+    ),
     "stackoverflow": ("SO: ten answers a question, top-k 50, top-p 0.9, no bigram twice", AnswerArgs()),
     "stackoverflow-tiny": (
         "the embedded Q&A site, judged by a function that training never saw",
@@ -414,23 +467,19 @@ def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, 
     return torch.cat([end_scores(model, piece, query.size(1), pad_id) for piece in pieces]).tolist()
 
 
-@torch.no_grad()
-def judge_reward_model(model: ScalarModel, args: Args, tokenizer: Tokenizer) -> dict[str, float | int | None]:
-    """How often it ranks the validation pairs as the labeller did, and, where that is known, as the gold score does."""
-    limits = tokenizer, args.max_query_length, args.max_response_length
-    rows = load_comparisons(args.data / "comparisons.validation.jsonl", *limits)
-    right, agrees = [], []
-    for batch in tqdm(micro_batches(rows, args.batch_size), desc="reward model", leave=False):
-        margins = torch.sub(*pair_scores(model, batch, tokenizer.pad_id)).tolist()
-        right += [margin > 0 for margin in margins]  # a tie is wrong
-        if args.gold:
-            metas = [row.record["meta"] for row in batch]
-            gold = [meta["gold_chosen"] - meta["gold_rejected"] for meta in metas]
-            agrees += [(margin > 0) == (g > 0) for margin, g in zip(margins, gold, strict=True) if g != 0]
+def judge_reward_model(margins: np.ndarray, rows: list[Comparison], gold: bool) -> dict[str, float | int | None]:
+    """How often it ranks the validation pairs as the labeller did, and, where that is known, as the gold score does.
+
+    margins (pairs,), score of the chosen response less that of the rejected one.
+    """
+    metas = [row.record["meta"] for row in rows] if gold else []
+    golds = [meta["gold_chosen"] - meta["gold_rejected"] for meta in metas]
+    agrees = [(margin > 0) == (g > 0) for margin, g in zip(margins, golds, strict=gold) if g != 0]
+    accuracy = fmean(margins > 0)  # a tie is wrong
     return {
-        "validation_accuracy": fmean(right),
-        "validation_accuracy_ci": wilson_interval(fmean(right), len(right)),
-        "num_pairs": len(right),
+        "validation_accuracy": accuracy,
+        "validation_accuracy_ci": wilson_interval(accuracy, len(margins)),
+        "num_pairs": len(margins),
         "gold_agreement": fmean(agrees) if agrees else None,
     }
 
@@ -572,7 +621,9 @@ def load_policy(place: str, rows: list[Demonstration], response_length: int, tok
     return policy
 
 
-def main(args: Args | AnswerArgs | ProgramArgs | ReplyArgs) -> dict:
+def main(args: Args | RewardArgs | AnswerArgs | ProgramArgs | ReplyArgs) -> dict:
+    if isinstance(args, RewardArgs):
+        return judge_rewards(args)
     if isinstance(args, ReplyArgs):
         return judge_replies(args)
     if isinstance(args, ProgramArgs):
@@ -593,6 +644,12 @@ def judge_summaries(args: Args) -> dict:
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *filter(None, [args.reward_model])])
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
+    unknown = set(args.implicit_rewards) - set(list(policies)[1:])
+    if unknown:
+        raise InputError(f"--implicit-rewards {min(unknown)}: name --policies behind the first, their reference.")
+    judges = {"reward model": [args.reward_model]} if args.reward_model else {}
+    judges |= {name: [policies[name]] for name in args.implicit_rewards}
+    pairs = load_comparisons(args.data / "comparisons.validation.jsonl", *limits) if judges else []
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     to_answer = rows, args.response_length, tokenizer, device
     ref_policy = load_policy(policies[first], *to_answer)
@@ -661,12 +718,17 @@ def judge_summaries(args: Args) -> dict:
         figures += length_figures(lengths, wins, args.judge_against, "the judge")
 
     # ------------------------------------------------------------------------------------- 5. the reward model, and out
-    with autocast:
-        judged = judge_reward_model(reward_model, args, tokenizer) if reward_model else None
+    rewards = None
+    if judges:
+        measured = judges, ref_policy, first, {"validation": pairs}, rows, tokenizer, device, args
+        rewards, margins = measure_rewards(*measured)
     result = {
         "policies": results,
         "reference": reference,
-        "reward_model": judged,
+        "reward_model": judge_reward_model(margins["validation"]["reward model"][0], pairs, args.gold)
+        if reward_model
+        else None,
+        "rewards": rewards,
         "judge": account,
         "num_queries": len(rows),
         "args": json.loads(json.dumps(asdict(args), default=str)),
@@ -691,6 +753,112 @@ def judge_summaries(args: Args) -> dict:
     write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
     print(table(result))
     print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
+    return result
+
+
+# ------------------------------------------------------------------------------ reward models beside each other: N+ 5
+Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, pairs)
+
+
+@torch.no_grad()
+def measure_rewards(
+    judges: dict[str, list[str]],
+    ref_policy: GPT | None,
+    reference: str,
+    sets: dict[str, list[Comparison]],
+    references: list[Demonstration],
+    tokenizer: Tokenizer,
+    device: torch.device,
+    args: Args | RewardArgs,
+) -> tuple[dict, Margins]:
+    """[N+ 16, 18] Table 5, calibration and the scores of the references, and the margins that the first two are of.
+
+    judges: name -> checkpoints, one a seed. A policy among them ranks by beta * log(policy / ref_policy) [N+ 19];
+    `reference` is that one's name.
+    """
+    pad_id, beta = tokenizer.pad_id, args.dpo_beta
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    groups = {name: pair_groups(rows, f"{args.data}/comparisons.{name}.jsonl") for name, rows in sets.items()}
+    margins: Margins = {name: {} for name in sets}
+    scores, implicit = {}, []  # scores: model -> (seeds, references)
+    for name, places in judges.items():
+        of_pairs, of_references = defaultdict(list), []  # a row a seed
+        for place in tqdm(places, desc=name, leave=False):
+            if holds_reward_model(place):
+                model = load_scalar(place, device)
+                rank = partial(pair_scores, model, pad_id=pad_id)
+                score = partial(response_scores, model, pad_id=pad_id, side="left")
+            else:
+                policy = load_gpt(place, device).forbid(pad_id, tokenizer.vocab_size)
+                rank = partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=beta)
+                score = partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=beta)
+                implicit += [name] if name not in implicit else []
+            with autocast:
+                for set_name, rows in sets.items():
+                    batches = [torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)]
+                    of_pairs[set_name].append(torch.cat(batches).double().cpu().numpy())
+                batches = [score(batch) for batch in micro_batches(references, args.batch_size)]
+                of_references.append(torch.cat(batches).double().cpu().numpy())
+        for set_name, column in of_pairs.items():
+            margins[set_name][name] = np.stack(column)
+        scores[name] = np.stack(of_references)
+    return {
+        "sets": {
+            set_name: {
+                "accuracy": accuracy_table(groups[set_name], columns),
+                "calibration": {name: calibration(column) for name, column in columns.items()},
+            }
+            for set_name, columns in margins.items()
+        },
+        "references": {name: score_statistics(column) for name, column in scores.items()},
+        "num_references": len(references),
+        "num_seeds": {name: len(places) for name, places in judges.items()},
+        "implicit": implicit,
+        "reference": reference,
+        "dpo_beta": beta,
+    }, margins
+
+
+def judge_rewards(args: RewardArgs) -> dict:
+    check_ranges(args)
+    check_out(args.out, args.overwrite)
+    device = distributed.setup(args.device)
+    words = args.reward_models
+    if not words or len(words) % 2:
+        raise InputError(f"--reward-models {' '.join(words)}: write pairs of a name and a checkpoint: rm runs/rm.")
+    judges: dict[str, list[str]] = defaultdict(list)
+    for name, place in zip(words[::2], words[1::2], strict=True):
+        judges[name].append(place)
+    has_policy = any(not holds_reward_model(place) for place in words[1::2])
+    tokenizer = common_tokenizer(args.tokenizer, [*words[1::2], *([args.ref_policy] if has_policy else [])])
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    sets = {"validation": load_comparisons(args.data / "comparisons.validation.jsonl", *limits)}
+    if (args.data / "comparisons.cnndm.jsonl").exists():
+        limits_of_news = tokenizer, args.max_cnndm_query_length, args.max_response_length
+        sets["cnndm"] = load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news)
+    references = load_demonstrations(args.data / "sft.validation.jsonl", *limits)
+    longest = max(len(row.query) + max(len(row.chosen), len(row.rejected)) for rows in sets.values() for row in rows)
+    for place in words[1::2]:
+        config = read_config(place)
+        check_vocabulary(tokenizer, config.vocab_size, place)
+        if longest > config.n_ctx:
+            raise InputError(
+                f"a comparison in {args.data} has {longest} tokens, more than the {config.n_ctx} positions of {place}: "
+                "lower --max-query-length where the data is made."
+            )
+    ref_policy = None
+    if has_policy:
+        ref_policy = load_gpt(args.ref_policy, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    reference = Path(args.ref_policy).name
+    result, _ = measure_rewards(judges, ref_policy, reference, sets, references, tokenizer, device, args)
+    result["args"] = json.loads(json.dumps(asdict(args), default=str))
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+    reward_report.write_report(args.out / "report.html", result, list(words[1::2]))
+    write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
+    print(reward_report.tables(result))
+    print(f"\nwritten: {args.out / 'eval.json'}, and to look at: {args.out / 'report.html'}")
     return result
 
 

@@ -55,6 +55,11 @@ def load_scalar(where: str | Path, device: str | torch.device = "cpu") -> Scalar
     return _load(ScalarModel, where, device)
 
 
+def holds_reward_model(where: str | Path) -> bool:
+    """Or a value model; False of a policy."""
+    return _is_scalar(read_object(_config_file(where)))
+
+
 def scalar_from_gpt(gpt: GPT) -> ScalarModel:
     """A reward model that starts from a policy: a copy of its trunk, and a fresh head. [N+ 11]"""
     model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
@@ -134,11 +139,15 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def _is_scalar(settings: dict) -> bool:
+    return "ScalarModel" in (settings.get("architectures") or [])
+
+
 def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device: str | torch.device):
     config_file = _config_file(where)
     settings = read_object(config_file)
     config = parse_config(settings, config_file)
-    is_scalar = "ScalarModel" in (settings.get("architectures") or [])
+    is_scalar = _is_scalar(settings)
     if model_class is GPT and is_scalar:
         raise InputError(f"{where} holds a reward or value model, no language model: name the directory of a policy.")
     if model_class is ScalarModel and not is_scalar:

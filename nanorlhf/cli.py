@@ -25,7 +25,7 @@ RANGES = {
     **dict.fromkeys(("triplet_batch_size", "num_rows"), AT_LEAST_1),
     **dict.fromkeys(("num_ppo_epochs", "total_episodes", "num_samples", "num_queries", "num_resamples"), AT_LEAST_1),
     **dict.fromkeys(("max_query_length", "max_response_length", "response_length"), AT_LEAST_1),
-    **dict.fromkeys(("eval_every", "save_every", "keep_last", "sample_every"), AT_LEAST_1),
+    **dict.fromkeys(("max_cnndm_query_length", "eval_every", "save_every", "keep_last", "sample_every"), AT_LEAST_1),
     "max_skipped_steps": AT_LEAST_0,
     **dict.fromkeys(("warmup_steps", "lr", "temperature", "kl_coef", "value_coef", "num_report_samples"), AT_LEAST_0),
     "discriminator_lr": AT_LEAST_0,
