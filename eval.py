@@ -20,6 +20,8 @@ eval.json, samples.jsonl, and report.html with the curves of all stages and the 
 import itertools
 import json
 import math
+import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -37,7 +39,7 @@ from data import self_rank, site
 from data.label import load_labels, printable
 from data.mxeval import program_of
 from data.tiny import gold_score
-from nanorlhf import answer_report, distributed, program_report, reply_report, reward_report
+from nanorlhf import answer_report, distributed, program_report, reply_report, reward_report, token_report
 from nanorlhf.agreement import (
     RankedQuestion,
     annotator_kappas,
@@ -70,6 +72,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.execution import isolation, run_programs
 from nanorlhf.judge import WIN, Endpoint, Pair, ask_all, completions_url, judge_pairs, key_from, load_verdicts, parse
 from nanorlhf.length_figures import length_figures
+from nanorlhf.localisation import token_bytes
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import (
     bootstrap_interval,
@@ -88,10 +91,12 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.reply_metrics import bleu4, google_bleu, meteor, meteor_matching, squad_scores
-from nanorlhf.report import table, write_report
+from nanorlhf.report import length_section, table, write_report
 from nanorlhf.reward import end_scores, load_function, pair_scores, response_scores
 from nanorlhf.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
 from nanorlhf.text_rank import rank_order
+from nanorlhf.token_rewards import token_rewards
+from nanorlhf.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.tracking import write_json
 
@@ -110,6 +115,8 @@ class Args:
     """[N+ 19] names of --policies, trained by DPO from the first one, that rank pairs beside the reward model"""
     dpo_beta: float = 0.05
     """of their reward, in score units a nat: that of their training"""
+    shift_base: str | None = None
+    """name of the policy whose ranks colour the responses, of the model before alignment; None: the first"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the first policy's"""
     seed: int = 44413
@@ -644,6 +651,8 @@ def judge_summaries(args: Args) -> dict:
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *filter(None, [args.reward_model])])
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
+    if args.shift_base not in (None, *policies):
+        raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
     unknown = set(args.implicit_rewards) - set(list(policies)[1:])
     if unknown:
         raise InputError(f"--implicit-rewards {min(unknown)}: name --policies behind the first, their reference.")
@@ -671,7 +680,7 @@ def judge_summaries(args: Args) -> dict:
     }
 
     # ----------------------------------------------------------------------------------------------------- 3. policies
-    results, columns = {}, {}
+    results, columns, responses, tokens = {}, {}, {}, {}
     answers = {"reference": references}
     lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
     for name, place in tqdm(policies.items(), desc="policies"):
@@ -681,6 +690,9 @@ def judge_summaries(args: Args) -> dict:
             query, response = sample_answers(policy, *asked, args.temperature)
             scores = reward_model and rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
             kl = kl_to(ref_policy, policy, *sample_answers(policy, *asked, args.kl_temperature), tokenizer, args)
+            one = query[:1], response[:1], tokenizer, args.kl_temperature
+            tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
+        responses[name] = response
         texts = answers[name] = [tokenizer.decode(ids) for ids in response.tolist()]
         golds = [gold_score(q, text) for q, text in zip(queries, texts, strict=True)] if args.gold else None
         wins = win_rate(golds, reference_golds) if args.gold else None
@@ -717,7 +729,20 @@ def judge_summaries(args: Args) -> dict:
         wins = {name: [WIN.get(row["preferred"]) for row in column] for name, column in verdicts.items()}
         figures += length_figures(lengths, wins, args.judge_against, "the judge")
 
-    # ------------------------------------------------------------------------------------- 5. the reward model, and out
+    # ------------------------------------------------------- 5. what changed token by token, the reward models, and out
+    base_name = args.shift_base or first
+    base = ref_policy if base_name == first else load_policy(policies[base_name], *to_answer)
+    responses["reference"] = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
+    spellings, shares = token_bytes(tokenizer), {}
+    shifts: list[dict] = [{} for _ in rows]  # of each query: name -> pieces of the response with their ranks
+    for name, response in responses.items():
+        pieces = (micro_batches(x, args.batch_size) for x in (query, response))
+        with autocast:
+            ranks = torch.cat([token_ranks(base, q, r, tokenizer.pad_id) for q, r in zip(*pieces, strict=True)])
+        shares[name] = shift_shares(ranks)
+        for shift, ids, of_row in zip(shifts, response.tolist(), ranks.tolist(), strict=True):
+            n = sum(rank > 0 for rank in of_row)
+            shift[name] = text_pieces(ids[:n], of_row[:n], spellings)
     rewards = None
     if judges:
         measured = judges, ref_policy, first, {"validation": pairs}, rows, tokenizer, device, args
@@ -730,6 +755,7 @@ def judge_summaries(args: Args) -> dict:
         else None,
         "rewards": rewards,
         "judge": account,
+        "token_shift": {"base": base_name, "shares": shares},
         "num_queries": len(rows),
         "args": json.loads(json.dumps(asdict(args), default=str)),
     }
@@ -738,6 +764,7 @@ def judge_summaries(args: Args) -> dict:
             "query": query,
             "reference": references[i],
             "reference_gold_score": reference_golds and reference_golds[i],
+            "reference_rm_score": rm_columns["reference"] and rm_columns["reference"][i],
             "policies": {name: column[i] for name, column in columns.items()},
         }
         for i, query in enumerate(queries)
@@ -749,9 +776,18 @@ def judge_summaries(args: Args) -> dict:
         named = ({"policy": name, "against": args.judge_against} | row for name in verdicts for row in verdicts[name])
         write_jsonl(args.out / "verdicts.jsonl", named)
     runs = [place for place in (*policies.values(), args.reward_model) if place]
-    write_report(args.out / "report.html", result, runs, samples[: args.num_report_samples], figures)
+    shown = slice(args.num_report_samples)
+    sections = [length_section(figures)] if figures else []
+    if rewards:
+        sections.append(reward_report.section(rewards))
+    sections.append(token_report.section(queries[0], tokens))
+    write_report(args.out / "report.html", result, runs, samples[shown], shifts[shown], sections)
     write_json(args.out / "eval.json", result)  # last: where it is, the evaluation is whole
     print(table(result))
+    print(f"\nof the first query, tokens that {base_name} ranks second or third, and beyond:")
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for name, pieces in shifts[0].items():
+        print(f"{name:<10}{to_terminal(pieces, color)}")
     print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
     return result
 

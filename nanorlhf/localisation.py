@@ -33,7 +33,7 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     """The bytes that each id stands for in a decoded text: none for EOS and [PAD], as in Tokenizer.decode."""
     if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
         raise InputError(
-            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): an error can't be traced to a token."
+            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): what a single token says isn't known."
         )
     alphabet = byte_of_symbol()
     pieces = {}

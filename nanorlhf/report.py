@@ -5,12 +5,16 @@ import html
 import io
 import json
 import os
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from nanorlhf.token_shift import KINDS, to_html
 
 Rows = list[dict[str, float]]
 
@@ -27,6 +31,7 @@ COLUMNS = (
     ("kl", "KL, nats", 2),
     ("response_length", "length, tokens", 1),
 )
+LEGEND = {"unshifted": "first, it would have written it too", "marginal": "second or third", "shifted": "beyond"}
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
 STYLE = """
 :root { color-scheme: light; }
@@ -38,16 +43,29 @@ p, figcaption { max-width: 46rem; } .quiet, figcaption { color: #565d66; font-si
 th, td { padding: .4rem .6rem; text-align: right; vertical-align: bottom; border-bottom: 1px solid #dfe3e8; }
 td { white-space: nowrap; } th { font-weight: 600; color: #565d66; }
 th:first-child, td:first-child { text-align: left; font-weight: 600; }
+td:first-child { white-space: normal; } h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
+nav a { margin-right: 1rem; } a { color: #1f5fa8; } code { font-size: .85em; overflow-wrap: anywhere; }
+.blocks { columns: 22rem auto; column-gap: 2.5rem; } .blocks .wide { break-inside: avoid; margin-bottom: 1.2rem; }
+details { margin: .3rem 0; } summary { cursor: pointer; } figure details table { margin-top: .5rem; }
+.unshifted { background: #e4eefa; } .marginal { background: #ffecb0; } .shifted { background: #ffc8bf; }
+.legend span, .answers span { border-radius: 2px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 small { color: #565d66; } figure { margin: 1rem 0 1.6rem; }
-figure div { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
-figure img { width: 100%; max-width: 33rem; break-inside: avoid; }
+figure div { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+figure img { width: 100%; max-width: 33rem; break-inside: avoid; } figure .wide { display: block; }
+figure .wide img { width: auto; max-width: none; height: 17rem; }
 .sample { border: 1px solid #dfe3e8; border-radius: 6px; margin: 0 0 1rem; overflow: hidden; break-inside: avoid; }
-.sample > pre { margin: 0; padding: .7rem 1rem; background: #f5f7f9; white-space: pre-wrap; overflow-wrap: anywhere;
-  font: .85rem/1.45 ui-monospace, monospace; max-height: 22rem; overflow-y: auto; }
+pre { margin: 0; padding: .7rem 1rem; background: #f5f7f9; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: .85rem/1.45 ui-monospace, monospace; } .sample > pre { max-height: 22rem; overflow-y: auto; }
 .answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); }
 .answers div { padding: .6rem 1rem; border-top: 1px solid #dfe3e8; overflow-wrap: anywhere; }
 .answers b { display: block; font-size: .85rem; color: #1f5fa8; }
-@media print { body { max-width: none; padding: 0; } .sample > pre { max-height: none; } }
+@media (max-width: 40rem) { body { padding: 1rem .8rem 3rem; } table { font-size: .85rem; }
+  th, td { padding: .35rem .45rem; } }
+@media print { @page { margin: 15mm; } body { max-width: none; padding: 0; font-size: 10.5pt; }
+  nav, .search { display: none; } .sample > pre { max-height: none; } .wide { overflow: visible; }
+  table { font-size: 8pt; } th, td { padding: .2rem .3rem; } tr, h2, h3 { break-inside: avoid; break-after: auto; }
+  h2, h3 { break-after: avoid; } figure img { max-width: 48%; } figure div { display: block; }
+  figure .wide img { max-width: 100%; height: auto; } a { color: inherit; text-decoration: none; } }
 """
 
 
@@ -254,24 +272,25 @@ def curves(run: str) -> tuple[int, str]:
 
 
 # --------------------------------------------------------------------------------------------------------- 3. the page
-def answer(name: str, text: str, scores: dict[str, float | None]) -> str:
-    known = " · ".join(f"{label} {value:.2f}" for label, value in scores.items() if value is not None)
-    return (
-        f"<div><b>{html.escape(name)}</b>{html.escape(text.strip()) or '<i>empty</i>'}<br><small>{known}</small></div>"
-    )
+def answer(name: str, text: str, scores: dict[str, float | None], pieces: list[tuple[str, int]] | None = None) -> str:
+    """A response and its scores; with pieces, tokens and their ranks, in colour."""
+    known = " · ".join(f"{label} {value:z.2f}" for label, value in scores.items() if value is not None)
+    shown = to_html(pieces) if pieces else html.escape(text.strip()) or "<i>empty</i>"
+    return f"<div><b>{html.escape(name)}</b>{shown}<br><small>{known}</small></div>"
 
 
-def sample_card(sample: dict) -> str:
-    answers = [answer("reference", sample["reference"], {"gold": sample["reference_gold_score"]})]
+def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> str:
+    """A query and its responses side by side; shift: name -> tokens and their ranks under the base model."""
+    scores = {"RM": sample.get("reference_rm_score"), "gold": sample["reference_gold_score"]}
+    answers = [answer("reference", sample["reference"], scores, shift.get("reference"))]
     for name, policy in sample["policies"].items():
-        answers.append(answer(name, policy["response"], {"RM": policy["rm_score"], "gold": policy["gold_score"]}))
+        scores = {"RM": policy["rm_score"], "gold": policy["gold_score"]}
+        answers.append(answer(name, policy["response"], scores, shift.get(name)))
     query = html.escape(sample["query"])
     return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
 
 
 def length_section(figures: list[Figure]) -> str:
-    if not figures:
-        return ""
     caption = (
         "Wins by length: a point is a ninth of the range of a policy's length ratios, hollow where it has fewer than "
         "ten pairs; the curve is a logistic fit to all pairs, and missing where the ratio parts wins from losses. "
@@ -281,10 +300,25 @@ def length_section(figures: list[Figure]) -> str:
     return f"<h2>Wins and length</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
 
 
+def shift_lines(result: dict) -> list[list[str]]:
+    """How many of each policy's tokens the base model would have written too."""
+    shift = result["token_shift"]
+    lines = [[f"tokens, by rank under {shift['base']}", "1", "2 or 3", "beyond"]]
+    return lines + [[name, *(f"{100 * row[kind]:.1f}%" for kind in KINDS)] for name, row in shift["shares"].items()]
+
+
 def write_report(
-    path: Path, result: dict, runs: list[str], samples: list[dict], length_figures: list[Figure] = ()
+    path: Path,
+    result: dict,
+    runs: list[str],
+    samples: list[dict],
+    shifts: Sequence[dict] = (),
+    sections: Sequence[str] = (),
 ) -> None:
-    """Write report.html, whole or not at all: the table, figures, the curves of `runs`, and `samples` side by side."""
+    """Write report.html, whole or not at all: the table, the curves of `runs`, and `samples` side by side.
+
+    shifts: of each sample, name -> tokens and their ranks under the base model. sections: HTML of its own heading each.
+    """
     settings = result["args"]
     judged = f"{result['num_queries']} validation queries, judged at temperature {settings['temperature']}"
     notes = (
@@ -292,14 +326,21 @@ def write_report(
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
         "The RM score is that of the last token, without the EOS trick."
     )
-    body = f"""<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>
-{html_table(cells(result))}
-<p>{html.escape(reward_model_line(result))}</p><p>{html.escape(judge_line(result))}</p>
-<p class="quiet">{html.escape(notes)}</p>
-{length_section(length_figures)}
-{"".join(text for _, text in sorted(map(curves, runs)))}
-<h2>Samples, side by side</h2>{"".join(map(sample_card, samples))}"""
-    write_page(path, str(settings["out"]), body)
+    legend = "".join(f'<span class="{kind}">{words}</span> ' for kind, words in LEGEND.items())
+    cards = (sample_card(*pair) for pair in zip_longest(samples, shifts, fillvalue={}))
+    parts = [
+        f'<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>',
+        html_table(cells(result)),
+        f"<p>{html.escape(reward_model_line(result))}</p><p>{html.escape(judge_line(result))}</p>",
+        f'<p class="quiet">{html.escape(notes)}</p>',
+        *(text for _, text in sorted(map(curves, runs))),
+        *sections,
+        '<h2 id="samples">Samples, side by side</h2>',
+        f'<p class="legend">Tokens by their rank under {html.escape(result["token_shift"]["base"])}: {legend}</p>',
+        html_table(shift_lines(result)),
+        *cards,
+    ]
+    write_page(path, str(settings["out"]), "\n".join(parts))
 
 
 def html_table(lines: list[list[str]]) -> str:

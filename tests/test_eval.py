@@ -13,13 +13,16 @@ import torch.nn.functional as F
 
 import eval as evaluation
 import train_ppo
+import train_rm
 from data.tiny import gold_score
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.dataset import load_comparisons, read_jsonl
+from nanorlhf.dataset import load_comparisons, load_demonstrations, read_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import win_rate
-from nanorlhf.report import cells, series, smooth, table, write_report
+from nanorlhf.report import cells, series, shift_lines, smooth, table, write_report
+from nanorlhf.reward_report import accuracy_lines
+from nanorlhf.token_shift import token_ranks
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 
 KEYS = {
@@ -116,13 +119,49 @@ def test_the_reward_models_accuracy_is_counted_pair_by_pair(args, result) -> Non
     assert result["reward_model"]["num_pairs"] == len(pairs)
 
 
+def test_the_shares_of_shifted_tokens_are_those_of_single_responses(args, result) -> None:
+    """Every response alone, and the first policy's own greedy one has no shifted token."""
+    tokenizer = load_tokenizer(args.policies[1])
+    base = load_gpt(args.policies[1]).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    rows = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)[: args.num_queries]
+    ranks = [
+        rank
+        for row in rows
+        for rank in token_ranks(base, torch.tensor([row.query]), torch.tensor([row.response]), tokenizer.pad_id)[0]
+    ]
+    shares = result["token_shift"]["shares"]
+    assert result["token_shift"]["base"] == "sft" and shares.keys() == {"sft", "ppo", "reference"}
+    assert shares["reference"]["unshifted"] == pytest.approx(sum(rank == 1 for rank in ranks) / len(ranks))
+    assert shares["reference"]["shifted"] == pytest.approx(sum(rank > 3 for rank in ranks) / len(ranks))
+    assert shares["sft"]["unshifted"] > 0.99 and all(sum(row.values()) == pytest.approx(1) for row in shares.values())
+
+
+def test_another_policy_may_be_the_base_of_the_colours(args, result) -> None:
+    other = evaluation.main(replace(args, out=args.out.parent / "other_base", shift_base="ppo"))["token_shift"]
+    assert other["base"] == "ppo" and other["shares"]["ppo"]["unshifted"] > 0.99
+    assert other["shares"]["sft"] != result["token_shift"]["shares"]["sft"]
+
+
+def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_beside_the_reward_model(args, miniature) -> None:
+    out = args.out.parent
+    train_rm.main(replace(miniature.rm, loss="dpo", out=out / "dpo", lr=3e-3, overwrite=True))
+    policies = (*args.policies[:2], "dpo", str(out / "dpo"))
+    result = evaluation.main(replace(args, out=out / "with_dpo", policies=policies, implicit_rewards=("dpo",)))
+    assert result["policies"]["dpo"].keys() == result["policies"]["sft"].keys()
+    models = result["rewards"]["sets"]["validation"]["accuracy"][0]["models"]
+    summary = json.loads((out / "dpo" / "summary.json").read_text())
+    assert models["dpo"]["mean"] == pytest.approx(summary["validation_accuracy"])
+    assert models["reward model"]["mean"] == result["reward_model"]["validation_accuracy"]
+    assert "dpo: DPO" in (out / "with_dpo" / "report.html").read_text()
+
+
 def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_gone(args) -> None:
     out = args.out.parent / "bare"
     result = evaluation.main(replace(args, out=out, gold=False, reward_model=None, policies=args.policies[:2]))
     assert result["policies"]["sft"]["gold_win_rate"] is None and result["policies"]["sft"]["rm_score"] is None
     assert result["reward_model"] is None
     assert "gold" not in table(result) and "RM" not in table(result) and "ROUGE-1" in table(result)
-    assert "gold" not in (out / "report.html").read_text().split("</table>")[1].split("<h2>")[0]
+    assert "gold" not in (out / "report.html").read_text().split("</table>")[1].split("<h2")[0]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +171,10 @@ def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_g
         ({"policies": ()}, "--policies"),
         ({"policies": ("a", "x", "a", "y")}, "names must differ"),
         ({"policies": ("reference", "x")}, "`reference`"),
+        ({"implicit_rewards": ("sft",)}, "--implicit-rewards sft"),
+        ({"implicit_rewards": ("dpo",)}, "--implicit-rewards dpo"),
+        ({"shift_base": "base"}, "--shift-base base"),
+        ({"dpo_beta": 0.0}, "--dpo-beta 0.0"),
         ({"policies": ("sft", "no/such/checkpoint/here")}, "no/such/checkpoint/here"),
         ({"reward_model": "no/such/checkpoint/here"}, "no/such/checkpoint/here"),
         ({"num_queries": 0}, "--num-queries 0"),
@@ -191,21 +234,24 @@ class Page(HTMLParser):
 def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, result) -> None:
     page = Page((args.out / "report.html").read_text())
     for tag, attributes in page.tags:
-        assert tag not in ("script", "iframe", "object")
-        for name in ("src", "href"):
-            assert attributes.get(name, "data:").startswith("data:")
+        assert tag not in ("iframe", "object")
+        assert attributes.get("src", "data:").startswith("data:")
+        assert ":" not in attributes.get("href", "").removeprefix("data:")  # within the page, or a file beside it
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     assert titles == [
-        "Wins by length", "Win rate and length", "Loss", "Loss", "Pairs ranked as the labeller did",
-        "Score of the rollouts", "KL to the reference", "Response length", "Responses that end in EOS",
-        "What the KL buys",
+        "Loss", "Loss", "Pairs ranked as the labeller did", "Score of the rollouts", "KL to the reference",
+        "Response length", "Responses that end in EOS", "What the KL buys", "Wins by length", "Win rate and length",
+        next(title for title in titles if title.startswith("reward model: calibration error")),
+        "sft: reward logits", "ppo: reward logits", "ppo: rewards, values and KL",
     ]  # fmt: skip
     assert "url(" not in (args.out / "report.html").read_text()
 
 
 def test_the_numbers_of_the_tables_are_those_of_eval_json(args, result) -> None:
     page = Page((args.out / "report.html").read_text())
-    assert page.rows[1:] == cells(result)[1:]
+    accuracies = result["rewards"]["sets"]["validation"]["accuracy"]
+    for lines in (cells(result), shift_lines(result), accuracy_lines(accuracies, "all")):
+        assert all(line in page.rows for line in lines[1:])
     for name, row in result["policies"].items():
         line = next(line for line in table(result).splitlines() if line.startswith(name))
         assert f"{row['gold_win_rate']:.3f} [" in line and f"{row['kl']:.2f}" in line and f"{row['rougeL']:.3f}" in line
@@ -220,7 +266,7 @@ def test_texts_are_escaped(args, result, tmp_path) -> None:
     }
     write_report(tmp_path / "report.html", result, [], [sample])
     text = (tmp_path / "report.html").read_text()
-    assert "<script>" not in text and "<img src=x" not in text and "<b>bold" not in text
+    assert "<script>alert" not in text and "<img src=x" not in text and "<b>bold" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in text
 
 

@@ -1,0 +1,89 @@
+"""What alignment changed, token by token: how likely was each token of a response under the model before it?
+
+A token's rank under the base model, given the same query and the same response so far, is 1 plus the number of tokens
+that the base model finds likelier. Rank 1 is unshifted: the base model, greedy, would have written it too; 2 and 3 are
+marginal; the others shifted. (N+ Table 8)
+"""
+
+import html
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from nanorlhf.model import GPT
+from nanorlhf.padding import micro_batches
+
+KINDS = ("unshifted", "marginal", "shifted")
+COLORS = {"unshifted": "34", "marginal": "33", "shifted": "31"}  # blue, yellow, red of a terminal
+MARKS = {"unshifted": "{}", "marginal": "({})", "shifted": "[{}]"}  # where there are no colours
+LOGITS = 2**24  # made at a time: 64 MB in float32
+
+
+def kind_of(rank: int) -> str:
+    return KINDS[0 if rank == 1 else 1 if rank <= 3 else 2]
+
+
+@torch.no_grad()
+def token_ranks(base: GPT, query: Tensor, response: Tensor, pad_id: int) -> Tensor:
+    """The rank of each response token under `base`, from 1 on; 0 at [PAD].
+
+    query (B, Q) left-padded, response (B, T) [PAD] behind its end -> (B, T). Tokens as likely as the one that stands
+    there don't push it back. Logits are made where a token counts, LOGITS of them at a time.
+    """
+    query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
+    hidden = base(query_response, query_response != pad_id, last=response.size(1) + 1)[:, :-1]  # (B, T, C)
+    counts = response != pad_id  # (B, T)
+    size = max(1, LOGITS // base.config.vocab_size)
+    ranks = [
+        1 + (logits > logits.gather(1, ids[:, None])).sum(1)
+        for h, ids in zip(micro_batches(hidden[counts], size), micro_batches(response[counts], size), strict=True)
+        for logits in [base.logits(h)]  # (n, V)
+    ]
+    return torch.zeros_like(response).masked_scatter(counts, torch.cat(ranks)) if ranks else torch.zeros_like(response)
+
+
+def shift_shares(ranks: Tensor) -> dict[str, float]:
+    """The share of tokens of each kind; ranks as `token_ranks` gives them, at least one above 0."""
+    counted = ranks[ranks > 0]
+    kinds = {"unshifted": counted == 1, "marginal": (counted == 2) | (counted == 3), "shifted": counted > 3}
+    return {name: is_one.float().mean().item() for name, is_one in kinds.items()}
+
+
+def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, bytes]) -> list[tuple[str, int]]:
+    """Tokens as text, each with its value. Tokens that share a character are one piece, with the largest of theirs.
+
+    `pieces` as `token_bytes` gives them; a token without any, EOS, is written as a sign.
+    """
+    result: list[tuple[str, int]] = []
+    held, largest = b"", 0
+    for i, value in zip(ids, values, strict=True):
+        held, largest = held + (pieces.get(i) or "∎".encode()), max(largest, value)
+        try:
+            result.append((held.decode(), largest))
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data" and error.end == len(held):
+                continue  # the rest of the character is in the next token
+            result.append((held.decode(errors="replace"), largest))
+        held, largest = b"", 0
+    return result + ([(held.decode(errors="replace"), largest)] if held else [])
+
+
+def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
+    """Coloured by ANSI codes, or, without colour, (marginal) and [shifted] tokens in brackets."""
+    parts = []
+    for text, rank in pieces:
+        kind, word = kind_of(rank), text.replace("\n", "\\n")
+        blank, body = word[: -len(word.lstrip()) or None], word.lstrip()
+        if color:
+            parts.append(f"\x1b[{COLORS[kind]}m{word}\x1b[0m")
+        else:
+            parts.append(blank + MARKS[kind].format(body) if body else word)
+    return "".join(parts)
+
+
+def to_html(pieces: list[tuple[str, int]]) -> str:
+    """A <span> a token, its kind as class and its rank as title; the page's style has the colours."""
+    return "".join(
+        f'<span class="{kind_of(rank)}" title="rank {rank}">{html.escape(text)}</span>' for text, rank in pieces
+    )
