@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nanorlhf.details_index import details_section
 from nanorlhf.token_shift import KINDS, to_html
 
 Rows = list[dict[str, float]]
@@ -49,6 +50,7 @@ nav a { margin-right: 1rem; } a { color: #1f5fa8; } code { font-size: .85em; ove
 details { margin: .3rem 0; } summary { cursor: pointer; } figure details table { margin-top: .5rem; }
 .unshifted { background: #e4eefa; } .marginal { background: #ffecb0; } .shifted { background: #ffc8bf; }
 .legend span, .answers span { border-radius: 2px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+input[type=search] { font: inherit; padding: .35rem .6rem; width: min(100%, 24rem); box-sizing: border-box; }
 small { color: #565d66; } figure { margin: 1rem 0 1.6rem; }
 figure div { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
 figure img { width: 100%; max-width: 33rem; break-inside: avoid; } figure .wide { display: block; }
@@ -62,11 +64,28 @@ pre { margin: 0; padding: .7rem 1rem; background: #f5f7f9; white-space: pre-wrap
 @media (max-width: 40rem) { body { padding: 1rem .8rem 3rem; } table { font-size: .85rem; }
   th, td { padding: .35rem .45rem; } }
 @media print { @page { margin: 15mm; } body { max-width: none; padding: 0; font-size: 10.5pt; }
-  nav, .search { display: none; } .sample > pre { max-height: none; } .wide { overflow: visible; }
+  nav, .search { display: none; } .blocks { columns: 14rem auto; } .wide { margin-bottom: .8rem; }
+  .index::details-content { content-visibility: visible; block-size: auto; }
+  .sample > pre { max-height: none; } .wide { overflow: visible; }
   table { font-size: 8pt; } th, td { padding: .2rem .3rem; } tr, h2, h3 { break-inside: avoid; break-after: auto; }
   h2, h3 { break-after: avoid; } figure img { max-width: 48%; } figure div { display: block; }
   figure .wide img { max-width: 100%; height: auto; } a { color: inherit; text-decoration: none; } }
 """
+SEARCH = """<p class="search">
+<input type="search" id="search" placeholder="words to find" aria-label="search the samples">
+<output id="found" class="quiet"></output></p>
+<script>
+addEventListener("DOMContentLoaded", () => {
+  const cards = [...document.querySelectorAll(".sample")], texts = cards.map(card => card.textContent.toLowerCase());
+  document.getElementById("search").addEventListener("input", event => {
+    const words = event.target.value.toLowerCase().split(/\\s+/).filter(Boolean);
+    const hits = texts.map(text => words.every(word => text.includes(word)));
+    cards.forEach((card, i) => { card.hidden = !hits[i]; });
+    document.getElementById("found").textContent =
+      words.length ? `${hits.filter(Boolean).length} of ${cards.length}` : "";
+  });
+});
+</script>"""
 
 
 # ------------------------------------------------------------------------------------------------------- 1. the table
@@ -307,6 +326,20 @@ def shift_lines(result: dict) -> list[list[str]]:
     return lines + [[name, *(f"{100 * row[kind]:.1f}%" for kind in KINDS)] for name, row in shift["shares"].items()]
 
 
+def settings_section(settings: dict, runs: list[str]) -> str:
+    """What was run: the settings of the evaluation and of each run directory."""
+    blocks = {"this evaluation": settings}
+    for run in runs:
+        path = Path(run) / "args.json"
+        if path.exists():
+            blocks[run] = json.loads(path.read_text())
+    parts = ['<h2 id="settings">What was run</h2>']
+    for name, block in blocks.items():
+        lines = [["setting", "value"], *([key, str(value)] for key, value in block.items())]
+        parts.append(f"<details><summary>{html.escape(name)}</summary>{html_table(lines)}</details>")
+    return "".join(parts)
+
+
 def write_report(
     path: Path,
     result: dict,
@@ -315,7 +348,7 @@ def write_report(
     shifts: Sequence[dict] = (),
     sections: Sequence[str] = (),
 ) -> None:
-    """Write report.html, whole or not at all: the table, the curves of `runs`, and `samples` side by side.
+    """Write report.html, whole or not at all: settings, the table, the curves of `runs`, and `samples` side by side.
 
     shifts: of each sample, name -> tokens and their ranks under the base model. sections: HTML of its own heading each.
     """
@@ -330,15 +363,20 @@ def write_report(
     cards = (sample_card(*pair) for pair in zip_longest(samples, shifts, fillvalue={}))
     parts = [
         f'<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>',
+        '<nav><a href="#settings">what was run</a><a href="#samples">samples</a>'
+        '<a href="#details">details of the paper</a></nav>',
         html_table(cells(result)),
         f"<p>{html.escape(reward_model_line(result))}</p><p>{html.escape(judge_line(result))}</p>",
         f'<p class="quiet">{html.escape(notes)}</p>',
+        settings_section(settings, runs),
         *(text for _, text in sorted(map(curves, runs))),
         *sections,
         '<h2 id="samples">Samples, side by side</h2>',
         f'<p class="legend">Tokens by their rank under {html.escape(result["token_shift"]["base"])}: {legend}</p>',
         html_table(shift_lines(result)),
+        SEARCH,
         *cards,
+        details_section(path),
     ]
     write_page(path, str(settings["out"]), "\n".join(parts))
 

@@ -75,8 +75,8 @@ def section(result: dict) -> str:
             parts.append(f'<p class="quiet">{hidden} more pairs of policies, with fewer comparisons, in eval.json.</p>')
         images = [image(calibration_figure(model, row)) for model, row in measured["calibration"].items()]
         caption = (
-            "Is a margin worth what it says? Where points lie above the curve the model is surer than it thinks, below "
-            "it is too sure. The calibration error is the distance of the two, mean over all pairs."
+            "Is a margin worth what it says? Above the curve the model is right more often than its margins claim, "
+            "below it less often: too sure. The calibration error is that distance, mean over all pairs."
         )
         parts.append(f"<figure><div>{''.join(images)}</div><figcaption>{caption}</figcaption></figure>")
     return "\n".join([*parts, html_table(score_lines(result))])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -245,6 +246,29 @@ def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, re
         "sft: reward logits", "ppo: reward logits", "ppo: rewards, values and KL",
     ]  # fmt: skip
     assert "url(" not in (args.out / "report.html").read_text()
+
+
+def test_the_page_says_what_was_run_and_links_to_lines_that_are_there(args, result) -> None:
+    text = (args.out / "report.html").read_text()
+    page = Page(text)
+    learning_rate = json.loads((Path(args.policies[3]) / "args.json").read_text())["lr"]
+    assert ["lr", str(learning_rate)] in page.rows and ["num_queries", "11"] in page.rows
+    anchors = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert len(links) > 40
+    for link in links:
+        file, _, fragment = link.partition("#")
+        target = (args.out / unquote(file)).resolve()
+        assert target.is_file() if file else fragment in anchors
+        if file and fragment:
+            assert re.search(r"\[N\+ [\d, ]+\]", target.read_text().splitlines()[int(fragment[1:]) - 1])
+
+
+def test_the_search_is_in_the_page_and_there_is_a_card_a_sample(args, result) -> None:
+    page = Page((args.out / "report.html").read_text())
+    assert sum(attributes.get("class") == "sample" for _, attributes in page.tags) == 11
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]  # inline, and one
+    assert any(attributes.get("type") == "search" for _, attributes in page.tags)
 
 
 def test_the_numbers_of_the_tables_are_those_of_eval_json(args, result) -> None:
