@@ -36,8 +36,10 @@ demo: .venv
 	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) --overwrite
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
 	  --out "$(RUNS)/ppo" --seed $(SEED) --overwrite
-	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" --reward-model "$(RUNS)/rm" \
-	  --out "$(RUNS)/eval" --seed $(SEED) --overwrite
+	$(PY) train_rm.py --loss dpo --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 3e-4 \
+	  --seed $(SEED) --overwrite
+	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" dpo "$(RUNS)/dpo" \
+	  --reward-model "$(RUNS)/rm" --implicit-rewards dpo --out "$(RUNS)/eval" --seed $(SEED) --overwrite
 
 overoptimise: .venv
 	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo
