@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nanorlhf.answer_figures import metric_at_k_figures, spearman_figure
-from nanorlhf.report import aligned, answer, curves, html_table, image, write_page
+from nanorlhf.report import SEARCH, aligned, answer, curves, html_table, image, write_page
 
 # metric in eval.json: heading, digits
 METRICS = {
@@ -164,6 +164,6 @@ def write_report(
             "alike; 0, they know nothing of each other; a dash, one of them gives all answers the same score.",
         ),
         *(text for _, text in sorted(map(curves, runs))),
-        f"<h2>Samples, side by side</h2>{''.join(map(sample_card, samples))}",
+        f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
     ]
     write_page(path, str(result["args"]["out"]), "\n".join(parts))

@@ -7,7 +7,7 @@ from pathlib import Path
 from nanorlhf.answer_report import figures
 from nanorlhf.error_profile import CATEGORIES
 from nanorlhf.program_figures import at_k_figures, error_figure, training_figures
-from nanorlhf.report import aligned, curves, html_table, read_metrics, write_page
+from nanorlhf.report import SEARCH, aligned, curves, html_table, read_metrics, write_page
 
 Lines = list[list[str]]
 STYLE = """<style>
@@ -173,5 +173,5 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
         )
         parts += ["<h2>In training</h2>", figures(drawn, caption)]
     parts += [text for _, text in sorted(map(curves, logged))]
-    parts.append(f"<h2>Samples, side by side</h2>{''.join(map(sample_card, samples))}")
+    parts.append(f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}")
     write_page(path, str(result["args"]["out"]), "\n".join(parts))

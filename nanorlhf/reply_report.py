@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nanorlhf.answer_report import figures
-from nanorlhf.report import BLUE, aligned, answer, curves, html_table, panel, read_metrics, write_page
+from nanorlhf.report import BLUE, SEARCH, aligned, answer, curves, html_table, panel, read_metrics, write_page
 
 # metric in eval.json: heading, factor, digits
 METRICS = {
@@ -285,6 +285,6 @@ def write_report(path: Path, result: dict, runs: list[str], samples: list[dict],
         ),
         figure_2(figure, result["figure"]) if figure else "",
         *(text for _, text in sorted(curves(run) for run in dict.fromkeys(runs) if read_metrics(run))),
-        f"<h2>Samples, side by side</h2>{''.join(map(sample_card, samples))}",
+        f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
     ]
     write_page(path, str(result["args"]["out"]), "\n".join(parts))

@@ -234,7 +234,7 @@ def page_of(out: Path) -> str:
 
 def test_the_page_is_one_file_that_asks_for_nothing(world):
     page = page_of(world.args.out)
-    assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script|link[^>]+sheet)", page)
+    assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)
     assert not re.search(r"(src|href|url)\W{1,3}https?:", page)
     assert page.count("<img ") == 3 and "In training" not in page
     assert "<mark>m</mark>" not in page and page.count('class="sample"') == 2

@@ -351,7 +351,7 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
         ("puppy", 0, True), ("no", 1, True), ("cat", 1, False), ("dog", 2, True),
     ]  # fmt: skip
     page = (tmp_path / "out" / "report.html").read_text()
-    assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script|link[^>]+sheet)", page)
+    assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)
     assert page.count("<img ") == 5 + 1 + 1  # a panel a metric, Figure 2, the loss
     assert re.findall(r"<li>(.*?) <small>", page) == ["<b>puppy</b>", "<b>no</b>", "cat", "<b>dog</b>"]
     assert "now &lt;b&gt;" in page and page.count('class="answers"') == 1
