@@ -34,13 +34,13 @@ def token_ranks(base: GPT, query: Tensor, response: Tensor, pad_id: int) -> Tens
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
     hidden = base(query_response, query_response != pad_id, last=response.size(1) + 1)[:, :-1]  # (B, T, C)
     counts = response != pad_id  # (B, T)
-    size = max(1, LOGITS // base.config.vocab_size)
-    ranks = [
-        1 + (logits > logits.gather(1, ids[:, None])).sum(1)
-        for h, ids in zip(micro_batches(hidden[counts], size), micro_batches(response[counts], size), strict=True)
-        for logits in [base.logits(h)]  # (n, V)
-    ]
-    return torch.zeros_like(response).masked_scatter(counts, torch.cat(ranks)) if ranks else torch.zeros_like(response)
+    hidden = hidden[counts].to(base.lm_head.weight.dtype)  # (N, C)
+    size, ranks = max(1, LOGITS // base.config.vocab_size), [response.new_zeros(0)]
+    with torch.autocast(hidden.device.type, enabled=False):  # among bf16 logits many are equal
+        for h, ids in zip(micro_batches(hidden, size), micro_batches(response[counts], size), strict=True):
+            logits = base.logits(h)  # (n, V)
+            ranks.append(1 + (logits > logits.gather(1, ids[:, None])).sum(1))
+    return torch.zeros_like(response).masked_scatter(counts, torch.cat(ranks))
 
 
 def shift_shares(ranks: Tensor) -> dict[str, float]:

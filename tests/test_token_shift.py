@@ -41,6 +41,16 @@ def test_ranks_are_those_of_a_brute_force_in_float64(tiny_gpt):
     assert len(set(sum(ranks, []))) > 4  # not all alike
 
 
+def test_bf16_forward_passes_do_not_make_tokens_equal(tiny_gpt, monkeypatch):
+    """Under autocast the logits are those of float32 all the same."""
+    seen, plain = [], type(tiny_gpt).logits
+    monkeypatch.setattr(type(tiny_gpt), "logits", lambda model, h: seen.append(plain(model, h)) or seen[-1])
+    with torch.autocast("cpu", torch.bfloat16):
+        padded(tiny_gpt)
+    assert len(seen) == 1 and seen[0].dtype == torch.float32
+    assert not torch.equal(seen[0], seen[0].bfloat16().float())
+
+
 def test_the_size_of_a_piece_changes_nothing(tiny_gpt, monkeypatch):
     whole = padded(tiny_gpt)
     for tokens in (1, 3):
