@@ -786,8 +786,9 @@ def judge_summaries(args: Args) -> dict:
     print(table(result))
     print(f"\nof the first query, tokens that {base_name} ranks second or third, and beyond:")
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    width = max(map(len, shifts[0]))
     for name, pieces in shifts[0].items():
-        print(f"{name:<10}{to_terminal(pieces, color)}")
+        print(f"{name:<{width}} {to_terminal(pieces, color)}")
     print(f"\nwritten: {args.out / 'eval.json'}, samples.jsonl, and to look at: {args.out / 'report.html'}")
     return result
 

@@ -364,7 +364,7 @@ def train_reward_model(args: Args) -> dict[str, float]:
     if args.out is None:
         args = replace(args, out=args.data.parent / ("dpo" if dpo else "rm"))
     if dpo and args.trainable == "linear":
-        raise InputError("--trainable linear is of a reward model's head: leave it out with --loss dpo.")
+        raise InputError("--trainable linear trains a reward model's head: pass --trainable all with --loss dpo.")
     check_output(args.out, args.overwrite, args.resume)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
