@@ -61,11 +61,11 @@ class Miniature:
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory) -> Miniature:
+    return make_miniature(tmp_path_factory.mktemp("miniature"))
+
+
+def make_miniature(root: Path, train: bool = True) -> Miniature:
     """SFT and RM trained for a few steps; PPO is left to the test."""
-    root = tmp_path_factory.mktemp("miniature")
-    tiny.main(
-        tiny.Args(out=root / "data", num_demonstrations=64, num_comparisons=64, num_validation=16, vocab_size=320)
-    )
     lengths = {"max_query_length": 160, "max_response_length": 64}
     common = {"data": root / "data", "device": "cpu", "warmup_steps": 0}
     sft = replace(
@@ -82,8 +82,12 @@ def miniature(tmp_path_factory) -> Miniature:
         max_query_length=160, response_length=12, total_episodes=24, batch_size=8, micro_batch_size=4,
         num_ppo_epochs=2, sample_every=1,
     )  # fmt: skip
-    train_sft.main(sft)
-    train_rm.main(rm)
+    if train:
+        tiny.main(
+            tiny.Args(out=root / "data", num_demonstrations=64, num_comparisons=64, num_validation=16, vocab_size=320)
+        )
+        train_sft.main(sft)
+        train_rm.main(rm)
     return Miniature(root, sft, rm, ppo)
 
 
