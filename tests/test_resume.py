@@ -294,3 +294,6 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_validation_loss(miniatur
     if stage == "rm":  # normalised like the last one, by its own scores
         bias = load_scalar(args.out / "best").reward_bias
         assert bias != 0 and bias != load_scalar(args.out).reward_bias
+        (args.out / "summary.json").unlink()  # killed just before its end: normalised anew, not twice
+        script.main(replace(args, resume=True))
+        assert load_scalar(args.out / "best").reward_bias == bias
