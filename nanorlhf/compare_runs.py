@@ -23,7 +23,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.report import Rows, html_table, image, panel, series, smooth, write_page
-from nanorlhf.tracking import MAY_CHANGE
+from nanorlhf.resume import MAY_CHANGE
 
 CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
     "objective/rlhf_reward": ("Score less the KL penalty", "score"),
