@@ -35,7 +35,7 @@ from nanorlhf.baselines import bipolar_ramp_advantages, coderl_advantages, coder
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
-from nanorlhf.discriminator import grounding, load_discriminator, save_discriminator
+from nanorlhf.discriminator import Discriminator, grounding, load_discriminator, save_discriminator
 from nanorlhf.error_profile import CATEGORIES, error_profile
 from nanorlhf.errors import InputError
 from nanorlhf.feedback import Checked, check_responses, compiler_for
@@ -165,6 +165,8 @@ class Args:
 
     gold: Literal["tiny", "site", "town"] | None = None
     """log the true score that this embedded world gives each response; training never sees it"""
+    gold_model: str | None = None
+    """the same by a larger reward model, checkpoint directory or Hub id: it shows over-optimisation on real data"""
     sample_every: int = 10
     """updates between entries of samples.jsonl"""
     save_every: int = 100
@@ -363,6 +365,40 @@ def written_logprob(policy: GPT, rows: list[Demonstration], pad_id: int, tempera
     return response_logprobs(policy, ids, ids != pad_id, ids[:, query.size(1) :] == pad_id, temperature)[0].sum()
 
 
+def adversarial_step(
+    discriminator: Discriminator,
+    steps: FiniteSteps,
+    found: list[tuple[dict, str]],
+    lr: float,
+    autocast: torch.autocast,
+    args: Args,
+) -> tuple[float, float]:
+    """Lower D of what the policy wrote against what people wrote, unless --freeze-discriminator.
+
+    found: this rank's rows and the policy's programs for them. Returns the mean of D(x, y', y) before the step, and the
+    share of programs that it found out, over all ranks.
+    """
+    totals = torch.tensor([0.0, 0.0, len(found)], device=discriminator.mlp[0].weight.device)  # D, found out, how many
+    num_found = distributed.all_sum(totals.clone())[2].clamp(min=1)
+    steps.optimizer.zero_grad()
+    for some in micro_batches(found, args.micro_batch_size):
+        queries, written = ([record[name] for record, _ in some] for name in ("query", "response"))
+        with autocast, torch.set_grad_enabled(not args.freeze_discriminator):
+            comparison = discriminator.compare(queries, [text for _, text in some], written)
+        if not args.freeze_discriminator:
+            (comparison.sum() / num_found).backward()
+        totals[:2] += torch.stack((comparison.detach().sum(), (comparison < 0).sum()))
+    score, accuracy = (distributed.all_sum(totals)[:2] / num_found).tolist()
+    if not args.freeze_discriminator:
+        for parameter in discriminator.parameters():  # a rank on which nothing passed has none
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        distributed.sum_gradients(discriminator)
+        for group in steps.optimizer.param_groups:
+            group["lr"] = lr
+        steps.step(discriminator.parameters(), score)
+    return score, accuracy
+
+
 def main(args: Args) -> dict[str, float]:
     with ExitStack() as stack:  # a compiler's process ends with the run
         return train(args, stack)
@@ -420,16 +456,26 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             f"positions of {args.sft}: lower --response-length, or --max-query-length where the data is made."
         )
     ref_policy = copy.deepcopy(policy).requires_grad_(False)
-    if args.reward_model is None:
-        reward_model, value_model = None, scalar_from_gpt(policy).to(home)
-    else:
+    reward_model = None
+    if args.reward_model is not None:
         if load_tokenizer(args.reward_model).backend.get_vocab() != tokenizer.backend.get_vocab():
             raise InputError(
                 f"the tokenizer of {args.reward_model} differs from that of {args.sft}: "
                 "train the reward model from this policy."
             )
         reward_model = load_scalar(args.reward_model, home).requires_grad_(False)
-        value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
+    gold_model = None
+    if args.gold_model is not None:
+        if args.gold is not None:
+            raise InputError("--gold and --gold-model both are the gold score: leave one out.")
+        if load_tokenizer(args.gold_model).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise InputError(f"--gold-model {args.gold_model}: its tokenizer differs from that of {args.sft}.")
+        gold_model = load_scalar(args.gold_model, home).requires_grad_(False)
+        if longest > gold_model.config.n_ctx:
+            raise InputError(
+                f"the longest query and --response-length make {longest} tokens, more than the "
+                f"{gold_model.config.n_ctx} positions of --gold-model {args.gold_model}: name another."
+            )
     if args.value_model is not None:  # [RLCF alg 1] a critic of its own
         if load_tokenizer(args.value_model).backend.get_vocab() != tokenizer.backend.get_vocab():
             raise InputError(f"--value-model {args.value_model}: its tokenizer differs from that of {args.sft}.")
@@ -439,18 +485,24 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 f"the longest query and --response-length make {longest} tokens, more than the "
                 f"{value_model.config.n_ctx} positions of --value-model {args.value_model}: name another."
             )
+    elif reward_model is not None:
+        value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
+    else:
+        value_model = scalar_from_gpt(policy).to(home)
     if reward_model is None or args.value_model is not None:
         # a fresh head begins at 0: values of order 1 that mean nothing would be the first advantages
         nn.init.zeros_(value_model.score.weight)
     discriminator = discriminator_steps = None
     if args.discriminator is not None:
         discriminator = load_discriminator(args.discriminator, device)
-        discriminator_optimizer = torch.optim.AdamW(discriminator.parameters(), lr=args.discriminator_lr, fused=True)
-        advice = f"lower --discriminator-lr ({args.discriminator_lr}); {args.out} keeps the checkpoint before."
-        discriminator_steps = FiniteSteps(discriminator_optimizer, args.max_skipped_steps, advice)
+        discriminator_steps = FiniteSteps(
+            torch.optim.AdamW(discriminator.parameters(), lr=args.discriminator_lr, fused=True),
+            args.max_skipped_steps,
+            f"lower --discriminator-lr ({args.discriminator_lr}); {args.out} keeps the checkpoint before.",
+        )
     for model in (policy, value_model):
         model.transformer.checkpoint_activations = args.checkpoint_activations
-    frozen = [model for model in (ref_policy, reward_model) if model is not None]
+    frozen = [model for model in (ref_policy, reward_model, gold_model) if model is not None]
     if args.shard == "fsdp":
         for model in (policy, value_model):
             distributed.shard(model, device, args.dtype == "bfloat16")
@@ -468,7 +520,9 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         pieces = token_bytes(tokenizer)
         compiler = stack.enter_context(compiler_for(demonstrations[0].record["language"], args.error_prone_jar))
 
-    def judge(rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor, Checked | None]:
+    def judge_texts(
+        rows: list[Demonstration], query: Tensor, response: Tensor
+    ) -> tuple[Tensor, Tensor, Checked | None]:
         return response, score(query, response), None
 
     def judge_programs(
@@ -489,7 +543,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             response = truncate_at_error(response, checked.error_index, pad_id)
         return response, scores, checked
 
-    judge = judge_programs if checks_code else judge
+    judge = judge_programs if checks_code else judge_texts
 
     groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)  # [N+ 20]
@@ -541,7 +595,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
         query = left_pad([demonstrations[i].query for i in indices], pad_id).to(device)  # (B, Q) [N+ 5]
         query_mask, Q = query != pad_id, query.size(1)  # (B, Q)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, whoever samples it
-        rollout, checks = [], []
+        rollout, checks, golds = [], [], []
         sampler = distributed.plain(policy)  # gathered once a rollout, not once a token
         for model in visitors:
             model.to(device)
@@ -558,6 +612,8 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 )  # (b, T) each; [N+ 23] [PAD] behind the first EOS
                 assert response.shape == (len(q), T)  # the response alone: no query ids in it
                 # 2.2 score the response up to its EOS; a compiler also says where it ends
+                if gold_model is not None:
+                    golds.append(end_scores(gold_model, torch.cat((q, response), dim=1), Q, pad_id))
                 response, scores, checked = judge(rows, q, response)
                 eos_index, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
                 state_mask = padding_mask_p1 if args.score_at == "after_eos" else padding_mask
@@ -694,26 +750,13 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
                 )
                 if (ok or not args.compiler) and text != row.record["response"]  # D(x, y, y) is 0, nothing to tell
             ]
-            totals_d = torch.tensor([0.0, 0.0, len(found)], device=device)  # D, found out, how many
-            num_found = distributed.all_sum(totals_d.clone())[2].clamp(min=1)
-            discriminator_optimizer.zero_grad()
-            for some in micro_batches(found, args.micro_batch_size):
-                queries, written = ([record[name] for record, _ in some] for name in ("query", "response"))
-                with autocast, torch.set_grad_enabled(not args.freeze_discriminator):
-                    comparison = discriminator.compare(queries, [text for _, text in some], written)
-                if not args.freeze_discriminator:
-                    (comparison.sum() / num_found).backward()
-                totals_d[:2] += torch.stack((comparison.detach().sum(), (comparison < 0).sum()))
-            if not args.freeze_discriminator:
-                for parameter in discriminator.parameters():  # a rank on which nothing passed has none
-                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                distributed.sum_gradients(discriminator)
-                for group in discriminator_optimizer.param_groups:
-                    group["lr"] = args.discriminator_lr * lr_factor(args.schedule, update, num_updates)
-                discriminator_steps.step(discriminator.parameters(), distributed.all_sum(totals_d[0].clone()).item())
+            disc_lr = args.discriminator_lr * lr_factor(args.schedule, update, num_updates)
+            disc_score, disc_accuracy = adversarial_step(
+                discriminator, discriminator_steps, found, disc_lr, autocast, args
+            )
 
         # 2.8 log; every mean is over what is not masked
-        pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = (totals / num_steps).tolist()
+        pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = (totals / max(1, num_steps)).tolist()
         kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
         kl_k3 = torch.where(padding_mask, 0.0, k3(logprobs, ref_logprobs)).sum(1)
         mean_kl, mean_score = kl_per_response.mean().item(), scores.mean().item()
@@ -742,6 +785,8 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             "episode": (update + 1) * B,
             "episodes_per_second": B / (time.perf_counter() - start),
         }
+        if gold_model is not None:
+            metrics["gold_score"] = distributed.all_gather_rows(torch.cat(golds)).mean().item()
         if checks_code:
             mine_profile = error_profile(
                 [found for checked in checks for found in checked.diagnostics],
@@ -753,8 +798,7 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
             for category, mean in zip(CATEGORIES, distributed.all_sum(sums).tolist(), strict=True):
                 metrics[f"errors/{category}"] = mean
         if discriminator is not None:
-            mean, accuracy = (distributed.all_sum(totals_d)[:2] / num_found).tolist()
-            metrics |= {"discriminator/score": mean, "discriminator/accuracy": accuracy}
+            metrics |= {"discriminator/score": disc_score, "discriminator/accuracy": disc_accuracy}
             metrics["discriminator/skipped_steps"] = discriminator_steps.skipped
         kl_control.update(mean_kl, B)
         last = update + 1 == num_updates

@@ -10,10 +10,10 @@ import torch
 import train_ppo
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks, whiten
-from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import TINY, read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
@@ -293,6 +293,23 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
     with torch.no_grad():
         expected = response_values(reward_model, qr, mask, state_mask)
     assert torch.allclose(values, expected, atol=1e-6) and reward_model.reward_bias != 0
+
+
+def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
+    args = replace(miniature.ppo, total_episodes=16, missing_eos_score=None, gold=None)
+    train_ppo.main(replace(args, out=tmp_path / "without"))
+    train_ppo.main(replace(args, out=tmp_path / "with", gold_model=str(miniature.root / "rm")))
+    rows = zip(read_metrics(tmp_path / "without"), read_metrics(tmp_path / "with"), strict=True)
+    for without, with_gold in rows:  # the reward model itself is the gold model, so the two scores are the same
+        gold = with_gold.pop("gold_score")
+        assert gold == pytest.approx(with_gold["objective/score"], abs=1e-5) and abs(gold) > 1e-3
+        assert without | {"episodes_per_second": 0} == with_gold | {"episodes_per_second": 0}
+    with pytest.raises(InputError, match="--gold and --gold-model both are the gold score: leave one out"):
+        train_ppo.main(replace(args, out=tmp_path / "both", gold="tiny", gold_model=str(miniature.root / "rm")))
+    other = train_tokenizer(["another vocabulary"], 300)
+    save(ScalarModel(replace(TINY, vocab_size=other.vocab_size)), tmp_path / "foreign", other)
+    with pytest.raises(InputError, match="--gold-model .*foreign: its tokenizer differs from that of"):
+        train_ppo.main(replace(args, out=tmp_path / "both", gold_model=str(tmp_path / "foreign")))
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
