@@ -42,6 +42,7 @@ from nanorlhf.feedback import Checked, check_responses, compiler_for
 from nanorlhf.generate import generate
 from nanorlhf.localisation import token_bytes, truncate_at_error
 from nanorlhf.logprobs import response_logprobs
+from nanorlhf.memory_plan import ppo_plan
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, needed_columns, right_pad
@@ -177,6 +178,8 @@ class Args:
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
+    plan: bool = False
+    """print what each part takes of a GPU's memory and the flags that make it fit, from shapes alone; train nothing"""
 
 
 RECIPES = {
@@ -400,6 +403,9 @@ def adversarial_step(
 
 
 def main(args: Args) -> dict[str, float]:
+    if args.plan:
+        print(ppo_plan(args))
+        return {}
     with ExitStack() as stack:  # a compiler's process ends with the run
         return train(args, stack)
 

@@ -56,6 +56,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.feedback import check_responses, compiler_for
 from nanorlhf.generate import generate
 from nanorlhf.localisation import token_bytes
+from nanorlhf.memory_plan import rm_plan
 from nanorlhf.model import GPT, GPTConfig, ScalarModel, Transformer
 from nanorlhf.optimizer import FiniteSteps, parameter_groups, train_linear_layers
 from nanorlhf.padding import left_pad, micro_batches
@@ -134,6 +135,8 @@ class Args:
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
+    plan: bool = False
+    """print what each part takes of a GPU's memory and the flags that make it fit, from shapes alone; train nothing"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,6 +361,9 @@ def main(args: Args | DiscriminatorArgs) -> dict[str, float]:
 
 
 def train_reward_model(args: Args) -> dict[str, float]:
+    if args.plan:
+        print(rm_plan(args))
+        return {}
     # ------------------------------------------------------------------------------------------------ 1. data and model
     check_ranges(args)
     regression, dpo = args.loss == "regression", args.loss == "dpo"

@@ -28,6 +28,7 @@ from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
+from nanorlhf.memory_plan import sft_plan
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, right_pad
@@ -112,6 +113,8 @@ class Args:
     """go on from the last checkpoint in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
+    plan: bool = False
+    """print what each part takes of a GPU's memory and the flags that make it fit, from shapes alone; train nothing"""
 
 
 RECIPES = {
@@ -301,6 +304,9 @@ def num_labels(rows: list[Demonstration], loss_on: str) -> int:
 
 
 def main(args: Args) -> dict[str, float]:
+    if args.plan:
+        print(sft_plan(args))
+        return {}
     # ------------------------------------------------------------------------------------------------ 1. data and model
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
