@@ -32,7 +32,7 @@ from data import site, tiny, town
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
 from nanorlhf.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
-from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
+from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.discriminator import Discriminator, grounding, load_discriminator, save_discriminator
@@ -58,7 +58,7 @@ from nanorlhf.ppo import (
 from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.reward import end_scores, load_rule
 from nanorlhf.schedule import lr_factor
-from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.tracking import Run, check_output, check_weights
 
 
@@ -368,6 +368,18 @@ def written_logprob(policy: GPT, rows: list[Demonstration], pad_id: int, tempera
     return response_logprobs(policy, ids, ids != pad_id, ids[:, query.size(1) :] == pad_id, temperature)[0].sum()
 
 
+def check_beside(flag: str, where: str, tokenizer: Tokenizer, longest: int, sft: str) -> None:
+    """A model beside the policy has to read the policy's tokens, and as many; its weights are left alone."""
+    if load_tokenizer(where).backend.get_vocab() != tokenizer.backend.get_vocab():
+        raise InputError(f"{flag} {where}: its tokenizer differs from that of {sft}.")
+    n_ctx = read_config(where).n_ctx
+    if longest > n_ctx:
+        raise InputError(
+            f"the longest query and --response-length make {longest} tokens, more than the {n_ctx} positions of "
+            f"{flag} {where}: name another."
+        )
+
+
 def adversarial_step(
     discriminator: Discriminator,
     steps: FiniteSteps,
@@ -474,23 +486,11 @@ def train(args: Args, stack: ExitStack) -> dict[str, float]:
     if args.gold_model is not None:
         if args.gold is not None:
             raise InputError("--gold and --gold-model both are the gold score: leave one out.")
-        if load_tokenizer(args.gold_model).backend.get_vocab() != tokenizer.backend.get_vocab():
-            raise InputError(f"--gold-model {args.gold_model}: its tokenizer differs from that of {args.sft}.")
+        check_beside("--gold-model", args.gold_model, tokenizer, longest, args.sft)
         gold_model = load_scalar(args.gold_model, home).requires_grad_(False)
-        if longest > gold_model.config.n_ctx:
-            raise InputError(
-                f"the longest query and --response-length make {longest} tokens, more than the "
-                f"{gold_model.config.n_ctx} positions of --gold-model {args.gold_model}: name another."
-            )
     if args.value_model is not None:  # [RLCF alg 1] a critic of its own
-        if load_tokenizer(args.value_model).backend.get_vocab() != tokenizer.backend.get_vocab():
-            raise InputError(f"--value-model {args.value_model}: its tokenizer differs from that of {args.sft}.")
+        check_beside("--value-model", args.value_model, tokenizer, longest, args.sft)
         value_model = scalar_from_gpt(load_gpt(args.value_model, home)).to(home)
-        if longest > value_model.config.n_ctx:
-            raise InputError(
-                f"the longest query and --response-length make {longest} tokens, more than the "
-                f"{value_model.config.n_ctx} positions of --value-model {args.value_model}: name another."
-            )
     elif reward_model is not None:
         value_model = copy.deepcopy(reward_model).requires_grad_(True)  # [N+ 22]
     else:

@@ -445,6 +445,26 @@ def ppo_plan(args: Any) -> str:
     return memory_plan(work)
 
 
+def work_without_rollouts(
+    args: Any, models: dict[str, Callable[[], GPT | ScalarModel]], phases: tuple[Phase, ...], logprobs_of_all: bool
+) -> Work:
+    """Of the first two stages, whose settings have the same names."""
+    return Work(
+        models=models,
+        phases=phases,
+        flags=Flags(
+            micro_batch_size=args.micro_batch_size,
+            checkpoint_activations=args.checkpoint_activations,
+            shard=args.shard,
+        ),
+        minibatch=args.batch_size,
+        dtype=args.dtype,
+        query_length=args.max_query_length,
+        response_length=args.max_response_length,
+        logprobs_of_all=logprobs_of_all,
+    )
+
+
 def sft_plan(args: Any) -> str:
     """What `train_sft.py --plan` prints."""
     check_ranges(args)
@@ -457,24 +477,11 @@ def sft_plan(args: Any) -> str:
         tune(model, args.tune)
         return model
 
-    work = Work(
-        models={"policy": policy},
-        phases=(
-            Phase("updating", update, ("policy",), "micro_batch_size"),
-            Phase("sampling", sample, ("policy",), None, args.num_samples),
-        ),
-        flags=Flags(
-            micro_batch_size=args.micro_batch_size,
-            checkpoint_activations=args.checkpoint_activations,
-            shard=args.shard,
-        ),
-        minibatch=args.batch_size,
-        dtype=args.dtype,
-        query_length=args.max_query_length,
-        response_length=args.max_response_length,
-        logprobs_of_all=args.loss_on == "all",
+    phases = (
+        Phase("updating", update, ("policy",), "micro_batch_size"),
+        Phase("sampling", sample, ("policy",), None, args.num_samples),
     )
-    return memory_plan(work)
+    return memory_plan(work_without_rollouts(args, {"policy": policy}, phases, args.loss_on == "all"))
 
 
 def rm_plan(args: Any) -> str:
@@ -491,21 +498,8 @@ def rm_plan(args: Any) -> str:
         return model
 
     rows = 1 if args.loss == "regression" else 2
-    work = Work(
-        models={"reward": reward},
-        phases=(
-            Phase("updating", update, ("reward",), "micro_batch_size", rows),
-            Phase("validating", score, ("reward",), "micro_batch_size", 4 * rows),
-        ),
-        flags=Flags(
-            micro_batch_size=args.micro_batch_size,
-            checkpoint_activations=args.checkpoint_activations,
-            shard=args.shard,
-        ),
-        minibatch=args.batch_size,
-        dtype=args.dtype,
-        query_length=args.max_query_length,
-        response_length=args.max_response_length,
-        logprobs_of_all=True,
+    phases = (
+        Phase("updating", update, ("reward",), "micro_batch_size", rows),
+        Phase("validating", score, ("reward",), "micro_batch_size", 4 * rows),
     )
-    return memory_plan(work)
+    return memory_plan(work_without_rollouts(args, {"reward": reward}, phases, logprobs_of_all=True))
