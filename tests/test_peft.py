@@ -16,7 +16,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.peft import LoRALinear, merge, tune
-from tests.conftest import read_metrics
+from tests.conftest import interrupt_at, read_metrics
 
 WAYS = ("full", "adapter", "bitfit", "lora")
 SHAPE = {"vocab_size": 41, "n_ctx": 24, "d_model": 24, "n_layer": 2, "n_head": 4, "d_mlp": 40}
@@ -357,18 +357,9 @@ def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch,
     args = replace(miniature.sft, model=str(miniature.root / "sft"), tune=how, save_every=2, lr=1e-2)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_sft.main(whole)
-    plain, steps = train_sft.lr_factor, []
-
-    def interrupted(*arguments):
-        steps.append(1)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(train_sft, "lr_factor", interrupted)
+    interrupt_at(6, monkeypatch, train_sft, "lr_factor")
     with pytest.raises(KeyboardInterrupt):
         train_sft.main(broken)
-    monkeypatch.setattr(train_sft, "lr_factor", plain)
     with pytest.raises(InputError, match="was started with --tune"):
         train_sft.main(replace(broken, resume=True, tune="full"))
     train_sft.main(replace(broken, resume=True))

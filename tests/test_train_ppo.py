@@ -14,7 +14,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks, whiten
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import TINY, read_metrics
+from tests.conftest import TINY, interrupt_at, read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
 
@@ -317,18 +317,9 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
     broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)
-    plain, calls = train_ppo.penalised_gae, []
-
-    def interrupted(*arguments):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(train_ppo, "penalised_gae", interrupted)
+    interrupt_at(4, monkeypatch, train_ppo, "penalised_gae")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
-    monkeypatch.setattr(train_ppo, "penalised_gae", plain)
     train_ppo.main(replace(broken, overwrite=False, resume=True))
     for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)

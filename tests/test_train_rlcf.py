@@ -22,7 +22,7 @@ from nanorlhf.discriminator import load_discriminator, save_discriminator
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import ROOT, read_metrics
+from tests.conftest import ROOT, interrupt_at, read_metrics
 from tests.test_discriminator import roberta  # noqa: F401  a fixture
 from tests.test_train_ppo import Spy
 
@@ -502,18 +502,9 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path,
     )
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_ppo.main(whole)
-    plain, calls = train_ppo.penalised_gae, []
-
-    def interrupted(*arguments):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(train_ppo, "penalised_gae", interrupted)
+    interrupt_at(4, monkeypatch, train_ppo, "penalised_gae")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
-    monkeypatch.setattr(train_ppo, "penalised_gae", plain)
     train_ppo.main(replace(broken, resume=True))
     for load, name in ((load_gpt, ""), (load_scalar, "value_model"), (load_discriminator, "discriminator")):
         assert torch.equal(weights(load(whole.out / name)), weights(load(broken.out / name)))

@@ -12,7 +12,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import Comparison, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
-from tests.conftest import read_metrics
+from tests.conftest import interrupt_at, read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_rm import pair_scores, response_scores
 
@@ -101,15 +101,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path)
     args = replace(miniature.rm, save_every=2, eval_every=3)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     summary = train_rm.main(whole)
-    plain, steps = train_rm.lr_factor, []
-
-    def interrupted(*arguments):
-        steps.append(1)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(train_rm, "lr_factor", interrupted)
+    steps = interrupt_at(6, monkeypatch, train_rm, "lr_factor")
     with pytest.raises(KeyboardInterrupt):
         train_rm.main(broken)
     assert train_rm.main(replace(broken, resume=True)) == summary

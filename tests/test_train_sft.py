@@ -11,7 +11,7 @@ from nanorlhf.checkpoint import load_gpt
 from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
-from tests.conftest import read_metrics
+from tests.conftest import interrupt_at, read_metrics
 from train_sft import demonstration_loss, num_labels
 
 EOS, PAD = 1, 99
@@ -110,18 +110,9 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     args = replace(miniature.sft, save_every=2, eval_every=3, overwrite=True)
     whole, broken = replace(args, out=miniature.root / "sft_whole"), replace(args, out=miniature.root / "sft_broken")
     train_sft.main(whole)
-    plain, steps = train_sft.lr_factor, []
-
-    def interrupted(*arguments):
-        steps.append(1)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(train_sft, "lr_factor", interrupted)
+    interrupt_at(6, monkeypatch, train_sft, "lr_factor")
     with pytest.raises(KeyboardInterrupt):
         train_sft.main(broken)
-    monkeypatch.setattr(train_sft, "lr_factor", plain)
     with pytest.raises(InputError, match="--resume"):
         train_sft.main(replace(broken, overwrite=False))
     train_sft.main(replace(broken, overwrite=False, resume=True))
