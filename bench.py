@@ -45,7 +45,7 @@ from kernels import gae, linear_logprobs, logprobs_from_logits
 from kernels.gae import gae_loop
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
-from nanorlhf.compilers import JAVAC, JavaCompiler, PythonCompiler
+from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate

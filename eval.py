@@ -39,21 +39,14 @@ from data import self_rank, site
 from data.label import load_labels, printable
 from data.mxeval import program_of
 from data.tiny import gold_score
-from nanorlhf import answer_report, distributed, program_report, reply_report, reward_report, token_report
-from nanorlhf.agreement import (
-    RankedQuestion,
-    annotator_kappas,
-    consensus,
-    kendall_tau,
-    load_rankings,
-    order_probability,
-    pairwise_agreement,
-)
+from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_config
 from nanorlhf.cli import check_ranges, command_line
-from nanorlhf.cluster_figure import cluster_figure
-from nanorlhf.compilers import JavaCompiler, PythonCompiler, first_error
+from nanorlhf.code.compilers import JavaCompiler, PythonCompiler, first_error
+from nanorlhf.code.error_profile import error_category, error_profile
+from nanorlhf.code.execution import isolation, run_programs
+from nanorlhf.code.localisation import token_bytes
 from nanorlhf.dataset import (
     Comparison,
     Demonstration,
@@ -67,12 +60,18 @@ from nanorlhf.dataset import (
 )
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.encoder import bert_score, load_encoder
-from nanorlhf.error_profile import error_category, error_profile
 from nanorlhf.errors import InputError
-from nanorlhf.execution import isolation, run_programs
-from nanorlhf.judge import WIN, Endpoint, Pair, ask_all, completions_url, judge_pairs, key_from, load_verdicts, parse
-from nanorlhf.length_figures import length_figures
-from nanorlhf.localisation import token_bytes
+from nanorlhf.evals.judge import (
+    WIN,
+    Endpoint,
+    Pair,
+    ask_all,
+    completions_url,
+    judge_pairs,
+    key_from,
+    load_verdicts,
+    parse,
+)
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import (
     bootstrap_interval,
@@ -87,18 +86,30 @@ from nanorlhf.metrics import (
     wilson_interval,
     win_rate,
 )
+from nanorlhf.metrics.agreement import (
+    RankedQuestion,
+    annotator_kappas,
+    consensus,
+    kendall_tau,
+    load_rankings,
+    order_probability,
+    pairwise_agreement,
+)
+from nanorlhf.metrics.replies import bleu4, google_bleu, meteor, meteor_matching, squad_scores
+from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
+from nanorlhf.metrics.token_rewards import token_rewards
+from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
-from nanorlhf.reply_metrics import bleu4, google_bleu, meteor, meteor_matching, squad_scores
-from nanorlhf.report import length_section, table, write_report
+from nanorlhf.report import answer_report, program_report, reply_report, reward_report, token_report
+from nanorlhf.report.cluster_figure import cluster_figure
+from nanorlhf.report.length_figures import length_figures
+from nanorlhf.report.page import length_section, table, write_report
 from nanorlhf.reward import end_scores, load_function, pair_scores, response_scores
-from nanorlhf.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
-from nanorlhf.text_rank import rank_order
-from nanorlhf.token_rewards import token_rewards
-from nanorlhf.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
+from nanorlhf.selfrank.text_rank import rank_order
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
-from nanorlhf.tracking import write_json
+from nanorlhf.training.run import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,20 +31,18 @@ from tqdm import tqdm
 from data import site, tiny, town
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
-from nanorlhf.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
+from nanorlhf.code.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
+from nanorlhf.code.discriminator import Discriminator, grounding, load_discriminator, save_discriminator
+from nanorlhf.code.error_profile import CATEGORIES, error_profile
+from nanorlhf.code.feedback import Checked, check_responses, compiler_for
+from nanorlhf.code.localisation import token_bytes, truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
-from nanorlhf.discriminator import Discriminator, grounding, load_discriminator, save_discriminator
-from nanorlhf.error_profile import CATEGORIES, error_profile
 from nanorlhf.errors import InputError
-from nanorlhf.feedback import Checked, check_responses, compiler_for
 from nanorlhf.generate import generate
-from nanorlhf.localisation import token_bytes, truncate_at_error
 from nanorlhf.logprobs import response_logprobs
-from nanorlhf.memory_plan import ppo_plan
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, needed_columns, right_pad
 from nanorlhf.ppo import (
     AdaptiveKL,
@@ -55,11 +53,13 @@ from nanorlhf.ppo import (
     value_loss,
     whiten,
 )
-from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.reward import end_scores, load_rule
-from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, check_weights
+from nanorlhf.training.memory_plan import ppo_plan
+from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
+from nanorlhf.training.resume import StopSignals, load_state
+from nanorlhf.training.run import Run, check_output, check_weights
+from nanorlhf.training.schedule import lr_factor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,15 @@ from tqdm import tqdm
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import check_ranges, command_line
+from nanorlhf.code.discriminator import (
+    Discriminator,
+    discriminator_from_encoder,
+    save_discriminator,
+    triplet_loss,
+)
+from nanorlhf.code.feedback import check_responses, compiler_for
+from nanorlhf.code.localisation import token_bytes
+from nanorlhf.code.transformations import rename_variables
 from nanorlhf.dataset import (
     Comparison,
     Demonstration,
@@ -45,27 +54,18 @@ from nanorlhf.dataset import (
     load_scored,
     write_jsonl,
 )
-from nanorlhf.discriminator import (
-    Discriminator,
-    discriminator_from_encoder,
-    save_discriminator,
-    triplet_loss,
-)
 from nanorlhf.dpo import dpo_loss, pair_logprobs
 from nanorlhf.errors import InputError
-from nanorlhf.feedback import check_responses, compiler_for
 from nanorlhf.generate import generate
-from nanorlhf.localisation import token_bytes
-from nanorlhf.memory_plan import rm_plan
 from nanorlhf.model import GPT, GPTConfig, ScalarModel, Transformer
-from nanorlhf.optimizer import FiniteSteps, parameter_groups, train_linear_layers
 from nanorlhf.padding import left_pad, micro_batches
-from nanorlhf.resume import StopSignals, load_state
 from nanorlhf.reward import pair_scores, response_scores
-from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, check_weights
-from nanorlhf.transformations import rename_variables
+from nanorlhf.training.memory_plan import rm_plan
+from nanorlhf.training.optimizer import FiniteSteps, parameter_groups, train_linear_layers
+from nanorlhf.training.resume import StopSignals, load_state
+from nanorlhf.training.run import Run, check_output, check_weights
+from nanorlhf.training.schedule import lr_factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,9 +345,7 @@ def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tupl
     return (error**2).sum(), agrees.sum(), error.detach().abs().sum()
 
 
-def implicit_loss(
-    policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float
-) -> tuple[Tensor, ...]:
+def implicit_loss(policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float) -> tuple[Tensor, ...]:
     """[N+ 19] That of a reward model, on implicit rewards; expect both of them to fall, the rejected one faster."""
     with torch.no_grad():
         ref_logprobs = pair_logprobs(ref_policy, rows, pad_id)

@@ -28,15 +28,15 @@ from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.memory_plan import sft_plan
 from nanorlhf.model import GPT, GPTConfig
-from nanorlhf.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.peft import merge, tune
-from nanorlhf.resume import StopSignals, load_state
-from nanorlhf.schedule import lr_factor
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.tracking import Run, check_output, check_weights
+from nanorlhf.training.memory_plan import sft_plan
+from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
+from nanorlhf.training.resume import StopSignals, load_state
+from nanorlhf.training.run import Run, check_output, check_weights
+from nanorlhf.training.schedule import lr_factor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,11 +39,11 @@ from typing import Literal
 from tqdm import tqdm
 from tree_sitter import Parser
 
+from data.prepare import in_validation, jsonl_files, length_table
 from data.stackoverflow import to_text
 from nanorlhf.cli import run_module
-from nanorlhf.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.code.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import in_validation, jsonl_files, length_table
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 ENDING = {"java": ".java", "python": ".py"}

@@ -35,11 +35,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.prepare import in_validation, jsonl_files, length_table
 from data.tldr import SPLITS, split_in_path
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import in_validation, jsonl_files, length_table
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 BEFORE, BEHIND = "Dialogue:\n", "\nReply:"  # [STR data] no blank behind the colon: the reply begins with it

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 
+from data.prepare import in_validation, jsonl_files, length_table, read_records, source_files
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import in_validation, jsonl_files, length_table, read_records, source_files
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"

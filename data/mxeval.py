@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.prepare import in_validation, jsonl_files, read_records, source_files
 from nanorlhf.cli import run_module
+from nanorlhf.code.execution import Verdict, isolation, run_programs
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.execution import Verdict, isolation, run_programs
-from nanorlhf.prepare import in_validation, jsonl_files, read_records, source_files
 
 # what a task_id begins with: MBJP/2, MathQA/0, HumanEval_java/0
 DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}

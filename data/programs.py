@@ -25,9 +25,9 @@ from typing import Literal
 from tqdm import tqdm
 
 from data.codenet import java_methods, python_methods, row_of
+from data.prepare import jsonl_files
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import jsonl_files
 
 # ---------------------------------------------------------------- 1. what a problem is made of
 ITEMS = {  # the list's name and the item's

@@ -15,7 +15,7 @@ Where the truth is known, `--simulate FILE.py:FUNCTION` asks it instead of a per
 the higher the better, to which each annotator adds a noise of their own.
 
 A ranking is of indices, best first, from 0, in the order of its own line's answers, which is that of the source.
-`nanorlhf.agreement.load_rankings` reads the files of all annotators together.
+`nanorlhf.metrics.agreement.load_rankings` reads the files of all annotators together.
 """
 
 import math
@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 
 from data.label import printable
-from nanorlhf.agreement import iter_rankings
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.metrics.agreement import iter_rankings
 from nanorlhf.reward import load_function
-from nanorlhf.text_rank import rank_order
+from nanorlhf.selfrank.text_rank import rank_order
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"
 

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from data.prepare import jsonl_files, length_table
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
@@ -38,12 +39,11 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, iter_jsonl, response_ids
 from nanorlhf.encoder import Encoder, load_encoder, sentence_embeddings
 from nanorlhf.errors import InputError
-from nanorlhf.isodata import isodata
 from nanorlhf.model import GPT
-from nanorlhf.noise import add_noise
 from nanorlhf.padding import micro_batches
-from nanorlhf.prepare import jsonl_files, length_table
-from nanorlhf.text_rank import DECIMALS, rank_order, text_rank
+from nanorlhf.selfrank.isodata import isodata
+from nanorlhf.selfrank.noise import add_noise
+from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 
 SPLITS = ("train", "validation")

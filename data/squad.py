@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.dialogue import PAPERS_TOKENIZER, check, split_of, train_bpe, write_demonstrations
+from data.prepare import read_records, source_files
 from data.tldr import SENTENCE_END, longest_fit
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import read_records, source_files
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 BEFORE, BETWEEN, BEHIND = "Context: ", "\nQuestion: ", "\nAnswer:"  # [STR data]

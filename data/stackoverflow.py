@@ -40,10 +40,10 @@ import numpy as np
 from bs4 import BeautifulSoup
 from tqdm import tqdm
 
+from data.prepare import jsonl_files, length_table
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import jsonl_files, length_table
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # torch comes in only with --generated-by: reading a dump needs none of it

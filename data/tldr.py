@@ -27,10 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.prepare import in_validation, jsonl_files, length_table, read_records, source_files
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.prepare import in_validation, jsonl_files, length_table, read_records, source_files
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 # [N+ 2] what stands before and behind the post; no blank behind the colon: the response begins with it

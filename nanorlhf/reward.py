@@ -68,7 +68,7 @@ def load_function(flag: str, where: str) -> Callable:
     path, _, name = where.rpartition(":")
     if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
-    spec = importlib.util.spec_from_file_location("function_of_one_s_own", path)
+    spec = importlib.util.spec_from_file_location("user_function", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, name):

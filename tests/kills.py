@@ -29,7 +29,7 @@ import tyro
 import train_ppo
 import train_rm
 import train_sft
-from nanorlhf.resume import states
+from nanorlhf.training.resume import states
 from tests.conftest import make_miniature
 
 MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}

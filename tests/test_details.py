@@ -18,7 +18,8 @@ from tests.conftest import read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 DETAILS = {f"N+ {number}" for number in range(1, 26)}
 ROW = re.compile(
-    r"^\| ((?:N\+|SO|RLCF|STR) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/\w+\.py)::(\w+)` \|$", re.M
+    r"^\| ((?:N\+|SO|RLCF|STR) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/[\w/]+\.py)::(\w+)` \|$",
+    re.M,
 )
 ROWS = ROW.findall((ROOT / "README.md").read_text())
 
@@ -48,7 +49,7 @@ def test_a_row_points_at_its_tag_and_at_a_test_that_exists(row) -> None:
 
 
 def test_every_tag_of_the_code_has_a_row() -> None:
-    files = [*ROOT.glob("*.py"), *(ROOT / "nanorlhf").glob("*.py"), *(ROOT / "data").glob("*.py")]
+    files = [*ROOT.glob("*.py"), *(ROOT / "nanorlhf").rglob("*.py"), *(ROOT / "data").glob("*.py")]
     tags = set().union(*(tags_of(line) for file in files for line in file.read_text().splitlines()))
     assert tags == {row[0] for row in ROWS}
 

@@ -20,7 +20,7 @@ from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
-from nanorlhf.resume import damage, states
+from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_ppo import policy_that_stops

@@ -21,9 +21,9 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations, read_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import win_rate
-from nanorlhf.report import cells, series, shift_lines, smooth, table, write_report
-from nanorlhf.reward_report import accuracy_lines
-from nanorlhf.token_shift import token_ranks
+from nanorlhf.metrics.token_shift import token_ranks
+from nanorlhf.report.page import cells, series, shift_lines, smooth, table, write_report
+from nanorlhf.report.reward_report import accuracy_lines
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 
 KEYS = {

@@ -330,12 +330,15 @@ def test_the_loss_goes_down_and_the_checkpoint_loads(miniature, tmp_path, capsys
         name for name, parameter in base.named_parameters() if not torch.equal(parameter, model.get_parameter(name))
     }
     everything = {name for name, _ in base.named_parameters()}
-    assert changed == {
-        "full": everything,
-        "adapter": set(),
-        "bitfit": {name for name in everything if name.endswith(".bias")},
-        "lora": {"transformer.blocks.0.attention.qkv.weight"},
-    }[how]
+    assert (
+        changed
+        == {
+            "full": everything,
+            "adapter": set(),
+            "bitfit": {name for name in everything if name.endswith(".bias")},
+            "lora": {"transformer.blocks.0.attention.qkv.weight"},
+        }[how]
+    )
     names = [load_file(directory / "model.safetensors").keys() for directory in (miniature.root / "sft", args.out)]
     assert (names[0] == names[1]) == (how != "adapter")
     printed = re.search(r"SFT: ([\d,]+) parameters, ([\d,]+) of them trained", capsys.readouterr().out)

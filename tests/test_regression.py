@@ -12,8 +12,8 @@ import train_rm
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
 from nanorlhf.dataset import Scored, iter_jsonl, load_scored, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.optimizer import parameter_groups, train_linear_layers
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.optimizer import parameter_groups, train_linear_layers
 from tests.conftest import read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 

@@ -16,14 +16,14 @@ import train_rm
 import train_sft
 from data import codenet, programs
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
-from nanorlhf.compilers import PythonCompiler
+from nanorlhf.code.compilers import PythonCompiler
+from nanorlhf.code.discriminator import load_discriminator, save_discriminator
 from nanorlhf.dataset import load_programs, write_jsonl
-from nanorlhf.discriminator import load_discriminator, save_discriminator
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.code.test_discriminator import roberta  # noqa: F401  a fixture
 from tests.conftest import ROOT, interrupt_at, read_metrics
-from tests.test_discriminator import roberta  # noqa: F401  a fixture
 from tests.test_train_ppo import Spy
 
 T = 28

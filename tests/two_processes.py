@@ -12,9 +12,9 @@ import torch
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
-from nanorlhf.optimizer import FiniteSteps
-from nanorlhf.resume import StopSignals
-from nanorlhf.tracking import check_weights
+from nanorlhf.training.optimizer import FiniteSteps
+from nanorlhf.training.resume import StopSignals
+from nanorlhf.training.run import check_weights
 from tests.conftest import TINY
 
 

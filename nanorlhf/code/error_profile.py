@@ -1,0 +1,65 @@
+"""What is wrong with the programs of a policy, by kind: the mean number of errors a response. [RLCF figure 4]"""
+
+from nanorlhf.code.compilers import Diagnostic
+
+# javac's codes behind "compiler.err.", by what they begin with, and Python's. Syntax is what javac's scanner and parser
+# report, other what no category names.
+CODES = {
+    "syntax": (
+        "expected", "illegal.start.of.", "illegal.char", "illegal.dot", "illegal.esc.char", "illegal.line.end.",
+        "illegal.nonascii.digit", "illegal.text.block.", "illegal.underscore", "illegal.unicode.esc",
+        "illegal.parenthesized.expression", "illegal.array.creation.", "unclosed.", "empty.char.lit",
+        "malformed.fp.lit", "invalid.binary.number", "invalid.hex.number", "int.number.too.large", "fp.number.too.",
+        "premature.eof", "not.stmt", "orphaned", "else.without.if", "catch.without.try", "finally.without.try",
+        "try.without.catch.", "variable.not.allowed", "class.not.allowed", "initializer.not.allowed",
+        "invalid.meth.decl.ret.type.req", "array.dimension.missing", "repeated.modifier", "enum.constant.",
+        "varargs.must.be.last", "dot.class.expected", "assert.as.identifier", "enum.as.identifier",
+        "this.as.identifier", "underscore.as.identifier", "invalid.yield", "restricted.type.not.allowed",
+        "feature.not.supported.in.source", "preview.feature.disabled", "switch.mixing.case.types",
+        "switch.case.unexpected.statement",
+        "SyntaxError", "IndentationError", "TabError", "UnicodeEncodeError",
+    ),
+    "cannot_find_symbol": ("cant.resolve", "doesnt.exist", "undef.label", "UndefinedName"),
+    "type": (
+        "prob.found.req", "incomparable.types", "types.incompatible", "cant.apply.", "operator.cant.be.applied",
+        "cant.deref", "array.req.but.found", "type.found.req", "unexpected.type", "unexpected.lambda",
+        "unexpected.mref", "incompatible.", "invalid.mref", "foreach.not.applicable.to.type",
+        "cant.infer.local.var.type", "illegal.initializer.for.type", "void.not.allowed.here", "wrong.number.type.args",
+        "type.doesnt.take.params", "not.within.bounds", "improperly.formed.type", "generic.array.creation",
+        "cannot.create.array.with", "instanceof.", "ref.ambiguous", "const.expr.req", "string.const.req",
+        "constant.label.not.compatible", "override.incompatible.ret",
+    ),
+    "uninitialised": ("var.might.not.have.been.initialized", "var.not.initialized.in.", "UndefinedLocal"),
+    "missing_return": ("missing.ret.stmt",),
+    "unreachable": ("unreachable.stmt",),
+    "unreported_exception": ("unreported.exception.",),
+    "already_defined": ("already.defined", "duplicate.class"),
+    "timeout": ("timeout",),
+}  # fmt: skip
+CATEGORIES = (*CODES, "other", "unused")
+"""in the order in which they are shown; `unused` are variables, all others errors of the compiler"""
+
+
+def error_category(diagnostic: Diagnostic) -> str | None:
+    """The one of CATEGORIES that a diagnostic belongs to; None for a warning."""
+    if diagnostic.kind == "warning":
+        return None
+    if diagnostic.kind == "unused":
+        return "unused"
+    code = diagnostic.code.removeprefix("compiler.err.")
+    return next((category for category, beginnings in CODES.items() if code.startswith(beginnings)), "other")
+
+
+def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, int]]) -> dict[str, float]:
+    """The mean number a response of each category, all of them, 0 where there are none. [RLCF figure 4]
+
+    diagnostics: those of each program; spans: where its response is. An error counts anywhere in its program, since the
+    text around the response was right without it; an unused variable only within the response, whose own it is.
+    """
+    counts = dict.fromkeys(CATEGORIES, 0)
+    for found, (start, end) in zip(diagnostics, spans, strict=True):
+        for diagnostic in found:
+            category = error_category(diagnostic)
+            if category and (category != "unused" or start <= diagnostic.last < end):
+                counts[category] += 1
+    return {category: count / len(spans) for category, count in counts.items()}

@@ -1,0 +1,59 @@
+"""What a compiler says of responses: their texts, where they first go wrong, and what of."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanorlhf.code.compilers import Diagnostic, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.code.localisation import character_ends, error_token, response_text
+from nanorlhf.errors import InputError
+
+
+def compiler_for(language: str, error_prone_jar: str | None = None) -> JavaCompiler | PythonCompiler:
+    """The static checks of a language, java or python; ErrorProne checks Java alone."""
+    if language == "java":
+        return JavaCompiler(error_prone_jar=error_prone_jar)
+    if error_prone_jar is not None:
+        raise InputError(f"--error-prone-jar {error_prone_jar}: these programs are in {language}: leave it out.")
+    return PythonCompiler()
+
+
+@dataclass(frozen=True)
+class Checked:
+    texts: list[str]
+    passes: Tensor  # (B,) bool: no error anywhere, no unused variable in the response
+    error_index: Tensor  # (B,) the token that is blamed; T where the response passes
+    diagnostics: list[list[Diagnostic]]
+    spans: list[tuple[int, int]]  # of each response in its program, characters
+
+
+def check_responses(
+    records: list[dict],
+    response: Tensor,
+    compiler: JavaCompiler | PythonCompiler,
+    pieces: dict[int, bytes],
+    eos_id: int,
+) -> Checked:
+    """Compile prefix + response + suffix of each row. [RLCF alg 1]
+
+    records     rows of code.jsonl; response (B, T) ids with [PAD] behind their EOS; pieces = token_bytes(tokenizer)
+    """
+    T = response.size(1)
+    rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
+    texts = [response_text(ids, pieces) for ids in rows]
+    programs = [record["prefix"] + text + record["suffix"] for record, text in zip(records, texts, strict=True)]
+    spans = [
+        (len(record["prefix"]), len(record["prefix"]) + len(text)) for record, text in zip(records, texts, strict=True)
+    ]
+    diagnostics = compiler.check(programs)
+    error_index = []
+    for ids, span, found in zip(rows, spans, diagnostics, strict=True):
+        error = first_error(found, *span)
+        if error is None:
+            error_index.append(T)
+        else:  # an empty response has no token but its EOS
+            ends = character_ends(ids, pieces) or [0]
+            error_index.append(error_token(ends, error.last - span[0]))
+    index = torch.tensor(error_index, device=response.device)
+    return Checked(texts, index == T, index, diagnostics, spans)

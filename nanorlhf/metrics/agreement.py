@@ -1,0 +1,208 @@
+"""Do people rank answers as the reward model does, and as each other do? The human study of the STR paper.
+
+Rankings come from people, by `python -m data.rank` or otherwise, a line a question and annotator:
+
+    {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
+
+`ranking` names the answers by their index, from 0, the best one first. Below, a ranking is such a list; several of them
+are (questions, m), m answers a question, and raise ValueError if a row is no permutation of 0 to m-1.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.metrics import wilson_interval
+from nanorlhf.selfrank.text_rank import rank_order
+
+
+@dataclass(frozen=True)
+class RankedQuestion:
+    query: str
+    answers: list[str]
+    rankings: dict[str, list[int]]  # of each annotator
+
+
+# ---------------------------------------------------------------------------------------------------------- 1. the file
+def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """The rows of one file, each with its place, checked one by one."""
+    for where, row in iter_jsonl(path):
+        field(row, "query", str, where)
+        answers, ranking = field(row, "answers", list, where), field(row, "ranking", list, where)
+        if len(answers) < 2 or not all(isinstance(answer, str) for answer in answers):
+            raise InputError(f"{where}: the field 'answers' must be a list of two texts or more.")
+        # a bool is an int to Python
+        if {type(index) for index in ranking} != {int} or sorted(ranking) != list(range(len(answers))):
+            raise InputError(
+                f"{where}: the field 'ranking' is {ranking}: it must name each answer once, from 0 to "
+                f"{len(answers) - 1}, the best one first."
+            )
+        if not field(row, "annotator", str, where).strip():
+            raise InputError(f"{where}: the field 'annotator' is empty: name the person.")
+        yield where, row
+
+
+def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
+    """The questions of one file or several, as they first come; all have the same number of answers."""
+    questions: dict[str, RankedQuestion] = {}
+    places: dict[tuple[str, str], str] = {}
+    for path in paths:
+        for where, row in iter_rankings(path):
+            query, annotator, answers = row["query"], row["annotator"], row["answers"]
+            question = questions.setdefault(query, RankedQuestion(query, answers, {}))
+            first = next(iter(questions.values()))
+            if answers != question.answers:
+                [*_, other] = question.rankings
+                raise InputError(
+                    f"{where}: {annotator!r} ranked other answers, or in another order, than {other!r} did at "
+                    f"{places[query, other]}: all must be given the same list for a question."
+                )
+            if len(answers) != len(first.answers):
+                raise InputError(f"{where}: {len(answers)} answers, elsewhere {len(first.answers)}: keep them apart.")
+            if annotator in question.rankings:
+                raise InputError(
+                    f"{where}: {annotator!r} ranked this question at {places[query, annotator]} too: "
+                    "delete one of the two lines."
+                )
+            places[query, annotator] = where
+            question.rankings[annotator] = row["ranking"]
+    return list(questions.values())
+
+
+# --------------------------------------------------------------------------------------- 2. (a) machine against people
+def consensus(rankings: Iterable[list[int]]) -> list[int]:
+    """One ranking of all annotators' of a question: by mean rank, equal ones in the order in which the answers stand.
+
+    >>> consensus([[0, 1, 2, 3], [1, 0, 2, 3], [2, 1, 0, 3]])  # mean ranks from 0: 1, 2/3, 4/3, 3
+    [1, 0, 2, 3]
+    """
+    ranks = ranks_of(list(rankings))  # (annotators, m)
+    return rank_order(-ranks.sum(0)).tolist()  # sums order as means do, and are exact
+
+
+def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict:
+    """[STR human study] The share of questions of which both rank all answers in the very same order.
+
+    order_probability, its 95% interval (Wilson) in order_probability_ci, num_questions, and chance, 1/m!: 4.17% of 4.
+    The paper's 83.33% can't be a share of its 100 questions, so the number of questions stands beside it.
+    """
+    ours, theirs = paired(rm_rankings, human_rankings)
+    share = float((ours == theirs).all(1).mean())
+    return {
+        "order_probability": share,
+        "order_probability_ci": wilson_interval(share, len(ours)),
+        "num_questions": len(ours),
+        "chance": 1 / math.factorial(ours.shape[1]),
+    }
+
+
+def pairwise_agreement(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
+    """[STR human study] The share of pairs of answers to a question that both put in the same order; chance is 1/2."""
+    ours, theirs = map(ranks_of, paired(rm_rankings, human_rankings))
+    first, second = np.triu_indices(ours.shape[1], k=1)  # the pairs
+    return float(((ours[:, first] < ours[:, second]) == (theirs[:, first] < theirs[:, second])).mean())
+
+
+def kendall_tau(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
+    """[STR human study] Kendall's tau of the two rankings of a question, mean over questions; chance is 0.
+
+    Rankings have no ties, so it is twice the pairwise agreement less 1: the same fact on the scale that others report.
+    """
+    pairs = zip(*map(ranks_of, paired(rm_rankings, human_rankings)), strict=True)
+    return fmean(float(stats.kendalltau(ours, theirs).statistic) for ours, theirs in pairs)
+
+
+# ---------------------------------------------------------------------------------------- 3. (b) people against people
+def annotator_kappas(questions: list[RankedQuestion]) -> dict:
+    """[STR human study] How far annotators agree, beyond chance, on the rank of each answer.
+
+    The items are answers, their labels the ranks. The paper says no more than "kappa", so there are two:
+
+        cohen_kappa    of two annotators on the questions that both ranked, mean over num_pairs pairs that share any
+        fleiss_kappa   of all num_annotators on the num_common questions that all ranked; None if there is none
+
+    An annotator gives each rank once a question, so that chance is 1/m exactly, and where all rank all questions the
+    two kappas are one number. Raises InputError where no question has two rankings.
+    """
+    names = list(dict.fromkeys(name for question in questions for name in question.rankings))
+    cohen = []
+    for one, other in itertools.combinations(names, 2):
+        shared = [q.rankings for q in questions if one in q.rankings and other in q.rankings]
+        if shared:
+            labels = (ranks_of([rankings[name] for rankings in shared]).ravel() for name in (one, other))
+            cohen.append(cohen_kappa(*labels))
+    if not cohen:
+        raise InputError("no question is ranked by two annotators: kappa needs some, load the rankings of both.")
+
+    common = [list(q.rankings.values()) for q in questions if len(q.rankings) == len(names)]
+    fleiss = None
+    if common:
+        ranks = np.stack([ranks_of(rankings) for rankings in common])  # (questions, annotators, m)
+        given = ranks[:, :, :, None] == np.arange(ranks.shape[2])  # (questions, annotators, m answers, m ranks)
+        fleiss = fleiss_kappa(given.sum(1).reshape(-1, ranks.shape[2]))
+    return {
+        "cohen_kappa": fmean(cohen),
+        "num_pairs": len(cohen),
+        "fleiss_kappa": fleiss,
+        "num_common": len(common),
+        "num_annotators": len(names),
+    }
+
+
+def cohen_kappa(ours: ArrayLike, theirs: ArrayLike) -> float:
+    """Cohen (1960), of two people's labels (items,): (observed - expected) / (1 - expected).
+
+    observed   share of items with the same label
+    expected   that of two people who label at random, each with their own frequencies; NaN where it is 1
+    """
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:
+        raise ValueError(f"labels are {ours.shape} and {theirs.shape}: they must be of the same items, at least one")
+    observed = (ours == theirs).mean()
+    expected = sum((ours == label).mean() * (theirs == label).mean() for label in np.unique(ours))
+    return float((observed - expected) / (1 - expected)) if expected < 1 else math.nan
+
+
+def fleiss_kappa(counts: ArrayLike) -> float:
+    """Fleiss (1971), of how many people gave each item each label: counts (items, labels), rows of an equal sum >= 2.
+
+    observed   share of pairs of people who agree on an item, mean over items
+    expected   that of pairs who label at random, with the frequencies of all together; NaN where it is 1
+    """
+    counts = np.asarray(counts)
+    num_people = counts.sum(1)
+    if num_people.min() != num_people.max() or num_people[0] < 2:
+        raise ValueError(f"items have {num_people.min()} to {num_people.max()} labels: all need the same, 2 or more")
+    n = num_people[0]
+    observed = (counts * (counts - 1)).sum(1).mean() / (n * (n - 1))
+    expected = (counts.mean(0) / n) @ (counts.mean(0) / n)
+    return float((observed - expected) / (1 - expected)) if expected < 1 else math.nan
+
+
+# ------------------------------------------------------------------------------------------------------------ 4. arrays
+def ranks_of(rankings: ArrayLike) -> np.ndarray:
+    """(questions, m) answers, best first -> (questions, m) the rank of each answer, from 0."""
+    return np.argsort(checked(rankings), axis=1)
+
+
+def paired(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    ours, theirs = checked(rm_rankings), checked(human_rankings)
+    if ours.shape != theirs.shape:
+        raise ValueError(f"rankings are {ours.shape} and {theirs.shape}: they must be of the same answers")
+    return ours, theirs
+
+
+def checked(rankings: ArrayLike) -> np.ndarray:
+    array = np.asarray(rankings)
+    if array.ndim != 2 or array.size == 0 or (np.sort(array, axis=1) != np.arange(array.shape[1])).any():
+        raise ValueError(f"rankings {array.shape} must be (questions, m), each row a permutation of 0 to m-1")
+    return array

@@ -1,0 +1,48 @@
+"""Figures of several answers a question: metric@k curves of policies side by side, and how far the metrics agree."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from nanorlhf.metrics import metric_at_k
+from nanorlhf.report.page import BLUE, GREY, ORANGE, panel
+
+# a colour and a marker each, so that they differ in grey too; more policies than these share them
+LINES = ((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D"), (GREY, "v"), ("#1c2024", "x"))
+
+
+def metric_at_k_figures(scores: dict[str, dict[str, ArrayLike]]) -> list[Figure]:
+    """Figure 3 of the paper, a panel a metric: the expected best of k answers, a curve a policy, k from 1 to n.
+
+    scores: policy -> metric -> (questions, n). The names are the labels; a policy may lack a metric.
+    """
+    figures = []
+    for metric in dict.fromkeys(metric for columns in scores.values() for metric in columns):
+        figure, axes = panel(f"{metric} @ k", "k, answers to choose from", f"{metric}, best of k")
+        for number, (policy, columns) in enumerate(scores.items()):
+            if metric not in columns:
+                continue
+            color, marker = LINES[number % len(LINES)]
+            ks = range(1, np.shape(columns[metric])[1] + 1)
+            values = [metric_at_k(columns[metric], k) for k in ks]
+            axes.plot(ks, values, color=color, marker=marker, markersize=4, linewidth=1.8, label=policy)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures
+
+
+def spearman_figure(title: str, names: list[str], matrix: np.ndarray) -> Figure:
+    """Figures A1 to A3: a matrix of rank correlations (m, m) as a heat map, its numbers in the cells; NaN is a dash."""
+    figure, axes = panel(title, "", "")
+    figure.set_size_inches(5.2, 4.6)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.imshow(np.ma.masked_invalid(matrix), cmap="PuOr_r", vmin=-1, vmax=1)
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(names)), names)
+    for (row, column), value in np.ndenumerate(matrix):
+        text = "-" if np.isnan(value) else f"{value:.2f}"
+        axes.text(column, row, text, ha="center", va="center", color="white" if abs(value) > 0.6 else "#1c2024")
+    return figure

@@ -1,0 +1,169 @@
+"""The tables and the page of an evaluation with several answers a question. [SO table 1]"""
+
+import html
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nanorlhf.report.answer_figures import metric_at_k_figures, spearman_figure
+from nanorlhf.report.page import SEARCH, aligned, answer, curves, html_table, image, write_page
+
+# metric in eval.json: heading, digits
+METRICS = {
+    "gold_score": ("gold score", 2),
+    "rm_regression": ("regression RM", 3),
+    "rm_contrastive": ("contrastive RM", 2),
+    "bleu": ("SacreBLEU", 3),
+    "rouge1": ("ROUGE-1", 3),
+    "rouge2": ("ROUGE-2", 3),
+    "bertscore": ("BERTScore", 3),
+}
+RANKS = {"within": "within each question", "pooled": "over all answers"}
+Lines = list[list[str]]
+
+
+def metrics_of(result: dict) -> list[str]:
+    """Those that were measured, in the order of the tables."""
+    measured = next(iter(result["policies"].values()))["metrics"]
+    return [metric for metric in METRICS if metric in measured]
+
+
+def means(result: dict) -> Lines:
+    """[SO table 1] Mean and standard deviation over all answers."""
+    metrics = metrics_of(result)
+    lines = [["mean ± std over answers", *(METRICS[metric][0] for metric in metrics), "EOS rate", "length, tokens"]]
+    known = result["reference"]
+    cells = [f"{known[metric]:.{METRICS[metric][1]}f}" if metric in known else "-" for metric in metrics]
+    lines.append(["the site's best answer", *cells, "-", "-"])
+    for name, row in result["policies"].items():
+        cells = []
+        for metric in metrics:
+            digits, numbers = METRICS[metric][1], row["metrics"][metric]
+            cells.append(f"{numbers['mean']:.{digits}f} ± {numbers['std']:.{digits}f}")
+        lines.append([name, *cells, f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
+    return lines
+
+
+def best_of(result: dict) -> Lines:
+    """[SO metric@k] Table 2: the best of all answers to a question."""
+    metrics, n = metrics_of(result), result["num_samples"]
+    lines = [[f"metric@{n}", *(METRICS[metric][0] for metric in metrics)]]
+    for name, row in result["policies"].items():
+        lines.append([name, *(f"{row['metrics'][m]['at_k'][-1]:.{METRICS[m][1]}f}" for m in metrics)])
+    return lines
+
+
+def reciprocal_ranks(result: dict) -> Lines:
+    """[SO mrr@k] Table 3: how early a useful answer comes if a metric ranks them; empty without labels."""
+    metrics, n = metrics_of(result), result["num_samples"]
+    labelled = {name: row for name, row in result["policies"].items() if "mrr_at_k" in row}
+    lines = [[f"MRR@{n}", "questions", *(METRICS[metric][0] for metric in metrics)]]
+    for name, row in labelled.items():
+        lines.append([name, str(row["num_labelled"]), *(f"{row['mrr_at_k'][metric][-1]:.3f}" for metric in metrics)])
+    return lines if labelled else []
+
+
+def differences(result: dict) -> Lines:
+    """Each policy against the one before it: does it differ, and by how much?"""
+    names = list(result["policies"])
+    neighbours = set(zip(names[1:], names, strict=False))
+    lines = [["difference", "metric", "of means", "95% interval", "KS", "p", "Mann-Whitney p"]]
+    for row in result["differences"]:
+        if (row["ours"], row["theirs"]) in neighbours:
+            heading, digits = METRICS[row["metric"]]
+            low, high = row["mean_difference_ci"]
+            interval = f"[{low:+.{digits}f}, {high:+.{digits}f}]"
+            p_values = (f"{row[name]:.1e}" for name in ("ks_p", "mann_whitney_p"))
+            ks_p, mann_whitney_p = p_values
+            lines.append(
+                [f"{row['ours']} - {row['theirs']}", heading, f"{row['mean_difference']:+.{digits}f}", interval,
+                 f"{row['ks']:.3f}", ks_p, mann_whitney_p]
+            )  # fmt: skip
+    return lines
+
+
+def notes(result: dict) -> list[str]:
+    settings = result["args"]
+    sentences = [
+        f"{result['num_questions']} questions, {result['num_samples']} answers each, at temperature "
+        f"{settings['temperature']}, top-k {settings['top_k']}, top-p {settings['top_p']}, no "
+        f"{settings['no_repeat_ngram_size']}-gram twice; seed {settings['seed']}."
+    ]
+    if result["encoder"]:
+        sentences.append(f"BERTScore is the raw F1 of {result['encoder']}.")
+    else:
+        sentences.append("BERTScore is left out: --encoder names the directory or Hub id of an encoder.")
+    if not reciprocal_ranks(result):
+        sentences.append("MRR@k is left out: it needs --labels, which `python -m data.label` makes.")
+    return sentences
+
+
+def tables(result: dict) -> str:
+    """For the terminal."""
+    parts = [means(result), best_of(result), reciprocal_ranks(result), differences(result)]
+    return "\n\n".join([*(aligned(lines) for lines in parts if len(lines) > 1), "\n".join(notes(result))])
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+def sample_card(sample: dict) -> str:
+    """A question, the site's answer, and of each policy the first answer."""
+    answers = [answer("the site's best answer", sample["reference"], {})]
+    for name, column in sample["policies"].items():
+        numbers = {METRICS[metric][0]: column[0][metric] for metric in METRICS if metric in column[0]}
+        answers.append(answer(name, column[0]["response"], numbers))
+    query = html.escape(sample["query"])
+    return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
+
+
+def figures(drawn: list[Figure], caption: str) -> str:
+    images = "".join(map(image, drawn))
+    return f"<figure><div>{images}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def write_report(
+    path: Path, result: dict, measured: dict[str, dict[str, np.ndarray]], runs: list[str], samples: list[dict]
+) -> None:
+    """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
+
+    measured: policy -> metric -> (questions, n), what `result` was made of.
+    """
+    metrics = metrics_of(result)
+    named = {name: {METRICS[metric][0]: columns[metric] for metric in metrics} for name, columns in measured.items()}
+    curves_at_k = metric_at_k_figures(named)
+    heat_maps = [
+        spearman_figure(
+            name,
+            [METRICS[metric][0] for metric in row["spearman"]["metrics"]],
+            np.array(row["spearman"]["matrix"]),
+        )
+        for name, row in result["policies"].items()
+    ]
+    n = result["num_samples"]
+    ranked = reciprocal_ranks(result)
+    parts = [
+        "<h1>What each stage gained</h1>",
+        f'<p class="quiet">{html.escape(" ".join(notes(result)))}</p>',
+        html_table(means(result)),
+        f"<h2>The best of {n}</h2>",
+        html_table(best_of(result)),
+        figures(
+            curves_at_k,
+            "The best of k answers, expected over which k are drawn, mean over questions. At k = 1 it is the mean "
+            "answer; a curve that rises has answers that differ, and gains from whatever can choose among them.",
+        ),
+        f"<h2>How early a useful answer comes</h2>{html_table(ranked)}" if ranked else "",
+        "<h2>Do they differ?</h2>",
+        html_table(differences(result)),
+        '<p class="quiet">The interval resamples whole questions. Both p take single answers for independent, which '
+        "answers to one question are not, so they are too small.</p>",
+        "<h2>Do the metrics agree?</h2>",
+        figures(
+            heat_maps,
+            f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}: 1, two metrics order the answers "
+            "alike; 0, they know nothing of each other; a dash, one of them gives all answers the same score.",
+        ),
+        *(text for _, text in sorted(map(curves, runs))),
+        f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
+    ]
+    write_page(path, str(result["args"]["out"]), "\n".join(parts))

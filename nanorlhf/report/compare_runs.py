@@ -1,0 +1,310 @@
+"""Several runs on one page: curves with a band over seeds, over-optimisation, size, and reward whitening.
+
+    python -m nanorlhf.report.compare_runs --runs ppo runs/1b/ppo_1 ppo runs/1b/ppo_2 no_kl runs/1b/no_kl \\
+        --out runs/compared
+    python -m nanorlhf.report.compare_runs --runs ppo runs/1b/ppo ppo runs/6.9b/ppo rm runs/1b/rm rm runs/6.9b/rm \\
+        --evals runs/1b/eval runs/6.9b/eval --out runs/compared
+
+Runs of one name and one size are seeds of each other. Win rates come from evaluations that held the runs' checkpoints.
+A figure of the paper for which something is missing is left out, and the page says what.
+"""
+
+import html
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from safetensors import SafetensorError, safe_open
+
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import read_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.report.answer_figures import LINES
+from nanorlhf.report.page import Rows, html_table, image, panel, series, smooth, write_page
+from nanorlhf.training.resume import MAY_CHANGE
+
+CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
+    "objective/rlhf_reward": ("Score less the KL penalty", "score"),
+    "objective/score": ("Score of the rollouts", "score"),
+    "gold_score": ("Gold score of the rollouts", "score"),
+    "objective/kl": ("KL to the reference", "nats a response"),
+    "response_length": ("Response length", "tokens"),
+    "eos_rate": ("Responses that end in EOS", "share"),
+}
+# settings in which seeds of one comparison may differ, besides those that never matter
+OF_A_SEED = MAY_CHANGE | {"seed", "data", "sft", "reward_model", "value_model", "tokenizer", "whiten_rewards"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: tuple[str, ...]
+    """pairs of a name and a run directory; runs that share a name are seeds of each other, or its sizes"""
+    out: Path
+    """directory of compare.html"""
+    evals: tuple[Path, ...] = ()
+    """directories of eval.py, whose win rates go to the runs that were evaluated there"""
+
+
+@dataclass(frozen=True)
+class RunOf:
+    name: str
+    place: Path
+    rows: Rows  # of metrics.jsonl
+    settings: dict  # args.json
+    size: int | None  # parameters; None where the checkpoint is gone
+    win_rate: float | None  # against the references
+    judge: str | None  # whose verdict that is
+    accuracy: float | None  # of a reward model, on the validation pairs
+
+    @property
+    def is_ppo(self) -> bool:
+        return any("objective/kl" in row for row in self.rows)
+
+
+# ----------------------------------------------------------------------------------------------------- 1. reading
+def read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error}): name a finished run or evaluation.") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: not a JSON object: name a finished run or evaluation.")
+    return value
+
+
+def parameters_of(place: Path) -> int | None:
+    path = place / "model.safetensors"
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            return sum(int(np.prod(file.get_slice(name).get_shape())) for name in file.keys())
+    except SafetensorError as error:
+        raise InputError(f"{path}: damaged ({error}): save the checkpoint again.") from error
+
+
+def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
+    """Checkpoint directory -> its win rate against the references, and who judged: an external judge before gold."""
+    rates = {}
+    for place in evals:
+        result = read_json(place / "eval.json")
+        words = result.get("args", {}).get("policies", [])
+        against = (result.get("judge") or {}).get("against")
+        for name, checkpoint in zip(words[::2], words[1::2], strict=False):
+            row = result.get("policies", {}).get(name, {})
+            if against == "reference" and row.get("judge_win_rate") is not None:
+                rates[Path(checkpoint).resolve()] = row["judge_win_rate"], "the judge"
+            elif row.get("gold_win_rate") is not None:
+                rates[Path(checkpoint).resolve()] = row["gold_win_rate"], "the gold score"
+    return rates
+
+
+def read_runs(args: Args) -> list[RunOf]:
+    names, places = args.runs[::2], args.runs[1::2]
+    if not names or len(names) != len(places):
+        raise InputError(f"--runs {' '.join(args.runs)}: write pairs of a name and a directory, such as ppo runs/ppo.")
+    if len({Path(place).resolve() for place in places}) < len(places):
+        raise InputError("--runs: a directory comes twice: each run counts once.")
+    rates, runs = win_rates(args.evals), []
+    for name, place in zip(names, map(Path, places), strict=True):
+        if not (place / "metrics.jsonl").exists():
+            raise InputError(
+                f"--runs {name} {place}: no metrics.jsonl there: name a run directory of a training script."
+            )
+        rows = read_jsonl(place / "metrics.jsonl", {"step": int})
+        summary = read_json(place / "summary.json") if (place / "summary.json").exists() else {}
+        win_rate, judge = rates.get(place.resolve(), (None, None))
+        accuracy = summary.get("validation_accuracy")
+        settings = read_json(place / "args.json")
+        runs.append(RunOf(name, place, rows, settings, parameters_of(place), win_rate, judge, accuracy))
+    return runs
+
+
+def in_words(size: int | None) -> str:
+    if size is None:
+        return "size unknown"
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if size >= unit:
+            return f"{size / unit:.3g}{letter}"
+    return str(size)
+
+
+def groups(runs: list[RunOf]) -> dict[str, list[RunOf]]:
+    """Runs that are seeds of each other: by name, and by size where a name has several."""
+    sizes = defaultdict(set)
+    for run in runs:
+        sizes[run.name].add(run.size)
+    found = defaultdict(list)
+    for run in runs:
+        found[run.name if len(sizes[run.name]) == 1 else f"{run.name}, {in_words(run.size)}"].append(run)
+    return dict(found)
+
+
+# ----------------------------------------------------------------------------------------------------- 2. the figures
+def mean_and_sd(runs: list[RunOf], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Episodes that all of the runs logged, mean and standard deviation (n - 1) over the runs; of a single run 0."""
+    columns = [dict(zip(*series(run.rows, key, "episode"), strict=True)) for run in runs]
+    episodes = sorted(set.intersection(*map(set, columns)))
+    values = np.array([[column[x] for x in episodes] for column in columns]).reshape(len(runs), len(episodes))
+    return np.array(episodes), values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(episodes))
+
+
+def curve_figure(by_name: dict[str, list[RunOf]], key: str, title: str, unit: str) -> Figure | None:
+    """A line a name, its band one standard deviation over the seeds; None where no run logged the metric."""
+    figure, axes = panel(title, "episode", unit)
+    for number, (name, runs) in enumerate(by_name.items()):
+        have = [run for run in runs if any(key in row and "episode" in row for row in run.rows)]
+        if not have:
+            continue
+        color = LINES[number % len(LINES)][0]
+        x, mean, sd = mean_and_sd(have, key)
+        seeds = f" ({len(have)} seeds)" if len(have) > 1 else ""
+        axes.plot(x, mean, color=color, linewidth=1.8, label=name + seeds)
+        axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.18, linewidth=0)
+    if not axes.lines:
+        return None
+    if key == "eos_rate":
+        axes.set_ylim(0, 1.03)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def over_optimisation_figure(by_name: dict[str, list[RunOf]]) -> Figure | None:
+    """Proxy and gold score, change since the first update, against sqrt(KL), as running means in the order of training;
+    a line a run, as no two share their KL. None where no run logged a gold score."""
+    figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the start")
+    for number, (name, runs) in enumerate(by_name.items()):
+        for run in runs:
+            rows = [row for row in run.rows if {"gold_score", "objective/score", "objective/kl"} <= row.keys()]
+            if not rows:
+                continue
+            width = max(3, len(rows) // 10)
+            distance = np.sqrt(np.maximum([row["objective/kl"] for row in rows], 0))  # an estimate may be negative
+            for key, style, kind in (("objective/score", "--", "proxy"), ("gold_score", "-", "gold")):
+                scores = np.array([row[key] for row in rows])
+                label = f"{name}, {kind}"
+                known = {line.get_label() for line in axes.lines}
+                axes.plot(
+                    smooth(distance, width), smooth(scores - scores[0], width), style, linewidth=1.5, alpha=0.85,
+                    color=LINES[number % len(LINES)][0], label="_" if label in known else label,
+                )  # fmt: skip
+    if not axes.lines:
+        return None
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def size_figure(runs: list[RunOf], field: str, title: str, unit: str) -> Figure | None:
+    """N+ Figure 1: a value by number of parameters: a dot a run, a line of means a name, bars of one standard
+    deviation; None unless one name has the value at two sizes."""
+    values = defaultdict(lambda: defaultdict(list))  # name -> size -> value of each seed
+    for run in runs:
+        if run.size and getattr(run, field) is not None:
+            values[run.name][run.size].append(getattr(run, field))
+    if all(len(sizes) < 2 for sizes in values.values()):
+        return None
+    figure, axes = panel(title, "parameters", unit)
+    axes.set_xscale("log")
+    for number, (name, of_size) in enumerate(values.items()):
+        color, marker = LINES[number % len(LINES)]
+        sizes = sorted(of_size)
+        for size in sizes:
+            axes.scatter([size] * len(of_size[size]), of_size[size], s=12, color=color, alpha=0.5)
+        sds = [np.std(of_size[size], ddof=1) if len(of_size[size]) > 1 else 0 for size in sizes]
+        axes.errorbar(
+            sizes, [np.mean(of_size[size]) for size in sizes], sds, color=color, marker=marker, capsize=3, label=name
+        )
+    sizes = sorted({size for of_size in values.values() for size in of_size})
+    axes.set_xticks(sizes, [in_words(size) for size in sizes])
+    axes.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def whitening_figures(runs: list[RunOf]) -> list[Figure]:
+    """N+ Figure 11: runs with and without reward whitening that share all their other settings, seeds and paths apart;
+    one pair of lines for each such setting."""
+    alike = defaultdict(lambda: defaultdict(list))  # settings and size -> whitened -> runs
+    for run in runs:
+        if run.is_ppo and "whiten_rewards" in run.settings:
+            rest = {name: value for name, value in run.settings.items() if name not in OF_A_SEED}
+            alike[run.size, json.dumps(rest, sort_keys=True)][run.settings["whiten_rewards"]].append(run)
+    pairs = [found for found in alike.values() if len(found) == 2]
+    by_name = {}
+    for found in pairs:
+        suffix = "" if len(pairs) == 1 else f", {found[True][0].name}"
+        by_name |= {f"rewards as they are{suffix}": found[False], f"rewards whitened{suffix}": found[True]}
+    figures = [curve_figure(by_name, key, f"{title}, by whitening", unit)
+               for key, (title, unit) in CURVES.items() if key != "eos_rate"]  # fmt: skip
+    return [figure for figure in figures if figure]
+
+
+# ----------------------------------------------------------------------------------------------------- 3. the page
+def table_of(by_name: dict[str, list[RunOf]]) -> list[list[str]]:
+    """A row a run: what it is, and how it ended."""
+    lines = [["run", "directory", "seed", "parameters", "score", "gold score", "KL, nats", "win rate", "RM accuracy"]]
+    for name, runs in by_name.items():
+        for run in runs:
+            last = run.rows[-1] if run.rows else {}
+            numbers = [last.get("objective/score"), last.get("gold_score"), last.get("objective/kl"), run.win_rate]
+            seed, size = str(run.settings.get("seed", "-")), "-" if run.size is None else in_words(run.size)
+            cells = ["-" if number is None else f"{number:.3f}" for number in (*numbers, run.accuracy)]
+            lines.append([name, str(run.place), seed, size, *cells])
+    return lines
+
+
+def main(args: Args) -> list[str]:
+    """Write compare.html; returns the figures that could not be drawn, each with the reason."""
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    runs = read_runs(args)
+    by_name = groups(runs)
+    ppo = {name: [run for run in group if run.is_ppo] for name, group in by_name.items()}
+    ppo = {name: group for name, group in ppo.items() if group}
+    judges = sorted({run.judge for run in runs if run.judge})
+    sections = {  # heading: figures, why there is none
+        "Training (Figure 10)": (
+            [curve_figure(ppo, key, title, unit) for key, (title, unit) in CURVES.items()],
+            "no run is one of train_ppo.py",
+        ),
+        "Over-optimisation": (
+            [over_optimisation_figure(ppo)],
+            "no run logged a gold score, which train_ppo.py does with --gold in an embedded world",
+        ),
+        "Size: win rate (Figure 1)": (
+            [
+                size_figure([run for run in runs if run.judge == judge], "win_rate", f"Win rate by {judge}", "share")
+                for judge in judges
+            ],
+            "no name has two sizes whose win rates the --evals hold",
+        ),
+        "Size: reward model (Figure 1)": (
+            [size_figure(runs, "accuracy", "Accuracy of the reward model", "share of validation pairs")],
+            "no name has two sizes of reward models that were trained to the end",
+        ),
+        "Reward whitening (Figure 11)": (
+            whitening_figures(runs),
+            "no two runs differ in --whiten-rewards and nothing else but seed and paths",
+        ),
+    }
+    body, missing = [], []
+    for heading, (figures, reason) in sections.items():
+        images = "".join(image(figure) for figure in figures if figure)
+        if images:
+            body.append(f"<h2>{heading}</h2><figure><div>{images}</div></figure>")
+        else:
+            missing.append(f"{heading}: not drawn, {reason}.")
+    left_out = "".join(f"<li>{html.escape(line)}</li>" for line in missing)
+    bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
+    args.out.mkdir(parents=True, exist_ok=True)
+    page = f"<h1>Runs compared</h1><p class='quiet'>{bands}</p>{html_table(table_of(by_name))}{''.join(body)}"
+    write_page(args.out / "compare.html", str(args.out), page + (left_out and f"<h2>Not drawn</h2><ul>{left_out}</ul>"))
+    print("\n".join([*missing, f"written, to look at: {args.out / 'compare.html'}"]))
+    return missing
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -1,0 +1,87 @@
+"""Figures of generated programs: how many pass, what is wrong with them, and how both changed in training."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nanorlhf.code.error_profile import CATEGORIES
+from nanorlhf.report.answer_figures import LINES
+from nanorlhf.report.page import Rows, draw, panel, series
+
+CURVES = {  # metric of train_ppo: title, unit
+    "compile_rate": ("Responses that pass the static checks", "share"),
+    "discriminator/accuracy": ("Discriminator: pairs told apart", "share"),
+    **{f"errors/{name}": (f"Errors: {name.replace('_', ' ')}", "a response") for name in CATEGORIES},
+}
+
+
+def color_of(number: int) -> str:
+    return LINES[number % len(LINES)][0]
+
+
+def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
+    """Bars of pass@k in one panel, of exec and comp at the smallest k in another; a colour a policy, whiskers of 95%.
+
+    policies: name -> `at_k` of eval.json.
+    """
+    first = next(iter(policies.values()))
+    groups = {
+        "Programs that pass": [("pass", j, f"pass@{row['k']}") for j, row in enumerate(first)],
+        "Programs that run, and that compile": [(name, 0, f"{name}@{first[0]['k']}") for name in ("exec", "comp")],
+    }
+    figures = []
+    for title, bars in groups.items():
+        figure, axes = panel(title, "", "%")
+        width = 0.8 / len(policies)
+        for number, (policy, rows) in enumerate(policies.items()):
+            heights = np.array([100 * rows[j][metric] for metric, j, _ in bars])
+            ends = np.array([[100 * x for x in rows[j][f"{metric}_ci"]] for metric, j, _ in bars]).T  # (2, bars)
+            whiskers = np.abs(ends - heights)
+            x = np.arange(len(bars)) + (number - (len(policies) - 1) / 2) * width
+            axes.bar(
+                x, heights, 0.92 * width, yerr=whiskers, color=color_of(number), label=policy,
+                error_kw={"elinewidth": 1, "ecolor": "#1c2024", "capsize": 2},
+            )  # fmt: skip
+        axes.set_xticks(range(len(bars)), [label for *_, label in bars])
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures
+
+
+def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
+    """[RLCF figure 4] Errors a response by category, a bar a policy; categories that no policy has are left out."""
+    shown = [name for name in CATEGORIES if any(errors[name] for errors in policies.values())]
+    figure, axes = panel("What is wrong with a response", "errors a response", "")
+    figure.set_size_inches(5.2, 1.4 + 0.3 * len(shown) * max(1, len(policies) / 2))
+    height = 0.8 / len(policies)
+    for number, (policy, errors) in enumerate(policies.items()):
+        y = np.arange(len(shown)) + (number - (len(policies) - 1) / 2) * height
+        axes.barh(y, [errors[name] for name in shown], 0.92 * height, color=color_of(number), label=policy)
+    axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
+    axes.invert_yaxis()  # the first category on top
+    axes.grid(False, axis="y")
+    axes.legend(frameon=False)
+    return figure
+
+
+def training_figures(runs: dict[str, Rows]) -> list[Figure]:
+    """[RLCF figure 11] Static checks, kinds of error and the discriminator over the updates, a line a run.
+
+    runs: name -> rows of metrics.jsonl. A run without a metric has no line; a metric that no run has, and a kind of
+    error that never came up, no panel.
+    """
+    figures = []
+    runs = {name: rows for name, rows in runs.items() if any(key in row for row in rows for key in CURVES)}
+    for key, (title, unit) in CURVES.items():
+        found = {name: series(rows, key)[1] for name, rows in runs.items()}
+        is_error = key.startswith("errors/")
+        if not any(values.any() if is_error else len(values) for values in found.values()):
+            continue
+        figure, axes = panel(title, "update", unit)
+        for number, (name, rows) in enumerate(runs.items()):
+            if len(found[name]):
+                draw(axes, rows, key, name, color_of(number), smoothed=True)
+        axes.set_ylim(0, None if is_error else 1.03)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures

@@ -1,0 +1,290 @@
+"""The tables and the page of an evaluation of replies: their overlap with references, and who ranked the answers."""
+
+import html
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nanorlhf.report.answer_report import figures
+from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, read_metrics, write_page
+
+# metric in eval.json: heading, factor, digits
+METRICS = {
+    "exact_match": ("EM", 100, 2),
+    "precision": ("precision", 100, 2),
+    "recall": ("recall", 100, 2),
+    "f1": ("F1", 100, 2),
+    "bleu4": ("BLEU-4", 100, 2),
+    "google_bleu": ("Google-BLEU", 100, 2),
+    "meteor": ("METEOR", 100, 2),
+    "gold_score": ("gold score", 100, 2),
+    "rm_score": ("RM score", 1, 2),
+}
+SQUAD, OVERLAP, JUDGES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
+Interval = tuple[float, float]
+Lines = list[list[str]]
+STYLE = """<style>
+.wide + .wide { margin-top: 1rem; }
+.ranked { font-size: .9rem; margin: .7rem 1rem; padding-left: 1.6rem; overflow-wrap: anywhere; }
+.ranked small { white-space: nowrap; margin-left: .3rem; }
+</style>"""
+
+
+# ---------------------------------------------------------------------------------------------------------- 1. numbers
+def percent(value: float, ends: Interval | None = None, sign: str = "") -> str:
+    return scaled(value, ends, 100, 2, sign)
+
+
+def scaled(value: float, ends: Interval | None, factor: int, digits: int, sign: str = "") -> str:
+    """`value`, and its interval in brackets."""
+    text, *limits = (f"{factor * x:{sign}.{digits}f}" for x in (value, *(ends or ())))
+    return f"{text} [{', '.join(limits)}]" if limits else text
+
+
+def measured(result: dict, metrics: tuple[str, ...]) -> list[str]:
+    """Those of the metrics that there are."""
+    known = next(iter(result["policies"].values()))["metrics"]
+    return [metric for metric in metrics if metric in known]
+
+
+def with_unit(metric: str) -> str:
+    name, factor, _ = METRICS[metric]
+    return f"{name} × {factor}" if factor > 1 else name
+
+
+# ----------------------------------------------------------------------------------------------------------- 2. tables
+def means(result: dict, metrics: tuple[str, ...]) -> Lines:
+    """[STR tables] A row a policy, with 95% intervals over questions; empty if nothing of it was measured."""
+    found = measured(result, metrics)
+    headings = [METRICS[metric][0] for metric in found]
+    if "meteor" in found:  # its numbers with and without synonyms don't compare
+        headings[found.index("meteor")] += f" ({result['meteor_matching']})"
+    lines = [["× 100", *headings]]
+    for name, row in result["policies"].items():
+        numbers = ((row["metrics"][metric], METRICS[metric]) for metric in found)
+        lines.append([name, *(scaled(n["mean"], n["mean_ci"], *kind[1:]) for n, kind in numbers)])
+    return lines if found else []
+
+
+def judges(result: dict) -> Lines:
+    """What the reward model and the embedded world say, and how replies end, with the data's own beside."""
+    found, reference = measured(result, JUDGES), result["reference"]
+    lines = [["policy", *map(with_unit, found), "EOS rate", "length, tokens"]]
+    known = [scaled(reference[metric], None, *METRICS[metric][1:]) for metric in found]
+    lines.append(["reference", *known, "-", f"{reference['response_length']:.1f}"])
+    for name, row in result["policies"].items():
+        numbers = ((row["metrics"][metric], METRICS[metric]) for metric in found)
+        cells = [scaled(n["mean"], n["mean_ci"], *kind[1:]) for n, kind in numbers]
+        lines.append([name, *cells, f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
+    return lines
+
+
+def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
+    """The last policy less each of those before it; empty if there is only one, or nothing of it was measured."""
+    *others, last = result["policies"]
+    found = measured(result, metrics)
+    rows = {(row["ours"], row["theirs"], row["metric"]): row for row in result["differences"]}
+    lines = [["difference", *map(with_unit, found)]]
+    for other in others:
+        numbers = ((rows[last, other, metric], METRICS[metric]) for metric in found)
+        cells = [scaled(n["mean_difference"], n["mean_difference_ci"], *kind[1:], "+") for n, kind in numbers]
+        lines.append([f"{last} - {other}", *cells])
+    return lines if others and found else []
+
+
+def self_ranking(result: dict) -> Lines:
+    """Pairs of self-ranking as the reward model ranks them, and as the truth does; empty if none were judged."""
+    columns = {
+        "rm_accuracy": "RM ranks them so",
+        "chosen_better": "chosen is better",
+        "chosen_as_good": "at least as good",
+        "gold_agreement": "unequal ones: better",
+        "rm_gold_agreement": "unequal ones: RM right",
+    }
+    groups = result["self_ranking"] or [{}]
+    found = [column for column in columns if column in groups[0]]
+    lines = [["pairs of self-ranking, %", "pairs", *(columns[column] for column in found)]]
+    for group in groups:
+        name = "all"
+        if "noise" in group:
+            name = "without noise" if group["noise"] == "none" else f"noise: {group['noise']}"
+        elif "distance" in group:
+            name = f"{group['distance']} rank{'s' * (group['distance'] != 1)} apart"
+        bare = ("chosen_better", "chosen_as_good")  # there is no chance level to hold them against
+        ends = [None if column in bare else group[f"{column}_ci"] for column in found]
+        cells = ["-" if group[c] is None else percent(group[c], e) for c, e in zip(found, ends, strict=True)]
+        lines.append([name, f"{group.get('num_pairs', 0):,}", *cells])
+    return lines if found else []
+
+
+def first_answers(result: dict) -> Lines:
+    """Whether self-ranking puts right answers first, where the truth is known."""
+    rows = result["first_answers"]
+    names = {
+        "first": "TextRank's first",
+        "random": "one at random",
+        "last": "TextRank's last",
+        "any": "any of them",
+        "first_minus_random": "first - random",
+    }
+    lines = [["answers to a question", "right, %", "gold score × 100"]]
+    for key, name in names.items() if rows else ():
+        sign = "+" if key == "first_minus_random" else ""
+        row = rows[key]
+        lines.append([name, percent(row["right"], row["right_ci"], sign), percent(row["gold_score"], None, sign)])
+    return lines if rows else []
+
+
+def human_study(result: dict) -> Lines:
+    """[STR human study] The reward model against people, and people against each other, times 100."""
+    study = result["human_study"]
+    if study is None:
+        return []
+    both = f"RM and people, {study['num_questions']} questions"
+    lines = [["agreement × 100", "", "chance", "of"]]
+    for measure, name, chance in (
+        ("order_probability", f"same order of all {study['num_answers']}", study["chance"]),
+        ("pairwise_agreement", "pairs in the same order", 0.5),
+        ("kendall_tau", "Kendall's tau", 0.0),
+    ):
+        lines.append([name, percent(study[measure], study[f"{measure}_ci"]), percent(chance), both])
+    people = study["annotators"]
+    if people:
+        pairs = f"people, {people['num_pairs']} pair{'s' * (people['num_pairs'] != 1)} of them"
+        lines.append(["Cohen's kappa", percent(people["cohen_kappa"]), percent(0), pairs])
+    if people and people["num_common"]:
+        common = f"{people['num_annotators']} people, {people['num_common']} questions"
+        lines.append(["Fleiss' kappa", percent(people["fleiss_kappa"]), percent(0), common])
+    return lines
+
+
+def notes(result: dict) -> list[str]:
+    settings = result["args"]
+    sentences = [
+        f"{result['num_questions']} {settings['split']} questions, a reply each, at temperature "
+        f"{settings['temperature']}, top-p {settings['top_p']}, at most {settings['response_length']} tokens; seed "
+        f"{settings['seed']}. Intervals are of 95%, over questions."
+    ]
+    if result["self_ranking"] is None:
+        sentences.append("Pairs of self-ranking are left out: --data holds none, or there is nothing to judge them.")
+    if result["human_study"] is None:
+        sentences.append("The human study is left out: it needs --rankings, which `python -m data.rank` makes.")
+    elif result["human_study"]["annotators"] is None:
+        sentences.append("Kappa is left out: no question is ranked by two people.")
+    if result["figure"] is None:
+        sentences.append("Figure 2 is left out: it needs --self-rank and an --encoder.")
+    return sentences
+
+
+def tables(result: dict) -> str:
+    """For the terminal."""
+    parts = [means(result, SQUAD), means(result, OVERLAP), judges(result)]
+    parts += [differences(result, metrics) for metrics in (SQUAD, OVERLAP, JUDGES)]
+    parts += [self_ranking(result), first_answers(result), human_study(result)]
+    return "\n\n".join([*(aligned(lines) for lines in parts if lines), "\n".join(notes(result))])
+
+
+# ------------------------------------------------------------------------------------------------------------- 3. page
+def interval_figures(result: dict) -> list[Figure]:
+    """A panel a metric, a bar a policy, its interval as a whisker."""
+    drawn = []
+    for metric in measured(result, tuple(METRICS)):
+        name, factor, _ = METRICS[metric]
+        rows = [row["metrics"][metric] for row in result["policies"].values()]
+        lengths = np.array([factor * row["mean"] for row in rows])
+        ends = np.array([[factor * end for end in row["mean_ci"]] for row in rows]).T  # (2, policies)
+        figure, axes = panel(name, with_unit(metric), "")
+        figure.set_size_inches(5.2, 1.3 + 0.32 * len(rows))
+        axes.barh(
+            range(len(rows)), lengths, 0.72, xerr=np.abs(ends - lengths), color=BLUE,
+            error_kw={"elinewidth": 1, "ecolor": "#1c2024", "capsize": 2},
+        )  # fmt: skip
+        if ends.min() >= 0:
+            axes.set_xlim(left=0)
+        axes.set_yticks(range(len(rows)), list(result["policies"]))
+        axes.invert_yaxis()  # the first policy on top
+        axes.grid(False, axis="y")
+        drawn.append(figure)
+    return drawn
+
+
+def figure_2(figure: Figure, drawn: dict) -> str:
+    """The picture, and below it the answers it is of."""
+    items = []
+    for row in drawn["answers"]:
+        text = html.escape(row["text"].strip()) or "<i>empty</i>"
+        text = f"<b>{text}</b>" if row["representative"] else text
+        items.append(f"<li>{text} <small>weight {row['weight']:.3f}, cluster {row['cluster']}</small></li>")
+    caption = (
+        f"Sampled answers as {drawn['encoder']} sees them, in two dimensions. The colour is TextRank's order. Ringed "
+        "are the representatives of ISODATA's clusters, with their ranks; lines lead to them. The pairs for the reward "
+        "model are made of these alone. In the paper the encoder of the picture had no part in the ranking."
+    )
+    return (
+        f"<h2>Answers, ranked and sorted into kinds</h2>{figures([figure], caption)}"
+        f'<div class="sample"><pre>{html.escape(drawn["query"])}</pre><ol class="ranked">{"".join(items)}</ol></div>'
+    )
+
+
+def sample_card(sample: dict) -> str:
+    """A question, its references, and the reply of each policy."""
+    answers = [answer("reference", " / ".join(text.strip() for text in sample["references"]), {})]
+    for name, row in sample["policies"].items():
+        shown = [metric for metric in ("exact_match", "f1", "bleu4", "meteor", *JUDGES) if metric in row]
+        shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # of SQuAD its own
+        answers.append(answer(name, row["response"], {METRICS[m][0]: METRICS[m][1] * row[m] for m in shown}))
+    query = html.escape(sample["query"])
+    return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
+
+
+def section(title: str, parts: list[Lines], about: str) -> str:
+    """A heading, those of the tables that aren't empty, and what they say; nothing if all are."""
+    filled = "".join(html_table(lines) for lines in parts if lines)
+    return filled and f'<h2>{title}</h2>{filled}<p class="quiet">{about}</p>'
+
+
+def write_report(path: Path, result: dict, runs: list[str], samples: list[dict], figure: Figure | None) -> None:
+    """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
+
+    figure is Figure 2, of what result["figure"] holds.
+    """
+    parts = [
+        STYLE,
+        "<h1>What each stage gained</h1>",
+        f'<p class="quiet">{html.escape(" ".join(notes(result)))}</p>',
+        *(html_table(lines) for lines in (means(result, SQUAD), means(result, OVERLAP), judges(result)) if lines),
+        figures(
+            interval_figures(result),
+            "Overlap asks whether a reply is like the reference, and a dialogue goes on in many ways that are as good: "
+            "such numbers are low.",
+        ),
+        section(
+            "Do they differ?",
+            [differences(result, metrics) for metrics in (SQUAD, OVERLAP, JUDGES)],
+            "An interval that leaves out 0: they differ. It resamples questions, each with both replies to it, so that "
+            "how hard a question is drops out.",
+        ),
+        section(
+            "Does the reward model rank as self-ranking did?",
+            [self_ranking(result)],
+            "Validation pairs; chance is 50. A model that has learnt the order knows it best of answers far apart in "
+            "rank; noise of a kind whose number is near 50 it does not see. Where the truth is known: how often the "
+            "chosen answer is better than the rejected one, how often better or as good, and, of pairs of which one "
+            "answer is better, how often that is the chosen one, and how often the one that the reward model prefers.",
+        ),
+        section(
+            "Does self-ranking put right answers first?",
+            [first_answers(result)],
+            "The answer that is most like the others is not always a right one: where most are wrong, neither is it.",
+        ),
+        section(
+            "Do people agree with it?",
+            [human_study(result)],
+            "People's ranking is that of their mean ranks. Kappa takes the rank of each answer for a label.",
+        ),
+        figure_2(figure, result["figure"]) if figure else "",
+        *(text for _, text in sorted(curves(run) for run in dict.fromkeys(runs) if read_metrics(run))),
+        f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
+    ]
+    write_page(path, str(result["args"]["out"]), "\n".join(parts))

@@ -1,0 +1,34 @@
+"""Figures of reward models: is a margin worth what Bradley and Terry say it is?"""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nanorlhf.metrics.reward_accuracy import FEW
+from nanorlhf.report.page import BLUE, GREY, panel
+
+
+def calibration_figure(name: str, calibration: dict) -> Figure:
+    """[N+ 18] Figure 7, right: accuracy by the size of the margin, beside the logistic curve.
+
+    Points are hollow where pairs are few; the band is one standard deviation over seeds; the title has the expected
+    calibration error.
+    """
+    bins = [row for row in calibration["bins"] if row["mean"] is not None]
+    x, y = (np.array([row[key] for row in bins]) for key in ("middle", "mean"))
+    std = np.array([row["std"] or 0.0 for row in bins])
+    is_few = np.array([row["num_pairs"] < FEW for row in bins], dtype=bool)
+    title = f"{name}: calibration error {calibration['ece']['mean']:.3f}"
+    figure, axes = panel(title, "|margin|", "share ranked right")
+    line = np.linspace(0, calibration["bins"][-1]["middle"] + 0.25, 100)
+    axes.plot(line, 1 / (1 + np.exp(-line)), color=GREY, linestyle="--", linewidth=1.4, label="sigmoid(|margin|)")
+    axes.fill_between(x, y - std, y + std, color=BLUE, alpha=0.18, linewidth=0)
+    axes.plot(x, y, color=BLUE, linewidth=1.4)
+    for hollow, label in ((False, "accuracy"), (True, f"fewer than {FEW} pairs")):
+        points = is_few == hollow
+        face = "white" if hollow else BLUE
+        if points.any():
+            axes.plot(x[points], y[points], "o", color=BLUE, markerfacecolor=face, markersize=6, zorder=3, label=label)
+    axes.set_ylim(0, 1.05)
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, loc="lower right")
+    return figure

@@ -1,0 +1,88 @@
+"""The tables and figures of reward models and implicit rewards: as a part of a page, as one of its own, and as text."""
+
+import html
+from pathlib import Path
+
+from nanorlhf.report.page import aligned, curves, html_table, image, write_page
+from nanorlhf.report.reward_figures import calibration_figure
+
+SETS = {"validation": "Validation pairs", "cnndm": "CNN/DM pairs"}
+HEADINGS = {"all": "all pairs", "batch": "batch", "confidence": "confidence", "split": "split", "policies": "policies"}
+NUM_POLICY_PAIRS = 10  # shown; eval.json has all
+Lines = list[list[str]]
+
+
+def number(cell: dict[str, float | None], digits: int = 3) -> str:
+    """Mean, and standard deviation over seeds where there are several."""
+    if cell["mean"] is None:
+        return "-"
+    return f"{cell['mean']:.{digits}f}" + ("" if cell["std"] is None else f" ± {cell['std']:.{digits}f}")
+
+
+def accuracy_lines(table: list[dict], by: str) -> Lines:
+    """[N+ 16] One part of Table 5; empty where no pair says this of itself."""
+    rows = [row for row in table if row["by"] == by]
+    if not rows:
+        return []
+    lines = [[HEADINGS[by], "pairs", *rows[0]["models"]]]
+    for row in rows[:NUM_POLICY_PAIRS] if by == "policies" else rows:
+        value = row["value"] or "accuracy"
+        lines.append([value, str(row["num_pairs"]), *(number(cell) for cell in row["models"].values())])
+    return lines
+
+
+def score_lines(result: dict) -> Lines:
+    """What the references score."""
+    columns = ("max", "mean", "min", "std")
+    lines = [["score of the references", *columns]]
+    return lines + [[name, *(number(row[c], 2) for c in columns)] for name, row in result["references"].items()]
+
+
+def notes(result: dict) -> list[str]:
+    sentences = ["An accuracy is the share of pairs that a model ranks as people did; a tie is wrong."]
+    if any(n > 1 for n in result["num_seeds"].values()):
+        counts = ", ".join(f"{n} of {name}" for name, n in result["num_seeds"].items())
+        sentences.append(f"Mean ± standard deviation over seeds: {counts}.")
+    if result["implicit"]:
+        ratio = f"{result['dpo_beta']} * log(policy / {result['reference']})"
+        sentences.append(f"The reward of {', '.join(result['implicit'])} is implicit: {ratio}.")
+    return sentences
+
+
+def tables(result: dict) -> str:
+    """For the terminal: all of Table 5 but the pairs of policies."""
+    parts = []
+    for name, measured in result["sets"].items():
+        table = measured["accuracy"]
+        parts += [aligned(lines) for by in HEADINGS if by != "policies" and (lines := accuracy_lines(table, by))]
+        parts[-1] += "\n" + ", ".join(
+            f"calibration error of {model} {number(row['ece'])}" for model, row in measured["calibration"].items()
+        )
+        parts[-1] += f" ({SETS[name]})"
+    return "\n\n".join([*parts, aligned(score_lines(result)), "\n".join(notes(result))])
+
+
+def section(result: dict) -> str:
+    """Tables and calibration of each set of pairs, as HTML."""
+    parts = [f'<h2 id="reward-models">Reward models</h2><p class="quiet">{html.escape(" ".join(notes(result)))}</p>']
+    for name, measured in result["sets"].items():
+        table = measured["accuracy"]
+        parts.append(f"<h3>{SETS[name]}: who is ranked right?</h3>")
+        blocks = [html_table(lines) for by in HEADINGS if (lines := accuracy_lines(table, by))]
+        parts.append(f'<div class="blocks">{"".join(blocks)}</div>')
+        hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
+        if hidden > 0:
+            parts.append(f'<p class="quiet">{hidden} more pairs of policies, with fewer comparisons, in eval.json.</p>')
+        images = [image(calibration_figure(model, row)) for model, row in measured["calibration"].items()]
+        caption = (
+            "Is a margin worth what it says? Above the curve the model is right more often than its margins claim, "
+            "below it less often: too sure. The calibration error is that distance, mean over all pairs."
+        )
+        parts.append(f"<figure><div>{''.join(images)}</div><figcaption>{caption}</figcaption></figure>")
+    return "\n".join([*parts, html_table(score_lines(result))])
+
+
+def write_report(path: Path, result: dict, runs: list[str]) -> None:
+    """Write report.html of an evaluation of reward models alone, whole or not at all."""
+    parts = [section(result), *(text for _, text in sorted(map(curves, runs)))]
+    write_page(path, str(result["args"]["out"]), "<h1>Reward models</h1>" + "\n".join(parts))

@@ -1,0 +1,529 @@
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nanorlhf.code import execution, sandbox
+from nanorlhf.code.execution import MIB, Verdict, isolation, run_all_tests, run_programs, try_way
+from nanorlhf.errors import InputError
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 3.0  # seconds; a JVM starts in 0.2
+
+
+@pytest.fixture(scope="module", params=["namespaces", "limits"])
+def way(request):
+    problem = try_way(request.param)[1]
+    if problem:
+        pytest.skip(f"this system can't run programs in the way {request.param}: {problem}")
+    return request.param
+
+
+def sandboxed_processes():
+    """Supervisors, programs and what those have started: by user, by environment, by command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            uid = os.stat(f"/proc/{pid}").st_uid
+            text = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if 61184 <= uid < 65280 or b"sandbox.py" in text or b"HOME=/tmp/nanorlhf-" in text:
+            found.append(int(pid))
+    return found
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """After every test: no process, no file."""
+    before = set(sandboxed_processes()), set(Path("/tmp").glob("nanorlhf-*"))
+    yield
+    assert wait_for(lambda: not set(sandboxed_processes()) - before[0], 1.0), "processes are left"
+    left = {path for path in set(Path("/tmp").glob("nanorlhf-*")) - before[1] if "java" not in path.name}
+    assert not left, "files are left"
+
+
+# ---------------------------------------------------------------------------------------------- verdicts on Java
+def java(body, tests="", classes=""):
+    """A program of the form of MBJP's: class Problem with problem(), and class Main."""
+    return (
+        f"import java.util.*;\n{classes}\nclass Problem {{ public static Integer problem(int n) throws Exception {{\n"
+        f"{body}\n}} }}\nclass Main {{ public static void main(String[] args) throws Exception {{\n{tests}\n}} }}\n"
+    )
+
+
+def mbjp_test(case, argument, answer):
+    return (
+        f"int x{case} = Problem.problem({argument});\n"
+        f"if (!(x{case} == {answer})) {{\n"
+        f'    throw new java.lang.Exception("Exception -- test case {case} did not pass. x{case} = " + x{case});\n}}\n'
+    )
+
+
+TWO_TESTS = mbjp_test(0, 1, 1) + mbjp_test(1, 2, 4)
+JAVA_VERDICTS = {  # name: (program, reason)
+    "right": (java("return n * n;", TWO_TESTS), "passed"),
+    "wrong": (java("return 1;", TWO_TESTS), "wrong_answer"),
+    "all wrong": (java("return 7;", TWO_TESTS), "wrong_answer"),
+    # the second test would not run if the first threw
+    "wrong, then a crash": (java("if (n == 2) throw new RuntimeException(); return 3;", TWO_TESTS), "exception"),
+    "wrong, then endless": (java("while (n == 2); return 3;", TWO_TESTS), "timeout"),
+    "crash": (java("int[] a = {}; return a[n];", TWO_TESTS), "exception"),
+    "the tests' own exception, thrown by the program": (
+        java('throw new java.lang.Exception("Exception -- test case 0 did not pass.");', TWO_TESTS), "exception"),
+    "null unboxed in Main": (java("return null;", TWO_TESTS), "exception"),
+    "static initialiser": (java("return n * n;", TWO_TESTS).replace(
+        "class Problem {", "class Problem { static int a = 1 / (int) 0L;"), "exception"),
+    "stack overflow": (java("return problem(n) + 1;", TWO_TESTS), "exception"),
+    "syntax error": (java("return n * ;", TWO_TESTS), "compile_error"),
+    "type error": (java("return n * m;", TWO_TESTS), "compile_error"),
+    "nothing": ("", "exception"),
+    "no Main": ("class Problem {}", "exception"),
+    "public class of another name": ("public class Problem {}", "compile_error"),
+    "an assertion of the tests": (
+        java("return 2;", 'if (Problem.problem(1) != 1) throw new AssertionError("no");'), "wrong_answer"),
+    "another exception of the tests": (
+        java("return 2;", "if (Problem.problem(1) != 1) throw new IllegalStateException();"), "exception"),
+    "its own NanoRlhfTests": (
+        java("return 1;", TWO_TESTS, "class NanoRlhfTests { static void fail(String s) {} }"), "wrong_answer"),
+    "a test's words in the program": (
+        java('String s = "class Main { throw new java.lang.Exception("; return n * n;', TWO_TESTS), "passed"),
+    "exit": (java("System.exit(0); return 1;", TWO_TESTS), "exit"),
+    "halt": (java("Runtime.getRuntime().halt(0); return 1;", TWO_TESTS), "exit"),
+    "exit that says it has passed": (
+        java('System.out.println("passed"); System.err.println("passed"); System.exit(0); return 1;', TWO_TESTS),
+        "exit"),
+    "status 3 behind the tests": (java(
+        "Runtime.getRuntime().addShutdownHook(new Thread(() -> Runtime.getRuntime().halt(3))); return n * n;",
+        TWO_TESTS), "exit"),
+    "a thread that throws": (
+        java("Thread t = new Thread(() -> { throw new RuntimeException(); }); t.start(); t.join(); return n * n;",
+             TWO_TESTS), "passed"),
+    "its own out and err": (
+        java("System.setOut(null); System.setErr(null); return 1;", TWO_TESTS), "wrong_answer"),
+    "UTF-8": (java('return "é".length() * n * n;', TWO_TESTS), "passed"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def java_verdicts():
+    programs = [program for program, _ in JAVA_VERDICTS.values()]
+    return dict(zip(JAVA_VERDICTS, run_programs(programs, "java", TIMEOUT, workers=2), strict=True))
+
+
+@pytest.mark.parametrize("name", JAVA_VERDICTS)
+def test_a_java_program_gets_its_verdict(java_verdicts, name):
+    reason = JAVA_VERDICTS[name][1]
+    verdict = java_verdicts[name]
+    assert verdict.reason == reason, verdict
+    assert verdict.compiled == (reason != "compile_error")
+    assert verdict.executed == (reason in ("passed", "wrong_answer"))
+    assert verdict.passed == (reason == "passed")
+    assert (verdict.seconds > 0) == verdict.compiled
+
+
+def test_a_verdict_keeps_the_end_of_what_was_said(java_verdicts):
+    assert "Main.java:4: error: cannot find symbol" in java_verdicts["type error"].output
+    for case in (0, 1):  # both tests ran
+        assert f"test case {case} did not pass. x{case} = 7" in java_verdicts["all wrong"].output
+    assert "ArrayIndexOutOfBoundsException" in java_verdicts["crash"].output
+
+
+def test_only_the_tests_throw_is_rewritten():
+    throw = 'throw new java.lang.Exception("Exception -- test case 0 did not pass. x0 = " + x0);'
+    assert run_all_tests(throw + "class Main {" + throw) == throw + "class Main {" + throw.replace(
+        "throw new java.lang.Exception(", "NanoRlhfTests.fail("
+    )
+    assert run_all_tests("class Main { throw new java.lang.Exception(); }").count("throw") == 1
+
+
+def test_a_compiler_that_breaks_a_limit_is_replaced(monkeypatch):
+    doubled = "".join(f"static final String S{i} = S{i - 1} + S{i - 1};" for i in range(1, 31))
+    bomb = f'class Problem {{ static final String S0 = "a"; {doubled} }}'  # javac folds it: 2^30 characters
+    right = JAVA_VERDICTS["right"][0]
+    verdicts = run_programs([bomb, right], "java", TIMEOUT)
+    assert [verdict.reason for verdict in verdicts] == ["compile_limit", "passed"]
+    assert not verdicts[0].compiled
+    replies, read_exactly = [], execution.read_exactly
+
+    def late_once(*arguments):
+        replies.append(arguments)
+        if len(replies) == 1:
+            raise TimeoutError
+        return read_exactly(*arguments)
+
+    monkeypatch.setattr(execution, "read_exactly", late_once)
+    verdicts = run_programs([right, JAVA_VERDICTS["type error"][0], right + " "], "java", TIMEOUT)
+    # the late answer, that it compiles, is not taken for the next program's
+    assert [verdict.reason for verdict in verdicts] == ["compile_limit", "compile_error", "passed"]
+    monkeypatch.setattr(execution, "read_exactly", read_exactly)
+    monkeypatch.setattr(execution, "COMPILE_SECONDS", 0.01)
+    assert run_programs([right], "java", TIMEOUT)[0].output == "javac gave no answer within 0.01 s"
+
+
+# -------------------------------------------------------------------------------------------- verdicts on Python
+PYTHON_VERDICTS = {
+    "right": ("def f(n): return n * n\nassert f(2) == 4", "passed"),
+    "wrong": ("def f(n): return n\nassert f(2) == 4", "wrong_answer"),
+    "crash": ("def f(n): return n / 0\nassert f(2) == 4", "exception"),
+    "syntax error": ("def f(n):\nassert f(2) == 4", "compile_error"),
+    "a null byte": ("a = '\0'", "compile_error"),
+    "too deep": ("(" * 10000, "compile_error"),
+    "exit": ("import sys\nsys.exit(0)\nassert False", "exit"),
+    "_exit": ("import os\nos._exit(0)\nassert False", "exit"),
+    "exit that says it has passed": (
+        "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'passed')\n    except OSError: pass\n"
+        "os._exit(0)", "exit"),
+    "status 3 behind the tests": ("import atexit, os\natexit.register(lambda: os._exit(3))", "exit"),
+    "segmentation fault": ("import ctypes\nctypes.string_at(0)", "signal"),
+    "script": ("import sys\nassert __name__ == '__main__' and len(sys.argv) == 1\n"
+               "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: 'int'", "passed"),
+    "a child that ends well": ("import os\nif os.fork():\n    os.wait()\n    1 / 0", "exception"),
+    "a child that does not": ("import os\nif not os.fork():\n    1 / 0\nos.wait()", "passed"),
+}  # fmt: skip
+
+
+def test_a_python_program_gets_its_verdict():
+    programs = [program for program, _ in PYTHON_VERDICTS.values()]
+    verdicts = run_programs(programs, "python", TIMEOUT, workers=2)
+    assert {name: v.reason for name, v in zip(PYTHON_VERDICTS, verdicts, strict=True)} == {
+        name: reason for name, (_, reason) in PYTHON_VERDICTS.items()
+    }
+    for verdict in verdicts:
+        flags = verdict.compiled, verdict.executed, verdict.passed
+        assert flags == (
+            verdict.reason != "compile_error",
+            verdict.reason in ("passed", "wrong_answer"),
+            verdict.reason == "passed",
+        )
+
+
+def test_verdicts_come_in_order_and_equal_programs_run_once(monkeypatch):
+    programs = [f"import time\nprint({i % 3}, time.time_ns())\nassert {i % 3}" for i in range(7)]
+    judge, judged = execution.judge_python, []
+    monkeypatch.setattr(execution, "judge_python", lambda *arguments: judged.append(arguments) or judge(*arguments))
+    verdicts = run_programs(programs, "python", TIMEOUT, workers=3)
+    assert len(judged) == 3
+    assert [int(verdict.output.split("AssertionError\n")[-1][0]) for verdict in verdicts] == [0, 1, 2, 0, 1, 2, 0]
+    assert verdicts[0] == verdicts[3] == verdicts[6] and len(set(verdicts)) == 3
+    assert run_programs([], "python") == []
+
+
+def test_workers_and_processes_share_no_user(monkeypatch):
+    """Else the limit on the number of processes would be one for all of them."""
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    users = set()
+    for pid in range(1000, 1032):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        users |= {execution.user_of(execution.Worker(n, Path(), "limits", set(), None)) for n in range(128)}
+    assert len(users) == 32 * 128 and min(users) >= 61184 and max(users) < 65520
+
+
+def test_a_program_meets_its_secret_nowhere():
+    """Not in its frames, objects, environment, arguments or files: only in a pipe, which it would have to read."""
+    program = """
+import gc, os, sys
+frame = sys._getframe()
+while frame:
+    print(frame.f_locals, frame.f_globals, frame.f_code.co_consts)
+    frame = frame.f_back
+print(os.environ, sys.argv, sys.orig_argv, open("/proc/self/cmdline").read(), open("/proc/self/environ").read())
+print([thing for thing in gc.get_objects() if isinstance(thing, (dict, list, tuple))] and "")
+for thing in gc.get_objects():
+    if isinstance(thing, (dict, list, tuple)):
+        for one in (thing.values() if isinstance(thing, dict) else thing):
+            if isinstance(one, (str, bytes)) and len(one) == 32:
+                print(one)
+"""
+    [verdict] = run_programs([program], "python", TIMEOUT)
+    assert verdict.passed and not re.search(r"\b[0-9a-f]{32}\b", verdict.output)
+
+
+# --------------------------------------------------------------------------------------------------- hostile programs
+LOOK = 'String seen; try { %s seen = "DONE"; } catch (Throwable e) { seen = "DENIED"; } System.out.println(seen);'
+HOSTILE_JAVA = {  # name: (program, the reasons allowed)
+    "infinite loop, deaf to signals": (
+        "Runtime.getRuntime().addShutdownHook(new Thread(() -> { while (true); })); while (true);", {"timeout"}),
+    "infinite output": ('while (true) System.out.println("all work and no play");', {"output"}),
+    "memory": ("List<long[]> a = new ArrayList<>(); while (true) a.add(new long[1 << 20]);", {"memory"}),
+    "threads": ("while (true) new Thread(() -> { while (true); }).start();", {"timeout", "memory"}),
+    "fork bomb": (
+        'new ProcessBuilder("/bin/sh", "-c", "b() { b | b & }; b; sleep 1000").start().waitFor(); while (true);',
+        {"timeout", "memory"}),
+    "a thread that never ends": ("new Thread(() -> { while (true); }).start();", {"timeout"}),
+    "a daemon thread": ("Thread t = new Thread(() -> { while (true); }); t.setDaemon(true); t.start();", {"passed"}),
+    "grandchildren that leave": (
+        'new ProcessBuilder("/bin/sh", "-c", "setsid sleep 1000 & setsid setsid sleep 1000 &").start().waitFor();',
+        {"passed"}),
+    "reads the home": (LOOK % 'new java.io.FileInputStream("{canary}/secret").read();', {"passed"}),
+    "deletes files": (LOOK % 'if (!new java.io.File("{canary}/secret").delete()) throw new Exception();', {"passed"}),
+    "socket": (LOOK % 'new java.net.Socket("127.0.0.1", {port}).close();', {"passed"}),
+    "huge file": (
+        'var f = new java.io.FileOutputStream("f"); while (true) f.write(new byte[1 << 20]);', {"exception", "disk"}),
+    "closed stdout": ("System.out.close(); System.err.close();", {"passed"}),
+    "invalid UTF-8": ("System.out.write(new byte[] {(byte) 0xff, (byte) 0xc3, 0x28}); System.out.flush();", {"passed"}),
+    "stdin": ("if (System.in.read() != -1) throw new Exception();", {"passed"}),
+}  # fmt: skip
+HOSTILE_PYTHON = {
+    "infinite loop, deaf to signals": (
+        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except: pass\n"
+        "while True: pass", {"timeout"}),
+    "infinite output": ("while True: print('all work and no play')", {"output"}),
+    "memory": ("a = []\nwhile True: a.append(b'x' * 10**6)", {"memory"}),
+    "shared memory": ("import mmap\na = mmap.mmap(-1, 2**31)\nwhile True: a.write(b'x' * 2**20)", {"memory"}),
+    "memory of children": (
+        "import os, time\nwhile True:\n    if not os.fork():\n        a = b'x' * 60000000\n        time.sleep(1000)\n"
+        "    time.sleep(.01)", {"memory"}),
+    "memory in no process": ("import os\nos.memfd_create('a')", {"exception"}),
+    "fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", {"timeout", "memory"}),
+    "double fork": (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        [os.close(fd) for fd in range(3)]\n        time.sleep(1000)\n    os._exit(0)\nos.wait()", {"passed"}),
+    "zombies": ("import os\nfor i in range(20):\n    if not os.fork(): os._exit(0)", {"passed"}),
+    "kills all it can": (
+        "import os, signal\nfor pid in (os.getppid(), {pid}, 1, -1):\n    try: os.kill(pid, signal.SIGKILL)\n"
+        "    except OSError as e: print(e)", {"passed"}),
+    "reads the home": ("try: print(open('{canary}/secret').read())\nexcept OSError: print('DENIED')", {"passed"}),
+    "lists the home": ("import os\ntry: print(os.listdir('{canary}'))\nexcept OSError: print('DENIED')", {"passed"}),
+    "deletes files": (
+        "import os, shutil\nshutil.rmtree('{canary}', ignore_errors=True)\ntry: os.remove('{canary}/secret')\n"
+        "except OSError: print('DENIED')", {"passed"}),
+    "socket": (
+        "import socket\ntry: socket.create_connection(('127.0.0.1', {port}))\nexcept OSError: print('DENIED')",
+        {"passed"}),
+    "datagram": (
+        "import socket\ntry: socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))\n"
+        "except OSError: print('DENIED')", {"passed"}),
+    "huge file": ("f = open('f', 'wb')\nwhile True: f.write(b'x' * 2**20)", {"exception", "disk"}),
+    "many files": (
+        "import time\nfor i in range(10): open(str(i), 'wb').write(b'x' * 2**20 * 4)\ntime.sleep(1000)",
+        {"exception", "disk"}),
+    "a deep directory": (
+        "import os\nfor i in range(2000):\n    os.mkdir('d')\n    os.chdir('d')\n", {"passed"}),
+    "a closed directory": ("import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.chmod('d', 0)", {"passed"}),
+    "closed stdout": ("import os, sys\nsys.stdout.close()\nos.close(2)", {"passed"}),
+    "closed descriptors": ("import os\nos.closerange(3, 256)", {"exit"}),
+    "invalid UTF-8": ("import os\nos.write(1, b'\\xff\\xc3\\x28')", {"passed"}),
+    "stdin": ("import sys\nassert sys.stdin.read() == ''", {"passed"}),
+    "a namespace of its own": (
+        "import ctypes, os, platform\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "assert libc.unshare(0x10000000) == -1\nclone = 56 if platform.machine() == 'x86_64' else 220\n"
+        "assert libc.syscall(clone, 0x10000000 | 17, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 1\n"
+        "assert libc.syscall(435, 0, 0) == -1 and ctypes.get_errno() == 38", {"passed"}),
+    "limits of others": (
+        "import resource\ntry: resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))\nexcept OSError: print('DENIED')",
+        {"passed"}),
+    "a clean room": (
+        "import os\nassert os.listdir('.') == [] and os.getcwd() == os.environ['HOME']\n"
+        "assert sorted(os.environ) == ['HOME', 'LANG', 'PATH', 'TMPDIR'], os.environ", {"passed"}),
+    "limits": (
+        "import json, resource as r\nprint(json.dumps([r.getrlimit(getattr(r, 'RLIMIT_' + n)) for n in "
+        "('CPU', 'FSIZE', 'DATA', 'NOFILE', 'CORE', 'NPROC')]))", {"passed"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def canary():
+    """A directory that belongs to whoever runs the tests, but that all may read and write."""
+    with tempfile.TemporaryDirectory(prefix="canary-") as directory:
+        os.chmod(directory, 0o777)
+        yield Path(directory)
+
+
+def run_hostile(language, hostile, way, canary):
+    secret = canary / "secret"
+    secret.write_text("the secret")
+    secret.chmod(0o666)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
+        server.settimeout(0.0)
+        patch.setattr(execution, "DISK", 16 * MIB)
+        words = {"{canary}": str(canary), "{port}": str(server.getsockname()[1]), "{pid}": str(os.getpid())}
+        programs = []
+        for program, _ in hostile.values():
+            for word, value in words.items():
+                program = program.replace(word, value)
+            programs.append(java("return 1;", program) if language == "java" else program)
+        before = resource.getrlimit(resource.RLIMIT_CPU)
+        verdicts = dict(zip(hostile, run_programs(programs, language, TIMEOUT, 2, 256, way), strict=True))
+        with pytest.raises(BlockingIOError):
+            server.accept()  # nobody came
+    assert secret.read_text() == "the secret"
+    assert resource.getrlimit(resource.RLIMIT_CPU) == before
+    assert not sandbox.descendants(os.getpid())
+    assert not set(canary.iterdir()) - {secret}
+    return verdicts
+
+
+def assert_harmless(hostile, verdicts):
+    assert {name: v for name, v in verdicts.items() if v.reason not in hostile[name][1]} == {}
+    for name, verdict in verdicts.items():
+        if "DENIED" in hostile[name][0]:
+            assert "DENIED" in verdict.output and "DONE" not in verdict.output, name
+        assert "the secret" not in verdict.output
+        assert verdict.seconds < TIMEOUT + 3 and verdict.compiled
+    assert "\ufffd\ufffd(" in verdicts["invalid UTF-8"].output
+    assert "all work" in verdicts["infinite output"].output[-50:]
+    assert verdicts["infinite output"].seconds < TIMEOUT
+    assert len(verdicts["infinite output"].output) == execution.TAIL
+
+
+@pytest.mark.slow
+def test_hostile_java_programs_harm_nothing(way, canary):
+    assert_harmless(HOSTILE_JAVA, run_hostile("java", HOSTILE_JAVA, way, canary))
+
+
+@pytest.mark.slow
+def test_hostile_python_programs_harm_nothing(way, canary):
+    verdicts = run_hostile("python", HOSTILE_PYTHON, way, canary)
+    assert_harmless(HOSTILE_PYTHON, verdicts)
+    cpu, file_size, data, files, core, tasks = json.loads(verdicts["limits"].output)
+    assert (cpu, file_size, data) == ([7, 8], [16 * MIB] * 2, [256 * MIB] * 2)
+    assert (files, core) == ([256, 256], [0, 0]) and execution.NUM_TASKS <= tasks[1] < 10000
+
+
+def test_root_is_nobody_in_there(way):
+    program = "import os\nprint(os.getuid(), os.geteuid(), os.getgroups(), open('/proc/self/status').read())"
+    [verdict] = run_programs([program], "python", TIMEOUT, way=way)
+    assert re.search(r"CapEff:\t0{16}\n", verdict.output) and re.search(r"NoNewPrivs:\t1\n", verdict.output)
+    if os.getuid() == 0:
+        assert re.match(r"(6[1-5]\d\d\d) \1 \[\]", verdict.output)
+
+
+def test_other_processes_are_out_of_sight():
+    if try_way("namespaces")[1]:
+        pytest.skip("no namespaces here")
+    program = "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()), os.listdir('/'))"
+    [verdict] = run_programs([program], "python", TIMEOUT, way="namespaces")
+    assert verdict.output.startswith("[1, 2]") and "home" not in verdict.output
+
+
+# ---------------------------------------------------------------------------------------------- interrupts, bad systems
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_interrupt_kills_all_programs(way, number, code):
+    script = (
+        "import sys\nfrom nanorlhf.code.execution import run_programs\n"
+        f"try: run_programs([f'while {{i}}: pass' for i in range(1, 9)], 'python', 60, workers=2, way={way!r})\n"
+        "except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    before = set(sandboxed_processes())
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+
+    def num_running():  # programs, by their script
+        lines = (Path(f"/proc/{pid}/cmdline") for pid in set(sandboxed_processes()) - before)
+        return sum(b"program.py" in line.read_bytes()[-20:] for line in lines if line.exists())
+
+    assert wait_for(lambda: num_running() == 2)
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert wait_for(lambda: not set(sandboxed_processes()) - before, 5.0)
+    if number == signal.SIGKILL:  # nobody could
+        for path in Path("/tmp").glob("nanorlhf-*"):
+            if "java" not in path.name:
+                subprocess.run(["rm", "-rf", path], check=True)
+
+
+def test_what_no_sandbox_holds_does_not_run(monkeypatch):
+    monkeypatch.setattr(execution, "python_interpreter", lambda way: "/no/such/python")
+    with pytest.raises(InputError, match=r"can't be shut off from this machine \(.*No such file"):
+        run_programs(["print(1)"], "python")
+    monkeypatch.setattr(execution, "HERE", Path("/no/such/directory"))
+    execution.try_way.cache_clear()
+    execution.best_way.cache_clear()
+    try:
+        with pytest.raises(InputError, match="can't be shut off from this machine"):
+            isolation()
+    finally:
+        execution.try_way.cache_clear()
+        execution.best_way.cache_clear()
+
+
+def test_unknown_languages_systems_and_missing_compilers_are_refused(monkeypatch, tmp_path):
+    with pytest.raises(InputError, match="'perl' can't be run: java and python can"):
+        run_programs(["1"], "perl")
+    execution.java_home.cache_clear()
+    execution.java_classes.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="no java on the PATH"):
+        run_programs(["1"], "java")
+    (tmp_path / "java").write_text("#!/bin/sh\necho '    java.home = /opt/jre' >&2\n")
+    (tmp_path / "java").chmod(0o755)
+    with pytest.raises(InputError, match="comes without javac"):
+        run_programs(["1"], "java")
+    execution.best_way.cache_clear()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match="needs Linux"):
+        run_programs(["1"], "python")
+
+
+def test_isolation_is_said_in_sentences(monkeypatch):
+    assert all(isinstance(sentence, str) and sentence for sentence in isolation())
+    monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": True, "landlock": True}))
+    assert not re.search("OPEN|CAN SIGNAL|ALL THAT", " ".join(isolation()))
+    monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": False, "landlock": False}))
+    assert re.search("OPEN.*CAN SIGNAL.*ALL THAT", " ".join(isolation()))
+
+
+def test_numbers_of_system_calls_are_those_of_the_headers():
+    numbers = {**sandbox.DENIED, **sandbox.SIGNALS, "clone": sandbox.CLONE, "clone3": sandbox.CLONE3,
+               "prlimit64": sandbox.PRLIMIT64, "pivot_root": sandbox.PIVOT_ROOT}  # fmt: skip
+    headers = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h"  # aarch64: generic
+    if not all(map(os.path.exists, headers)):
+        pytest.skip("no kernel headers here")
+    for column, header in enumerate(headers):
+        defined = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
+        assert {name: both[column] for name, both in numbers.items()} == {name: int(defined[name]) for name in numbers}
+
+
+# ------------------------------------------------------------------------------------------------------ the real slices
+def plain_verdict(program, directory):
+    """What javac and java in a fresh directory say: (compiled, passed)."""
+    directory.mkdir()
+    (directory / "Main.java").write_text(program)
+    if subprocess.run(["javac", "Main.java"], cwd=directory, capture_output=True).returncode:
+        return False, False
+    done = subprocess.run(["java", "Main"], cwd=directory, capture_output=True, timeout=20)
+    return True, done.returncode == 0
+
+
+def read(path):
+    return {row["task_id"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.mark.slow
+def test_real_programs_get_the_verdicts_of_plain_javac_and_java(real_data, tmp_path):
+    directory = real_data / "mxeval_java"
+    programs = []
+    for problems, samples in (
+        ("mbxp/mbjp_release_v1.2.jsonl", "mbxp/examples/mbjp_samples.jsonl"),
+        ("multilingual_mathqa/mathqa-test-java_v1.jsonl", "multilingual_mathqa/examples/java_samples.jsonl"),
+    ):
+        problems, samples = read(directory / problems), read(directory / samples)
+        for task_id in list(samples)[:: len(samples) // 6]:
+            programs.append(problems[task_id]["prompt"] + samples[task_id]["completion"] + problems[task_id]["test"])
+    verdicts = run_programs(programs, "java")
+    plain = [plain_verdict(program, tmp_path / str(i)) for i, program in enumerate(programs)]
+    assert [(verdict.compiled, verdict.passed) for verdict in verdicts] == plain
+    assert len(Counter(plain)) > 1
+
+
+def test_verdict_is_frozen():
+    with pytest.raises(AttributeError):
+        Verdict(True, True, True, "passed", "", 0.0).passed = False

@@ -1,0 +1,254 @@
+"""The embedded world of programs: what the comment says is what the answer is, and every solution gives it."""
+
+import builtins
+import itertools
+import json
+import keyword
+import random
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from data import codenet, programs
+from nanorlhf.code.compilers import JavaCompiler, PythonCompiler
+from nanorlhf.code.execution import run_programs
+from nanorlhf.errors import InputError
+
+needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
+COMMENT = re.compile(
+    r"the (sum|number|largest) of (?:(the squares) of |(\d) times )?the \w+?"
+    r"(?: (above|below) the \w+)?(?:, plus (\d))?"
+)
+
+
+def read_comment(text, numbers, bound):
+    """The answer, from the words of the comment alone."""
+    fold, squares, k, relation, last = COMMENT.fullmatch(text).groups()
+    found = []
+    for n in numbers:
+        if relation == "above" and n <= bound or relation == "below" and n >= bound:
+            continue
+        found.append(n**2 if squares else n * int(k or 1))
+    if fold == "largest":
+        result = sorted(found)[-1] if found else 0  # where there is none
+    else:
+        result = len(found) if fold == "number" else sum(found)
+    return result + int(last or 0)
+
+
+def drawn(num_problems, seed=0):
+    """Problems with a style each; all loops, folds, filters, terms and ends are among some hundred of them."""
+    rng = random.Random(seed)
+    for _ in range(num_problems):
+        problem = programs.draw_problem(rng)
+        yield problem, programs.draw_style(problem, rng), rng
+
+
+# -------------------------------------------------------------------------------------------------------- 1. problems
+def test_the_answer_is_what_the_comment_says():
+    kinds = set()
+    for problem, _, rng in drawn(500):
+        numbers = [rng.randint(1, 30) for _ in range(rng.randint(0, 7))]
+        bound = rng.choice([*numbers, 15])
+        assert problem.answer(numbers, bound) == read_comment(problem.text, numbers, bound), problem.text
+        kinds.add((problem.filter, problem.fold))
+        assert problem.needs_bound == bool(re.search(rf"the {problem.bound}\b", problem.text))
+    assert len(kinds) == 3 * 3
+
+
+def test_worked_examples():
+    base = programs.Problem("prices", "limit", "above", "square", "sum", "plus", factor=4, last=2)
+    assert base.text == "the sum of the squares of the prices above the limit, plus 2"
+    assert base.answer([1, 5, 6], 4) == 25 + 36 + 2
+    assert replace(base, filter="all", term="times", end="none").answer([3, 4, 6], 0) == 12 + 16 + 24
+    assert replace(base, fold="largest", term="item").answer([1, 2], 4) == 0 + 2
+    assert replace(base, fold="count", term="item", filter="below").answer([3, 5, 4], 4) == 1 + 2
+
+
+def test_there_are_enough_problems_for_the_largest_world():
+    rng = random.Random(0)
+    texts = {problem.text for problem in itertools.islice(programs.problems(rng), 3000)}
+    assert len(texts) == 3000
+    num_filters = 1 + 2 * len(programs.BOUNDS)  # all; above and below a bound
+    num_folded = 2 * (2 + 4) + 1  # the item, its square, four numbers times it, for sum and largest; counting
+    assert 30_000 < len(programs.ITEMS) * num_filters * num_folded * 5 < 35_000
+
+
+def test_no_name_of_a_program_stands_for_two_things():
+    items = {name for pair in programs.ITEMS.items() for name in pair}
+    accumulators = {name for names in programs.ACCUMULATORS.values() for name in names}
+    others = {"i", "j", "at", "part", "value", "answer", "solve"}
+    assert len(items) == 2 * len(programs.ITEMS) and not items & accumulators
+    assert not (items | accumulators) & others and not set(programs.BOUNDS) & (accumulators | others)
+    assert not set(programs.BOUNDS) & set(programs.ITEMS)
+    own = "|".join(programs.SYLLABLES)  # a word that a programmer makes up is none that means something
+    words = {*items, *accumulators, *others, *programs.BOUNDS, *keyword.kwlist, *dir(builtins)}
+    assert not [word for word in words if re.fullmatch(f"({own}){{3}}", word)]
+    num_own = 0
+    for problem, style, _ in drawn(300):
+        assert problem.bound != programs.ITEMS[problem.items]  # `mark` is a bound and an item
+        names = [style.item, style.accumulator, style.index]
+        assert len(set(names)) == 3
+        num_own += all(re.fullmatch(f"({own}){{3}}", name) for name in names)
+    assert 0.65 < num_own / 300 < 0.85
+
+
+# ------------------------------------------------------------------------------------------------------- 2. solutions
+def test_every_python_solution_passes_its_tests_and_has_nothing_to_complain_of():
+    texts = []
+    for problem, style, rng in drawn(150):
+        for accumulator in programs.ACCUMULATORS[problem.fold]:
+            text = programs.solution(problem, replace(style, accumulator=accumulator), "python")
+            names = {}
+            exec(text + programs.tests(problem, "python", rng), names)
+            for numbers in ([], [30], [1, 1]):
+                arguments = (numbers, 7) if problem.needs_bound else (numbers,)
+                assert names["solve"](*arguments) == read_comment(problem.text, numbers, 7), text
+            texts.append(text)
+    with PythonCompiler() as compiler:
+        assert not any(compiler.check(texts))
+
+
+def test_the_python_tests_refuse_a_wrong_answer():
+    for problem, style, rng in drawn(20, seed=1):
+        wrong = programs.solution(problem, style, "python").replace("    return ", "    return 1 + ")
+        with pytest.raises(AssertionError):
+            exec(wrong + programs.tests(problem, "python", rng), {})
+
+
+@needs_jdk
+def test_no_java_solution_has_a_diagnostic():
+    texts = [programs.solution(problem, style, "java") for problem, style, _ in drawn(150)]
+    texts += [
+        programs.solution(problem, style, "java") + programs.tests(problem, "java", rng)
+        for problem, style, rng in drawn(10, seed=1)
+    ]
+    with JavaCompiler(workers=1) as compiler:
+        assert not any(compiler.check(texts))
+
+
+@needs_jdk
+def test_java_solutions_pass_their_tests_and_wrong_ones_do_not():
+    texts = []
+    for problem, style, rng in itertools.islice(drawn(20, seed=2), 6):
+        text, tests = programs.solution(problem, style, "java"), programs.tests(problem, "java", rng)
+        texts += [text + tests, text.replace("        return ", "        return 1 + ") + tests]
+    reasons = [verdict.reason for verdict in run_programs(texts[:7], "java", workers=2)]
+    assert reasons == ["passed", "wrong_answer"] * 3 + ["passed"]
+
+
+@pytest.mark.parametrize("language", ["java", "python"])
+def test_the_styles_differ_in_the_text_and_not_in_the_method_that_is_asked_for(language):
+    for problem, _, rng in drawn(20):
+        texts = {programs.solution(problem, programs.draw_style(problem, rng), language) for _ in range(30)}
+        assert len(texts) >= 8
+        assert all(text.startswith(programs.head(problem, language)) for text in texts)
+        if language == "java":
+            assert all(text.count("{") == text.count("}") for text in texts)
+
+
+# ------------------------------------------------------------------------------------------------------- 3. the files
+SMALL = programs.Args(num_problems=8, num_solutions=3, num_bench=(5, 2, 3), language="python")
+
+
+def contents(directory):
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def bench(out):
+    return {
+        split: [json.loads(line) for line in (out / f"bench/code.{split}.jsonl").read_text().splitlines()]
+        for split in ("train", "validation", "test")
+    }
+
+
+def comment_of(row):
+    return row["query"].split("\n")[row["language"] == "java"].strip("#* ")
+
+
+@pytest.mark.parametrize("language", ["java", "python"])
+def test_no_problem_is_in_two_places_and_none_comes_twice(tmp_path, language):
+    programs.main(replace(SMALL, out=tmp_path, language=language))
+    texts = [path.read_text() for path in (tmp_path / "sources/problem_descriptions").glob("*.html")]
+    texts = [re.fullmatch(r"<p>(.*)</p>\n", text)[1] for text in texts]
+    rows = bench(tmp_path)
+    assert {split: len(rows[split]) for split in rows} == {"train": 5, "validation": 2, "test": 3} and len(texts) == 8
+    comments = [comment_of(row) for split in rows for row in rows[split]]
+    assert len(set(texts + comments)) == 8 + 10
+    assert all(COMMENT.fullmatch(text) for text in texts + comments)
+
+
+@pytest.mark.parametrize("language", ["java", "python"])
+def test_a_row_of_the_bench_is_a_program_that_passes_from_the_head_of_its_method_on(tmp_path, language):
+    if language == "java" and shutil.which("javac") is None:
+        pytest.skip("no JDK on this machine")
+    programs.main(replace(SMALL, out=tmp_path, language=language, num_bench=(3, 1, 1)))
+    rows = [row for split in bench(tmp_path).values() for row in split]
+    texts = [row["prefix"] + row["response"] + row["suffix"] + row["tests"] for row in rows]
+    assert [verdict.reason for verdict in run_programs(texts, language, workers=2)] == ["passed"] * 5
+    for row in rows:
+        comment = comment_of(row)
+        if language == "java":
+            assert row["query"] == f"/**\n * {comment}\n */\n" + row["prefix"] + "/*<your_code_here>*/"
+        else:
+            assert row["query"] == f"# {comment}\n" + row["prefix"] + "    # <your_code_here>\n"
+        assert COMMENT.fullmatch(comment) and row["language"] == language
+        assert row["prefix"].count("\n") == (1 if language == "python" else 2)  # the head alone is given
+
+
+@pytest.mark.parametrize("language", ["java", "python"])
+def test_the_sources_are_read_as_codenet_is(tmp_path, language, capsys):
+    if language == "java" and shutil.which("javac") is None:
+        pytest.skip("no JDK on this machine")
+    programs.main(replace(SMALL, out=tmp_path, language=language))
+    codenet.main(codenet.Args(source=tmp_path / "sources", out=tmp_path / "data", language=language, vocab_size=300))
+    assert re.search(r"\n +8  with a text\n", capsys.readouterr().out)
+    rows = [json.loads(line) for path in (tmp_path / "data").glob("*.jsonl") for line in path.open()]
+    programs_of_sources = len(list((tmp_path / "sources/data").rglob("s*.*")))
+    assert 8 < len(rows) <= programs_of_sources  # none fails the static checks; some are the same apart from blanks
+    assert all(COMMENT.fullmatch(comment_of(row)) for row in rows)
+
+
+def test_the_seed_decides_about_everything_and_another_seed_leaves_nothing_behind(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for out in (one, two):
+        programs.main(replace(SMALL, out=out))
+    assert contents(one) == contents(two)
+    (two / "sources").joinpath("mine.txt").write_text("mine")  # isn't ours to delete
+    programs.main(replace(SMALL, out=two, seed=2, num_problems=4))
+    programs.main(replace(SMALL, out=tmp_path / "three", seed=2, num_problems=4))
+    after = contents(two)
+    assert after.pop("sources/mine.txt") == b"mine" and after == contents(tmp_path / "three") != contents(one)
+
+
+def test_the_language_is_python_where_there_is_no_jdk(tmp_path, monkeypatch, capsys):
+    for found, ending in ((None, ".py"), ("/usr/bin/javac", ".java")):
+        monkeypatch.setattr(shutil, "which", lambda name, found=found: found)
+        programs.main(replace(SMALL, out=tmp_path, language="auto"))
+        assert {path.suffix for path in (tmp_path / "sources/data").rglob("s*.*")} == {ending}
+    assert "java: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_problems": 0}, "--num-problems, --num-solutions and --num-bench must be at least 1"),
+        ({"num_solutions": 0}, "--num-problems, --num-solutions and --num-bench must be at least 1"),
+        ({"num_bench": (1, 0, 1)}, "--num-problems, --num-solutions and --num-bench must be at least 1"),
+        ({"num_problems": 19_991}, "--num-problems 19991 and --num-bench 10: "),
+        ({"seed": -1}, "--seed -1"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence_before_anything_is_written(tmp_path, change, sentence):
+    with pytest.raises(InputError, match=sentence) as raised:
+        programs.main(replace(SMALL, out=tmp_path / "out", **change))
+    assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_place_of_the_directory_is_named(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(InputError, match="--out .*out is a file"):
+        programs.main(replace(SMALL, out=tmp_path / "out"))
+    assert (tmp_path / "out").read_text() == "mine"

@@ -1,0 +1,274 @@
+"""Ranking in the terminal: which answers are shown, the keys, what is saved and when."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+
+from data import rank
+from data.rank import Args, parse_order
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.metrics.agreement import load_rankings
+
+
+def row(number: int, num_answers: int = 7) -> dict:
+    """Answers in an order that is not the machine's: `rank 1` is its best."""
+    ranks = [(3 * i + number) % num_answers + 1 for i in range(num_answers)]
+    return {
+        "query": f"question {number}",
+        "answers": [f"{number} rank {r}" for r in ranks],
+        "weights": [1 + (num_answers - r) / 100 for r in ranks],
+        "clusters": [0, 0, 1, 1, 2, 2, 3][:num_answers],
+        "representatives": [0, 2, 4, 6],
+    }
+
+
+@pytest.fixture
+def args(tmp_path) -> Args:
+    write_jsonl(tmp_path / "self_rank.jsonl", [row(number) for number in range(3)])
+    return Args(source=tmp_path / "self_rank.jsonl", out=tmp_path / "out" / "ana.jsonl", annotator="ana")
+
+
+def answer(monkeypatch, *lines: str) -> list[str]:
+    """Each is typed in turn; behind the last the input ends. Gives what was asked."""
+    pending, prompts = list(lines), []
+
+    def read(prompt):
+        prompts.append(prompt)
+        if not pending:
+            raise EOFError
+        return pending.pop(0)
+
+    monkeypatch.setattr("builtins.input", read)
+    return prompts
+
+
+def shown(out: str) -> list[list[str]]:
+    """The answers of each question as they stood on the screen."""
+    return [re.findall(r"^\[\d\] (.*)$", screen, re.M) for screen in out.split("=" * 80)[1:]]
+
+
+def saved(args: Args) -> list[dict]:
+    return read_jsonl(args.out, {"query": str, "answers": list, "ranking": list, "annotator": str})
+
+
+# -------------------------------------------------------------------------------------------------------- what is shown
+def test_a_ranking_names_the_answers_in_the_order_typed(args, monkeypatch, capsys) -> None:
+    answer(monkeypatch, "2 1 4 3", "1,2,3,4", "4321")
+    rank.main(args)
+    orders = [[1, 0, 3, 2], [0, 1, 2, 3], [3, 2, 1, 0]]
+    screens = shown(capsys.readouterr().out)
+    rows = saved(args)
+    for line, screen, order in zip(rows, screens, orders, strict=True):
+        assert [line["answers"][index] for index in line["ranking"]] == [screen[i] for i in order]
+        assert line["annotator"] == "ana"
+    assert len({line["query"] for line in rows}) == 3
+    assert [question.rankings["ana"] for question in load_rankings([args.out])] == [line["ranking"] for line in rows]
+
+
+def test_the_answers_are_spread_over_the_machines_ranking_and_stored_as_in_the_source(args, monkeypatch) -> None:
+    answer(monkeypatch, *["1234"] * 3)
+    rank.main(args)
+    for line in saved(args):
+        number = int(line["query"].split()[1])
+        assert sorted(line["answers"]) == [f"{number} rank {r}" for r in (1, 3, 5, 7)]
+        assert line["answers"] == [text for text in row(number)["answers"] if text in line["answers"]]
+
+
+def test_the_screen_hides_the_machines_ranking_and_differs_between_annotators(args, monkeypatch, capsys) -> None:
+    write_jsonl(args.source, [row(number) for number in range(200)])
+    places = {}
+    for annotator in ("ana", "ben"):
+        answer(monkeypatch, *["1234"] * 200)
+        rank.main(replace(args, num_questions=200, annotator=annotator, out=args.out.with_name(annotator)))
+        places[annotator] = [[int(text.split()[-1]) for text in screen] for screen in shown(capsys.readouterr().out)]
+    for screens in places.values():
+        for place in range(4):  # the machine's best stands everywhere about equally often
+            assert 30 < sum(screen[place] == 1 for screen in screens) < 70
+    assert sum(a == b for a, b in zip(*places.values(), strict=True)) < 30  # 1 in 24 by chance
+    ours, theirs = (saved(replace(args, out=args.out.with_name(name))) for name in places)
+    assert [(a["query"], a["answers"]) for a in ours] == [(b["query"], b["answers"]) for b in theirs]
+
+
+def test_equal_answers_are_shown_once_and_questions_with_too_few_left_out(args, monkeypatch, capsys) -> None:
+    few = {"query": "few", "answers": ["a", "b", "a ", "b", "c", "c"]}
+    enough = {"query": "enough", "answers": ["a", "b", "a ", "", "c", "c"]}
+    write_jsonl(args.source, [few, enough, enough])
+    answer(monkeypatch, "1234")
+    rank.main(args)
+    out = capsys.readouterr().out
+    assert "1 questions, 1 rows more with fewer than 4 different answers" in out and "(an empty answer)" in out
+    assert [line["answers"] for line in saved(args)] == [["a", "b", "", "c"]]
+
+
+def test_representatives_alone_can_be_ranked(args, monkeypatch) -> None:
+    answer(monkeypatch, *["1234"] * 3)
+    rank.main(replace(args, representatives=True))
+    for line in saved(args):
+        assert line["answers"] == row(int(line["query"].split()[1]))["answers"][::2]
+
+
+def test_control_characters_of_an_answer_reach_no_terminal(args, monkeypatch, capsys) -> None:
+    write_jsonl(args.source, [{"query": "q\x07", "answers": ["\x1b[2Jwiped", "b", "c", "d"]}])
+    answer(monkeypatch, "1234")
+    rank.main(args)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and "wiped" in out
+
+
+# ---------------------------------------------------------------------------------------------------------- the keys
+def test_quitting_loses_nothing_and_the_same_command_goes_on(args, monkeypatch) -> None:
+    answer(monkeypatch, "1234", "q")
+    rank.main(args)
+    first = saved(args)
+    answer(monkeypatch, "4321", "4321")
+    rank.main(args)
+    assert saved(args)[:1] == first and len(saved(args)) == 3
+    prompts = answer(monkeypatch)
+    rank.main(args)
+    assert prompts == [] and len(saved(args)) == 3  # nothing is left to ask
+
+
+def test_a_ranking_is_on_disk_before_the_next_question_is_asked(args, monkeypatch) -> None:
+    counts = []
+
+    def read(prompt):
+        counts.append(len(saved(args)) if args.out.exists() else 0)
+        if len(counts) == 3:
+            raise KeyboardInterrupt
+        return "1234"
+
+    monkeypatch.setattr("builtins.input", read)
+    with pytest.raises(KeyboardInterrupt):
+        rank.main(args)
+    assert counts == [0, 1, 2] and len(saved(args)) == 2
+
+
+def test_back_changes_a_ranking_skip_takes_it_away(args, monkeypatch) -> None:
+    prompts = answer(monkeypatch, "b", "1234", "b", "2143", "3412", "b", "s")
+    rank.main(args)
+    assert prompts[3].startswith("order (now 1 2 3 4)?")
+    assert len(saved(args)) == 1
+    answer(monkeypatch, "b", "s")  # the second question is the first without a ranking
+    rank.main(args)
+    assert args.out.read_text() == ""
+    answer(monkeypatch, "1234")
+    rank.main(args)
+    assert len(saved(args)) == 1
+
+
+@pytest.mark.parametrize("typed", ["", "1 2 3", "1 1 2 3", "1 2 3 5", "0 1 2 3", "12345", "b a d c", "-1 2 3 4", "²13"])
+def test_what_is_no_order_is_asked_again(args, monkeypatch, capsys, typed) -> None:
+    answer(monkeypatch, typed, "4 3 2 1", "q")
+    rank.main(args)
+    assert "doesn't name each of 1 to 4 once" in capsys.readouterr().out and len(saved(args)) == 1
+
+
+def test_orders_may_be_written_in_three_ways() -> None:
+    assert parse_order("2 1 4 3", 4) == parse_order("2,1, 4,3", 4) == parse_order("2143", 4) == [1, 0, 3, 2]
+
+
+def test_a_higher_number_of_questions_keeps_the_lower_ones(args, monkeypatch) -> None:
+    answer(monkeypatch, "1234")
+    rank.main(replace(args, num_questions=1))
+    first = saved(args)
+    answer(monkeypatch, "4321", "4321")
+    rank.main(replace(args, num_questions=3))
+    assert saved(args)[:1] == first and len(saved(args)) == 3
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+def test_a_simulated_annotator_ranks_by_the_function_and_noise_of_their_own(args, tmp_path, capsys) -> None:
+    (tmp_path / "truth.py").write_text("def score(query, answer):\n    return -int(answer.split()[-1])\n")
+    simulated = replace(args, simulate=f"{tmp_path / 'truth.py'}:score", simulated_noise=0.0)
+    rank.main(simulated)
+    for row in saved(args):  # the answers are "0 rank 3": the best has the lowest number
+        numbers = [int(row["answers"][index].split()[-1]) for index in row["ranking"]]
+        assert numbers == sorted(numbers)
+    rankings = {}
+    for name in ("bea", "carl", "bea again"):
+        noisy = replace(simulated, simulated_noise=5.0, annotator=name.split()[0], out=tmp_path / f"{name}.jsonl")
+        rank.main(noisy)
+        rankings[name] = [row["ranking"] for row in saved(noisy)]
+    assert rankings["bea"] == rankings["bea again"] != rankings["carl"]
+    assert len(load_rankings([tmp_path / "bea.jsonl", tmp_path / "carl.jsonl"])) == 3
+    with pytest.raises(InputError, match="holds rankings already"):
+        rank.main(simulated)
+    with pytest.raises(InputError, match="--simulate nothing.py:score: write it as FILE.py:FUNCTION"):
+        rank.main(replace(args, simulate="nothing.py:score", out=tmp_path / "new.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"annotator": "ben"}, r"ana.jsonl:1: ranked by 'ana': give 'ben' another --out"),
+        ({"num_answers": 3}, r"ana.jsonl:1: these flags choose no such answers"),
+        ({"representatives": True}, r"ana.jsonl:1: these flags choose no such answers"),
+    ],
+)
+def test_rankings_of_others_or_of_other_answers_are_refused_and_kept(args, monkeypatch, change, sentence) -> None:
+    answer(monkeypatch, "1234")
+    rank.main(args)
+    before = args.out.read_bytes()
+    with pytest.raises(InputError, match=sentence):
+        rank.main(replace(args, **change))
+    assert args.out.read_bytes() == before
+
+
+def test_a_ranking_that_comes_twice_or_is_damaged_is_refused(args, monkeypatch) -> None:
+    answer(monkeypatch, "1234")
+    rank.main(args)
+    once = args.out.read_text()
+    args.out.write_text(once * 2)
+    with pytest.raises(InputError, match=r"ana.jsonl:2: this question has a ranking further up"):
+        rank.main(args)
+    args.out.write_text(once[:40])
+    with pytest.raises(InputError, match=r"ana.jsonl:1: malformed JSON"):
+        rank.main(args)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"query": 1}, "'query' must be str"),
+        ({"answers": ["a", 1, "b", "c"]}, "'answers' must hold texts only"),
+        ({"weights": [1.0]}, "'weights' must hold a finite number for each"),
+        ({"weights": [float("nan")] * 7}, "'weights' must hold a finite number for each"),
+        ({"weights": ["1"] * 7}, "'weights' must hold a finite number for each"),
+        ({"representatives": [7]}, "'representatives' must hold indices"),
+        ({"representatives": [[0]]}, "'representatives' must hold indices"),
+    ],
+)
+def test_a_broken_line_of_the_source_is_named(args, change, sentence) -> None:
+    args.source.write_text(json.dumps(row(0)) + "\n" + json.dumps(row(1) | change) + "\n")
+    with pytest.raises(InputError, match=f"self_rank.jsonl:2: .*{sentence}"):
+        rank.main(replace(args, representatives=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_answers": 1}, "--num-answers 1"),
+        ({"num_answers": 10}, "--num-answers 10"),
+        ({"num_answers": 8}, "no question has 8 different answers"),
+        ({"num_questions": 0}, "--num-questions 0"),
+        ({"simulated_noise": float("nan")}, "--simulated-noise nan"),
+        ({"seed": -1}, "--seed -1"),
+        ({"annotator": " "}, "--annotator is empty"),
+    ],
+)
+def test_bad_settings_are_refused(args, change, sentence) -> None:
+    with pytest.raises(InputError, match=sentence):
+        rank.main(replace(args, **change))
+    assert not args.out.exists()
+
+
+def test_the_command_says_what_is_missing(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["data.rank", "--source", "nowhere.jsonl", "--out", "x", "--annotator", "ana"])
+    with pytest.raises(SystemExit) as stop:
+        run_module(rank.main, Args)
+    assert stop.value.code == 2 and "nowhere.jsonl does not exist" in capsys.readouterr().err

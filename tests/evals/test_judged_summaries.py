@@ -1,0 +1,198 @@
+"""eval.py with a judge: on the miniature, before a server on loopback or with a file of verdicts."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+import eval as evaluation
+from nanorlhf.checkpoint import load_gpt, load_scalar, save
+from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.evals.judge import Pair, orders
+from nanorlhf.metrics import wilson_interval
+from nanorlhf.report.page import table
+from nanorlhf.tokenizer import load_tokenizer
+from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
+
+SUMMARIES = re.compile(r"### Summary A:\n(.*)\n\n### Summary B:\n(.*)\n\n### Instructions", re.S)
+
+
+@pytest.fixture(scope="module")
+def args(miniature, tmp_path_factory) -> evaluation.Args:
+    """Two policies that answer differently: SFT, and the same with the weights of its head turned round."""
+    out = tmp_path_factory.mktemp("eval_judge")
+    other = load_gpt(str(miniature.root / "sft"))
+    other.lm_head.weight.data = other.lm_head.weight.data.roll(1, dims=1)
+    (out / "other").mkdir()
+    save(other, out / "other", load_tokenizer(str(miniature.root / "sft")))
+    return replace(
+        evaluation.RECIPES["tiny"][1],
+        data=miniature.root / "data", out=out / "eval", device="cpu", num_queries=8, batch_size=8,
+        policies=("sft", str(miniature.root / "sft"), "other", str(out / "other")),
+        reward_model=str(miniature.root / "rm"),
+        max_query_length=160, max_response_length=64, response_length=12, judge_cache=out / "cache.jsonl",
+        judge_model="judge-1",
+    )  # fmt: skip
+
+
+def by_length(handler) -> None:
+    """Prefers the longer summary, and of equally long ones the first; at every fifth length of the prompt at a loss."""
+    a, b = SUMMARIES.search(handler.prompt).groups()
+    letter = "A" if len(a) >= len(b) else "B"
+    reply(body=chat("Hard to say." if len(handler.prompt) % 5 == 0 else f"Comparison: length.\nPreferred: {letter}"))(
+        handler
+    )
+
+
+def rows_of(out: Path) -> list[dict]:
+    return read_jsonl(out / "verdicts.jsonl", {"policy": str, "query": str, "ours": str, "theirs": str})
+
+
+@pytest.fixture
+def judged(args, serve, tmp_path):  # noqa: F811
+    server, endpoint = serve(by_length)
+    asked = replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "cache.jsonl")
+    return server, asked, evaluation.main(asked)
+
+
+def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(judged) -> None:
+    server, asked, result = judged
+    samples = read_jsonl(asked.out / "samples.jsonl", {"query": str})
+    rows = rows_of(asked.out)
+    assert len(rows) == 16 and len(server.seen) == 16
+    assert sum(row["preferred"] == "unparsed" for row in rows) > 0
+    for name in ("sft", "other"):
+        wins = []
+        for sample, row in zip(samples, [row for row in rows if row["policy"] == name], strict=True):
+            pair = Pair(sample["query"], sample["policies"][name]["response"], sample["reference"])
+            assert (row["query"], row["ours"], row["theirs"]) == pair and row["against"] == "reference"
+            assert row["ours_first"] == orders(pair, asked.seed, both=False)  # randomised and logged
+            ours, theirs = len(pair.ours.strip()), len(pair.theirs.strip())
+            if "Hard" in row["answers"][0]:
+                assert row["preferred"] == "unparsed"
+            else:
+                wins.append(ours > theirs or (ours == theirs and row["ours_first"][0]))
+                assert row["preferred"] == ("ours" if wins[-1] else "theirs")
+        numbers = result["policies"][name]
+        assert numbers["judge_win_rate"] == fmean(wins) and numbers["judge_pairs"] == len(wins)
+        assert numbers["judge_win_rate_ci"] == wilson_interval(fmean(wins), len(wins))
+        assert numbers["judge_unparsed"] == 8 - len(wins) and numbers["judge_unanswered"] == 0
+        assert f"{fmean(wins):.3f} [" in next(line for line in table(result).splitlines() if line.startswith(name))
+    line = table(result).splitlines()[-1]
+    assert line.startswith(f"judge judge-1 at {asked.judge_url}: a verdict on {result['judge']['judge_pairs']} pairs")
+    assert f"{result['judge']['judge_unparsed']} unparsed, 0 unanswered; 16 calls" in line
+    page = (asked.out / "report.html").read_text()
+    assert "judge win rate" in page and line.split(":")[0] in page and page.count('alt="Wins by length"') == 2
+    assert json.loads((asked.out / "eval.json").read_text())["judge"]["against"] == "reference"
+
+
+def test_the_reward_model_agrees_where_its_sign_is_that_of_the_verdict(judged) -> None:
+    _, asked, result = judged
+    samples = read_jsonl(asked.out / "samples.jsonl", {"query": str})
+    tokenizer, model = load_tokenizer(asked.reward_model), load_scalar(asked.reward_model)
+    hits = []
+    for row in rows_of(asked.out):
+        sample = next(s for s in samples if s["query"] == row["query"])
+        ids = tokenizer.encode(row["query"]) + tokenizer.encode(row["theirs"]) + [tokenizer.eos_id]
+        theirs = model(torch.tensor([ids]))[0, -1].item()
+        ours = sample["policies"][row["policy"]]["rm_score"]
+        if row["preferred"] in ("ours", "theirs"):
+            hits.append((ours > theirs) == (row["preferred"] == "ours"))
+    assert result["judge"]["rm_agreement"] == fmean(hits) and result["judge"]["rm_agreement_pairs"] == len(hits)
+    assert 0 < len(hits) < 16
+
+
+def test_agreement_by_hand() -> None:
+    rows = [{"preferred": word} for word in ("ours", "ours", "theirs", "theirs", "tie", "unparsed", "ours", "theirs")]
+    margins = [0.1, -0.1, -2.0, 3.0, 1.0, 1.0, 0.0, 0.0]
+    assert evaluation.agrees_with_judge(margins, rows) == [True, False, True, False, False, False]
+
+
+def test_the_next_run_takes_its_answers_from_the_cache_and_a_verdict_file_needs_no_endpoint(judged, tmp_path) -> None:
+    server, asked, result = judged
+    num_calls = len(server.seen)
+    again = evaluation.main(replace(asked, out=tmp_path / "again", judge_max_calls=0))
+    assert len(server.seen) == num_calls and again["policies"] == result["policies"]
+    told = replace(asked, out=tmp_path / "told", judge_url=None, judge_file=asked.out / "verdicts.jsonl")
+    by_file = evaluation.main(told)
+    assert len(server.seen) == num_calls and by_file["policies"] == result["policies"]
+    assert by_file["judge"]["name"].endswith("verdicts.jsonl")
+    rows = rows_of(asked.out)
+    write_jsonl(tmp_path / "some.jsonl", rows[:10])
+    some = evaluation.main(replace(told, out=tmp_path / "some", judge_file=tmp_path / "some.jsonl"))
+    texts = [{(row["query"], row["ours"], row["theirs"]) for row in part} for part in (rows[:10], rows)]
+    assert some["judge"]["judge_unanswered"] == len(texts[1] - texts[0]) > 0
+
+
+def test_a_cap_leaves_every_policy_judged_on_the_same_queries(args, serve, tmp_path) -> None:  # noqa: F811
+    server, endpoint = serve(by_length)
+    result = evaluation.main(
+        replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", judge_max_calls=6)
+    )
+    assert len(server.seen) == 6 and result["judge"]["judge_unanswered"] == 10
+    assert [result["policies"][name]["judge_unanswered"] for name in ("sft", "other")] == [5, 5]
+    assert "stopped asking: the cap of 6 calls is reached" in table(result)
+
+
+def test_an_endpoint_that_refuses_costs_the_column_and_not_the_evaluation(args, serve, tmp_path) -> None:  # noqa: F811
+    _, endpoint = serve(reply(401, b"no such key"))
+    result = evaluation.main(
+        replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", gold=False)
+    )
+    assert result["policies"]["sft"]["judge_win_rate"] is None and "judge win rate" not in table(result)
+    assert "stopped asking: the endpoint refuses: HTTP 401 no such key" in table(result)
+    assert "Wins and length" not in (tmp_path / "eval" / "report.html").read_text()
+
+
+def test_policies_are_judged_against_each_other(args, serve, tmp_path) -> None:  # noqa: F811
+    _, endpoint = serve(by_length)
+    asked = replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c")
+    result = evaluation.main(replace(asked, judge_against="sft", judge_both_orders=True))
+    samples = read_jsonl(asked.out / "samples.jsonl", {"query": str})
+    rows = rows_of(asked.out)
+    assert [row["theirs"] for row in rows] == [sample["policies"]["sft"]["response"] for sample in samples]
+    assert {row["policy"] for row in rows} == {"other"} and "judge_win_rate" not in result["policies"]["sft"]
+    assert {len(row["ours_first"]) for row in rows if row["ours"] != row["theirs"]} == {2}
+
+
+def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve, tmp_path, capsys) -> None:  # noqa: F811
+    server, endpoint = serve(by_length)
+    dry = replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", judge_dry_run=True)
+    evaluation.main(dry)
+    out = capsys.readouterr().out
+    assert server.seen == [] and list(tmp_path.iterdir()) == []
+    assert out.count("### Summary A:\n") == 16 and "16 prompts for judge-1 at " in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"judge_url": "localhost:8000"}, "--judge-url localhost:8000: write a URL"),
+        ({"judge_url": "http://x/v1", "judge_model": None}, "name the model that judges with --judge-model"),
+        ({"judge_url": "http://x/v1", "judge_key_variable": "NO_SUCH_KEY_HERE"}, "NO_SUCH_KEY_HERE: this environment"),
+        ({"judge_url": "http://x/v1", "judge_file": Path("x")}, "pass only one"),
+        ({"judge_url": "http://x/v1", "judge_against": "nobody"}, "--judge-against nobody: write `reference`"),
+        ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, "--judge-cache . is a directory"),
+        ({"judge_url": "http://x/v1", "judge_workers": 0}, "--judge-workers 0: it must be from 1"),
+        ({"judge_url": "http://x/v1", "judge_max_calls": -1}, "--judge-max-calls -1: it must be at least 0"),
+        ({"judge_url": "http://x/v1", "judge_timeout": 0.0}, "--judge-timeout 0.0: it must be above 0"),
+        ({"judge_file": Path("no/verdicts.jsonl")}, "no/verdicts.jsonl does not exist"),
+        ({"judge_dry_run": True}, "--judge-dry-run: there is nobody to ask"),
+    ],
+)
+def test_bad_flags_are_refused_before_anything_slow(args, tmp_path, monkeypatch, changes, sentence) -> None:
+    monkeypatch.setattr(evaluation, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        evaluation.main(replace(args, out=tmp_path / "refused", **changes))
+    assert not (tmp_path / "refused").exists()
+
+
+def test_one_policy_alone_has_none_to_be_judged_against(args, tmp_path) -> None:
+    alone = replace(args, policies=args.policies[:2], judge_url="http://x/v1", judge_against="sft", out=tmp_path / "o")
+    with pytest.raises(InputError, match="one policy of several"):
+        evaluation.main(alone)

@@ -1,0 +1,140 @@
+"""Table 5 and the calibration of reward models, recomputed by hand on six pairs and by a double loop."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from nanorlhf.dataset import Comparison
+from nanorlhf.errors import InputError
+from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
+from nanorlhf.report.reward_figures import calibration_figure
+
+
+def pair(batch=None, confidence=None, split=None, policies=None) -> Comparison:
+    meta = {"batch": batch, "confidence": confidence, "split": split, "policies": policies}
+    return Comparison([], [], [], {"meta": {name: value for name, value in meta.items() if value is not None}})
+
+
+ROWS = [
+    pair("batch7", 1, "valid1", ["ppo", "ref"]),
+    pair("batch22", 9, "valid2", ["ref", "ppo"]),
+    pair("batch7", 9, "valid1", ["sup", "ref"]),
+    pair("batch11", 6, "valid2", ["ppo", "ref"]),
+    pair("batch11", None, "valid2", ["sup", "ppo"]),
+    Comparison([], [], [], {}),  # without meta: in the overall accuracy alone
+]
+# two seeds of one model, and one of another
+MARGINS = {
+    "rm": np.array([[1.0, -1.0, 0.5, 2.0, 0.0, 3.0], [1.0, 1.0, -0.5, 2.0, 1.0, 3.0]]),
+    "dpo": np.array([[-1.0, -1.0, 1.0, 1.0, 1.0, -1.0]]),
+}
+
+
+def test_table_5_by_hand():
+    """A tie (the fifth pair of the first seed) is wrong; std over the two seeds is abs(a - b) / sqrt(2)."""
+    table = accuracy_table(pair_groups(ROWS, "pairs.jsonl"), MARGINS)
+    cells = {
+        (row["by"], row["value"]): (row["num_pairs"], row["models"]["rm"], row["models"]["dpo"]["mean"])
+        for row in table
+    }
+    root = math.sqrt(2)
+    expected = {
+        ("all", ""): (6, 4 / 6, 5 / 6, 3 / 6),
+        ("batch", "batch7"): (2, 2 / 2, 1 / 2, 1 / 2),
+        ("batch", "batch11"): (2, 1 / 2, 2 / 2, 2 / 2),
+        ("batch", "batch22"): (1, 0, 1, 0),
+        ("confidence", "1"): (1, 1, 1, 0),
+        ("confidence", "6"): (1, 1, 1, 1),
+        ("confidence", "9"): (2, 1 / 2, 1 / 2, 1 / 2),
+        ("split", "valid1"): (2, 2 / 2, 1 / 2, 1 / 2),
+        ("split", "valid2"): (3, 1 / 3, 3 / 3, 2 / 3),
+        ("policies", "ppo / ref"): (3, 2 / 3, 3 / 3, 1 / 3),  # the order of the two doesn't matter; most pairs first
+        ("policies", "ppo / sup"): (1, 0, 1, 1),
+        ("policies", "ref / sup"): (1, 1, 0, 1),
+    }
+    assert list(cells) == list(expected)  # batches by their number, not by their digits
+    for group, (num_pairs, first, second, dpo) in expected.items():
+        count, rm, of_dpo = cells[group]
+        assert count == num_pairs and of_dpo == pytest.approx(dpo)
+        assert rm["mean"] == pytest.approx((first + second) / 2)
+        assert rm["std"] == pytest.approx(abs(first - second) / root)
+    assert all(row["models"]["dpo"]["std"] is None for row in table)  # a single seed has none
+
+
+@pytest.mark.parametrize(
+    ("meta", "sentence"),
+    [
+        ({"batch": 7}, "pairs.jsonl:2: the field 'batch' must be str"),
+        ({"confidence": "9"}, "pairs.jsonl:2: the field 'confidence' must be int"),
+        ({"policies": ["ref"]}, "pairs.jsonl:2: 'policies'.*two names"),
+        ({"policies": ["ref", 3]}, "pairs.jsonl:2: 'policies'.*two names"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_its_line(meta, sentence):
+    with pytest.raises(InputError, match=sentence):
+        pair_groups([ROWS[0], Comparison([], [], [], {"meta": meta})], "pairs.jsonl")
+
+
+def test_calibration_by_hand():
+    """Two seeds, five pairs each; 99.5% of the ten margins lie below 1.2, so the bins are 0 to 0.5 and 0.5 to 1."""
+    margins = np.array([[0.1, -0.2, 0.4, 0.9, -2.0], [0.3, 0.3, -0.3, 1.2, 0.6]])
+    result = calibration(margins)
+    first, second = result["bins"]
+    assert (first["middle"], second["middle"]) == (0.25, 0.75)
+    assert first["num_pairs"] == 3 and second["num_pairs"] == 1 and result["num_beyond"] == 1
+    assert first["mean"] == pytest.approx(2 / 3) and first["std"] == pytest.approx(0)
+    assert second["mean"] == 1 and second["std"] == 0
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    ece = [
+        3 / 5 * abs(2 / 3 - (sigmoid(0.1) + sigmoid(0.2) + sigmoid(0.4)) / 3)
+        + 1 / 5 * abs(1 - sigmoid(0.9))
+        + 1 / 5 * abs(0 - sigmoid(2.0)),  # beyond the figure, but not beyond the error
+        3 / 5 * abs(2 / 3 - sigmoid(0.3)) + 1 / 5 * abs(1 - sigmoid(0.6)) + 1 / 5 * abs(1 - sigmoid(1.2)),
+    ]
+    assert result["ece"]["mean"] == pytest.approx(sum(ece) / 2)
+    assert result["ece"]["std"] == pytest.approx(abs(ece[0] - ece[1]) / math.sqrt(2))
+
+
+@given(arrays(float, st.tuples(st.integers(1, 3), st.integers(1, 30)), elements=st.floats(-6, 6)))
+def test_every_pair_is_in_one_bin_and_the_accuracy_is_a_count(margins):
+    result = calibration(margins)
+    assert sum(row["num_pairs"] for row in result["bins"]) + result["num_beyond"] == pytest.approx(margins.shape[1])
+    for number, row in enumerate(result["bins"]):
+        shares = []
+        for seed in margins.tolist():
+            inside = [m for m in seed if 0.5 * number <= abs(m) < 0.5 * (number + 1)]
+            shares += [sum(m > 0 for m in inside) / len(inside)] if inside else []
+        assert row["mean"] == (pytest.approx(sum(shares) / len(shares)) if shares else None)
+    assert 0 <= result["ece"]["mean"] <= 1
+
+
+def test_a_model_that_is_as_sure_as_it_should_be_has_no_calibration_error():
+    generator = np.random.default_rng(0)
+    size = generator.exponential(1.5, (1, 200_000))
+    right = generator.random(size.shape) < 1 / (1 + np.exp(-size))
+    margins = np.where(right, size, -size)
+    assert calibration(margins)["ece"]["mean"] < 0.01
+    assert calibration(3 * margins)["ece"]["mean"] > 0.1  # three times as sure
+
+
+def test_the_statistics_of_scores_are_over_responses_then_over_seeds():
+    result = score_statistics(np.array([[1.0, 3.0], [0.0, 0.0]]))
+    assert {name: column["mean"] for name, column in result.items()} == {"max": 1.5, "mean": 1, "min": 0.5, "std": 0.5}
+    assert result["max"]["std"] == pytest.approx(3 / math.sqrt(2))
+
+
+def test_the_figure_has_the_logistic_curve_and_hollow_points_where_pairs_are_few():
+    margins = np.concatenate((np.full(20, 0.3), np.full(9, 0.7), np.full(12, 1.2)))[None] * np.array([[1.0], [1.0]])
+    figure = calibration_figure("rm", calibration(margins))
+    curve, _, *points = figure.axes[0].lines
+    x, y = curve.get_data()
+    assert y == pytest.approx(1 / (1 + np.exp(-x)))
+    by_face = {line.get_markerfacecolor(): line.get_xdata().tolist() for line in points}
+    assert by_face["white"] == [0.75] and 0.25 in next(v for k, v in by_face.items() if k != "white")

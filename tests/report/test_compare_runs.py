@@ -1,0 +1,181 @@
+"""Runs compared: groups, bands, win rates and settings read from directories that are typed by hand."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from nanorlhf.errors import InputError
+from nanorlhf.report.compare_runs import (
+    Args,
+    curve_figure,
+    groups,
+    in_words,
+    main,
+    mean_and_sd,
+    over_optimisation_figure,
+    read_runs,
+    size_figure,
+    whitening_figures,
+)
+
+SCORES = {"a": [0.0, 1.0, 2.0, 2.5], "b": [0.5, 2.0, 4.0], "c": [1.0, 3.0, 3.0, 9.0]}
+
+
+def make_run(place: Path, scores=(0.0, 1.0, 2.0), size=10, gold=True, summary=None, **settings) -> Path:
+    place.mkdir(parents=True)
+    rows = [
+        {"step": i, "episode": 8 * (i + 1), "objective/score": s, "objective/kl": float(i * i)}
+        | ({"gold_score": 2 - s} if gold else {})
+        for i, s in enumerate(scores)
+    ]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "args.json").write_text(json.dumps({"seed": 1, "lr": 1e-3, "whiten_rewards": False} | settings))
+    if summary:
+        (place / "summary.json").write_text(json.dumps(summary))
+    save_file({"w": np.zeros((size, 2), dtype=np.float32), "b": np.zeros(3)}, place / "model.safetensors")
+    return place
+
+
+def pairs(**places: list[Path]) -> tuple[str, ...]:
+    return tuple(word for name, group in places.items() for place in group for word in (name, str(place)))
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    return [make_run(tmp_path / name, scores, seed=i) for i, (name, scores) in enumerate(SCORES.items())]
+
+
+def test_mean_and_band_are_over_the_seeds_at_episodes_that_all_of_them_reached(tmp_path, seeds) -> None:
+    runs = read_runs(Args(runs=pairs(ppo=seeds), out=tmp_path / "out"))
+    x, mean, sd = mean_and_sd(runs, "objective/score")
+    assert x.tolist() == [8, 16, 24]
+    columns = list(zip(*(scores[:3] for scores in SCORES.values()), strict=True))
+    assert mean.tolist() == pytest.approx([statistics.mean(column) for column in columns])
+    assert sd.tolist() == pytest.approx([statistics.stdev(column) for column in columns])
+    x, mean, sd = mean_and_sd(runs[:1], "objective/score")
+    assert mean.tolist() == SCORES["a"] and sd.tolist() == [0] * 4
+
+
+def test_a_curve_is_a_line_a_name_and_names_without_the_metric_have_none(tmp_path, seeds) -> None:
+    bare = make_run(tmp_path / "bare", gold=False)
+    by_name = groups(read_runs(Args(runs=pairs(ppo=seeds, bare=[bare]), out=tmp_path / "out")))
+    assert [len(curve_figure(by_name, key, "t", "u").axes[0].lines) for key in ("gold_score", "objective/kl")] == [1, 2]
+    assert curve_figure(by_name, "eos_rate", "t", "u") is None
+    (legend,) = curve_figure(by_name, "objective/kl", "t", "u").legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ppo (3 seeds)", "bare"]
+
+
+def test_a_name_with_two_sizes_is_two_groups(tmp_path) -> None:
+    small, big = make_run(tmp_path / "small", size=10), make_run(tmp_path / "big", size=10**6)
+    other = make_run(tmp_path / "other", size=10)
+    by_name = groups(read_runs(Args(runs=pairs(ppo=[small, big], no_kl=[other]), out=tmp_path / "out")))
+    assert {name: [run.size for run in group] for name, group in by_name.items()} == {
+        "ppo, 23": [23], "ppo, 2M": [2_000_003], "no_kl": [23],
+    }  # fmt: skip
+    assert [in_words(size) for size in (999, 751_000, 6_900_000_000, None)] == ["999", "751k", "6.9B", "size unknown"]
+
+
+def test_over_optimisation_starts_at_zero_and_gold_falls_where_the_proxy_rises(tmp_path, seeds) -> None:
+    runs = read_runs(Args(runs=pairs(ppo=seeds[:2]), out=tmp_path / "out"))
+    axes = over_optimisation_figure({"ppo": runs}).axes[0]
+    proxy, gold = axes.lines[:2]
+    assert len(axes.lines) == 4 and [line.get_label() for line in (proxy, gold)] == ["ppo, proxy", "ppo, gold"]
+    # of scores 0 1 2 2.5 at sqrt(KL) 0 1 2 3: running means of three, of two at the ends
+    assert proxy.get_xdata() == pytest.approx([0.5, 1, 2, 2.5])
+    assert proxy.get_ydata() == pytest.approx([0.5, 1, 5.5 / 3, 2.25])
+    assert gold.get_ydata() == pytest.approx(-proxy.get_ydata())
+    bare = make_run(tmp_path / "bare", gold=False)
+    runs = read_runs(Args(runs=pairs(ppo=[bare]), out=tmp_path / "out"))
+    assert over_optimisation_figure({"ppo": runs}) is None
+
+
+def make_eval(place: Path, policies: dict[str, Path], rows: dict[str, dict], judge=None) -> Path:
+    place.mkdir()
+    words = [str(word) for pair in policies.items() for word in pair]
+    result = {"args": {"policies": words}, "policies": rows, "judge": judge}
+    (place / "eval.json").write_text(json.dumps(result))
+    return place
+
+
+def test_win_rates_come_from_the_evaluation_of_the_same_directory_and_means_are_over_seeds(tmp_path) -> None:
+    places = [make_run(tmp_path / f"{size}_{seed}", size=size, seed=seed) for size in (10, 1000) for seed in (1, 2)]
+    rates = [0.4, 0.5, 0.6, 0.9]
+    named = {f"p{i}": place for i, place in enumerate(places)}
+    rows = {f"p{i}": {"gold_win_rate": rate} for i, rate in enumerate(rates)}
+    evals = (make_eval(tmp_path / "eval", named, rows),)
+    stranger = make_run(tmp_path / "stranger", size=10)
+    runs = read_runs(Args(runs=pairs(ppo=[*places, stranger]), out=tmp_path / "out", evals=evals))
+    assert [run.win_rate for run in runs] == [*rates, None] and {run.judge for run in runs[:4]} == {"the gold score"}
+    axes = size_figure(runs, "win_rate", "t", "u").axes[0]
+    line = axes.containers[0][0]
+    assert line.get_xdata().tolist() == [23, 2003] and line.get_ydata() == pytest.approx([0.45, 0.75])
+    assert size_figure(runs[:2], "win_rate", "t", "u") is None
+    # an external judge against the references goes before the gold score, one against a policy does not count
+    rows["p0"]["judge_win_rate"] = 0.7
+    both = {
+        against: make_eval(tmp_path / against, named, rows, {"against": against}) for against in ("reference", "sft")
+    }
+    for against, expected in (("reference", (0.7, "the judge")), ("sft", (0.4, "the gold score"))):
+        run = read_runs(Args(runs=pairs(ppo=places), out=tmp_path / "out", evals=(both[against],)))[0]
+        assert (run.win_rate, run.judge) == expected
+
+
+def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_path) -> None:
+    plain = [make_run(tmp_path / f"p{i}", seed=i, out=f"p{i}") for i in range(2)]
+    white = [make_run(tmp_path / f"w{i}", seed=i, out=f"w{i}", whiten_rewards=True) for i in range(2)]
+    fast = make_run(tmp_path / "fast", lr=1e-2)
+    figures = whitening_figures(read_runs(Args(runs=pairs(a=plain, b=white, c=[fast]), out=tmp_path / "out")))
+    (legend,) = figures[0].legends
+    assert [t.get_text() for t in legend.get_texts()] == ["rewards as they are (2 seeds)", "rewards whitened (2 seeds)"]
+    assert [figure.axes[0].get_title("left") for figure in figures] == [
+        "Score of the rollouts, by whitening", "Gold score of the rollouts, by whitening",
+        "KL to the reference, by whitening",
+    ]  # fmt: skip
+    other = make_run(tmp_path / "other", whiten_rewards=True, lr=1e-1)
+    assert whitening_figures(read_runs(Args(runs=pairs(a=plain, b=[other]), out=tmp_path / "out"))) == []
+
+
+def test_the_page_holds_the_figures_and_says_which_are_missing_and_why(tmp_path, seeds, capsys) -> None:
+    rms = [make_run(tmp_path / f"rm{i}", size=10**i, summary={"validation_accuracy": 0.6 + i / 10}) for i in (1, 2)]
+    for place in rms:
+        (place / "metrics.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
+    missing = main(Args(runs=pairs(ppo=seeds, rm=rms), out=tmp_path / "new" / "out"))
+    page = (tmp_path / "new" / "out" / "compare.html").read_text()
+    titles = re.findall(r'<img alt="([^"]*)" src="data:', page)
+    assert titles == [
+        "Score of the rollouts", "Gold score of the rollouts", "KL to the reference", "What the KL buys",
+        "Accuracy of the reward model",
+    ]  # fmt: skip
+    assert [line.split(":")[0] for line in missing] == ["Size", "Reward whitening (Figure 11)"]
+    assert "win rate (Figure 1): not drawn, no name has two sizes whose win rates the --evals hold." in page
+    assert all(line in capsys.readouterr().out for line in missing[:1]) and "0.700" in page
+    bare = main(Args(runs=pairs(rm=rms[:1]), out=tmp_path / "bare"))
+    assert len(bare) == 5 and "<img" not in (tmp_path / "bare" / "compare.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda root, run: {"runs": ("ppo",)}, "write pairs of a name and a directory"),
+        (lambda root, run: {"runs": ()}, "write pairs of a name and a directory"),
+        (lambda root, run: {"runs": ("a", str(run), "b", f"{run}/.")}, "a directory comes twice"),
+        (lambda root, run: {"runs": ("a", str(root / "no"))}, "no metrics.jsonl there"),
+        (lambda root, run: {"evals": (root / "no",)}, "no/eval.json: not readable as JSON"),
+        (lambda root, run: (run / "args.json").write_text("{") and {}, "args.json: not readable as JSON"),
+        (lambda root, run: (run / "summary.json").write_text("[]") and {}, "summary.json: not a JSON object"),
+        (lambda root, run: (run / "metrics.jsonl").write_text("{}\n") and {}, "metrics.jsonl:1: the field 'step'"),
+        (lambda root, run: (run / "model.safetensors").write_text("x") and {}, "model.safetensors: damaged"),
+        (lambda root, run: (root / "out").write_text("x") and {}, "out is a file"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, change, sentence) -> None:
+    run = make_run(tmp_path / "run")
+    arguments = {"runs": ("ppo", str(run)), "out": tmp_path / "out"} | change(tmp_path, run)
+    with pytest.raises(InputError, match=sentence):
+        main(Args(**arguments))
+    assert not (tmp_path / "out").is_dir()

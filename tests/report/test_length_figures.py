@@ -1,0 +1,98 @@
+"""Wins by length: ratio, bins and fit against double loops and closed forms, the figures by what they draw."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanorlhf.report.length_figures import binned, length_figures, log_length_ratio, logistic_fit
+
+
+def test_the_ratio_is_a_logarithm_and_an_empty_response_is_one_token_long() -> None:
+    ratios = log_length_ratio([10, 5, 0, 7, 0], [5, 10, 4, 0, 0])
+    assert ratios.tolist() == pytest.approx([math.log(2), -math.log(2), -math.log(4), math.log(7), 0])
+
+
+@given(st.lists(st.tuples(st.integers(-40, 40), st.sampled_from((0.0, 0.5, 1.0))), min_size=1, max_size=50))
+def test_bins_are_those_of_a_double_loop(pairs) -> None:
+    x, wins = np.array([pair[0] / 8 for pair in pairs]), np.array([pair[1] for pair in pairs])
+    middles, shares, counts = binned(x, wins)
+    edges = [x.min() + i * (x.max() - x.min()) / 9 for i in range(10)]
+    if x.min() == x.max():
+        assert middles.tolist() == [x[0]] and shares.tolist() == [wins.mean()] and counts.tolist() == [len(x)]
+        return
+    assert counts.sum() == len(x) and len(middles) <= 9
+    assert (shares * counts).sum() == pytest.approx(wins.sum())
+    for middle, share, count in zip(middles, shares, counts, strict=True):
+        i = min(range(9), key=lambda i: abs((edges[i] + edges[i + 1]) / 2 - middle))
+        slack = 1e-9  # a point on an edge may fall to either side by rounding
+        surely = [w for v, w in zip(x, wins, strict=True) if edges[i] + slack < v < edges[i + 1] - slack]
+        perhaps = [w for v, w in zip(x, wins, strict=True) if edges[i] - slack <= v <= edges[i + 1] + slack]
+        assert len(surely) <= count <= len(perhaps)
+        if len(surely) == len(perhaps):
+            assert share == pytest.approx(np.mean(surely))
+
+
+def test_the_last_bin_has_both_its_edges() -> None:
+    middles, shares, counts = binned(np.arange(10.0), np.array([0.0] * 9 + [1.0]))
+    assert counts.tolist() == [1] * 8 + [2] and shares.tolist() == [0] * 8 + [0.5]
+    assert middles.tolist() == pytest.approx([i + 0.5 for i in range(9)])
+
+
+def test_at_two_ratios_the_fit_goes_through_both_shares() -> None:
+    """Two points and two parameters: the likeliest curve meets the shares themselves, 3/4 and 1/5."""
+    x = np.array([-0.5] * 4 + [1.5] * 5)
+    a, b = logistic_fit(x, np.array([1, 1, 1, 0, 1, 0, 0, 0, 0.0]))
+    assert a - 0.5 * b == pytest.approx(math.log(3), abs=1e-5)
+    assert a + 1.5 * b == pytest.approx(math.log(1 / 4), abs=1e-5)
+
+
+def test_the_fit_finds_the_curve_that_the_wins_were_drawn_from() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(0, 1, 200_000)
+    wins = (generator.random(len(x)) < 1 / (1 + np.exp(-(0.4 - 1.3 * x)))).astype(float)
+    assert logistic_fit(x, wins) == pytest.approx((0.4, -1.3), abs=0.03)
+
+
+def test_a_tie_is_half_a_win_and_half_a_loss() -> None:
+    x = np.array([-1.0, -1, 0, 0.5, 1, 2])
+    ties = logistic_fit(x, np.array([0, 1, 0.5, 0.5, 1, 0.5]))
+    twice = logistic_fit(np.repeat(x, 2), np.array([0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 1.0]))
+    assert ties == pytest.approx(twice, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "wins"),
+    [
+        ([1, 2, 3], [1, 1, 1]),
+        ([1, 2, 3], [0, 0, 0]),
+        ([1, 2, 3, 4], [0, 0, 1, 1]),
+        ([1, 2, 3, 4], [1, 1, 0, 0]),
+        ([1, 2, 2, 3], [0, 0, 1, 1]),  # they touch: a vertical step is the likeliest still
+        ([1, 2, 3], [0, 0.5, 1]),
+        ([2, 2, 2], [0, 1, 1]),  # no slope to be found
+    ],
+)
+def test_where_no_likeliest_curve_exists_there_is_none(x, wins) -> None:
+    assert logistic_fit(np.array(x, dtype=float), np.array(wins, dtype=float)) is None
+
+
+LENGTHS = {"reference": [4, 4, 4, 4, 4], "sft": [2, 4, 8, 3, 0], "ppo": [8, 16, 8, 9, 9], "none": [1, 1, 1, 1, 1]}
+WINS = {"sft": [0.0, 1.0, 0.0, None, 1.0], "ppo": [1.0, 0.5, 1.0, 1.0, None], "none": [None] * 5}
+
+
+def test_a_figure_shows_the_policies_that_have_verdicts_and_their_means() -> None:
+    of_ratio, of_mean = length_figures(LENGTHS, WINS, "reference", "the judge")
+    assert of_ratio.axes[0].get_ylabel() == "preferred by the judge, share"
+    points = {}
+    for container in of_mean.axes[0].containers:
+        points[container.get_label()] = [float(line.get_data()[k][0]) for line in container[:1] for k in (0, 1)]
+    assert points == {"sft": pytest.approx([3.5, 0.5]), "ppo": pytest.approx([10.25, 0.875])}
+    (legend,) = of_mean.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["reference", "sft", "ppo"]
+
+
+def test_no_verdict_at_all_is_no_figure() -> None:
+    assert length_figures(LENGTHS, {"none": [None] * 5}, "reference", "the judge") == []

@@ -1,0 +1,114 @@
+"""TextRank against a hand-made example, a linear system, and the PageRank of networkx."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanorlhf.selfrank.text_rank import rank_order, text_rank
+
+
+def positive_graph(m: int, seed: int) -> np.ndarray:
+    """Symmetric, an edge between any two nodes; the diagonal of 1 is what cosines have."""
+    upper = np.triu(np.random.default_rng(seed).uniform(0.01, 1, (m, m)), 1)
+    return upper + upper.T + np.eye(m)
+
+
+def test_a_path_of_three_ends_as_by_hand():
+    # ends give all to the middle, the middle half to each: e = .15 + .85 m / 2, m = .15 + .85 * 2e
+    middle = 0.405 / 0.2775
+    end = 0.15 + 0.425 * middle
+    similarity = [[1, 0.2, 0], [0.2, 1, 0.2], [0, 0.2, 1]]
+    assert text_rank(similarity) == pytest.approx([end, middle, end], abs=1e-8)
+    # with a damping of .5: e = .5 + m / 4, m = .5 + e
+    assert text_rank(similarity, damping=0.5) == pytest.approx([5 / 6, 4 / 3, 5 / 6], abs=1e-8)
+
+
+@pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (16, 2), (50, 3)])
+def test_weights_are_pagerank_times_the_number_of_nodes(m, seed):
+    networkx = pytest.importorskip("networkx", reason="networkx is the judge")
+    similarity = positive_graph(m, seed)
+    graph = networkx.from_numpy_array(similarity - np.eye(m))
+    pagerank = networkx.pagerank(graph, alpha=0.85, tol=1e-14, max_iter=1000)
+    assert text_rank(similarity) == pytest.approx([m * pagerank[node] for node in range(m)], abs=1e-6)
+
+
+@given(st.integers(1, 12), st.integers(0, 10**6), st.floats(0, 0.95))
+@settings(deadline=None)
+def test_weights_solve_the_equation_and_sum_to_m(m, seed, damping):
+    similarity = positive_graph(m, seed)
+    votes = [
+        [0 if i == j else similarity[i, j] / sum(similarity[k, j] for k in range(m) if k != j) for j in range(m)]
+        for i in range(m)
+    ]
+    expected = np.linalg.solve(np.eye(m) - damping * np.array(votes), np.full(m, 1 - damping))
+    weights = text_rank(similarity, damping)
+    assert weights.shape == (m,) and weights.dtype == np.float64
+    assert weights == pytest.approx(expected, abs=1e-6)
+    if m > 1:
+        assert weights.sum() == pytest.approx(m)
+
+
+@given(st.integers(2, 10), st.integers(0, 10**6))
+@settings(deadline=None)
+def test_the_order_of_the_answers_and_the_scale_of_the_similarity_change_nothing(m, seed):
+    similarity, order = positive_graph(m, seed), np.random.default_rng(seed).permutation(m)
+    weights = text_rank(similarity)
+    assert text_rank(similarity[np.ix_(order, order)]) == pytest.approx(weights[order])
+    assert text_rank(3.7 * similarity) == pytest.approx(weights)
+
+
+def test_a_graph_that_swings_is_iterated_to_its_end():
+    star = np.zeros((9, 9))  # the votes go to and fro between the hub and the others: the slowest of all graphs
+    star[0, 1:] = star[1:, 0] = 1
+    hub = (0.15 + 0.85 * 8 * 0.15) / (1 - 0.85**2)
+    assert text_rank(star)[0] == pytest.approx(hub, abs=1e-7)
+    assert text_rank(star, max_iterations=1)[0] == pytest.approx(0.15 + 0.85 * 8)  # one pass, as the paper prints it
+
+
+def test_neither_the_diagonal_nor_negative_similarities_count():
+    similarity = positive_graph(5, 0)
+    similarity[0, 1] = similarity[1, 0] = 0
+    weights = text_rank(similarity)
+    np.fill_diagonal(similarity, 1e6)
+    similarity[0, 1] = similarity[1, 0] = -0.9
+    given_matrix = similarity.copy()
+    assert text_rank(similarity) == pytest.approx(weights)
+    assert (similarity == given_matrix).all()
+
+
+def test_an_answer_without_edges_keeps_one_minus_the_damping():
+    similarity = [[1, 0.5, 0, 0], [0.5, 1, 0, 0], [0, 0, 1, -0.3], [0, 0, -0.3, 1]]
+    assert text_rank(similarity) == pytest.approx([1, 1, 0.15, 0.15])
+    assert text_rank([[1.0]]) == pytest.approx([0.15])
+
+
+def test_cosines_of_tensors_are_taken_as_they_are():
+    vectors = torch.nn.functional.normalize(torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    similarity = vectors @ vectors.T
+    assert text_rank(similarity) == pytest.approx(text_rank(similarity.double().numpy()))
+
+
+def test_the_highest_weight_is_first_and_ties_keep_the_order_of_the_samples():
+    assert rank_order([0.5, 2.0, 1.0, 2.0]).tolist() == [1, 3, 2, 0]
+    assert rank_order([1.0, 1.0 + 1e-12, 1.0]).tolist() == [0, 1, 2]  # rounding errors make no winner
+    vectors = np.random.default_rng(0).normal(size=(4, 8))
+    vectors = np.abs(vectors[[0, 1, 2, 1, 3, 1]])  # three equal answers
+    order = rank_order(text_rank(vectors @ vectors.T)).tolist()
+    assert [index for index in order if index in (1, 3, 5)] == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("similarity", "words"),
+    [
+        ([[1, np.nan], [np.nan, 1]], "NaN or infinity"),
+        ([[1, np.inf], [np.inf, 1]], "NaN or infinity"),
+        (np.ones((2, 3)), r"\(2, 3\): it must be \(m, m\)"),
+        (np.ones(4), r"\(4,\): it must be"),
+        (np.ones((0, 0)), r"\(0, 0\): it must be"),
+    ],
+)
+def test_what_is_no_similarity_is_refused(similarity, words):
+    with pytest.raises(ValueError, match=words):
+        text_rank(similarity)

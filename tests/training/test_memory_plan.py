@@ -1,0 +1,291 @@
+"""The memory plan: its counts against formulas by hand and transformers, its peaks against real runs."""
+
+import gc
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import train_ppo
+import train_rm
+import train_sft
+from data import tiny
+from nanorlhf.checkpoint import save
+from nanorlhf.errors import InputError
+from nanorlhf.families import config_object
+from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import memory_plan
+from nanorlhf.training.memory_plan import (
+    PYTHIA,
+    Flags,
+    Live,
+    asked_flags,
+    flags_that_fit,
+    peaks,
+    ppo_plan,
+    resident,
+    sizes,
+)
+from tests.conftest import ROOT
+
+TLDR = replace(train_ppo.RECIPES["tldr"][1], sft="EleutherAI/pythia-1b-deduped", dtype="bfloat16", plan=True)
+COLUMNS = ["parameters", *memory_plan.COLUMNS, "all"]
+
+
+def work_of(monkeypatch, plan, args):
+    """The models and phases behind what is printed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_plan, "memory_plan", lambda work: work)
+        return plan(args)
+
+
+def allocated(run) -> int:
+    """What PyTorch's CPU allocator held at once during the call, by its own record: bytes."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        run()
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for _, size in sorted((event.start_ns(), event.nbytes()) for event in events):
+        held += size
+        most = max(most, held)
+    return most
+
+
+# ------------------------------------------------------------------------------------------------------------- counts
+@pytest.mark.parametrize(
+    ("size", "published"), [("1b", 1_011_781_632), ("2.8b", 2_775_208_960), ("6.9b", 6_857_302_016)]
+)
+def test_pythia_has_the_published_number_of_parameters(monkeypatch, size, published):
+    config = PYTHIA[size]
+    C, V = config.d_model, config.vocab_size
+    by_hand = 2 * V * C + config.n_layer * (12 * C**2 + 13 * C) + 2 * C
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_object(config)))
+    found = sizes(work_of(monkeypatch, ppo_plan, replace(TLDR, sft=f"EleutherAI/pythia-{size}")))
+    assert found["policy"].all == found["reference"].all == by_hand == theirs.num_parameters() == published
+    assert found["value"].all == found["reward"].all == by_hand - V * C + C + 1
+    assert (found["policy"].trained, found["reference"].trained) == (by_hand, 0)
+    assert found["policy"].block == 12 * C**2 + 13 * C
+
+
+def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4(monkeypatch):
+    work = work_of(monkeypatch, ppo_plan, TLDR)
+    policy, value = 1_011_781_632, 1_011_781_632 - 50_304 * 2048 + 2048 + 1
+    flags = Flags(micro_batch_size=1, rollout_batch_size=1)
+    assert resident(work, flags, 8).total() == 20 * policy + 20 * value
+    assert resident(work, replace(flags, offload=True), 8).total() == 16 * (policy + value)
+    sharded = resident(work, replace(flags, shard="fsdp"), 8).total()
+    assert sharded == pytest.approx(20 * (policy + value) / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_the_kv_cache_is_two_tensors_a_layer_and_the_bookkeeping_counted_by_hand(monkeypatch, dtype, width):
+    work = work_of(monkeypatch, ppo_plan, replace(TLDR, dtype=dtype, max_query_length=100, response_length=20))
+    flags = Flags(micro_batch_size=1, rollout_batch_size=3)
+    B, L, H = 3, 120, 8
+    keys_and_values = 2 * 16 * B * L * 2048 * width
+    positions, rotary, bias, at, index = 8 * B * L, 2 * 4 * B * L * 32, B * H * L * width, 8, 8 * L
+    found = peaks(work, flags, 1)["sampling"]["KV-cache", "policy"]
+    assert found == keys_and_values + positions + rotary + bias + at + index
+
+
+def test_storages_count_once_while_they_live():
+    kept = torch.zeros(1000)
+    with Live() as live:
+        a = torch.ones(250)  # 1,000 bytes
+        view = a[10:].view(-1, 2)
+        kept.add_(1)  # written, not made here
+        with live.labelled("activations", "policy"):
+            b = a * 2
+        assert dict(live.bytes) == {("other", ""): 1000, ("activations", "policy"): 1000}
+        del a
+        assert live.bytes.total() == 2000  # the view holds it
+        del view, b
+        assert live.bytes.total() == 0 and live.peak.total() == 2000
+
+
+# ----------------------------------------------------------------------------------------------- against real runs
+@pytest.fixture(scope="module")
+def long_rows(tmp_path_factory):
+    """Data whose rows are all as long as the longest, and a policy and a reward model of random weights."""
+    root = tmp_path_factory.mktemp("plan")
+    tiny.main(tiny.Args(out=root, num_demonstrations=64, num_comparisons=64, num_validation=16, vocab_size=320))
+    tokenizer = load_tokenizer(root)
+    rows = [json.loads(line) for line in (root / "sft.train.jsonl").read_text().splitlines()]
+    row = max(rows, key=lambda row: len(tokenizer.encode(row["query"])))
+    pair = {"query": row["query"], "chosen": row["response"], "rejected": row["response"] + "!", "meta": {}}
+    for split in ("train", "validation"):
+        (root / f"sft.{split}.jsonl").write_text((json.dumps(row) + "\n") * 32)
+        (root / f"comparisons.{split}.jsonl").write_text((json.dumps(pair) + "\n") * 32)
+    config = GPTConfig(vocab_size=320, n_ctx=512, d_model=64, n_layer=3, n_head=4, d_mlp=256, rotary_dim=8)
+    torch.manual_seed(0)
+    save(GPT(config), root / "policy", tokenizer)
+    save(ScalarModel(config), root / "reward", tokenizer)
+    query, response = (len(tokenizer.encode(row[name])) for name in ("query", "response"))
+    return root, query, response + 2  # the mark and EOS
+
+
+@pytest.mark.parametrize(
+    ("flags", "phase"),
+    [
+        ({}, "updating"),
+        ({"checkpoint_activations": True, "micro_batch_size": 4}, "sampling"),
+        ({"checkpoint_activations": True, "rollout_batch_size": 1}, "updating"),
+        ({"dtype": "bfloat16"}, "updating"),
+        ({"dtype": "bfloat16", "micro_batch_size": 1}, "sampling"),
+        ({"dtype": "bfloat16", "micro_batch_size": 1, "rollout_batch_size": 1}, "updating"),
+    ],
+    ids=str,
+)
+def test_ppo_takes_what_is_planned(monkeypatch, long_rows, flags, phase):
+    root, query_length, _ = long_rows
+    args = replace(
+        train_ppo.RECIPES["tiny"][1], data=root, out=root / "ppo", sft=str(root / "policy"),
+        reward_model=str(root / "reward"), device="cpu", total_episodes=16, batch_size=8, micro_batch_size=4,
+        rollout_batch_size=8, num_ppo_epochs=2, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
+        overwrite=True,
+    )  # fmt: skip
+    args = replace(args, **flags)
+    work = work_of(monkeypatch, ppo_plan, args)
+    planned = {name: held.total() for name, held in peaks(work, work.flags, 1).items()}
+    assert max(planned, key=planned.get) == phase
+    assert planned[phase] == pytest.approx(allocated(lambda: train_ppo.main(args)), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"tune": "lora"}, {"dtype": "bfloat16", "checkpoint_activations": True}], ids=str
+)
+def test_sft_takes_what_is_planned(monkeypatch, long_rows, flags):
+    root, query_length, response_length = long_rows
+    args = replace(
+        train_sft.RECIPES["tiny"][1], data=root, out=root / "sft", model=str(root / "policy"), device="cpu",
+        batch_size=16, micro_batch_size=8, num_epochs=1, max_query_length=query_length, num_samples=2,
+        max_response_length=response_length, overwrite=True, loss_on="all",
+    )  # fmt: skip
+    args = replace(args, **flags)
+    work = work_of(monkeypatch, memory_plan.sft_plan, args)
+    planned = max(held.total() for held in peaks(work, work.flags, 1).values())
+    assert planned == pytest.approx(allocated(lambda: train_sft.main(args)), rel=0.08)
+
+
+@pytest.mark.parametrize("flags", [{}, {"checkpoint_activations": True}], ids=str)
+def test_a_reward_model_takes_what_is_planned(monkeypatch, long_rows, flags):
+    root, query_length, response_length = long_rows
+    args = replace(
+        train_rm.RECIPES["tiny"][1], data=root, out=root / "rm", sft=str(root / "policy"), device="cpu",
+        batch_size=16, micro_batch_size=4, max_query_length=query_length, max_response_length=response_length,
+        num_normalisation=4, overwrite=True,
+    )  # fmt: skip
+    args = replace(args, **flags)
+    work = work_of(monkeypatch, memory_plan.rm_plan, args)
+    planned = max(held.total() for held in peaks(work, work.flags, 1).values())
+    assert planned == pytest.approx(allocated(lambda: train_rm.main(args)), rel=0.08)
+
+
+# ------------------------------------------------------------------------------------------------- flags and the table
+SMALL = GPTConfig(vocab_size=512, n_ctx=128, d_model=64, n_layer=3, n_head=4, d_mlp=256, rotary_dim=8)
+
+
+@pytest.fixture
+def small_work(monkeypatch):
+    monkeypatch.setitem(PYTHIA, "small", SMALL)
+    args = replace(TLDR, sft="EleutherAI/pythia-small", max_query_length=64, response_length=16, batch_size=128)
+    return work_of(monkeypatch, ppo_plan, args)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_the_flags_fit_and_are_no_dearer_than_needed(small_work, num_gpus):
+    """From roomy to hopeless: what costs more time comes later, and what is chosen stays below the limit."""
+    asked = asked_flags(small_work, num_gpus)
+    most = max(held.total() for held in peaks(small_work, asked, num_gpus).values())
+    assert flags_that_fit(small_work, num_gpus, most) == (asked, True)
+    least = resident(small_work, replace(asked, offload=True), num_gpus).total()
+    limits = [0.99 * most, 1.35 * least, 1.05 * least, 0]
+    chosen = [flags_that_fit(small_work, num_gpus, limit) for limit in limits]
+    for (flags, fits), limit in zip(chosen, limits, strict=True):
+        assert fits == (max(held.total() for held in peaks(small_work, flags, num_gpus).values()) <= limit)
+        cheaper = {"offload": False} if flags.offload else {"shard": "none"} if flags.shard == "fsdp" else {}
+        if cheaper:  # without the switch not even the smallest batches that keep a GPU busy would do
+            without = replace(flags, **cheaper, micro_batch_size=4, rollout_batch_size=16)
+            assert max(held.total() for held in peaks(small_work, without, num_gpus).values()) > limit
+    assert chosen[0][0] == replace(asked, micro_batch_size=asked.micro_batch_size // 2)
+    assert [fits for _, fits in chosen] == [True, True, num_gpus > 1, False]
+    assert chosen[1][0].offload == (num_gpus == 1) and chosen[1][0].shard == ("none" if num_gpus == 1 else "fsdp")
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 4 + 2)])
+def test_a_sharded_policy_samples_from_a_whole_copy_in_float32_and_what_autocast_adds(small_work, dtype, width):
+    flags, work = replace(small_work.flags, shard="fsdp"), replace(small_work, dtype=dtype)
+    held = peaks(work, flags, 8)
+    with torch.device("meta"):
+        number = sum(parameter.numel() for parameter in GPT(SMALL).parameters())
+    for phase in ("sampling", "scoring"):
+        assert held[phase]["copies", "policy"] == width * number
+        assert held[phase]["weights", "policy"] == 4 * number // 8
+    assert held["updating"]["copies", "policy"] < 2 * number
+
+
+def test_flags_that_were_asked_for_stay(small_work):
+    work = replace(small_work, flags=replace(small_work.flags, checkpoint_activations=True))
+    flags, fits = flags_that_fit(work, 1, 1e12)
+    assert fits and str(flags) == "--micro-batch-size 16 --rollout-batch-size 64 --checkpoint-activations"
+    assert asked_flags(work, 8).rollout_batch_size == 16  # a GPU's share of 128
+
+
+def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(capsys, tmp_path):
+    assert train_ppo.main(replace(TLDR, out=tmp_path / "ppo")) == {}
+    assert not list(tmp_path.iterdir())  # nothing is written
+    lines = capsys.readouterr().out.splitlines()
+    ends = [match.end() for match in re.finditer(r"\S+", lines[1])]
+    assert lines[1].split() == COLUMNS and lines[-1].startswith("(--reward-model runs/tldr/rm isn't there")
+    machines = [line for line in lines if re.match(r"\d+ x \d+ GB with --micro-batch-size \d+", line)]
+    assert [line.split(" with ")[0] for line in machines] == ["8 x 80 GB", "1 x 141 GB"]
+    rows = [line for line in lines[2:-1] if line not in machines]
+    names = ["policy", "reference", "reward", "value", "sampling", "scoring", "updating"]
+    assert [row.split()[0] for row in rows] == [*names, "exchanging", *names]
+    totals = []
+    for row in rows:
+        assert all(match.end() in ends for match in list(re.finditer(r"\S+", row))[1:])
+        if row.split()[0] in (*names[4:], "exchanging"):
+            *cells, total = (0.0 if word == "-" else float(word) for word in row.split()[1:])
+            assert sum(cells) == pytest.approx(total, abs=0.05) and len(cells) == len(memory_plan.COLUMNS)
+            totals.append(total)
+    for line, phases in zip(machines, (totals[:4], totals[4:]), strict=True):
+        assert f"at most {max(phases):.1f} GB" in line
+
+
+def test_the_readme_shows_what_is_printed():
+    shown = (ROOT / "README.md").read_text()
+    printed = ppo_plan(TLDR).splitlines()
+    assert "\n".join(f"    {line}".rstrip() for line in printed) in shown
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+def test_a_shape_comes_from_config_json_alone(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
+    args = replace(TLDR, sft=str(tmp_path), reward_model=str(tmp_path), max_query_length=64, response_length=16)
+    assert "isn't there" not in ppo_plan(args)
+
+
+@pytest.mark.parametrize(
+    ("plan", "args", "sentence"),
+    [
+        (ppo_plan, replace(TLDR, sft="no/such/model"), "--sft no/such/model: .*EleutherAI/pythia-1b, "),
+        (ppo_plan, replace(TLDR, max_query_length=2000), "2053 tokens are longer than the 2048 positions of --sft"),
+        (ppo_plan, replace(TLDR, objective="coderl"), "--objective coderl"),
+        (ppo_plan, replace(TLDR, micro_batch_size=0), "--micro-batch-size 0: it must be at least 1"),
+        (memory_plan.sft_plan, train_sft.RECIPES["tiny"][1], "--model None"),
+        (memory_plan.rm_plan, replace(train_rm.RECIPES["tldr"][1], sft="none"), "--sft none: "),
+        (memory_plan.rm_plan, replace(train_rm.RECIPES["tldr"][1], loss="dpo"), "--loss dpo"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(plan, args, sentence):
+    with pytest.raises(InputError, match=sentence) as error:
+        plan(args)
+    assert "\n" not in str(error.value)

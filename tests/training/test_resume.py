@@ -1,0 +1,295 @@
+"""Training states: what a kill, a full disk or a damaged disk leaves to go on from, and how a signal ends a run."""
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import train_ppo
+import train_rm
+import train_sft
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import read_jsonl
+from nanorlhf.errors import InputError, Interrupted
+from nanorlhf.training import resume
+from nanorlhf.training.resume import StopSignals, load_state, save_state, states
+from tests.conftest import ROOT, read_metrics
+
+
+@dataclass(frozen=True)
+class Args:
+    out: Path
+    lr: float = 0.1
+    save_every: int = 10
+    micro_batch_size: int = 4
+
+
+@dataclass(frozen=True)
+class OtherArgs:
+    out: Path
+    kl_coef: float = 0.1
+
+
+@pytest.fixture
+def args(tmp_path):
+    return Args(tmp_path / "run")
+
+
+def write(args, step, keep_last=2, **state):
+    save_state(args.out, args, step, keep_last, state)
+
+
+def names(out):
+    return [path.name for path in states(out)]
+
+
+def files_of(directory):
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_state_comes_back_as_it_was(args):
+    generator = torch.Generator().manual_seed(3)
+    write(args, 7, weights={"a": torch.arange(3.0)}, generator=generator.get_state(), metrics={"kl": 0.1})
+    state = load_state(args.out, args)
+    assert torch.equal(state["weights"]["a"], torch.arange(3.0)) and state["step"] == 7
+    assert torch.equal(state["generator"], generator.get_state()) and state["metrics"] == {"kl": 0.1}
+
+
+def test_every_random_number_generator_goes_on_where_it_was(args):
+    def numbers():
+        return random.gauss(0, 1), np.random.standard_normal(), torch.randn(2).tolist()
+
+    numbers()  # Gaussians come in pairs, one is kept back
+    write(args, 1)
+    expected = numbers()
+    numbers()
+    load_state(args.out, args)
+    assert numbers() == expected
+
+
+def test_the_newest_states_are_kept(args):
+    for step in (2, 4, 100_000_000 - 1):
+        write(args, step)
+    assert names(args.out) == ["step-99999999", "step-00000004"]
+    write(args, 6, keep_last=1)  # those behind it are of no run any more
+    assert names(args.out) == ["step-00000006"]
+
+
+def damage_at(path, how):
+    if how == "cut off":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif how == "one bit":
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("name", ["state.pt", "args.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["cut off", "one bit", "gone"])
+def test_a_damaged_state_is_known_and_the_one_before_it_used(args, capsys, name, how):
+    for step in (1, 2):
+        write(args, step, weights=torch.randn(1000))
+    damage_at(args.out / "state" / "step-00000002" / name, how)
+    assert load_state(args.out, args)["step"] == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    load_state(args.out, args)
+    assert "step-00000002 is damaged (" in capsys.readouterr().err
+    write(args, 2, weights=torch.zeros(3))  # the run comes there again
+    assert load_state(args.out, args)["weights"].tolist() == [0, 0, 0] and capsys.readouterr().err == ""
+
+
+def test_where_all_states_are_damaged_the_run_cannot_go_on(args, capsys):
+    write(args, 1)
+    damage_at(args.out / "state" / "step-00000001" / "state.pt", "cut off")
+    with pytest.raises(InputError, match="--resume: .* holds no state that can be read: start anew with --overwrite"):
+        load_state(args.out, args)
+    assert "state.pt does not match its checksum): and there is none before it" in capsys.readouterr().err
+
+
+def test_a_state_that_could_run_code_is_refused(args):
+    write(args, 1, thing=Path("a pickle may hold anything"))
+    with pytest.raises(InputError, match="--resume"):
+        load_state(args.out, args)
+
+
+def test_a_resumed_run_must_have_the_settings_it_was_started_with(args, tmp_path):
+    """Else the learning rate's schedule or the order of the data would change in the middle, silently."""
+    write(args, 1)
+    load_state(args.out, replace(args, out=tmp_path / "elsewhere", save_every=3, micro_batch_size=2))
+    with pytest.raises(InputError, match="started with --lr 0.1, not 0.2: pass the same"):
+        load_state(args.out, replace(args, lr=0.2))
+    with pytest.raises(InputError, match="started with --micro-batch-size 4, not 2"):
+        load_state(args.out, replace(args, micro_batch_size=2), must_stay=("micro_batch_size",))
+    with pytest.raises(InputError, match="another script's run"):
+        load_state(args.out, OtherArgs(args.out))
+
+
+# ------------------------------------------------------------------------------------------------------------ the disk
+@pytest.mark.parametrize("function", ["os.rename", "torch.save", "to_disk", "sha256"])
+def test_a_full_disk_leaves_the_states_before(args, monkeypatch, function):
+    write(args, 1)
+    before = files_of(args.out)
+    renames = []
+
+    def full(*arguments):
+        if function == "os.rename" and Path(arguments[1]).name == ".doomed":
+            return renames.append(1) or os.replace(*arguments)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"nanorlhf.training.resume.{function}", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(args, 2)
+    assert files_of(args.out) == before
+
+
+def test_the_error_of_the_operating_system_is_not_hidden_by_pytorchs(args):
+    """A file that may not grow: torch.save says "unexpected pos 768 vs 662" where the disk is full."""
+    write(args, 1)
+    before = files_of(args.out)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="state.pt") as caught:
+            write(args, 2, weights=torch.randn(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG
+    assert files_of(args.out) == before
+
+
+CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.shutil.rmtree".split()
+
+
+@pytest.mark.parametrize(("function", "number"), [(name, n) for name in CALLS for n in (1, 2)])
+def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_go_on_from(args, monkeypatch, function, number):
+    """No `finally` tidies up after a kill: the files are copied as they were at that moment."""
+    write(args, 1, keep_last=1)
+    owner, name = function.rsplit(".", 1)
+    owner = {"resume": resume, "os": os, "resume.torch": torch, "resume.shutil": shutil}[owner]
+    plain, calls, copy = getattr(owner, name), [], args.out.with_name("copy")
+
+    def killed(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == number:
+            subprocess.run(["cp", "-r", args.out, copy], check=True)
+        return plain(*arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, killed)
+        write(args, 2, keep_last=1)
+    assert len(calls) >= number or function == "resume.torch.save"
+    for out in (args.out, copy):
+        if out.exists():
+            step = load_state(out, args)["step"]
+            assert step in (1, 2)
+            save_state(out, args, step + 1, 1, {})  # what the kill left behind is in nobody's way
+            assert names(out) == [f"step-{step + 1:08}"]
+            assert [path.name for path in (out / "state").iterdir()] == names(out)
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_waits_for_the_end_of_a_step_and_a_second_one_does_not(args, number, code):
+    before = signal.getsignal(number)
+    signals = StopSignals()
+    assert not signals.received()
+    os.kill(os.getpid(), number)
+    assert signals.received() and signal.getsignal(number) == before
+    with pytest.raises(Interrupted, match=f"stopped by {number.name} after 5 steps: .*--resume") as raised:
+        signals.stop(args.out, 5)
+    assert raised.value.code == code
+
+
+MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}
+
+
+@pytest.mark.parametrize("stage", MAIN)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_was_told_to_stop_goes_on_bit_for_bit(miniature, tmp_path, monkeypatch, stage, number):
+    args = replace(getattr(miniature, stage), save_every=1000)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    MAIN[stage](whole)
+    plain, calls = torch.optim.AdamW.step, []
+
+    def step(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:  # in the middle of a step, or of PPO's second update
+            os.kill(os.getpid(), number)
+        plain(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    steps = 2 if stage == "ppo" else 3
+    with pytest.raises(Interrupted, match=f"{number.name} after {steps} steps"):
+        MAIN[stage](broken)
+    assert names(broken.out) == [f"step-{steps:08}"] and len(read_metrics(broken.out)) == steps
+    MAIN[stage](replace(broken, resume=True))
+    load = load_scalar if stage == "rm" else load_gpt
+    for a, b in zip(load(whole.out).parameters(), load(broken.out).parameters(), strict=True):
+        assert torch.equal(a, b)
+    untimed = [
+        [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(out)]
+        for out in (whole.out, broken.out)
+    ]
+    assert untimed[0] == untimed[1]
+
+
+def flags_of(args, names):
+    return [text for name in names.split() for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
+
+
+def test_sigterm_ends_a_process_with_one_line_and_a_state(miniature, tmp_path):
+    args = replace(miniature.sft, out=tmp_path / "out", num_epochs=10_000.0, eval_every=10**6)
+    shape = "data out batch_size max_query_length max_response_length n_layer d_model n_head num_epochs eval_every"
+    process = subprocess.Popen(
+        [sys.executable, "train_sft.py", "tiny", *flags_of(args, shape)], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        while not (args.out / "metrics.jsonl").exists():
+            assert process.poll() is None
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 143 and "Traceback" not in err
+    lines = [line for line in err.replace("\r", "\n").splitlines() if line and not line.startswith("SFT:")]
+    assert len(lines) == 1 and lines[0].startswith("stopped by SIGTERM after ")
+    assert len(states(args.out)) == 1 and len(read_jsonl(args.out / "metrics.jsonl", {})) == int(names(args.out)[0][5:])
+
+
+# ---------------------------------------------------------------------------------------------------------------- best
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+def test_the_best_checkpoint_is_the_one_with_the_lowest_validation_loss(miniature, tmp_path, monkeypatch, stage):
+    script = {"sft": train_sft, "rm": train_rm}[stage]
+    args = replace(getattr(miniature, stage), eval_every=3, save_every=1, out=tmp_path / "out")
+    monkeypatch.setattr(script, "lr_factor", lambda schedule, step, *_: 1.0 if step < 3 else -1.0)  # uphill
+    load = load_scalar if stage == "rm" else load_gpt
+    seen = []
+
+    def note(*_):
+        seen.append(torch.cat([p.flatten() for p in load(args.out / "best").parameters()]))
+
+    plain = script.Run.log
+    monkeypatch.setattr(script.Run, "log", lambda self, step, m: (plain(self, step, m), step == 2 and note()))
+    summary = script.main(args)
+    losses = [row["validation_loss"] for row in read_metrics(args.out) if "validation_loss" in row]
+    assert losses[0] == min(losses) < losses[-1] == summary["validation_loss"]
+    assert torch.equal(torch.cat([p.flatten() for p in load(args.out / "best").parameters()]), seen[0])
+    if stage == "rm":  # normalised like the last one, by its own scores
+        bias = load_scalar(args.out / "best").reward_bias
+        assert bias != 0 and bias != load_scalar(args.out).reward_bias
+        (args.out / "summary.json").unlink()  # killed just before its end: normalised anew, not twice
+        script.main(replace(args, resume=True))
+        assert load_scalar(args.out / "best").reward_bias == bias

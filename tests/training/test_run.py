@@ -1,0 +1,135 @@
+"""A run's directory: what is refused, what a kill or a full disk leaves behind, what a resumed run forgets."""
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nanorlhf.errors import InputError
+from nanorlhf.training import run as tracking
+from nanorlhf.training.run import Run, check_output, check_weights
+
+
+@dataclass(frozen=True)
+class Args:
+    out: Path
+    lr: float = 0.1
+    save_every: int = 10
+    keep_last: int = 2
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run", Args(tmp_path / "run"))
+
+
+def files_of(directory):
+    return {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_an_output_that_is_a_file_or_lies_in_one_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(InputError, match="--out .*file is a file"):
+        check_output(file, overwrite=True, resume=False)
+    with pytest.raises(InputError, match="--out .*file/run: .*file is no directory that can be written to"):
+        check_output(file / "run", overwrite=False, resume=False)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_without_permission_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="no directory that can be written to"):
+        check_output(tmp_path / "run", overwrite=False, resume=False)
+
+
+def test_a_finished_run_is_not_overwritten_silently(run):
+    run.finish({"loss": 1.0})
+    before = files_of(run.out)
+    for resume in (False, True):
+        with pytest.raises(InputError, match="--out .* holds a finished run.*--overwrite"):
+            check_output(run.out, overwrite=False, resume=resume)
+    check_output(run.out, overwrite=True, resume=False)
+    assert files_of(run.out) == before
+
+
+def test_an_interrupted_run_is_not_overwritten_silently(run):
+    run.log(0, {"loss": 1.0})
+    with pytest.raises(InputError, match="interrupted run.*--resume.*--overwrite"):
+        check_output(run.out, overwrite=False, resume=False)
+    check_output(run.out, overwrite=True, resume=False)
+
+
+def test_resuming_without_a_state_and_both_flags_are_refused(run, tmp_path):
+    with pytest.raises(
+        InputError, match="--resume: nothing to go on from, .*run/state holds no state yet: start without --resume"
+    ):
+        check_output(run.out, overwrite=False, resume=True)
+    run.log(0, {"loss": 1.0})
+    with pytest.raises(
+        InputError, match="nothing to go on from.*start with --overwrite"
+    ):  # it ended before its first save
+        check_output(run.out, overwrite=False, resume=True)
+    with pytest.raises(InputError, match="--resume: .*nowhere"):
+        check_output(tmp_path / "nowhere", overwrite=False, resume=True)
+    with pytest.raises(InputError, match="pass only one"):
+        check_output(run.out, overwrite=True, resume=True)
+
+
+def test_a_resumed_run_forgets_what_was_logged_behind_its_state_and_half_a_line(run):
+    for step in range(4):
+        run.log(step, {"loss": float(step)})
+        run.log_samples(step, [{"query": "q"}])
+    with (run.out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')  # killed here
+    Run(run.out, Args(run.out), first_step=2)
+    assert [json.loads(line)["step"] for line in (run.out / "metrics.jsonl").open()] == [0, 1]
+    assert [json.loads(line)["step"] for line in (run.out / "samples.jsonl").open()] == [0, 1]
+
+
+def test_a_new_run_forgets_the_old_one(run):
+    run.log(0, {"loss": 1.0})
+    run.log_samples(0, [{"query": "q"}])
+    run.save_state(1)
+    run.finish({"loss": 1.0})
+    Run(run.out, Args(run.out))
+    assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(files_of(run.out))
+
+
+def test_a_json_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    tracking.write_json(path, {"loss": 1.0})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tracking.os, "replace", full)
+    with pytest.raises(OSError):
+        tracking.write_json(path, {"loss": 2.0})
+    assert files_of(tmp_path) == {"summary.json": b'{\n  "loss": 1.0\n}\n'}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(value):
+    model = nn.Linear(2, 2)
+    check_weights(4, model)
+    with torch.no_grad():
+        model.weight[1, 0] = value
+    with pytest.raises(InputError, match="after step 4 the weights weight are not finite: lower --lr"):
+        check_weights(4, model)
+
+
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking.distributed, "rank", lambda: 1)
+    run = Run(tmp_path / "run", Args(tmp_path / "run"))
+    run.log(0, {"loss": 1.0})
+    run.log_samples(0, [{"query": "q"}])
+    run.save_state(1)
+    run.finish({})
+    assert not run.out.exists()
