@@ -17,11 +17,15 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,11 @@ def parse_object(line: bytes, where: str) -> dict:
     return record
 
 
-def field(record: dict, name: str, kind: type, where: str) -> object:
+def field(record: dict, name: str, kind: type[T], where: str) -> T:
     """`record[name]`, checked to be of `kind` (an int also passes as float) and, if text, to be encodable."""
     if name not in record:
         raise InputError(f"{where}: the field {name!r} is missing.")
-    value = record[name]
+    value: Any = record[name]
     is_number = kind is float and isinstance(value, int)
     if isinstance(value, bool) and kind is not bool or not (isinstance(value, kind) or is_number):
         raise InputError(f"{where}: the field {name!r} must be {kind.__name__}, not {type(value).__name__}.")
