@@ -24,7 +24,6 @@ import numpy as np
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer
 
-
 T = TypeVar("T")
 
 
