@@ -1,4 +1,4 @@
-"""From a reward model's number at every token to one score a response, and the door for rewards of one's own."""
+"""One score per response: from a reward model's output at every token, from a user's function, and the gold score."""
 
 import importlib.util
 from collections.abc import Callable
@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nanorlhf.dataset import Comparison, Demonstration
+from nanorlhf.checkpoint import load_scalar
+from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, right_pad
@@ -47,7 +48,8 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
     texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
     query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
     query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
-    return end_scores(model, query_response, query_length, pad_id).chunk(2)
+    chosen, rejected = end_scores(model, query_response, query_length, pad_id).chunk(2)
+    return chosen, rejected
 
 
 def response_scores(
@@ -64,11 +66,12 @@ def response_scores(
 
 
 def load_function(flag: str, where: str) -> Callable:
-    """What `FILE.py:FUNCTION` names; raises InputError, with the flag it was given by, where there is no such thing."""
+    """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag, where there is none."""
     path, _, name = where.rpartition(":")
     if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("user_function", path)
+    assert spec is not None and spec.loader is not None  # the file exists and ends in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, name):
@@ -77,7 +80,7 @@ def load_function(flag: str, where: str) -> Callable:
 
 
 def load_rule(where: str, tokenizer: Tokenizer) -> Score:
-    """A rule of one's own, `FILE.py:FUNCTION`: it gets two lists of texts and gives one number a response.
+    """A user's rule, `FILE.py:FUNCTION`: function(queries, responses), two lists of texts -> one number per response.
 
     The texts are decoded ids without [PAD] and EOS; the query keeps its template.
     """
@@ -89,9 +92,50 @@ def load_rule(where: str, tokenizer: Tokenizer) -> Score:
         try:
             scores = torch.as_tensor(numbers, dtype=torch.float32, device=responses.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"--reward {where} must give one number a response, not {numbers!r:.80}.") from error
+            raise InputError(f"--reward {where} must give one number per response, not {numbers!r:.80}.") from error
         if scores.shape != (len(responses),):
             raise InputError(f"--reward {where} gave shape {tuple(scores.shape)} for {len(responses)} responses.")
         return scores
 
     return score
+
+
+class Gold:
+    """The true score of a response, which training never sees.
+
+    where  FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an embedded world; or the
+           checkpoint directory or Hub id of a larger reward model, which shows over-optimisation on real data
+    """
+
+    def __init__(self, where: str, tokenizer: Tokenizer, device: torch.device):
+        self.tokenizer = tokenizer
+        self.model: ScalarModel | None = None
+        if is_function(where):
+            self.function = load_function("--gold", where)
+        else:
+            self.model = load_scalar(where, device).requires_grad_(False)
+
+    def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
+        """The scores of texts, such as references; a model reads them with an EOS."""
+        if self.model is None:
+            return [self.function(query, text) for query, text in zip(queries, responses, strict=True)]
+        encode = self.tokenizer.encode
+        rows = [
+            Demonstration(encode(query), response_ids(query, text, self.tokenizer), {})
+            for query, text in zip(queries, responses, strict=True)
+        ]
+        with torch.no_grad():
+            return response_scores(self.model, rows, self.tokenizer.pad_id, "left").tolist()
+
+    def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
+        """The scores of sampled responses, query (B, Q) and response (B, T); a function gets the texts."""
+        if self.model is None:
+            return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
+        ids = torch.cat((query, response), dim=1)  # (B, Q + T)
+        with torch.no_grad():
+            return end_scores(self.model, ids, query.size(1), self.tokenizer.pad_id).tolist()
+
+
+def is_function(where: str) -> bool:
+    """Whether a setting is of the form FILE.py:FUNCTION."""
+    return ".py:" in where

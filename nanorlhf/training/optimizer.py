@@ -1,4 +1,4 @@
-"""Which weights are trained, which of them decay, and a step that a gradient of NaN cannot poison."""
+"""Optimizer steps that skip a loss or gradient of NaN, and which weights are trained and which decay."""
 
 import math
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from nanorlhf.model import ScalarModel
 
 
 class FiniteSteps:
-    """Steps of an optimizer, of which those with a loss or gradient that is not finite are skipped and counted.
+    """Steps of an optimizer; those whose loss or gradient is not finite are skipped and counted.
 
-    A skipped step leaves weights and the optimizer's state as they are. More than `limit` in a row end the run:
-    InputError with `advice`, which names what to change.
+    A skipped step leaves weights and optimizer state as they are. More than `limit` in a row raise InputError with
+    `advice`, which names what to change.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, limit: int, advice: str):
@@ -23,12 +23,12 @@ class FiniteSteps:
         self.skipped, self.in_a_row = 0, 0
 
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
-        """Whether it was taken. A gradient that is longer than max_norm is shortened to that; None leaves it.
+        """Take a step, its gradient clipped to max_norm unless that is None; returns whether it was taken.
 
         Loss and gradients are those of the global batch, so all ranks decide alike.
         """
         parameters = [parameter for parameter in parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if not math.isfinite(loss) or not distributed.whole(norm).isfinite():
             self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
             if self.in_a_row > self.limit:
@@ -43,6 +43,10 @@ class FiniteSteps:
         self.in_a_row = 0
         return True
 
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
     def state_dict(self) -> dict:
         return {"optimizer": self.optimizer.state_dict(), "skipped": self.skipped, "in_a_row": self.in_a_row}
 
@@ -52,7 +56,7 @@ class FiniteSteps:
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:
-    """For AdamW: what is trained, in one group, or biases and layer norms (1-D) in a second one that doesn't decay."""
+    """Parameter groups for AdamW: all in one, or biases and layer norms (1-D) in a second one without weight decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_vectors:
         return [{"params": trained, "weight_decay": weight_decay}]
