@@ -32,7 +32,6 @@ from nanorlhf.code.adversarial import Adversary
 from nanorlhf.code.discriminator import grounding, save_discriminator
 from nanorlhf.code.error_profile import profile_metrics
 from nanorlhf.code.feedback import Checked, check_responses, compiler_for
-from nanorlhf.code.localisation import token_bytes, truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
@@ -42,7 +41,7 @@ from nanorlhf.ppo import AdaptiveKL, FixedKL, masked_mean, policy_loss, value_lo
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import Gold, end_scores, load_rule
 from nanorlhf.rollout import response_values, rollout
-from nanorlhf.tokenizer import Tokenizer, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.checks import check_models, check_ppo
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
