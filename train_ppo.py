@@ -32,6 +32,7 @@ from nanorlhf.code.adversarial import Adversary
 from nanorlhf.code.discriminator import grounding, save_discriminator
 from nanorlhf.code.error_profile import profile_metrics
 from nanorlhf.code.feedback import Checked, check_responses, compiler_for
+from nanorlhf.code.localisation import truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
