@@ -13,7 +13,6 @@ In: queries, the policy of stage 1, the reward model of stage 2. Out: a policy, 
 """
 
 import copy
-import itertools
 import math
 import time
 import weakref
@@ -110,6 +109,8 @@ class Args(RolloutArgs):
 
 
 RECIPES = recipes("ppo", Args)
+UPDATE_MEANS = ("policy/loss", "value/loss", "policy/clip_fraction", "value/clip_fraction")
+UPDATE_MEANS += ("policy/approx_kl", "policy/entropy", "policy/ratio")
 
 
 # ------------------------------------------------------------------------------------------------- 1. reward schemes
@@ -229,9 +230,7 @@ def main(args: Args) -> dict[str, float]:
         start = time.perf_counter()
         # 3.1 rollout and scores up to EOS; a compiler may cut a response
         rows = [demonstrations[i] for i in batch_indices(len(demonstrations), B, update, args.seed)]  # [N+ 21]
-        uniforms = torch.rand(
-            (B, T), generator=generator, dtype=torch.float64
-        )  # a row's own, whichever rank samples it
+        uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
         with autocast, distributed.visiting(frozen if args.offload else [], device):
             batch = rollout(
                 policy, ref_policy, value_model, reward.score, rows, uniforms, eos_id, pad_id,
@@ -254,7 +253,7 @@ def main(args: Args) -> dict[str, float]:
         if args.missing_eos_score is not None:
             scores = torch.where(has_eos, scores, args.missing_eos_score)
 
-        # 3.3 KL penalty at each token, the score once; GAE
+        # 3.3 KL penalty at each token, the score once, and GAE: (B, T) each
         rewards, kl, advantages, returns, statistics = penalised_gae(
             logprobs, ref_logprobs, values, scores, batch.eos_index,
             kl_control.coefficient, args.gamma, args.lam, args.score_at,
@@ -298,10 +297,10 @@ def main(args: Args) -> dict[str, float]:
                     (pg_loss + args.value_coef * vf_loss).backward()
                     with torch.no_grad():
                         ratio = torch.where(no_action, 0.0, new_logprobs - old_logprobs).exp()
-                        approx_kl = k2(new_logprobs, old_logprobs).masked_fill(no_action, 0.0).sum()
-                        sums = approx_kl, entropy.sum(), ratio[~no_action].sum()  # over tokens
+                        approx_kl = k2(new_logprobs, old_logprobs).masked_fill(no_action, 0.0)  # (b, t)
+                        sums = approx_kl.sum(), entropy.sum(), ratio[~no_action].sum()  # over tokens
                         means = pg_loss, vf_loss, pg_clipped, vf_clipped, *(total / num_actions for total in sums)
-                        stats += torch.stack([mean.detach() for mean in means])
+                        stats += torch.stack([mean.detach() for mean in means])  # in the order of UPDATE_MEANS
                         if is_first:
                             first_ratio_error = torch.maximum(first_ratio_error, (ratio - 1).abs().max())
                 distributed.sum_gradients(policy, value_model)
@@ -315,7 +314,6 @@ def main(args: Args) -> dict[str, float]:
         learned = reward.learn(progress)
 
         # 3.7 log; every mean is over what is not masked
-        pg_loss, vf_loss, pg_clipped, vf_clipped, approx_kl, entropy, ratio = (totals / max(1, num_steps)).tolist()
         kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
         kl_k3 = torch.where(padding_mask, 0.0, k3(logprobs, ref_logprobs)).sum(1)  # (B,)
         mean_kl, mean_score = kl_per_response.mean().item(), scores.mean().item()
@@ -328,35 +326,27 @@ def main(args: Args) -> dict[str, float]:
             "objective/score_std": scores.std().item(),
             "objective/rlhf_reward": mean_score - kl_control.coefficient * mean_kl,
             "objective/kl_coef": kl_control.coefficient,
-            "policy/approx_kl": approx_kl,
-            "policy/clip_fraction": pg_clipped,
-            "policy/loss": pg_loss,
-            "policy/entropy": entropy,
-            "policy/ratio": ratio,
+            **dict(zip(UPDATE_MEANS, (totals / max(1, num_steps)).tolist(), strict=True)),
             "policy/first_ratio_error": first_ratio_error.item(),
             "policy/sampler_gap": sampler_gap.item(),
-            "value/loss": vf_loss,
-            "value/clip_fraction": vf_clipped,
             "eos_rate": has_eos.float().mean().item(),
             "response_length": (batch.eos_index + 1).float().mean().item(),
             "skipped_steps": steps.skipped,
             "lr": args.lr * progress,
             "episode": (update + 1) * B,
             "episodes_per_second": B / (time.perf_counter() - start),
+            **learned,
         }
-        metrics |= learned
         if batch.gold_scores:
             metrics["gold_score"] = sum(batch.gold_scores) / B
         kl_control.update(mean_kl, B)
         if update + 1 == num_updates or update % args.sample_every == 0:
-            shown = zip(rows, response.tolist(), scores.tolist(), kl_per_response.tolist(), strict=True)
-            run.log_samples(
-                update,
-                [
-                    {"query": row.record["query"], "response": tokenizer.decode(ids), "score": score, "kl": nats}
-                    for row, ids, score, nats in itertools.islice(shown, 4)
-                ],
-            )
+            samples = [
+                {"query": rows[i].record["query"], "response": tokenizer.decode(response[i].tolist())}
+                | {"score": scores[i].item(), "kl": kl_per_response[i].item()}
+                for i in range(min(4, B))
+            ]
+            run.log_samples(update, samples)
         run.log(update, metrics, score=f"{mean_score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{metrics['eos_rate']:.2f}")
         if mean_kl < -3 * kl_per_response.std().item() / math.sqrt(B):
             run.warn(f"update {update}: the KL is {mean_kl:.2f}, below 0 by more than chance: policy or mask is off")
