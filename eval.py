@@ -35,8 +35,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data import self_rank, site
-from data.label import load_labels, printable
+from data import site
 from data.mxeval import program_of
 from data.tiny import gold_score
 from nanorlhf import distributed
@@ -59,7 +58,7 @@ from nanorlhf.dataset import (
     write_jsonl,
 )
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
-from nanorlhf.encoder import bert_score, load_encoder
+from nanorlhf.encoder import load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals.judge import (
     WIN,
@@ -95,6 +94,8 @@ from nanorlhf.metrics.agreement import (
     order_probability,
     pairwise_agreement,
 )
+from nanorlhf.metrics.bert_score import bert_score
+from nanorlhf.metrics.labels import load_labels
 from nanorlhf.metrics.replies import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
 from nanorlhf.metrics.token_rewards import token_rewards
@@ -107,7 +108,9 @@ from nanorlhf.report.cluster_figure import cluster_figure
 from nanorlhf.report.length_figures import length_figures
 from nanorlhf.report.page import length_section, table, write_report
 from nanorlhf.reward import end_scores, load_function, pair_scores, response_scores
+from nanorlhf.selfrank.ranked import Ranked, embed
 from nanorlhf.selfrank.text_rank import rank_order
+from nanorlhf.terminal import printable
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
 
@@ -1211,7 +1214,7 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
     return references, answers[0] is not None
 
 
-def load_self_rank(path: Path) -> list[self_rank.Ranked]:
+def load_self_rank(path: Path) -> list[Ranked]:
     questions = []
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
@@ -1231,7 +1234,7 @@ def load_self_rank(path: Path) -> list[self_rank.Ranked]:
                 f"{where}: needs a text, a weight and a cluster of each answer, and of each cluster the index of one "
                 "representative: make the file with data.self_rank."
             )
-        questions.append(self_rank.Ranked(query, answers, weights, clusters, representatives))
+        questions.append(Ranked(query, answers, weights, clusters, representatives))
     return questions
 
 
@@ -1299,7 +1302,7 @@ def judge_self_ranking(
     return groups
 
 
-def judge_first_answers(questions: list[self_rank.Ranked], args: ReplyArgs) -> dict:
+def judge_first_answers(questions: list[Ranked], args: ReplyArgs) -> dict:
     """Is the answer that TextRank puts first right, more often than one drawn at random?"""
     gold_score = load_function("--gold", args.gold)
     values = defaultdict(list)  # which answer -> of each question [gold score, is it right]
@@ -1384,7 +1387,7 @@ def judge_replies(args: ReplyArgs) -> dict:
     figure = drawn = None
     if args.encoder:
         one = max(self_ranked, key=lambda question: len(question.representatives))  # the first of those with the most
-        vectors = self_rank.embed(set(one.answers), load_encoder(args.encoder, device=device))
+        vectors = embed(set(one.answers), load_encoder(args.encoder, device=device))
         vectors = np.stack([vectors[answer] for answer in one.answers])
         title = f"{len(one.answers)} answers to one question"
         figure = cluster_figure(title, vectors, one.weights, one.clusters, one.representatives)

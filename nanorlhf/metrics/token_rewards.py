@@ -11,7 +11,7 @@ from nanorlhf.hub import read_object
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards
-from nanorlhf.report.page import read_metrics
+from nanorlhf.run_directory import read_metrics
 from nanorlhf.tokenizer import Tokenizer
 
 

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS, to_html
 from nanorlhf.report.details_index import details_section
-
-Rows = list[dict[str, float]]
+from nanorlhf.run_directory import Rows, read_metrics
 
 # column of the table: key in eval.json, heading, digits
 COLUMNS = (
@@ -157,12 +156,6 @@ def judge_line(result: dict) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ 2. the figures
-def read_metrics(run: str) -> Rows:
-    """metrics.jsonl of a run directory; empty where there is none, as for a model from the Hub."""
-    path = Path(run) / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def series(rows: Rows, key: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     """The points of a metric, in the rows that have it."""
     points = [(row[x], row[key]) for row in rows if key in row and x in row]

@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nanorlhf.report.answer_report import figures
-from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, read_metrics, write_page
+from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, write_page
+from nanorlhf.run_directory import read_metrics
 
 # metric in eval.json: heading, factor, digits
 METRICS = {
