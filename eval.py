@@ -36,7 +36,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data import site
-from data.mxeval import program_of
 from data.tiny import gold_score
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
@@ -44,8 +43,7 @@ from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.code.compilers import JavaCompiler, PythonCompiler, first_error
 from nanorlhf.code.error_profile import error_category, error_profile
-from nanorlhf.code.execution import isolation, run_programs
-from nanorlhf.code.localisation import token_bytes
+from nanorlhf.code.execution import isolation, program_of, run_programs
 from nanorlhf.dataset import (
     Comparison,
     Demonstration,
@@ -111,7 +109,7 @@ from nanorlhf.reward import end_scores, load_function, pair_scores, response_sco
 from nanorlhf.selfrank.ranked import Ranked, embed
 from nanorlhf.selfrank.text_rank import rank_order
 from nanorlhf.terminal import printable
-from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, token_bytes
 from nanorlhf.training.run import write_json
 
 

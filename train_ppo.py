@@ -37,7 +37,7 @@ from nanorlhf.code.baselines import bipolar_ramp_advantages, coderl_advantages, 
 from nanorlhf.code.discriminator import Discriminator, grounding, load_discriminator, save_discriminator
 from nanorlhf.code.error_profile import CATEGORIES, error_profile
 from nanorlhf.code.feedback import Checked, check_responses, compiler_for
-from nanorlhf.code.localisation import token_bytes, truncate_at_error
+from nanorlhf.code.localisation import truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
@@ -54,7 +54,7 @@ from nanorlhf.ppo import (
     whiten,
 )
 from nanorlhf.reward import end_scores, load_rule
-from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, token_bytes
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.training.resume import StopSignals, load_state

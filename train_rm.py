@@ -40,7 +40,6 @@ from nanorlhf.code.discriminator import (
     triplet_loss,
 )
 from nanorlhf.code.feedback import check_responses, compiler_for
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.code.transformations import rename_variables
 from nanorlhf.dataset import (
     Comparison,
@@ -60,7 +59,7 @@ from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig, ScalarModel, Transformer
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.reward import pair_scores, response_scores
-from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, token_bytes
 from nanorlhf.training.memory_plan import rm_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups, train_linear_layers
 from nanorlhf.training.resume import StopSignals, load_state
