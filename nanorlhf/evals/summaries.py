@@ -145,7 +145,7 @@ def main(args: Args) -> dict:
             for i, text in enumerate(texts)
         ]
 
-    # ---------------------------------------------------------------------------- 4. the judge; do longer responses win?
+    # --------------------------------------------------------------------------- 4. the judge; do longer responses win?
     figures: list[Figure] = []
     account = None
     verdicts: dict[str, list[dict]] = {}
@@ -174,7 +174,7 @@ def main(args: Args) -> dict:
             with precision:
                 accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
 
-    # ---------------------------------------------------------------------------------------------------------- 6. write
+    # --------------------------------------------------------------------------------------------------------- 6. write
     result = {
         "policies": results,
         "reference": reference,
