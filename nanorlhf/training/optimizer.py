@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,12 +15,13 @@ from nanorlhf.model import ScalarModel
 class FiniteSteps:
     """Steps of an optimizer; those whose loss or gradient is not finite are skipped and counted.
 
-    A skipped step leaves weights and optimizer state as they are. More than `limit` in a row raise InputError with
-    `advice`, which names what to change.
+    A skipped step leaves weights and optimizer state as they are. More than --max-skipped-steps in a row raise
+    InputError with `advice`, which names what to change.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, limit: int, advice: str):
-        self.optimizer, self.limit, self.advice = optimizer, limit, advice
+    def __init__(self, optimizer: torch.optim.Optimizer, args: Any, advice: str):
+        self.optimizer, self.limit = optimizer, args.max_skipped_steps
+        self.advice = f"{advice}; {args.out} keeps the last checkpoint before it."
         self.skipped, self.in_a_row = 0, 0
 
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
