@@ -87,7 +87,7 @@ def parse(answer: str) -> Literal["A", "B"] | None:
 
 
 def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
-    """Is our summary A? Depends on the seed and the texts alone, so a pair gives the same prompt in every evaluation."""
+    """Is our summary A? By the seed and the texts alone, so that a pair gives the same prompt in every evaluation."""
     if both:
         return [True, False]
     return [hashlib.sha256(json.dumps([seed, *pair]).encode()).digest()[0] % 2 == 0]
@@ -165,9 +165,7 @@ def completions_url(flag: str, url: str) -> str:
         valid = False
     if not valid or not (url.isascii() and url.isprintable()) or " " in url:
         raise InputError(f"{flag} {url}: write a URL such as http://localhost:8000/v1 or https://api.openai.com/v1.")
-    if (
-        parts.username or parts.password or parts.query or parts.fragment
-    ):  # a URL is logged, so it must not hold a secret
+    if parts.username or parts.password or parts.query or parts.fragment:  # URLs are logged: no secrets
         raise InputError(f"{flag}: write the URL without password, ? and #; a key goes by --judge-key-variable.")
     base = url.rstrip("/")
     return base if base.endswith("/chat/completions") else base + "/chat/completions"
