@@ -36,7 +36,7 @@ def tokenised(references: list[list[str]], responses: list[str]) -> Iterator[tup
 
 
 def bleu4(references: list[list[str]], responses: list[str]) -> list[float]:
-    """[STR metrics] Sentence BLEU by NLTK: 1- to 4-grams, counts clipped by the maximum over references, brevity penalty.
+    """[STR metrics] Sentence BLEU by NLTK: 1- to 4-grams, counts clipped over all references, brevity penalty.
 
     The paper names no smoothing; we use method 1 of Chen and Cherry (2014): an order without matches counts as 0.1
     matches. A reply of fewer than 4 tokens has such orders, so it scores below 1 even where it equals its reference.
