@@ -7,6 +7,6 @@ Rows = list[dict[str, float]]  # of metrics.jsonl
 
 
 def read_metrics(run: str) -> Rows:
-    """metrics.jsonl of a run directory; empty where there is none, as for a model from the Hub."""
+    """The rows of a run directory's metrics.jsonl; empty where there is none, as for a model from the Hub."""
     path = Path(run) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,4 +1,4 @@
-"""Which sampled answers a person found useful: reads the labels.jsonl that `python -m data.label` writes. [SO mrr@k]"""
+"""Which sampled answers a person found useful: the labels.jsonl that `python -m data.label` writes."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ Item = tuple[str, str, int]  # query, policy, index of the answer
 
 
 def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
-    """The rows of labels.jsonl, checked to be of these samples: a label of another answer would be a false one."""
+    """The rows of labels.jsonl by item. Raises InputError for a label of an answer that is not among `samples`."""
     answers = {
         (row["query"], policy, index): answer["response"]
-        for row in reversed(samples)  # of two rows with one query the first has the labels
+        for row in reversed(samples)  # labels belong to the first of two rows with the same query
         for policy, column in row["policies"].items()
         for index, answer in enumerate(column)
     }
-    labels = {}
+    labels: dict[Item, dict] = {}
     for where, row in iter_jsonl(path):
         for name, kind in {"query": str, "policy": str, "index": int, "useful": bool}.items():
             field(row, name, kind, where)
@@ -32,9 +32,9 @@ def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
 
 
 def load_labels(path: Path, samples: list[dict]) -> dict[str, np.ndarray]:
-    """policy -> (questions, n), rows as in samples: 1 useful, 0 not, NaN without a label.
+    """policy -> (questions, n), rows as in `samples`: 1 useful, 0 not, NaN without a label.
 
-    A query that stands in samples twice has labels in its first row only.
+    Of two samples with the same query, the first has the labels.
     """
     labels = read_labels(path, samples)
     columns = {name: np.full((len(samples), len(answers)), np.nan) for name, answers in samples[0]["policies"].items()}

@@ -14,17 +14,17 @@ TEXTS_AT_ONCE = 256  # encoder batch; fixed, because rounding depends on it
 
 @dataclass(frozen=True)
 class Ranked:
-    """A question with its m answers: a row of self_rank.jsonl."""
+    """A question and its m answers: a row of self_rank.jsonl."""
 
     query: str
-    answers: list[str]  # in the order in which they were sampled
-    weights: list[float]  # TextRank's, of each answer
-    clusters: list[int]  # ISODATA's, of each answer
-    representatives: list[int]  # index of an answer of each cluster, the highest weight first
+    answers: list[str]  # in sampling order
+    weights: list[float]  # TextRank's, per answer
+    clusters: list[int]  # ISODATA's, per answer
+    representatives: list[int]  # one answer index per cluster, highest weight first
 
 
 def embed(texts: set[str], encoder: Encoder) -> dict[str, np.ndarray]:
-    """The unit vector (d,) of each text. Texts of one length go together: padding is work too."""
+    """The unit vector (d,) of each text, in batches of similar length. Raises InputError for NaN or infinity."""
     in_order = sorted(texts, key=lambda text: (len(text), text))
     batches = tqdm(micro_batches(in_order, TEXTS_AT_ONCE), desc="encoder", unit=" batches", leave=False)
     vectors = [row for batch in batches for row in sentence_embeddings(batch, encoder, TEXTS_AT_ONCE).double().numpy()]
