@@ -8,7 +8,7 @@ in one shuffled order. Every answer is saved at once, so that stopping loses not
     samples.jsonl   {"query": str, "policies": {name: [{"response": str, ...}, ...]}, ...}       n answers a policy
     labels.jsonl    {"query": str, "policy": str, "index": int, "response": str, "useful": bool}   a label a line
 
-`load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
+`nanorlhf.metrics.labels.load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,10 @@ import numpy as np
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.metrics.labels import Item, read_labels
+from nanorlhf.terminal import printable
 
 KEYS = "y useful, n not useful, s skip (no label), b back, q quit"
-Item = tuple[str, str, int]  # query, policy, index of the answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,40 +56,6 @@ def load_samples(path: Path) -> list[dict]:
     return rows
 
 
-def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
-    """The rows of labels.jsonl, checked to be of these samples: a label of another answer would be a false one."""
-    answers = {
-        (row["query"], policy, index): answer["response"]
-        for row in reversed(samples)  # of two rows with one query the first has the labels
-        for policy, column in row["policies"].items()
-        for index, answer in enumerate(column)
-    }
-    labels = {}
-    for where, row in iter_jsonl(path):
-        for name, kind in {"query": str, "policy": str, "index": int, "useful": bool}.items():
-            field(row, name, kind, where)
-        item = row["query"], row["policy"], row["index"]
-        if item not in answers or row.get("response", answers[item]) != answers[item]:
-            raise InputError(f"{where}: the samples hold no such answer: name the labels of these samples.")
-        if item in labels:
-            raise InputError(f"{where}: this answer has a label further up already: delete one of the two lines.")
-        labels[item] = row
-    return labels
-
-
-def load_labels(path: Path, samples: list[dict]) -> dict[str, np.ndarray]:
-    """policy -> (questions, n), rows as in samples: 1 useful, 0 not, NaN without a label.
-
-    A query that stands in samples twice has labels in its first row only.
-    """
-    labels = read_labels(path, samples)
-    columns = {name: np.full((len(samples), len(answers)), np.nan) for name, answers in samples[0]["policies"].items()}
-    first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}
-    for (query, policy, index), row in labels.items():
-        columns[policy][first_row[query], index] = row["useful"]
-    return columns
-
-
 def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Item, str]]:
     """What is to be labelled, in the order in which it is shown: an answer's place, and its text."""
     first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}  # a query is asked once
@@ -104,11 +71,6 @@ def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Ite
         order = np.random.default_rng((seed, number)).permutation(len(answers))
         items += [answers[i] for i in order]
     return items
-
-
-def printable(text: str) -> str:
-    """Sampled text may hold control characters, which could move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text).strip()
 
 
 def main(args: Args) -> None:

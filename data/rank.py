@@ -25,13 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data.label import printable
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
 from nanorlhf.reward import load_function
 from nanorlhf.selfrank.text_rank import rank_order
+from nanorlhf.terminal import printable
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"
 

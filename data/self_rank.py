@@ -37,18 +37,18 @@ from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, iter_jsonl, response_ids
-from nanorlhf.encoder import Encoder, load_encoder, sentence_embeddings
+from nanorlhf.encoder import Encoder, load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.selfrank.isodata import isodata
 from nanorlhf.selfrank.noise import add_noise
+from nanorlhf.selfrank.ranked import Ranked, embed
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 
 SPLITS = ("train", "validation")
 QUESTIONS_AT_ONCE = 1024  # whose answers are held in memory; fixed, as the samples depend on it
-TEXTS_AT_ONCE = 256  # in the encoder; fixed, as rounding depends on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +88,6 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------- 1. what to do with the answers
-@dataclass(frozen=True)
-class Ranked:
-    """A question with its m answers: a row of self_rank.jsonl."""
-
-    query: str
-    answers: list[str]  # in the order in which they were sampled
-    weights: list[float]  # TextRank's, of each answer
-    clusters: list[int]  # ISODATA's, of each answer
-    representatives: list[int]  # index of an answer of each cluster, the highest weight first
-
-
 def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int) -> Ranked:
     """By the unit vectors (m, d) of the answers.
 
@@ -195,16 +184,6 @@ def answer_and_rank(
     clock.append(time.perf_counter())
     seconds.update(dict(zip(("sampling", "encoding", "ranking and clustering"), np.diff(clock), strict=True)))
     return ranked
-
-
-def embed(texts: set[str], encoder: Encoder) -> dict[str, np.ndarray]:
-    """The unit vector (d,) of each text. Texts of one length go together: padding is work too."""
-    in_order = sorted(texts, key=lambda text: (len(text), text))
-    batches = tqdm(micro_batches(in_order, TEXTS_AT_ONCE), desc="encoder", unit=" batches", leave=False)
-    vectors = [row for batch in batches for row in sentence_embeddings(batch, encoder, TEXTS_AT_ONCE).double().numpy()]
-    if not np.isfinite(vectors).all():
-        raise InputError(f"--encoder {encoder.where}: its vectors are not finite: its weights are damaged.")
-    return dict(zip(in_order, vectors, strict=True))
 
 
 def check(args: Args) -> None:

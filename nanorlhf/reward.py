@@ -1,6 +1,7 @@
 """One score per response: from a reward model's output at every token, from a user's function, and the gold score."""
 
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -12,8 +13,8 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
-from nanorlhf.padding import first_true_index, left_pad, right_pad
-from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.padding import first_true_index, left_pad, micro_batches, right_pad
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
 # score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] behind their EOS
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -104,38 +105,63 @@ class Gold:
     """The true score of a response, which training never sees.
 
     where  FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an embedded world; or the
-           checkpoint directory or Hub id of a larger reward model, which shows over-optimisation on real data
+           checkpoint directory or Hub id of a larger reward model, which shows over-optimisation on real data. That
+           model must share `tokenizer`; it scores `batch_size` responses per forward pass
+
+    Raises InputError where there is neither, and, when called, for a function that gives something else than a number.
     """
 
-    def __init__(self, where: str, tokenizer: Tokenizer, device: torch.device):
-        self.tokenizer = tokenizer
+    def __init__(self, where: str, tokenizer: Tokenizer, device: torch.device, batch_size: int = 64):
+        self.where, self.tokenizer, self.batch_size = where, tokenizer, batch_size
         self.model: ScalarModel | None = None
         if is_function(where):
             self.function = load_function("--gold", where)
         else:
             self.model = load_scalar(where, device).requires_grad_(False)
+            check_vocabulary(tokenizer, self.model.config.vocab_size, where)
 
     def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
         """The scores of texts, such as references; a model reads them with an EOS."""
+        pairs = list(zip(queries, responses, strict=True))
         if self.model is None:
-            return [self.function(query, text) for query, text in zip(queries, responses, strict=True)]
+            return [self._number(self.function(*pair)) for pair in pairs]
         encode = self.tokenizer.encode
-        rows = [
-            Demonstration(encode(query), response_ids(query, text, self.tokenizer), {})
-            for query, text in zip(queries, responses, strict=True)
-        ]
+        rows = [Demonstration(encode(query), response_ids(query, text, self.tokenizer), {}) for query, text in pairs]
+        scores = []
         with torch.no_grad():
-            return response_scores(self.model, rows, self.tokenizer.pad_id, "left").tolist()
+            for batch in micro_batches(rows, self.batch_size):
+                self._check_length(max(len(row.query) for row in batch) + max(len(row.response) for row in batch))
+                scores += response_scores(self.model, batch, self.tokenizer.pad_id, "left").tolist()
+        return scores
 
     def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
         """The scores of sampled responses, query (B, Q) and response (B, T); a function gets the texts."""
         if self.model is None:
             return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
-        ids = torch.cat((query, response), dim=1)  # (B, Q + T)
+        ids, scores = torch.cat((query, response), dim=1), []  # (B, Q + T)
+        self._check_length(ids.size(1))
         with torch.no_grad():
-            return end_scores(self.model, ids, query.size(1), self.tokenizer.pad_id).tolist()
+            for batch in micro_batches(ids, self.batch_size):
+                scores += end_scores(self.model, batch, query.size(1), self.tokenizer.pad_id).tolist()
+        return scores
+
+    def _number(self, value: object) -> float:
+        try:
+            number = float(value)  # type: ignore[arg-type]  # whatever the user's function returned
+        except (TypeError, ValueError) as error:
+            raise InputError(f"--gold {self.where} must give a number, not {value!r:.80}.") from error
+        if not math.isfinite(number):
+            raise InputError(f"--gold {self.where} gave {number}: it must give a finite number.")
+        return number
+
+    def _check_length(self, length: int) -> None:
+        if self.model is not None and length > self.model.config.n_ctx:
+            raise InputError(
+                f"the longest query and response make {length} tokens, more than the {self.model.config.n_ctx} "
+                f"positions of --gold {self.where}: name another."
+            )
 
 
 def is_function(where: str) -> bool:
-    """Whether a setting is of the form FILE.py:FUNCTION."""
-    return ".py:" in where
+    """Whether a setting is of the form FILE.py:FUNCTION, or meant to be."""
+    return ".py:" in where or where.endswith(".py")

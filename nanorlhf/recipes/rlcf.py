@@ -48,7 +48,20 @@ RECIPES: dict = {
             value_clip_range=None,
             value_coef=1.0,
         ),
-        "programs": dict(  # RLCF: 100 programs a problem at three temperatures, compiled and executed
+        "programs": dict(  # RLCF: MBJP, 100 programs per problem and temperature
+            data=Path("runs/rlcf/data"),
+            out=Path("runs/rlcf/eval"),
+            policies=(
+                *("base", "runs/rlcf/base_bench", "sft", "runs/rlcf/sft_bench"),
+                *("mono", "runs/rlcf/mono_bench", "rlcf", "runs/rlcf/ppo_bench"),
+            ),
+            curves=("runs/rlcf/ppo",),
+            num_samples=100,
+            ks=(1, 10, 100),
+            temperatures=(0.2, 0.6, 0.8),
+            top_p=0.95,
+            max_query_length=500,
+            response_length=256,
         ),
     },
     "rlcf-bench": {
@@ -140,7 +153,7 @@ RECIPES: dict = {
             value_clip_range=None,
             value_coef=1.0,
         ),
-        "programs": dict(  # the embedded world of programs
+        "programs": dict(
             data=Path("runs/programs/bench"),
             out=Path("runs/programs/eval"),
             policies=("sft", "runs/programs/sft_bench", "rlcf", "runs/programs/ppo_bench"),

@@ -58,7 +58,20 @@ RECIPES: dict = {
             kl_target=6.0,
             score_at="last_token",
         ),
-        "answers": dict(  # SO: ten answers a question, top-k 50, top-p 0.9, no bigram twice
+        "answers": dict(  # SO Table 1: ten answers per question
+            data=Path("runs/stackoverflow/data"),
+            out=Path("runs/stackoverflow/eval"),
+            policies=("sft", "runs/stackoverflow/sft", "ppo", "runs/stackoverflow/ppo"),
+            regression_model="runs/stackoverflow/rm_regression",
+            contrastive_model="runs/stackoverflow/rm_contrastive",
+            num_samples=10,
+            max_query_length=512,
+            response_length=256,
+            max_response_length=512,
+            temperature=1.0,
+            top_k=50,
+            top_p=0.9,
+            no_repeat_ngram_size=2,
         ),
     },
     "stackoverflow-tiny": {
@@ -113,7 +126,7 @@ RECIPES: dict = {
             score_at="last_token",
             gold="data/site.py:gold_score",
         ),
-        "answers": dict(  # the embedded Q&A site, judged by a function that training never saw
+        "answers": dict(  # gold: a function that no training sees
             data=Path("runs/site/data"),
             out=Path("runs/site/eval"),
             policies=("base", "runs/site/base", "sft", "runs/site/sft", "ppo", "runs/site/ppo"),

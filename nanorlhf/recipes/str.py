@@ -42,7 +42,18 @@ RECIPES: dict = {
             temperature=0.8,
             kl_coef=0.5,  # [STR ppo]
         ),
-        "replies": dict(  # STR: a reply a question at temperature 0.8 and top-p 0.95, and who agrees with the ranking
+        "replies": dict(  # STR: one reply per question; of SQuAD 500 (--num-queries)
+            data=Path("runs/str/data"),
+            out=Path("runs/str/eval"),
+            policies=(
+                *("original", "openai-community/gpt2", "full", "runs/str/sft", "adapter", "runs/str/adapter"),
+                *("bitfit", "runs/str/bitfit", "lora", "runs/str/lora", "str", "runs/str/ppo"),
+            ),
+            reward_model="runs/str/rm",
+            response_length=100,
+            max_response_length=100,
+            temperature=0.8,
+            top_p=0.95,
         ),
     },
     "str-tiny": {
@@ -90,7 +101,7 @@ RECIPES: dict = {
             kl_coef=0.5,  # [STR ppo]
             gold="data/town.py:gold_score",
         ),
-        "replies": dict(  # the embedded town, whose right replies are known
+        "replies": dict(  # gold: 1 for a right reply
             data=Path("runs/town/data"),
             out=Path("runs/town/eval"),
             policies=("full", "runs/town/full", "str", "runs/town/ppo"),

@@ -43,7 +43,7 @@ RECIPES: dict = {
             response_length=24,
             gold="data/tiny.py:gold_score",
         ),
-        "summaries": dict(  # the embedded world, judged by the labeller that PPO never saw
+        "summaries": dict(  # gold: the labeller, whom no training sees
             data=Path("runs/tiny/data"),
             out=Path("runs/tiny/eval"),
             policies=("sft", "runs/tiny/sft", "ppo", "runs/tiny/ppo"),
@@ -58,7 +58,7 @@ RECIPES: dict = {
     },
     "tiny-rm": {
         "help": "reward models of the embedded world side by side",
-        "reward_models": dict(  # the same in the embedded world
+        "reward_models": dict(
             data=Path("runs/tiny/data"),
             out=Path("runs/tiny/eval_rm"),
             reward_models=("rm", "runs/tiny/rm", "dpo", "runs/tiny/dpo"),
@@ -119,13 +119,26 @@ RECIPES: dict = {
             out=Path("runs/tldr/eval"),
             policies=("sft", "runs/tldr/sft", "ppo", "runs/tldr/ppo"),
             reward_model="runs/tldr/rm",
-            temperature=0.01,
+            seed=44413,
+            max_query_length=512,
             response_length=53,
+            max_response_length=169,
+            temperature=0.01,
+            kl_temperature=0.7,
+            dpo_beta=0.05,
         ),
     },
     "tldr-rm": {
         "help": "N+ Table 5 and Figure 7: reward models and DPO side by side",
-        "reward_models": dict(  # N+ Table 5 and Figure 7: reward models and DPO, seeds beside each other
+        "reward_models": dict(  # N+ Table 5 and Figure 7; a name that comes again is another seed
+            data=Path("runs/tldr/data"),
+            out=Path("runs/tldr/eval_rm"),
+            reward_models=("rm", "runs/tldr/rm", "dpo", "runs/tldr/dpo"),
+            ref_policy="runs/tldr/sft",
+            dpo_beta=0.05,
+            max_query_length=512,
+            max_response_length=169,
+            max_cnndm_query_length=1919,
         ),
     },
 }

@@ -19,6 +19,7 @@ from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
+from nanorlhf.selfrank import ranked
 from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import TINY, interrupt_at
 
@@ -74,7 +75,7 @@ def typed(monkeypatch):
 
     encoder = Encoder("typed", torch.nn.Identity(), None, 1, 1, 512, 512, "mean")
     monkeypatch.setattr(self_rank, "load_encoder", lambda where, device: encoder)
-    monkeypatch.setattr(self_rank, "sentence_embeddings", sentence_embeddings)
+    monkeypatch.setattr(ranked, "sentence_embeddings", sentence_embeddings)
 
     def use(answers):
         rest = list(answers)
@@ -363,7 +364,7 @@ def test_broken_rows_and_broken_encoders_are_named(args, typed, monkeypatch):
     with pytest.raises(InputError, match="sft.validation.jsonl:1: the field 'query' is missing"):
         self_rank.main(args)
     write_jsonl(args.data / "sft.validation.jsonl", [{"query": "a"}])
-    monkeypatch.setattr(self_rank, "sentence_embeddings", lambda texts, *a: torch.full((len(texts), 3), math.nan))
+    monkeypatch.setattr(ranked, "sentence_embeddings", lambda texts, *a: torch.full((len(texts), 3), math.nan))
     monkeypatch.setattr(self_rank, "sample_answers", lambda *a, **k: pytest.fail("sampled in vain"))
     with pytest.raises(InputError, match="--encoder typed: its vectors are not finite"):
         self_rank.main(args)

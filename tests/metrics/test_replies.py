@@ -172,7 +172,7 @@ def test_with_wordnet_meteor_says_so_and_matches_synonyms(tiny_wordnet) -> None:
 
 def test_an_incomplete_wordnet_is_one_sentence(tiny_wordnet) -> None:
     (tiny_wordnet / "lexnames").unlink()
-    with pytest.raises(InputError, match="WordNet is incomplete .*lexnames"):
+    with pytest.raises(InputError, match="WordNet data is incomplete .*lexnames"):
         meteor_matching()
 
 

@@ -110,7 +110,9 @@ def test_win_rates_come_from_the_evaluation_of_the_same_directory_and_means_are_
     evals = (make_eval(tmp_path / "eval", named, rows),)
     stranger = make_run(tmp_path / "stranger", size=10)
     runs = read_runs(Args(runs=pairs(ppo=[*places, stranger]), out=tmp_path / "out", evals=evals))
-    assert [run.win_rate for run in runs] == [*rates, None] and {run.judge for run in runs[:4]} == {"the gold score"}
+    assert [run.win_rate for run in runs] == [*rates, None] and {run.decided_by for run in runs[:4]} == {
+        "the gold score"
+    }
     axes = size_figure(runs, "win_rate", "t", "u").axes[0]
     line = axes.containers[0][0]
     assert line.get_xdata().tolist() == [23, 2003] and line.get_ydata() == pytest.approx([0.45, 0.75])
@@ -122,7 +124,7 @@ def test_win_rates_come_from_the_evaluation_of_the_same_directory_and_means_are_
     }
     for against, expected in (("reference", (0.7, "the judge")), ("sft", (0.4, "the gold score"))):
         run = read_runs(Args(runs=pairs(ppo=places), out=tmp_path / "out", evals=(both[against],)))[0]
-        assert (run.win_rate, run.judge) == expected
+        assert (run.win_rate, run.decided_by) == expected
 
 
 def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_path) -> None:
@@ -131,7 +133,10 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
     fast = make_run(tmp_path / "fast", lr=1e-2)
     figures = whitening_figures(read_runs(Args(runs=pairs(a=plain, b=white, c=[fast]), out=tmp_path / "out")))
     (legend,) = figures[0].legends
-    assert [t.get_text() for t in legend.get_texts()] == ["rewards as they are (2 seeds)", "rewards whitened (2 seeds)"]
+    assert [t.get_text() for t in legend.get_texts()] == [
+        "rewards not whitened (2 seeds)",
+        "rewards whitened (2 seeds)",
+    ]
     assert [figure.axes[0].get_title("left") for figure in figures] == [
         "Score of the rollouts, by whitening", "Gold score of the rollouts, by whitening",
         "KL to the reference, by whitening",
