@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import eval as evaluation
-from data import self_rank
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.dataset import read_jsonl, response_ids, write_jsonl
 from nanorlhf.encoder import Encoder
@@ -332,7 +331,7 @@ def letters(monkeypatch):
 
     encoder = Encoder("letters", torch.nn.Identity(), None, 1, 1, 512, 512, "mean")
     monkeypatch.setattr(evaluation, "load_encoder", lambda where, device: encoder)
-    monkeypatch.setattr(self_rank, "sentence_embeddings", sentence_embeddings)
+    monkeypatch.setattr("nanorlhf.selfrank.ranked.sentence_embeddings", sentence_embeddings)
 
 
 def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
