@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.prepare import LengthTable, check_at_least, check_out, jsonl_files, print_left_out
+from data.prepare import LengthTable, check_at_least, check_out, jsonl_files, list_reasons, print_left_out
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
@@ -297,10 +297,9 @@ def main(args: Args) -> None:
             progress.update(len(asked))
         left_out = +left_out  # without the zeros
         if not counts["train"]["pairs"]:
-            why = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise InputError(
                 f"--policy {args.policy}: no pair could be made from {counts['train']['answers']} answers to "
-                f"{len(queries['train'])} train queries ({why}): nothing was written; raise --temperature, "
+                f"{len(queries['train'])} train queries ({list_reasons(left_out)}): nothing was written; raise --temperature, "
                 "--num-samples or --num-queries, or train the policy longer."
             )
     for name, wanted in (("comparisons", "pairs"), ("self_rank", "answers")):
