@@ -299,8 +299,8 @@ def main(args: Args) -> None:
         if not counts["train"]["pairs"]:
             raise InputError(
                 f"--policy {args.policy}: no pair could be made from {counts['train']['answers']} answers to "
-                f"{len(queries['train'])} train queries ({list_reasons(left_out)}): nothing was written; raise --temperature, "
-                "--num-samples or --num-queries, or train the policy longer."
+                f"{len(queries['train'])} train queries ({list_reasons(left_out)}): nothing was written; raise "
+                "--temperature, --num-samples or --num-queries, or train the policy longer."
             )
     for name, wanted in (("comparisons", "pairs"), ("self_rank", "answers")):
         if not counts["validation"][wanted]:  # a file of an earlier run would not match this train split
