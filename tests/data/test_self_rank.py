@@ -237,8 +237,8 @@ def test_no_pair_at_all_is_an_error_that_says_why_and_old_files_stay(args, typed
         self_rank.main(args)
     assert str(raised.value) == (
         f"--policy {args.policy}: no pair could be made from 48 answers to 6 train queries (6 x questions with 1 or "
-        "fewer clusters of answers: no pair): nothing was written; raise --temperature, --num-samples or --num-queries, "
-        "or train the policy longer."
+        "fewer clusters of answers: no pair): nothing was written; raise --temperature, --num-samples or "
+        "--num-queries, or train the policy longer."
     )
     assert [path.name for path in args.out.iterdir()] == ["comparisons.train.jsonl"]
     typed([""] * 8)
