@@ -34,14 +34,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tqdm import tqdm
 from tree_sitter import Parser
 
-from data.prepare import LengthTable, check_at_least, check_out, check_vocab_size, in_validation, jsonl_files
+from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
 from data.stackoverflow import to_text
-from nanorlhf.cli import run_module
+from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.code.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -49,6 +49,7 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 ENDING = {"java": ".java", "python": ".py"}
 PROBLEM = re.compile(r"p\d{5}")
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
+Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # some problems must stay in train
 BATCH = 256  # programs per call of the compiler
 
 
@@ -60,19 +61,19 @@ class Args:
     """directory for code.train.jsonl, code.validation.jsonl and tokenizer.json; existing files are replaced"""
     language: Literal["java", "python"] = "java"
     """which files to read: .java or .py"""
-    cuts: int = 1
+    cuts: PositiveInt = 1
     """maximum number of rows per program, each cut at another statement"""
-    validation_share: float = 0.05
+    validation_share: Share = 0.05
     """share of problems in code.validation.jsonl"""
     tokenizer: str | None = None
     """directory, file or Hub id; the limits count its tokens (None: no limits)"""
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
-    max_query_length: int = 500
+    max_query_length: PositiveInt = 500
     """tokens; rows with a longer query are left out"""
-    max_response_length: int = 384
+    max_response_length: PositiveInt = 384
     """tokens including EOS; rows with a longer response are left out"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the drawn statements and of the splits"""
 
 
@@ -298,9 +299,7 @@ def file_of(row: dict, args: Args) -> str:
 
 def check(args: Args) -> None:
     """Refuse impossible settings before anything is read."""
-    check_at_least(args, 1, "cuts", "max_query_length", "max_response_length")
-    if not 0 <= args.validation_share < 1:
-        raise InputError(f"--validation-share {args.validation_share}: it must be at least 0 and below 1.")
+    check_ranges(args)
     check_vocab_size(args, args.tokenizer and "--tokenizer")
     check_out(args.out)
 

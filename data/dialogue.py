@@ -36,15 +36,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.prepare import (
-    check_at_least,
-    check_share,
     check_vocab_size,
     split_in_path,
     split_of,
     train_bpe,
     write_demonstrations,
 )
-from nanorlhf.cli import run_module
+from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
@@ -62,21 +60,21 @@ class Args:
     """directory of DailyDialog or of the Cornell corpus, or one file of dialogues"""
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
-    history: int = 3
+    history: PositiveInt = 3
     """[STR data] maximum number of turns before the reply"""
     tokenizer: str | None = None
     """directory, file or Hub id; the limits below count its tokens (None: openai-community/gpt2)"""
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
-    max_query_length: int = 512
+    max_query_length: PositiveInt = 512
     """tokens; longer histories lose their oldest turns"""
-    max_response_length: int = 100
+    max_response_length: PositiveInt = 100
     """tokens including EOS; longer replies are left out"""
-    validation_share: float = 0.1
+    validation_share: Fraction = 0.1
     """share of conversations in validation, where the source has no splits"""
     resplit: bool = False
     """draw train and validation by --validation-share even where the source has splits"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of those splits"""
 
 
@@ -215,8 +213,7 @@ def make_rows(
 
 # ------------------------------------------------------------------------------------------------------------ 3. files
 def main(args: Args) -> None:
-    check_at_least(args, 1, "history", "max_query_length", "max_response_length")
-    check_share(args)
+    check_ranges(args)
     check_vocab_size(args, args.tokenizer and "--tokenizer")
     # first: a missing tokenizer should be reported before the long read
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)

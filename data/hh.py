@@ -28,8 +28,6 @@ from pathlib import Path
 
 from data.prepare import (
     LengthTable,
-    check_at_least,
-    check_share,
     in_validation,
     jsonl_files,
     list_reasons,
@@ -37,7 +35,7 @@ from data.prepare import (
     read_records,
     source_files,
 )
-from nanorlhf.cli import run_module
+from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -57,13 +55,13 @@ class Args:
     """which files of a directory or Hub dataset: a pattern for their relative path, such as 'helpful-base/*'"""
     revision: str | None = None
     """branch or commit of a Hub dataset"""
-    max_query_length: int = 512
+    max_query_length: PositiveInt = 512
     """tokens; longer dialogues lose their oldest turns"""
-    max_response_length: int = 256
+    max_response_length: PositiveInt = 256
     """tokens including EOS; pairs with a longer reply are left out"""
-    validation_share: float = 0.1
+    validation_share: Fraction = 0.1
     """share of first human turns in validation"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the splits"""
 
 
@@ -93,8 +91,7 @@ def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
 
 
 def main(args: Args) -> None:
-    check_at_least(args, 1, "max_query_length", "max_response_length")
-    check_share(args)
+    check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
     lengths = LengthTable()
     written: Counter[str] = Counter()

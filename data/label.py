@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanorlhf.cli import run_module
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 
@@ -30,9 +30,9 @@ class Args:
     """samples.jsonl of an evaluation with several answers per question"""
     out: Path
     """labels.jsonl; an existing file is resumed"""
-    num_questions: int = 100
+    num_questions: PositiveInt = 100
     """number of questions to draw, at most; a higher number includes those of a lower one"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the questions and of the order of their answers; keep it to resume"""
 
 
@@ -112,10 +112,7 @@ def printable(text: str) -> str:
 
 
 def main(args: Args) -> None:
-    if args.num_questions < 1:
-        raise InputError(f"--num-questions {args.num_questions}: it must be at least 1.")
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed}: it must be at least 0.")
+    check_ranges(args)
     if args.out.is_dir():
         raise InputError(f"--out {args.out} is a directory: name a file.")
     samples = load_samples(args.samples)

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import check_share, in_validation, jsonl_files, print_left_out, read_records, source_files
-from nanorlhf.cli import run_module
+from data.prepare import in_validation, jsonl_files, print_left_out, read_records, source_files
+from nanorlhf.cli import Fraction, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.code.execution import Verdict, isolation, run_programs
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
@@ -42,29 +42,24 @@ class Args:
     """which files of a directory or Hub dataset: a pattern for their relative path, such as 'mbxp/*'"""
     revision: str | None = None
     """branch or commit of a Hub dataset"""
-    test_share: float = 1.0
+    test_share: Fraction = 1.0
     """share of problems in code.test.jsonl; the others go to code.train.jsonl"""
-    validation_share: float = 0.0
+    validation_share: Fraction = 0.0
     """share of those others that goes to code.validation.jsonl instead"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of those splits"""
     check: bool = False
     """run the canonical solutions"""
     samples: Path | None = None
     """run the completions in this file (JSON Lines with task_id and completion)"""
-    timeout: float = 10.0
+    timeout: Seconds = 10.0
     """maximum wall-clock seconds per program"""
-    workers: int = 1
+    workers: Workers = 1
     """programs run in parallel"""
 
 
 def main(args: Args) -> None:
-    check_share(args, "test_share")
-    check_share(args)
-    if not 0 < args.timeout <= 3600:
-        raise InputError(f"--timeout {args.timeout}: it must be above 0, an hour at most.")
-    if not 1 <= args.workers <= 500:
-        raise InputError(f"--workers {args.workers}: it must be from 1 to 500.")
+    check_ranges(args)
     rows: dict[str, dict] = {}  # task_id -> row
     places: dict[str, str] = {}
     written: Counter[tuple[str, str]] = Counter()  # (file, dataset) -> rows

@@ -1,7 +1,7 @@
 """What the modules of data/ share, in the order in which they use it.
 
 1. input: published records out of .json, .jsonl, .gz and .parquet files, local or on the Hub
-2. settings: the checks that several modules make
+2. settings: what several modules check beyond the range of a number
 3. splits: those that were published, or a seeded coin
 4. truncation: the longest prefix that fits
 5. output: the JSON Lines of the data contract (nanorlhf/dataset.py), all files or none, and tables of what was written
@@ -105,19 +105,6 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 # --------------------------------------------------------------------------------------------------------- 2. settings
-def check_at_least(args: Any, least: int, *names: str) -> None:
-    """Refuse settings below `least`; None passes."""
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name.replace('_', '-')} {value}: it must be at least {least}.")
-
-
-def check_share(args: Any, name: str = "validation_share") -> None:
-    if not 0 <= getattr(args, name) <= 1:  # NaN fails too
-        raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be from 0 to 1.")
-
-
 def check_vocab_size(args: Any, tokenizer_flag: str | None = None) -> None:
     """--vocab-size trains a tokenizer: refuse sizes that don't fit the bytes, and a second tokenizer."""
     if args.vocab_size is None:

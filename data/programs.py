@@ -26,8 +26,8 @@ from typing import Literal
 from tqdm import tqdm
 
 from data.codenet import java_methods, python_methods, row_of
-from data.prepare import check_at_least, check_out, jsonl_files
-from nanorlhf.cli import run_module
+from data.prepare import check_out, jsonl_files
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 
 # ---------------------------------------------------------------- 1. problems
@@ -259,13 +259,13 @@ class Args:
     """directory for sources/ and bench/; existing files are replaced"""
     language: Literal["auto", "java", "python"] = "auto"
     """auto: Java if there is a JDK, else Python"""
-    num_problems: int = 600
+    num_problems: PositiveInt = 600
     """problems in sources/"""
-    num_solutions: int = 4
+    num_solutions: PositiveInt = 4
     """maximum number of solutions per problem; duplicates are dropped"""
-    num_bench: tuple[int, int, int] = (96, 32, 64)
+    num_bench: tuple[PositiveInt, PositiveInt, PositiveInt] = (96, 32, 64)
     """problems in bench/: train, validation, test"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of every problem and program"""
 
 
@@ -280,14 +280,12 @@ def problems(rng: random.Random) -> Iterator[Problem]:
 
 
 def main(args: Args) -> None:
-    if args.num_problems < 1 or args.num_solutions < 1 or min(args.num_bench) < 1:
-        raise InputError("--num-problems, --num-solutions and --num-bench must be at least 1.")
+    check_ranges(args)
     if args.num_problems + sum(args.num_bench) > 10_000:
         raise InputError(
             f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: there must be at most 10,000 "
             "problems in all: lower one of them."
         )
-    check_at_least(args, 0, "seed")
     check_out(args.out)
     language = args.language
     if language == "auto":

@@ -22,12 +22,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from data.label import printable
-from data.prepare import check_at_least
-from nanorlhf.cli import run_module
+from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
@@ -45,17 +45,17 @@ class Args:
     """JSON Lines of this annotator's rankings; an existing file is resumed"""
     annotator: str
     """name of the person; determines the order of the answers on the screen"""
-    num_answers: int = 4
+    num_answers: Annotated[int, Range("from 2 to 9", lambda x: 2 <= x <= 9)] = 4
     """answers per question, 2 to 9; questions with fewer different ones are left out"""
-    num_questions: int = 100
+    num_questions: PositiveInt = 100
     """number of questions to draw, at most; a higher number includes those of a lower one"""
     representatives: bool = False
     """show only representatives of clusters"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the questions and of the order of their answers; the same for all annotators and when resuming"""
     simulate: str | None = None
     """FILE.py:FUNCTION(query, answer), such as data/town.py:gold_score, that ranks instead of a person"""
-    simulated_noise: float = 0.2
+    simulated_noise: NonNegativeFloat = 0.2
     """standard deviation of each simulated annotator's noise, in units of that function"""
 
 
@@ -136,12 +136,7 @@ def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> 
 
 
 def main(args: Args) -> None:
-    if not 2 <= args.num_answers <= 9:
-        raise InputError(f"--num-answers {args.num_answers}: it must be from 2 to 9.")
-    check_at_least(args, 1, "num_questions")
-    check_at_least(args, 0, "seed")
-    if not 0 <= args.simulated_noise < math.inf:  # NaN fails too
-        raise InputError(f"--simulated-noise {args.simulated_noise}: it must be at least 0.")
+    check_ranges(args)
     if not args.annotator.strip():
         raise InputError("--annotator is empty: name the person.")
     if args.out.is_dir():

@@ -26,16 +26,17 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.prepare import LengthTable, check_at_least, check_out, jsonl_files, list_reasons, print_left_out
+from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, print_left_out
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import run_module
+from nanorlhf.cli import Fraction, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl, response_ids
 from nanorlhf.encoder import Encoder, load_encoder, sentence_embeddings
 from nanorlhf.errors import InputError
@@ -63,27 +64,27 @@ class Args:
     """directory for the JSON Lines; existing files are replaced"""
     tokenizer: str | None = None
     """directory, file or Hub id (None: the policy's)"""
-    num_queries: int | None = None
+    num_queries: PositiveInt | None = None
     """queries per split, from the top of the file (None: all)"""
-    num_samples: int = 16
+    num_samples: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 16
     """answers per question"""
-    temperature: float = 0.8
+    temperature: Annotated[float, Range("from 0 to 100", lambda x: 0 <= x <= 100)] = 0.8
     """sampling temperature"""
-    top_p: float = 0.95
+    top_p: Fraction = 0.95
     """nucleus sampling: sample from the most likely tokens with this total probability (1: all tokens)"""
-    response_length: int = 100
+    response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 100
     """maximum tokens of an answer including EOS, also after noise"""
-    interval: int = 1
+    interval: PositiveInt = 1
     """minimum number of ranks between the answers of a pair (1: adjacent ranks)"""
-    max_pairs: int | None = 10
+    max_pairs: PositiveInt | None = 10
     """maximum pairs per question: the furthest apart first, then those with the better winner (None: all)"""
-    noise: float = 0.5
+    noise: Fraction = 0.5
     """share of pairs whose worse answer gets noise"""
-    batch_size: int = 64
+    batch_size: PositiveInt = 64
     """answers sampled at once; changes memory, not the result"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the samples, of ISODATA's first centroids and of the noise"""
 
 
@@ -209,11 +210,7 @@ def embed(texts: set[str], encoder: Encoder) -> dict[str, np.ndarray]:
 
 def check(args: Args) -> None:
     """Refuse impossible settings before anything is loaded."""
-    check_at_least(args, 1, "num_queries", "interval", "max_pairs", "batch_size")
-    check_at_least(args, 2, "num_samples", "response_length")
-    for name, high in {"temperature": 100, "top_p": 1, "noise": 1, "seed": 2**63 - 1}.items():
-        if not 0 <= getattr(args, name) <= high:  # NaN fails too
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be from 0 to {high}.")
+    check_ranges(args)
     if args.interval >= args.num_samples:
         raise InputError(f"--interval {args.interval}: it must be below --num-samples {args.num_samples}.")
     check_out(args.out)

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
-from data.prepare import check_at_least, check_out
-from nanorlhf.cli import run_module
-from nanorlhf.errors import InputError
+from data.prepare import check_out
+from nanorlhf.cli import Range, Seed, check_ranges, run_module
 
 # ---------------------------------------------------------------- 1. the words of the site
 # what one may want: the kind of object, the function in Python, the function in Java. Function names are the facts that
@@ -235,11 +235,11 @@ def accept(golds: list[float], rng: random.Random) -> int | None:
 class Args:
     out: Path = Path("runs/site")
     """directory for Posts.xml"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of every text and every vote"""
-    num_questions: int = 6000
+    num_questions: Annotated[int, Range("at least 10", lambda x: x >= 10)] = 6000
     """questions about Python that pass the filters of data.stackoverflow; half as many about Java are added"""
-    validation_share: float = 0.12
+    validation_share: Annotated[float, Range("above 0 and below 1", lambda x: 0 < x < 1)] = 0.12
     """share of questions asked after 2021-12-14, the paper's boundary between training and validation"""
 
 
@@ -336,10 +336,7 @@ def escape_attribute(text: str) -> str:
 
 
 def main(args: Args) -> None:
-    check_at_least(args, 10, "num_questions")
-    check_at_least(args, 0, "seed")
-    if not 0 < args.validation_share < 1:
-        raise InputError(f"--validation-share {args.validation_share}: it must be above 0 and below 1.")
+    check_ranges(args)
     check_out(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     made = write_site(args)

@@ -29,8 +29,6 @@ from pathlib import Path
 from data.dialogue import PAPERS_TOKENIZER
 from data.prepare import (
     SENTENCE_END,
-    check_at_least,
-    check_share,
     check_vocab_size,
     longest_fit,
     read_records,
@@ -39,7 +37,7 @@ from data.prepare import (
     train_bpe,
     write_demonstrations,
 )
-from nanorlhf.cli import run_module
+from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -63,15 +61,15 @@ class Args:
     """directory, file or Hub id; the limits below count its tokens (None: openai-community/gpt2)"""
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
-    max_query_length: int = 512
+    max_query_length: PositiveInt = 512
     """tokens; longer contexts lose sentences at the end"""
-    max_response_length: int = 100
+    max_response_length: PositiveInt = 100
     """tokens including EOS; longer answers are left out"""
-    validation_share: float = 0.1
+    validation_share: Fraction = 0.1
     """share of articles in validation, where file names tell no split"""
     resplit: bool = False
     """draw train and validation by --validation-share even where file names tell the split"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of those splits"""
 
 
@@ -175,8 +173,7 @@ def make_rows(
 
 
 def main(args: Args) -> None:
-    check_at_least(args, 1, "max_query_length", "max_response_length")
-    check_share(args)
+    check_ranges(args)
     check_vocab_size(args, args.tokenizer and "--tokenizer")
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()

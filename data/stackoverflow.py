@@ -41,8 +41,8 @@ import numpy as np
 from bs4 import BeautifulSoup
 from tqdm import tqdm
 
-from data.prepare import LengthTable, check_at_least, check_out, check_vocab_size, jsonl_files
-from nanorlhf.cli import run_module
+from data.prepare import LengthTable, check_out, check_vocab_size, jsonl_files
+from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, train_tokenizer
@@ -132,24 +132,24 @@ class Args:
     EleutherAI/gpt-neo-125m, the paper's)"""
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
-    max_length: int = 512
+    max_length: PositiveInt = 512
     """tokens of query and answer together, including EOS; questions are cut to leave room for the answer"""
-    max_query_length: int | None = None
+    max_query_length: PositiveInt | None = None
     """tokens of the query, if it must be shorter still"""
-    max_response_length: int | None = None
+    max_response_length: PositiveInt | None = None
     """tokens of an answer including EOS: longer ones are left out, sampling stops there (None: no limit but
     --max-length; half of --max-length for sampling)"""
     outliers: Literal["clip", "saturate"] = "clip"
     """Algorithm 1, scores outside the fences: clip to [-1, 1] as in the paper, or set to -1 and 1"""
     generated_by: str | None = None
     """SFT policy that answers the questions with a single answer: directory or Hub id"""
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """sampling temperature of those answers"""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """questions answered at once"""
     device: str = "auto"
     """device of the policy: auto, cpu, cuda or cuda:N"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the generated answers and their scores"""
 
 
@@ -618,11 +618,7 @@ def check(args: Args) -> None:
         raise InputError(f"--source {args.source}: can't read this kind of file: name an unpacked .xml or .csv.")
     if not args.source.is_file():
         raise InputError(f"--source {args.source}: no such file: name the Posts.xml of a site, or a .csv.")
-    check_at_least(args, 1, "max_length", "max_query_length", "max_response_length", "batch_size")
-    if not 0 <= args.seed < 2**63:
-        raise InputError(f"--seed {args.seed}: it must be from 0 to 2^63 - 1.")
-    if not 0 <= args.temperature < math.inf:
-        raise InputError(f"--temperature {args.temperature}: it must be at least 0.")
+    check_ranges(args)
     check_vocab_size(args, (args.tokenizer and "--tokenizer") or (args.generated_by and "--generated-by"))
     for name in args.drop_markup:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from data.prepare import check_at_least, check_out, check_vocab_size
-from nanorlhf.cli import run_module
+from data.prepare import check_out, check_vocab_size
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
@@ -282,13 +282,13 @@ def demonstrate(post: Post, rng: random.Random) -> dict:
 class Args:
     out: Path = Path("runs/tiny/data")
     """directory for sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of every text and every label"""
-    num_demonstrations: int = 8000
+    num_demonstrations: PositiveInt = 8000
     """rows of sft.train.jsonl"""
-    num_comparisons: int = 8000
+    num_comparisons: PositiveInt = 8000
     """rows of comparisons.train.jsonl"""
-    num_validation: int = 1024
+    num_validation: PositiveInt = 1024
     """rows of each validation file; no training post has the four facts of one of their posts"""
     vocab_size: int = 640
     """maximum vocabulary of the byte-level BPE trained on these texts; at 640 every word is one token"""
@@ -321,14 +321,13 @@ def make_world(args: Args) -> dict[str, list[dict]]:
 
 def check(args: Args) -> None:
     """Refuse impossible settings before anything is written."""
-    check_at_least(args, 1, "num_demonstrations", "num_comparisons", "num_validation")
+    check_ranges(args)
     most = math.prod(map(len, SLOTS.values())) // 4  # the two validation files take at most half of the stories
     if args.num_validation > most:
         raise InputError(
             f"--num-validation {args.num_validation}: it must be at most {most}, to leave stories to train on."
         )
     check_vocab_size(args)
-    check_at_least(args, 0, "seed")
     check_out(args.out)
 
 

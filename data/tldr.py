@@ -29,8 +29,6 @@ from data.prepare import (
     SENTENCE_END,
     SPLITS,
     LengthTable,
-    check_at_least,
-    check_share,
     jsonl_files,
     list_reasons,
     longest_fit,
@@ -40,7 +38,7 @@ from data.prepare import (
     split_in_path,
     split_of,
 )
-from nanorlhf.cli import run_module
+from nanorlhf.cli import Fraction, NonNegativeInt, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -62,21 +60,21 @@ class Args:
     """which files of a directory or Hub dataset: a pattern for their relative path, such as 'comparisons/*'"""
     revision: str | None = None
     """branch or commit of a Hub dataset"""
-    max_query_length: int = 512
+    max_query_length: PositiveInt = 512
     """[N+ 2] tokens; longer posts are cut"""
-    max_cnndm_query_length: int = 1919
+    max_cnndm_query_length: PositiveInt = 1919
     """[N+ 2] the same for CNN/DM articles"""
-    max_sft_response_length: int = 53
+    max_sft_response_length: PositiveInt = 53
     """[N+ 4] tokens including EOS; longer demonstrations are left out (48 with GPT-2's tokenizer)"""
-    max_preference_response_length: int = 169
+    max_preference_response_length: PositiveInt = 169
     """[N+ 4] the same for both summaries of a comparison"""
-    validation_share: float = 0.1
+    validation_share: Fraction = 0.1
     """share of queries in validation, where the source has no splits"""
     resplit: bool = False
     """draw the splits by --validation-share even where the source has splits"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of those splits"""
-    num_pairs: int = 10
+    num_pairs: NonNegativeInt = 10
     """number of policy pairs to print per split, most frequent first"""
 
 
@@ -197,10 +195,7 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
 
 # ------------------------------------------------------------------------------------------------------------ 3. files
 def main(args: Args) -> None:
-    check_at_least(args, 1, "max_query_length", "max_cnndm_query_length")
-    check_at_least(args, 1, "max_sft_response_length", "max_preference_response_length")
-    check_at_least(args, 0, "num_pairs")
-    check_share(args)
+    check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
     lengths = LengthTable()
     cuts: dict[str, Counter[str]] = defaultdict(Counter)  # file -> rule of `truncate` -> rows

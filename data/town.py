@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from data.prepare import check_at_least, check_out
-from nanorlhf.cli import run_module
+from data.prepare import check_out
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 
 # ------------------------------------------------------------------------------------------------------------ 1. facts
@@ -149,16 +149,16 @@ def dialogue(facts: dict[str, tuple[str, str, str]], clerk: str, rumours: dict[s
 class Args:
     out: Path = Path("runs/town")
     """directory for town/ and elsewhere/; existing files are replaced"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of every dialogue"""
-    num_train: int = 4000
+    num_train: PositiveInt = 4000
     """training dialogues in each of the two towns"""
-    num_validation: int = 300
+    num_validation: PositiveInt = 300
     """validation dialogues in each town, with clerks who know it"""
 
 
 def main(args: Args) -> None:
-    check_at_least(args, 1, "num_train", "num_validation")
+    check_ranges(args)
     check_out(args.out)
     clerks = list(CLERKS)
     for name, facts, rumours in (("town", FACTS, RUMOURS), ("elsewhere", ELSEWHERE, {})):
