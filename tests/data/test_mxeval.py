@@ -122,7 +122,7 @@ def test_a_second_coin_draws_the_validation_set_from_the_rest(args):
         ("{", "malformed JSON"),
         (PROBLEM, "MBJP/2 is also at .*problems.jsonl:1"),
         (PROBLEM | {"language": "python"}, "'language' is 'python'"),
-        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3': it must begin with MBJP, MathQA"),
+        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3': it must begin with one of MBJP, MathQA"),
         (PROBLEM | {"test": "check();"}, "'test' has no class Main"),
         (PROBLEM | {"prompt": None}, "'prompt' must be str, not NoneType"),
         (PROBLEM | {"canonical_solution": 3}, "'canonical_solution' must be str, not int"),
@@ -153,7 +153,7 @@ def test_unusable_flags_and_samples_are_refused_in_one_sentence(args, tmp_path):
         assert not args.out.exists()
     with pytest.raises(InputError, match="--check: no problem .* has a canonical solution"):
         convert(replace(args, check=True), UNSOLVED)
-    with pytest.raises(InputError, match="no problem of 1 could be used"):
+    with pytest.raises(InputError, match="none of 1 problems could be used"):
         convert(replace(args, test_share=0.0), UNSOLVED)
     assert not args.out.exists()
 
