@@ -47,9 +47,9 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
+from nanorlhf.distributed import keep_freed_memory
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.memory import keep_freed_memory
 from nanorlhf.model import GPT, GPTConfig, KVCache
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards, policy_loss, value_loss, whiten

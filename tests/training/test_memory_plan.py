@@ -266,6 +266,18 @@ def test_the_readme_shows_what_is_printed():
     assert "\n".join(f"    {line}".rstrip() for line in printed) in shown
 
 
+def test_a_gold_reward_model_counts_as_frozen_and_a_gold_function_does_not_count(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
+    args = replace(TLDR, max_query_length=64, response_length=16)
+    work = work_of(monkeypatch, ppo_plan, replace(args, gold=str(tmp_path)))
+    with torch.device("meta"):
+        number = sum(parameter.numel() for parameter in ScalarModel(SMALL).parameters())
+    assert (sizes(work)["gold"].all, sizes(work)["gold"].trained) == (number, 0)
+    assert [phase.name for phase in work.phases if "gold" in phase.roles] == ["scoring"]
+    assert "--gold no/model isn't there" in ppo_plan(replace(args, gold="no/model"))
+    assert "gold" not in work_of(monkeypatch, ppo_plan, replace(args, gold="data/tiny.py:gold_score")).models
+
+
 # ----------------------------------------------------------------------------------------------------------- bad input
 def test_a_shape_comes_from_config_json_alone(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
@@ -278,7 +290,7 @@ def test_a_shape_comes_from_config_json_alone(tmp_path):
     [
         (ppo_plan, replace(TLDR, sft="no/such/model"), "--sft no/such/model: .*EleutherAI/pythia-1b, "),
         (ppo_plan, replace(TLDR, max_query_length=2000), "2053 tokens are longer than the 2048 positions of --sft"),
-        (ppo_plan, replace(TLDR, objective="coderl"), "--objective coderl"),
+        (ppo_plan, replace(TLDR, value_model="none"), "--value-model none: "),
         (ppo_plan, replace(TLDR, micro_batch_size=0), "--micro-batch-size 0: it must be at least 1"),
         (memory_plan.sft_plan, train_sft.RECIPES["tiny"][1], "--model None"),
         (memory_plan.rm_plan, replace(train_rm.RECIPES["tldr"][1], sft="none"), "--sft none: "),
