@@ -241,7 +241,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: change_config(d, model_type="gpt2", n_positions=40, n_embd=36, n_layer=2, n_head=3), "wte"),
         (lambda d: change_config(d, hidden_act="swish"), "hidden_act 'swish'"),
         (lambda d: change_config(d, num_attention_heads=5), "must divide"),
-        (lambda d: change_config(d, hidden_size="36"), "hidden_size must be a whole number"),
+        (lambda d: change_config(d, hidden_size="36"), "hidden_size must be an integer"),
         (lambda d: change_config(d, rope_parameters={"rope_type": "linear", "factor": 2.0}), "isn't implemented"),
         (lambda d: change_config(d, quantization_config={"bits": 4}), "quantization_config"),
         (lambda d: (d / "config.json").unlink(), "no config.json"),
@@ -303,7 +303,7 @@ def test_a_path_that_is_nothing_says_so_without_a_network(monkeypatch, tmp_path)
 
 def test_what_a_family_cannot_say_is_refused_before_anything_is_written(tmp_path) -> None:
     config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2, norm_eps=1e-5)
-    with pytest.raises(InputError, match="can't say scale_attention = False"):
+    with pytest.raises(InputError, match="can't express scale_attention = False"):
         save(GPT(replace(config, scale_attention=False)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -79,7 +79,7 @@ def test_a_broken_comparison_names_file_line_and_reason(tmp_path, row, reason):
     ("row", "reason"),
     [
         (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust': write java or python"),
-        (PROGRAM | {"language": "java"}, "the field 'language' is 'java', in line 1 it isn't"),
+        (PROGRAM | {"language": "java"}, "the field 'language' is 'java', unlike line 1"),
         (PROGRAM | {"prefix": None}, "the field 'prefix' must be str, not NoneType"),
         (PROGRAM | {"tests": ["assert True"]}, "the field 'tests' must be str, not list"),
         ({name: text for name, text in PROGRAM.items() if name != "suffix"}, "the field 'suffix' is missing"),
