@@ -177,8 +177,8 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     Raises InputError for a value of the wrong kind or range and for a setting that isn't implemented.
     """
 
-    def get(field: str, kind: type, default: Any = None, least: float = 0) -> Any:
-        value: Any = default if settings.get(field) is None else settings[field]
+    def get(field: str, kind: Any, default: Any = None, least: float = 0) -> Any:
+        value = default if settings.get(field) is None else settings[field]
         value = float(value) if kind is float and type(value) is int else value
         if type(value) is not kind or (kind is not bool and kind is not str and not least <= value < math.inf):
             wanted = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[kind]
