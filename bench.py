@@ -412,7 +412,7 @@ def python_program(number: int) -> str:
 """
 
 
-# ------------------------------------------------------------------------------------------- 2. one PPO iteration
+# ------------------------------------------------------------------------------------------------- 2. one PPO iteration
 def random_queries(shape: Shape) -> list[list[int]]:
     """Queries with lengths uniform between half the maximum and the maximum."""
     generator = torch.Generator().manual_seed(0)

@@ -158,7 +158,7 @@ def gae_triton(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tup
     return advantages, returns
 
 
-# ---------------------------------------------------------------------------------------------- Triton: the fused form
+# ----------------------------------------------------------------------------------------------- Triton: the fused form
 if triton is not None:
 
     @triton.jit

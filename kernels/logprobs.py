@@ -57,7 +57,7 @@ def linear_logprobs(
         return LinearLogprobs.apply(hidden, weight, labels, bias, temperature)
 
 
-# --------------------------------------------------------------------------------------------------- the specification
+# ---------------------------------------------------------------------------------------------------- the specification
 def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The specification: log-softmax and gather, and the entropy."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -79,7 +79,7 @@ def stored_linear_logprobs(
     return stored_logprobs((logits if bias is None else logits + bias) / temperature, labels)
 
 
-# --------------------------------------------------------------------------------------- from logits, and the gradient
+# ---------------------------------------------------------------------------------------- from logits, and the gradient
 class LogprobsFromLogits(torch.autograd.Function):
     """`stored_logprobs`; saves only the logits and two numbers per row for the backward pass."""
 
@@ -167,7 +167,7 @@ def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
     return here[:, None], torch.where(here, labels - ids.start, 0)[:, None]
 
 
-# ----------------------------------------------------------------------------------------------------------------- CPU
+# ------------------------------------------------------------------------------------------------------------------ CPU
 def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
     """The logits (N, v) of a block of ids, in float32 (float64 from float64) after the product."""
     logits = product(hidden, weight[ids])

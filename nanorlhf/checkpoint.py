@@ -46,7 +46,7 @@ WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file
 )
 
 
-# ------------------------------------------------------------------------------------------------------- load and save
+# -------------------------------------------------------------------------------------------------------- load and save
 def load_gpt(where: str | Path, device: str | torch.device = "cpu") -> GPT:
     """Load a language model from a checkpoint directory or a Hub id; InputError if it holds none."""
     return _load(GPT, where, device)
@@ -193,7 +193,7 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device) -
     return model
 
 
-# ----------------------------------------------------------------------------------------------------------- the files
+# ------------------------------------------------------------------------------------------------------------ the files
 def _local(where: str | Path, patterns: tuple[str, ...]) -> Path:
     """The directory itself; for a Hub id, the one to which the files that match `patterns` were downloaded."""
     path = Path(where)

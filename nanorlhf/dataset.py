@@ -123,7 +123,7 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------------ 2. rows as ids
+# ------------------------------------------------------------------------------------------------------- 2. rows as ids
 def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
     """Token ids of a response to `query`, with EOS.
 
@@ -230,7 +230,7 @@ def _check_length(ids: list[int], name: str, limit: int | None, where: str) -> N
         )
 
 
-# -------------------------------------------------------------------------------------------------- 3. rows in batches
+# --------------------------------------------------------------------------------------------------- 3. rows in batches
 def batch_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
     """Row indices of batch `step` in an endless stream of reshuffled epochs. [N+ 21]
 

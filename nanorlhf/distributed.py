@@ -154,7 +154,7 @@ def largest(number: int) -> int:
     return int(box)
 
 
-# ----------------------------------------------------------------------------------------------------- sharded weights
+# ------------------------------------------------------------------------------------------------------ sharded weights
 def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offload: bool = False) -> None:
     """Shard the model's weights across the ranks' devices, block by block (FSDP2); a single process keeps it whole.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
 
-# -------------------------------------------------------------------------------------- tables, one column per family
+# ---------------------------------------------------------------------------------------- tables, one column per family
 FAMILIES = ("gpt2", "gpt_neo", "gpt_neox", "codegen")
 ARCHITECTURES = ("GPT2LMHeadModel", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "CodeGenForCausalLM")
 TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.")
@@ -90,7 +90,7 @@ ALWAYS: dict[str, dict[str, Any]] = {  # properties of a whole family, which hav
 }
 
 
-# ------------------------------------------------------------------------------------------ tensors: names and layouts
+# ------------------------------------------------------------------------------------------- tensors: names and layouts
 def of_family(row: tuple, config: GPTConfig) -> Any:
     """The entry for the model's family in a row of the tables."""
     return row[FAMILIES.index(config.architecture)]
@@ -170,7 +170,7 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
     return renamed
 
 
-# --------------------------------------------------------------------------------------------------------- config.json
+# ---------------------------------------------------------------------------------------------------------- config.json
 def parse_config(settings: dict, path: Path) -> GPTConfig:
     """The settings of config.json, as transformers 4 or 5 writes them -> GPTConfig. `path` is for the errors.
 

@@ -65,7 +65,7 @@ class GPTConfig:
         return self.attention_windows[layer] if self.attention_windows else None
 
 
-# ------------------------------------------------------------------------------------------------ positions and masks
+# -------------------------------------------------------------------------------------------------- positions and masks
 def position_ids(mask: Tensor) -> Tensor:
     """(B, L) bool, True = real token -> (B, L): the number of real tokens before each one; 0 at padding.
 
@@ -212,7 +212,7 @@ class KVCache:
             self.rotary = cos[rows], sin[rows]
 
 
-# ------------------------------------------------------------------------------------------------------------- a block
+# -------------------------------------------------------------------------------------------------------------- a block
 class Linear(nn.Linear):
     """`nn.Linear` through `kernels.linear`, followed by an activation."""
 
@@ -350,7 +350,7 @@ class Blocks(nn.ModuleList):
         return cast(Iterator[Block], super().__iter__())
 
 
-# ----------------------------------------------------------------------------------------------------------- the trunk
+# ------------------------------------------------------------------------------------------------------------ the trunk
 def init_std(config: GPTConfig) -> float:
     return 0.02 * math.sqrt(768 / config.d_model)
 
@@ -425,7 +425,7 @@ class Transformer(nn.Module):
         return self.norm(x)
 
 
-# ------------------------------------------------------------------------------------------------------ the two models
+# ------------------------------------------------------------------------------------------------------- the two models
 class GPT(nn.Module):
     """The language model. Its forward pass returns hidden states; logits are computed only where they are needed."""
 

@@ -72,7 +72,7 @@ PYTHIA = {  # Biderman et al. 2023, Table 1, and the config.json of EleutherAI/p
 }
 
 
-# ------------------------------------------------------------------------------------------------------ live storages
+# -------------------------------------------------------------------------------------------------------- live storages
 class Live(TorchDispatchMode):
     """Counts the bytes, by label, of the storages that are created under this mode and still alive, and their peak.
 
@@ -113,7 +113,7 @@ class Live(TorchDispatchMode):
         return result
 
 
-# ------------------------------------------------------------------------------------------------ the phases of a run
+# -------------------------------------------------------------------------------------------------- the phases of a run
 @dataclass(frozen=True, kw_only=True)
 class Flags:
     """The flags that may change to make a run fit; its result stays the same."""
@@ -213,7 +213,7 @@ def score(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Wor
             forward(live, role, model, rows, work)
 
 
-# --------------------------------------------------------------------------------------------------- bytes per GPU
+# -------------------------------------------------------------------------------------------------------- bytes per GPU
 @cache
 def passes(work: Work, phase: Phase, rows: int, checkpoint_activations: bool, copies: bool) -> Counter[Label]:
     """Bytes by label at the peak of a phase, without weights and gradients."""
@@ -294,7 +294,7 @@ def peaks(work: Work, flags: Flags, num_gpus: int) -> dict[str, Counter[Label]]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------- flags that make it fit
+# ----------------------------------------------------------------------------------------------- flags that make it fit
 def asked_flags(work: Work, num_gpus: int) -> Flags:
     """The flags as requested, with batch sizes capped at a GPU's share of the rows."""
     flags = replace(work.flags, micro_batch_size=min(work.flags.micro_batch_size, -(-work.minibatch // num_gpus)))
@@ -384,7 +384,7 @@ def table_row(name: str, number: str, cells: list[int], total: int | None) -> st
     return (f"  {name:<12}{number:>12}" + "".join(f"{word:>12}" for word in words)).rstrip()
 
 
-# ------------------------------------------------------------------------------------------------------- the scripts
+# ---------------------------------------------------------------------------------------------------------- the scripts
 def shape_of(flag: str, where: str, num_tokens: int) -> GPTConfig:
     """The model's shape: of a Pythia by its Hub id, else from config.json of a directory or Hub id; loads no weights.
 
