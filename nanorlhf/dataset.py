@@ -170,7 +170,7 @@ def load_programs(
 ) -> list[Demonstration]:
     """Read a code file, all rows in one language. Limits as in `load_demonstrations`.
 
-    The response is tokenised as it stands, without the space that `response_ids` may add: prefix + response + suffix is
+    The response is tokenised unchanged, without the space that `response_ids` may add: prefix + response + suffix is
     a program, a prefix may end mid-line, and a compiler's offsets count every character. It may be empty unless
     `needs_response`.
     """

@@ -152,7 +152,7 @@ def from_family(name: str, parts: list[Tensor], config: GPTConfig) -> Tensor:
 def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:
     """Normalise tensor names: with the trunk's prefix, NeoX's head as embed_out, without buffers.
 
-    Raises InputError if a tensor stands there under two names.
+    Raises InputError if a tensor appears under two names.
     """
     prefix, head = of_family(TRUNK_PREFIX, config), of_family(MODULES["lm_head"], config)
     bare = not any(name.startswith(prefix) for name in tensors)  # the file holds only the trunk, as OpenAI's GPT-2

@@ -344,7 +344,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.ModuleList):
-    """A `ModuleList` that says what it holds."""
+    """A `ModuleList` of blocks, typed as such."""
 
     def __iter__(self) -> Iterator[Block]:
         return cast(Iterator[Block], super().__iter__())

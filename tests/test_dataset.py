@@ -156,9 +156,7 @@ def test_rows_hold_separate_ids_with_eos_and_the_record(tmp_path):
 def test_the_response_of_a_program_is_tokenised_unchanged_and_may_be_empty_if_not_needed(tmp_path):
     path = write(tmp_path / "code", PROGRAM, PROGRAM | {"response": ""})
     program, empty = load_programs(path, TOKENIZER, None, None, needs_response=False)
-    assert program.response == TOKENIZER.encode("return a\n") + [
-        TOKENIZER.eos_id
-    ]  # no leading space
+    assert program.response == TOKENIZER.encode("return a\n") + [TOKENIZER.eos_id]  # no leading space
     assert TOKENIZER.decode(program.response) == "return a\n"
     assert empty.response == [TOKENIZER.eos_id] and program.query == TOKENIZER.encode("# a")
     assert program.record == PROGRAM
