@@ -1,4 +1,4 @@
-"""Two gloo processes against one: the same global batch gives the same weights, for all three stages."""
+"""Two gloo processes equal one: the same global batch gives the same weights, in all three stages."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_two_processes_equal_one(miniature, scored, tmp_path, stage, shard):  # 
     assert result.returncode == 0, result.stderr[-2000:]
     weights = [torch.cat([p.flatten() for p in load(out).parameters()]) for out in (one.out, two.out)]
     assert torch.allclose(*weights, atol=2e-5)
-    if stage != "ppo":  # written by the same rule at the same step
+    if stage != "ppo":  # saved at the same step
         best = [torch.cat([p.flatten() for p in load(out / "best").parameters()]) for out in (one.out, two.out)]
         assert torch.allclose(*best, atol=2e-5)
     state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one.out, two.out))
@@ -92,12 +92,12 @@ def test_two_processes_equal_one(miniature, scored, tmp_path, stage, shard):  # 
         for s in (state, sharded_state)
     ]
     kept = [{path: shape for path, shape in found.items() if "generators" not in str(path)} for found in shapes]
-    assert kept[0] == kept[1]  # a state is the same file, whoever wrote it
+    assert kept[0] == kept[1]  # the state has the same contents with any number of processes
     skipped = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
     for rows in zip(read_metrics(one.out), read_metrics(two.out), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in skipped} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)
-    if stage == "ppo":  # the same texts: a row's random numbers are its own, whoever samples it
+    if stage == "ppo":  # the same texts: random numbers belong to a row, not to a rank
         texts = [
             [json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one.out, two.out)
         ]
@@ -114,14 +114,14 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99", "gpu0", ""])
-def test_a_device_that_is_not_there_is_named(device):
+def test_a_missing_device_is_named(device):
     with pytest.raises(InputError, match=f"--device {device}"):
         distributed.setup(device)
 
 
-# ------------------------------------------------------------------------------------------------ a process that dies
+# -------------------------------------------------------------------------------------------------- a process that dies
 def processes_of(out) -> list[int]:
-    """Those with this directory on their command line: torchrun and its workers."""
+    """Processes with this directory on their command line: torchrun and its workers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -143,7 +143,7 @@ def wait_until(condition, seconds=120):
 
 @pytest.fixture
 def job(miniature, tmp_path):
-    """PPO with a rule on two processes that runs for hours; ended whatever happens."""
+    """A long PPO run with a rule on two processes, killed at the end of the test."""
     out, rule = tmp_path / "out", tmp_path / "rule.py"
     rule.write_text(
         "import os, pathlib\n"
@@ -181,7 +181,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 @needs_proc
 @pytest.mark.slow
-def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job):
+def test_a_killed_process_ends_the_job_and_is_named(job):
     process, out, _ = job
     os.kill(worker(out, rank=1), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
@@ -192,7 +192,7 @@ def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job):
 
 @needs_proc
 @pytest.mark.slow
-def test_the_error_of_the_process_that_failed_first_is_the_reason(job):
+def test_the_error_of_the_process_that_failed_first_is_reported(job):
     process, out, directory = job
     (directory / "break").touch()
     _, err = process.communicate(timeout=120)
@@ -203,7 +203,7 @@ def test_the_error_of_the_process_that_failed_first_is_the_reason(job):
 
 @needs_proc
 @pytest.mark.slow
-def test_sigterm_to_torchrun_lets_the_step_end_and_saves_it(job):
+def test_sigterm_to_torchrun_finishes_and_saves_the_step(job):
     process, out, _ = job
     process.terminate()
     process.communicate(timeout=120)
@@ -215,7 +215,7 @@ def test_sigterm_to_torchrun_lets_the_step_end_and_saves_it(job):
 
 @needs_proc
 @pytest.mark.slow
-def test_torchrun_killed_by_force_leaves_no_orphan(job):
+def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
     process, out, _ = job
     assert len(processes_of(out)) == 3
     process.kill()
