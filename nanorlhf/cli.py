@@ -56,25 +56,36 @@ def check_ranges(args: Any) -> None:
 
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
-    """Run `script.py [recipe] [--flags]`; the default is the first recipe. Exits with 2 on bad input."""
+    """Run `script.py [recipe] [--flags]`; the default is the first recipe. Exits with 2 on bad input.
+
+    Likewise a module that has recipes: `python -m nanorlhf.code.train_discriminator [recipe] [--flags]`.
+    """
     from nanorlhf import distributed  # imports PyTorch, which `python -m data.x --help` shouldn't wait for
 
-    arguments = sys.argv[1:]
+    program, arguments = program_name(main), sys.argv[1:]
     default = next(iter(recipes))
     if arguments[:1] in (["-h"], ["--help"]):
         print("recipes: " + "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items()))
-        print(f"the flags of a recipe: {sys.argv[0]} RECIPE --help; below, those of `{default}`\n")
+        print(f"the flags of a recipe: {program} RECIPE --help; below, those of `{default}`\n")
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else default
     with _one_sentence():
         if recipe not in recipes:
-            raise InputError(f"{sys.argv[0]}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
-        distributed.run(main, _parse(recipes[recipe][1], arguments, f"{sys.argv[0]} {recipe}"))
+            raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
+        distributed.run(main, _parse(recipes[recipe][1], arguments, f"{program} {recipe}"))
 
 
 def run_module(main: Callable[[Any], object], args_class: type) -> None:
     """Run a module without recipes: `python -m data.tldr --flags`."""
     with _one_sentence():
-        main(_parse(args_class, sys.argv[1:], f"python -m {main.__module__}"))
+        main(_parse(args_class, sys.argv[1:], program_name(main)))
+
+
+def program_name(main: Callable[[Any], object]) -> str:
+    """How the user called `main`: `train_sft.py`, or `python -m data.tldr`."""
+    started = sys.modules["__main__"]
+    if getattr(started, "main", None) is main and started.__spec__ is not None:
+        return f"python -m {started.__spec__.name}"
+    return sys.argv[0]
 
 
 def _parse(args: Any, arguments: list[str], program: str) -> Any:

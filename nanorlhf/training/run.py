@@ -7,6 +7,7 @@
 The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -29,7 +30,24 @@ from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.signals import StopSignals
 
+Main = Callable[[Any], dict[str, float]]
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
+
+
+def or_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
+    """With --plan the decorated `main` prints plan(args) and trains nothing."""
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def planned(args: Any) -> dict[str, float]:
+            if not args.plan:
+                return main(args)
+            print(plan(args))
+            return {}
+
+        return planned
+
+    return decorate
 
 
 def begin(args: Any, *batch_sizes: str) -> torch.device:
@@ -206,6 +224,7 @@ def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Token
     """Save a model, sharded or not, as a Hugging Face directory; every rank calls it."""
     whole = distributed.plain(model)
     if distributed.rank() == 0:
+        assert isinstance(whole, GPT | ScalarModel)
         save(whole, directory, tokenizer)
 
 
