@@ -37,7 +37,6 @@ from tqdm import tqdm
 
 from data import self_rank, site
 from data.label import load_labels, printable
-from data.mxeval import program_of
 from data.tiny import gold_score
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
@@ -45,8 +44,7 @@ from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_
 from nanorlhf.cli import check_ranges, command_line
 from nanorlhf.code.compilers import JavaCompiler, PythonCompiler, first_error
 from nanorlhf.code.error_profile import error_category, error_profile
-from nanorlhf.code.execution import isolation, run_programs
-from nanorlhf.code.localisation import token_bytes
+from nanorlhf.code.execution import isolation, program_of, run_programs
 from nanorlhf.dataset import (
     Comparison,
     Demonstration,
@@ -108,7 +106,7 @@ from nanorlhf.report.length_figures import length_figures
 from nanorlhf.report.page import length_section, table, write_report
 from nanorlhf.reward import end_scores, load_function, pair_scores, response_scores
 from nanorlhf.selfrank.text_rank import rank_order
-from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, token_bytes
 from nanorlhf.training.run import write_json
 
 

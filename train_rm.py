@@ -38,10 +38,10 @@ from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import rm_plan
 from nanorlhf.training.optimizer import adamw_steps, train_linear_layers
-from nanorlhf.training.run import Run, begin, or_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import SupervisedArgs
-from nanorlhf.training.supervised import autocast, backward, check_rows_fit, evaluate, number_of_steps, prepare
+from nanorlhf.training.supervised import autocast, backward, check_rows_fit, evaluate, number_of_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def main(args: Args) -> dict[str, float]:
         batch_loss = partial(regression_loss, pad_id=tokenizer.pad_id) if regression else pair_loss
     if args.trainable == "linear":
         train_linear_layers(model)
-    prepare(model, args, device)
+    place_models(args, device, [model])
     steps = adamw_steps(model, args)
     statistics = STATISTICS[args.loss]
 

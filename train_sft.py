@@ -34,10 +34,10 @@ from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import sft_plan
 from nanorlhf.training.optimizer import adamw_steps
-from nanorlhf.training.run import Run, begin, or_plan, write_checkpoint
+from nanorlhf.training.run import Run, begin, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import SupervisedArgs
-from nanorlhf.training.supervised import autocast, backward, evaluate, new_shape, number_of_steps, prepare
+from nanorlhf.training.supervised import autocast, backward, evaluate, new_shape, number_of_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def main(args: Args) -> dict[str, float]:
         )
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     tune(model, args.tune)
-    prepare(model, args, device)
+    place_models(args, device, [model])
     steps = adamw_steps(model, args)
 
     def write(directory: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from data.prepare import in_validation, jsonl_files, read_records, source_files
 from nanorlhf.cli import run_module
-from nanorlhf.code.execution import Verdict, isolation, run_programs
+from nanorlhf.code.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
 
@@ -143,11 +143,6 @@ def row_of(record: dict, where: str) -> dict:
         "tests": tests,
         "meta": {"task_id": task_id, "dataset": dataset, "entry_point": entry_point},
     }
-
-
-def program_of(row: dict, response: str) -> str:
-    """The text that is compiled and run. Nothing may come between its parts: some prompts end within a line."""
-    return row["prefix"] + response + row["suffix"] + row["tests"]
 
 
 def read_samples(path: Path, rows: dict[str, dict]) -> list[tuple[dict, str]]:

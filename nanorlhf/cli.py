@@ -56,13 +56,13 @@ def check_ranges(args: Any) -> None:
 
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
-    """Run `script.py [recipe] [--flags]`; the default is the first recipe. Exits with 2 on bad input.
+    """Run `script.py [recipe] [--flags]`, or `python -m module [recipe] [--flags]`; exits with 2 on bad input.
 
-    Likewise a module that has recipes: `python -m nanorlhf.code.train_discriminator [recipe] [--flags]`.
+    The default is the first recipe.
     """
     from nanorlhf import distributed  # imports PyTorch, which `python -m data.x --help` shouldn't wait for
 
-    program, arguments = program_name(main), sys.argv[1:]
+    arguments, program = sys.argv[1:], _program(main)
     default = next(iter(recipes))
     if arguments[:1] in (["-h"], ["--help"]):
         print("recipes: " + "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items()))
@@ -77,15 +77,16 @@ def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, An
 def run_module(main: Callable[[Any], object], args_class: type) -> None:
     """Run a module without recipes: `python -m data.tldr --flags`."""
     with _one_sentence():
-        main(_parse(args_class, sys.argv[1:], program_name(main)))
+        main(_parse(args_class, sys.argv[1:], _program(main)))
 
 
-def program_name(main: Callable[[Any], object]) -> str:
-    """How the user called `main`: `train_sft.py`, or `python -m data.tldr`."""
-    started = sys.modules["__main__"]
-    if getattr(started, "main", None) is main and started.__spec__ is not None:
-        return f"python -m {started.__spec__.name}"
-    return sys.argv[0]
+def _program(main: Callable[[Any], object]) -> str:
+    """How the program was started: `train_ppo.py`, or `python -m data.tldr`."""
+    module = main.__module__ or ""  # a bound method of a builtin has None
+    if module != "__main__":
+        return f"python -m {module}" if "." in module else sys.argv[0]
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name}" if spec is not None else sys.argv[0]
 
 
 def _parse(args: Any, arguments: list[str], program: str) -> Any:

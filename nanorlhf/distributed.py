@@ -15,7 +15,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -242,6 +243,17 @@ def sum_gradients(*models: nn.Module) -> None:
     dist.all_reduce(flat)
     for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(summed.view_as(gradient))
+
+
+@contextmanager
+def visiting(models: list[nn.Module], device: torch.device) -> Iterator[None]:
+    """Models that wait in CPU memory are on the device within; FSDP moves its own by itself."""
+    visitors = [model for model in models if not is_sharded(model)]
+    for model in visitors:
+        model.to(device)
+    yield
+    for model in visitors:
+        model.to("cpu")
 
 
 def barrier() -> None:

@@ -121,6 +121,31 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Pat
         )
 
 
+def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """The bytes of each id in a decoded text, empty for EOS and [PAD] as in `Tokenizer.decode`.
+
+    Raises InputError if the tokenizer isn't byte-level BPE.
+    """
+    if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
+        raise InputError(
+            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): the bytes of a single token aren't known."
+        )
+    alphabet = byte_of_symbol()
+    pieces = {}
+    for symbol, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
+        # an added token, such as NeoX's runs of blanks, is stored as plain text
+        is_encoded = all(character in alphabet for character in symbol)
+        pieces[i] = bytes(alphabet[character] for character in symbol) if is_encoded else symbol.encode()
+    return pieces | {tokenizer.eos_id: b"", tokenizer.pad_id: b""}
+
+
+def byte_of_symbol() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for their own byte; U+0100, U+0101, ... for the others."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
 def _finish(backend: tokenizers.Tokenizer, eos: str, where: str | Path) -> Tokenizer:
     """Add [PAD] where it is missing, switch off what would change ids behind our back, and look up the two ids."""
     backend.no_truncation()  # a tokenizer.json may carry both

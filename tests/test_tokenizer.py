@@ -1,6 +1,8 @@
 import json
 
 import pytest
+import tokenizers
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from transformers import AutoTokenizer
 from nanorlhf import hub
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, train_tokenizer
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, token_bytes, train_tokenizer
 
 TEXTS = ["the cat sat on the mat", "TL;DR: my cat sold the mat.", "the mat, the cat and the cat's hat"] * 3
 TRAINED = train_tokenizer(TEXTS, 300)
@@ -161,6 +163,34 @@ def test_vocabulary_and_merges_give_the_ids_of_tokenizer_json(tmp_path):
     merges = [" ".join(merge) for merge in model["merges"]]
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
     assert load_tokenizer(tmp_path).encode(TEXTS[1]) == TRAINED.encode(TEXTS[1])
+
+
+# ------------------------------------------------------------------------------------------- bytes of a single token
+@given(ids=st.lists(st.integers(0, TRAINED.pad_id), max_size=40))
+def test_bytes_of_tokens_join_to_the_decoded_text(ids):
+    pieces = token_bytes(TRAINED)
+    assert b"".join(pieces[i] for i in ids).decode(errors="replace") == TRAINED.decode(ids)
+
+
+def test_bytes_of_published_vocabularies_join_to_the_decoded_text(published):
+    pieces = token_bytes(published)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(published.vocab_size, (200, 50), generator=generator).tolist()
+    rows.append(list(range(published.vocab_size - 300, published.vocab_size)))  # NeoX adds runs of blanks there
+    for ids in rows:
+        assert b"".join(pieces[i] for i in ids).decode(errors="replace") == published.decode(ids)
+
+
+def test_eos_and_pad_have_no_bytes(published):
+    for tokenizer in (TRAINED, published):
+        pieces = token_bytes(tokenizer)
+        assert pieces[tokenizer.eos_id] == pieces[tokenizer.pad_id] == b""
+
+
+def test_a_word_level_tokenizer_has_no_token_bytes():
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<|endoftext|>": 1, "[PAD]": 2}, unk_token="a"))
+    with pytest.raises(InputError, match="byte-level"):
+        token_bytes(Tokenizer(backend, 1, 2))
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

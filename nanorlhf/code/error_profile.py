@@ -1,6 +1,10 @@
 """What is wrong with the programs of a policy, by kind: the mean number of errors a response. [RLCF figure 4]"""
 
+import torch
+
+from nanorlhf import distributed
 from nanorlhf.code.compilers import Diagnostic
+from nanorlhf.code.feedback import Checked
 
 # javac's codes behind "compiler.err.", by what they begin with, and Python's. Syntax is what javac's scanner and parser
 # report, other what no category names.
@@ -63,3 +67,16 @@ def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, in
             if category and (category != "unused" or start <= diagnostic.last < end):
                 counts[category] += 1
     return {category: count / len(spans) for category, count in counts.items()}
+
+
+def profile_metrics(checked: list[Checked]) -> dict[str, float]:
+    """Metrics of one rollout, over all ranks: compile_rate, and errors/* per response."""
+    profile = error_profile(
+        [found for c in checked for found in c.diagnostics], [span for c in checked for span in c.spans]
+    )
+    passes = torch.cat([c.passes for c in checked])
+    world = distributed.world_size()
+    means = torch.tensor([profile[category] for category in CATEGORIES], device=passes.device) / world
+    compile_rate = distributed.all_sum(passes.sum()).item() / (world * len(passes))
+    errors = zip(CATEGORIES, distributed.all_sum(means).tolist(), strict=True)
+    return {"compile_rate": compile_rate} | {f"errors/{category}": mean for category, mean in errors}

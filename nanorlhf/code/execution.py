@@ -126,6 +126,14 @@ class Worker:
     compiler: tuple[subprocess.Popen, int] | None = None  # Java's
 
 
+def program_of(row: dict, response: str) -> str:
+    """A row of code.jsonl with this response as one program, tests included.
+
+    Nothing may come between the parts: some prompts end in the middle of a line.
+    """
+    return row["prefix"] + response + row["suffix"] + row["tests"]
+
+
 # --------------------------------------------------------------------------------------------------- 1. many programs
 def run_programs(
     programs: Sequence[str],

@@ -15,33 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 import torch
-from tokenizers import decoders
 from torch import Tensor
-
-from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import Tokenizer
-
-
-def byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable characters of Latin-1 stand for themselves, the others for U+0100, U+0101, ..."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """The bytes that each id stands for in a decoded text: none for EOS and [PAD], as in Tokenizer.decode."""
-    if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
-        raise InputError(
-            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): what a single token says isn't known."
-        )
-    alphabet = byte_of_symbol()
-    pieces = {}
-    for symbol, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
-        # a token that was added, such as NeoX's runs of blanks, is written as it reads
-        is_spelt = all(character in alphabet for character in symbol)
-        pieces[i] = bytes(alphabet[character] for character in symbol) if is_spelt else symbol.encode()
-    return pieces | {tokenizer.eos_id: b"", tokenizer.pad_id: b""}
 
 
 def response_text(ids: Iterable[int], pieces: Mapping[int, bytes]) -> str:

@@ -23,7 +23,6 @@ from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, command_line
 from nanorlhf.code.discriminator import Discriminator, discriminator_from_encoder, save_discriminator, triplet_loss
 from nanorlhf.code.feedback import check_responses, compiler_for
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.code.transformations import rename_variables
 from nanorlhf.dataset import Demonstration, batch_indices, iter_jsonl, load_programs, write_jsonl
 from nanorlhf.errors import InputError
@@ -31,7 +30,7 @@ from nanorlhf.generate import generate
 from nanorlhf.model import Transformer
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.recipes import recipes
-from nanorlhf.tokenizer import Tokenizer, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.training.run import Run, begin
 from nanorlhf.training.schedule import lr_factor
@@ -194,12 +193,8 @@ def main(args: Args) -> dict[str, float]:
     )
     model = new_discriminator(args, tokenizer).to(device)
     groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
-    steps = FiniteSteps(
-        torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True),
-        args.max_skipped_steps,
-        f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr}); {args.out} keeps the last checkpoint that was "
-        "saved before.",
-    )
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
+    steps = FiniteSteps(optimizer, args, f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})")
 
     problems, language = solutions(train), train[0].record["language"]
     num_triplet_steps = int(args.num_triplet_epochs * len(problems)) // args.triplet_batch_size

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.hub import read_object
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards
 from nanorlhf.report.page import read_metrics
-from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.tokenizer import Tokenizer, token_bytes
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +16,13 @@ from nanorlhf.training.settings import SupervisedArgs
 class FiniteSteps:
     """Steps of an optimizer; those whose loss or gradient is not finite are skipped and counted.
 
-    A skipped step leaves weights and optimizer state as they are. More than `limit` in a row raise InputError with
-    `advice`, which names what to change.
+    A skipped step leaves weights and optimizer state as they are. More than --max-skipped-steps in a row raise
+    InputError with `advice`, which names what to change.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, limit: int, advice: str):
-        self.optimizer, self.limit, self.advice = optimizer, limit, advice
+    def __init__(self, optimizer: torch.optim.Optimizer, args: Any, advice: str):
+        self.optimizer, self.limit = optimizer, args.max_skipped_steps
+        self.advice = f"{advice}; {args.out} keeps the last checkpoint before it."
         self.skipped, self.in_a_row = 0, 0
 
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
@@ -61,8 +63,7 @@ def adamw_steps(model: nn.Module, args: SupervisedArgs) -> FiniteSteps:
     groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
     # fused: one pass over the weights instead of one per operation
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    advice = f"lower --lr ({args.lr}); {args.out} keeps the last checkpoint that was saved before."
-    return FiniteSteps(optimizer, args.max_skipped_steps, advice)
+    return FiniteSteps(optimizer, args, f"lower --lr ({args.lr})")
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:

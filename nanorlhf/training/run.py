@@ -10,7 +10,7 @@ The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies besi
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,11 @@ class Run:
         if self.main:
             print(text)
 
+    def warn(self, text: str) -> None:
+        """On rank 0, above the progress bar."""
+        if self.main:
+            self.progress.write(text)
+
     def steps(self, num_steps: int) -> Iterator[int]:
         """The remaining steps, with a progress bar; saves every --save-every steps, at the end and on a signal."""
         self.progress = tqdm(
@@ -199,6 +204,21 @@ class Run:
         if self.main:
             self.board.close()
             write_json(self.out / "summary.json", summary)
+
+
+def place_models(
+    args: Any, device: torch.device, trained: Sequence[GPT | ScalarModel], frozen: Sequence[nn.Module] = ()
+) -> None:
+    """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload)."""
+    for model in trained:
+        model.transformer.checkpoint_activations = args.checkpoint_activations
+        if args.shard == "none":
+            model.to(device)
+    if args.shard == "fsdp":
+        for model in trained:
+            distributed.shard(model, device, args.dtype == "bfloat16")
+        for model in frozen:
+            distributed.shard(model, device, args.dtype == "bfloat16", args.offload)
 
 
 def snapshot(part: Any) -> Any:

@@ -79,3 +79,30 @@ class SupervisedArgs(TrainingArgs):
     """[N+ 4] longest response in tokens, EOS included"""
     eval_every: PositiveInt = 100
     """steps between validations"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutArgs(TrainingArgs):
+    """Of the programs that train a policy on its own samples: PPO, and what RLCF compares it with."""
+
+    rows: Literal["sft", "code"] = "sft"
+    """sft: queries of sft.train.jsonl; code: of code.train.jsonl, whose responses complete programs"""
+    sft: str
+    """the initial policy and the KL's reference: checkpoint directory or Hub id"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count like javac's"""
+    localise: bool = True
+    """[RLCF alg 1] cut a failing program after the token to blame, which gets the -1; --no-localise: the last does"""
+
+    total_episodes: PositiveInt = 1_000_000
+    """responses sampled over the whole run"""
+    rollout_batch_size: PositiveInt = 64
+    """responses sampled and scored at once per rank; changes memory, not the result"""
+    offload: bool = False
+    """keep reference and reward model in CPU memory while policy and value model are trained"""
+    response_length: PositiveInt = 53
+    """[N+ 4] sampled tokens at most, EOS included"""
+    temperature: NonNegativeFloat = 0.7
+    """divides the logits in the rollout, the reference and the update alike"""
+    sample_every: PositiveInt = 10
+    """updates between entries of samples.jsonl"""

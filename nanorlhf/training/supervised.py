@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPTConfig
 from nanorlhf.padding import micro_batches
 from nanorlhf.training.settings import RunArgs, SupervisedArgs
 
@@ -52,16 +52,7 @@ def autocast(args: RunArgs, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 
 
-# --------------------------------------------------------------------------------------------------- models and checks
-def prepare(model: GPT | ScalarModel, args: SupervisedArgs, device: torch.device) -> None:
-    """Move a model from the CPU to the device, or shard it across ranks."""
-    model.transformer.checkpoint_activations = args.checkpoint_activations
-    if args.shard == "fsdp":
-        distributed.shard(model, device, args.dtype == "bfloat16")
-    else:
-        model.to(device)
-
-
+# ----------------------------------------------------------------------------------------------- new models and checks
 def number_of_steps(args: SupervisedArgs, num_rows: int, path: Path) -> int:
     """Optimizer steps in --num-epochs passes over the rows of a file; raises InputError for less than one."""
     num_steps = int(args.num_epochs * num_rows) // args.batch_size

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.code import execution, sandbox
-from nanorlhf.code.execution import MIB, Verdict, isolation, run_all_tests, run_programs, try_way
+from nanorlhf.code.execution import MIB, Verdict, isolation, program_of, run_all_tests, run_programs, try_way
 from nanorlhf.errors import InputError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
@@ -145,6 +145,10 @@ def test_a_verdict_keeps_the_end_of_what_was_said(java_verdicts):
     for case in (0, 1):  # both tests ran
         assert f"test case {case} did not pass. x{case} = 7" in java_verdicts["all wrong"].output
     assert "ArrayIndexOutOfBoundsException" in java_verdicts["crash"].output
+
+
+def test_a_program_is_prefix_response_suffix_and_tests_with_nothing_between():
+    assert program_of({"prefix": "a {", "suffix": "}", "tests": " b"}, "return") == "a {return} b"
 
 
 def test_only_the_tests_throw_is_rewritten():

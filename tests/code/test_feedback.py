@@ -8,10 +8,9 @@ import torch
 
 from nanorlhf.code.compilers import PythonCompiler
 from nanorlhf.code.feedback import check_responses, compiler_for
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.errors import InputError
 from nanorlhf.padding import right_pad
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.tokenizer import token_bytes, train_tokenizer
 
 TEXTS = ["    total = 0\n    return total\n", "return größer;\n    }\n", "int sum = a + b; # größer"] * 20
 # a tokenizer of bytes alone: every character of ASCII is a token, and its place in the text is its index

@@ -3,15 +3,13 @@
 import shutil
 
 import pytest
-import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanorlhf.code.compilers import Diagnostic, JavaCompiler, first_error
-from nanorlhf.code.localisation import character_ends, error_token, response_text, token_bytes, truncate_at_error
-from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from nanorlhf.code.localisation import character_ends, error_token, response_text, truncate_at_error
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes, train_tokenizer
 
 PIECES = {0: b"", 1: b" s", 2: b"+=", 3: b" ", 4: b"\xf0\x9f", 5: b"\x98\x80", 6: b";", 7: b"\x80", 8: b"ab\xf0"}
 BYTES = {i: bytes([i]) for i in range(256)}
@@ -133,12 +131,6 @@ def test_real_vocabularies_decode_alike(real_data, name):
     for row in ids:
         assert response_text(row, pieces) == tokenizer.decode(row)
         assert character_ends(row, pieces)[-1] == len(tokenizer.decode(row))
-
-
-def test_a_tokenizer_of_words_is_refused():
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<|endoftext|>": 1, "[PAD]": 2}, unk_token="a"))
-    with pytest.raises(InputError, match="byte-level"):
-        token_bytes(Tokenizer(backend, 1, 2))
 
 
 def test_a_response_is_cut_behind_the_token_at_fault():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from data import mxeval
+from nanorlhf.code.execution import program_of
 from nanorlhf.errors import InputError
 
 TEST = """
@@ -84,7 +85,7 @@ def test_a_problem_becomes_a_row_of_the_data_contract(args):
 
 def test_a_program_is_prompt_completion_and_test_and_nothing_else(args):
     [row] = convert(args, PROBLEM)["code.test"]
-    assert mxeval.program_of(row, "return 0;}}") == PROBLEM["prompt"] + "return 0;}}" + TEST
+    assert program_of(row, "return 0;}}") == PROBLEM["prompt"] + "return 0;}}" + TEST
 
 
 def test_samples_in_the_source_are_left_out_and_counted(args, capsys):

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanorlhf.metrics.token_shift
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.metrics.token_shift import kind_of, shift_shares, text_pieces, to_html, to_terminal, token_ranks
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.tokenizer import token_bytes, train_tokenizer
 
 EOS, PAD = 1, 36
 QUERIES = [[5, 6, 7, 8], [9]]
