@@ -84,8 +84,8 @@ rlcf: .venv
 	$(PY) -m data.codenet --source "$(PROGRAMS)/sources" --out "$(PROGRAMS)/data" --language $(CODE) --vocab-size 512 \
 	  --max-query-length 160 --max-response-length 128 --seed $(SEED)
 	$(PY) train_sft.py rlcf-tiny --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
-	$(PY) train_rm.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" --out "$(PROGRAMS)/discriminator" \
-	  --seed $(SEED) --overwrite
+	$(PY) -m nanorlhf.code.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) --overwrite
 	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) --overwrite
 	$(PY) train_sft.py rlcf-tiny --model "$(PROGRAMS)/sft" --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/mono" \
