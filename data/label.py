@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.labels import Item, read_labels
-from nanorlhf.terminal import printable
 
 KEYS = "y useful, n not useful, s skip (no label), b back, q quit"
 

@@ -26,13 +26,12 @@ from typing import Annotated
 
 import numpy as np
 
-from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
+from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
 from nanorlhf.reward import load_function
 from nanorlhf.selfrank.text_rank import rank_order
-from nanorlhf.terminal import printable
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"
 

@@ -134,3 +134,8 @@ class _one_sentence:
 def _fail(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 2
+
+
+def printable(text: str) -> str:
+    """`text` stripped, its control characters replaced: sampled ones could move the cursor or change colours."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text).strip()
