@@ -50,6 +50,12 @@ def tiny_gpt() -> GPT:
     return model.eval()
 
 
+UNCLIPPED = {"clip_range": 1e6, "value_clip_range": None}
+"""PPO without a kink. At the boundary of a clip the gradient jumps: where one run has moved a value by 0.2 and another by
+0.2000003, one clips it and the other does not, and two runs that differ by rounding alone part ways. Tests that compare
+such runs after an optimizer step leave clipping out; those that keep it compare the first step, where every ratio is 1."""
+
+
 @dataclass(frozen=True)
 class Miniature:
     """The whole pipeline on a world of a few posts: settings that a test changes with `replace`."""
