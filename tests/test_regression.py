@@ -21,7 +21,7 @@ EOS, PAD = 1, 99
 ROWS = [Scored([5, 6, 7], [8, 9, EOS], {}, -0.5), Scored([10], [11, EOS], {}, 0.0), Scored([4, 3], [EOS], {}, 2.0)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scored(miniature):
     """The miniature's demonstrations, scored by their length in words."""
     for split in ("train", "validation"):

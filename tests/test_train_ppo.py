@@ -257,13 +257,11 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
 
     Equal to rounding: in all steps without clipping, in the first step with it.
     """
-    runs = []
+    args = replace(miniature.ppo, total_episodes=8, num_minibatches=num_minibatches, value_coef=1.0, **clips)
+    args, runs = replace(args, out=miniature.root / "ppo_micro", overwrite=True), []
     for size in (1, 2, 3, 8):
-        args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_micro", micro_batch_size=size, **clips)
         gradients.clear()
-        train_ppo.main(
-            replace(args, num_minibatches=num_minibatches, rollout_batch_size=size, overwrite=True, value_coef=1.0)
-        )
+        train_ppo.main(replace(args, micro_batch_size=size, rollout_batch_size=size))
         runs.append(torch.stack(gradients))
     assert len(runs[0]) == 2 * num_minibatches and runs[0].abs().max() > 1e-2
     for steps in runs[:-1]:
@@ -276,9 +274,8 @@ def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkey
 
     Equal to rounding, without clipping.
     """
-    args = replace(
-        miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", micro_batch_size=3, overwrite=True, **UNCLIPPED
-    )
+    args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", overwrite=True)
+    args = replace(args, micro_batch_size=3, value_coef=1.0, **UNCLIPPED)
     runs, cuts = [], []
 
     def record(query_mask, state_mask):
@@ -288,7 +285,7 @@ def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkey
     for columns in (record, lambda query_mask, state_mask: (0, state_mask.size(1))):
         monkeypatch.setattr(train_ppo, "needed_columns", columns)
         gradients.clear()
-        train_ppo.main(replace(args, value_coef=1.0))
+        train_ppo.main(args)
         runs.append(torch.stack(gradients))
     assert any(first > 0 for first, _ in cuts) and any(count < 12 for _, count in cuts)
     assert runs[0].abs().max() > 1e-2 and torch.allclose(*runs, atol=1e-5)

@@ -1,10 +1,6 @@
 """RLCF end to end on a miniature in Python: the discriminator, PPO with the compiler's word, and the two baselines."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +19,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.code.test_discriminator import roberta  # noqa: F401  a fixture
-from tests.conftest import ROOT, interrupt_at, read_metrics
+from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, run_on_two_processes, weights
 from tests.test_train_ppo import Spy
 
 T = 28
@@ -99,10 +95,6 @@ def opinionated(root: Path) -> Path:
 
 def programs_of(records: list[dict], texts: list[str]) -> list[str]:
     return [record["prefix"] + text + record["suffix"] for record, text in zip(records, texts, strict=True)]
-
-
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 @dataclass
@@ -452,6 +444,7 @@ def test_the_logged_errors_are_those_of_the_programs(one_update):
 
 # ------------------------------------------------------------------------------------------------- 3. what is trained
 def test_the_discriminator_takes_one_step_against_the_programs_that_passed(miniature, one_update):
+    """To rounding, where the gradient is more than rounding: AdamW's first step has one size whatever the gradient."""
     rollout = one_update(discriminator_lr=1e-3)
     model = load_discriminator(miniature.ppo.discriminator)
     before = weights(model)
@@ -464,8 +457,12 @@ def test_the_discriminator_takes_one_step_against_the_programs_that_passed(minia
     comparison = model.compare(*map(list, zip(*rows, strict=True)))
     comparison.mean().backward()
     optimizer.step()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    clear = gradient.abs() > 1e-6
+    assert clear.float().mean() > 0.2
     trained = load_discriminator(miniature.ppo.out / "discriminator")
-    assert torch.allclose(weights(trained), weights(model), atol=1e-4) and not torch.equal(weights(trained), before)
+    assert torch.allclose(weights(trained)[clear], weights(model)[clear], atol=1e-4)
+    assert (weights(trained) - before).abs()[~clear].max() < 1.1e-3 and not torch.equal(weights(trained), before)
     with torch.no_grad():
         after = trained.compare(*map(list, zip(*rows, strict=True)))
     assert after.mean() < comparison.mean()  # it finds them out better
@@ -718,66 +715,49 @@ def test_a_baseline_runs_on_and_resumes(miniature, tmp_path, objective):
 
 
 # ------------------------------------------------------------------------------------------------- 5. two processes
-def flags_of(args, names: str) -> list[str]:
-    flags = []
-    for name in names.split():
-        value, flag = getattr(args, name), name.replace("_", "-")
-        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
-
-
-def torchrun(script: str, flags: list[str]) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, *flags],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        _, err = process.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, err[-2000:]
+@pytest.fixture(scope="module")
+def runs(miniature, tmp_path_factory):
+    """PPO, CodeRL and the discriminator's training: the directories of the run on one process and of that on two."""
+    root = tmp_path_factory.mktemp("two_processes")
+    # AdamW blows the rounding of a gradient that is 0 up to a whole step if its epsilon is too small
+    ppo = replace(miniature.ppo, total_episodes=32, discriminator_lr=1e-5, adam_eps=1e-5, **UNCLIPPED)
+    coderl = replace(ppo, objective="coderl", discriminator=None, localise=False, num_ppo_epochs=1)
+    stages = {
+        "ppo": (train_ppo.main, ppo),
+        "coderl": (train_ppo.main, coderl),
+        "discriminator": (train_rm.main, replace(miniature.discriminator, micro_batch_size=2, adam_eps=1e-5)),
+    }
+    for stage, (main, args) in stages.items():
+        main(replace(args, out=root / stage / "one"))
+    run_on_two_processes([(main, replace(args, out=root / s / "two")) for s, (main, args) in stages.items()], root)
+    return {stage: (root / stage / "one", root / stage / "two") for stage in stages}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["ppo", "coderl"])
-def test_two_processes_equal_one_in_ppo(miniature, tmp_path, objective):
-    # AdamW blows the rounding of a gradient that is 0 up to a whole step if its epsilon is too small
-    args = replace(miniature.ppo, total_episodes=32, discriminator_lr=1e-5, adam_eps=1e-5)
-    if objective == "coderl":
-        args = replace(args, objective="coderl", discriminator=None, localise=False, num_ppo_epochs=1)
-    one, two = replace(args, out=tmp_path / "one"), replace(args, out=tmp_path / "two")
-    train_ppo.main(one)
-    names = (
-        "data out sft discriminator discriminator_lr device total_episodes batch_size micro_batch_size num_ppo_epochs "
-        "max_query_length response_length sample_every objective localise adam_eps lr rollout_batch_size"
-    )
-    torchrun("train_ppo.py", ["rlcf", *flags_of(two, names)])
+def test_two_processes_equal_one_in_ppo(runs, objective):
+    """Weights and metrics equal to rounding, without clipping; samples to the last bit."""
+    one, two = runs[objective]
     for load, name in ((load_gpt, ""), (load_scalar, "value_model"), (load_discriminator, "discriminator")):
-        if (one.out / name).exists():
-            assert torch.allclose(weights(load(one.out / name)), weights(load(two.out / name)), atol=1e-4)
+        if (one / name).exists():
+            assert torch.allclose(weights(load(one / name)), weights(load(two / name)), atol=1e-4)
     skipped = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap"}
-    for rows in zip(read_metrics(one.out), read_metrics(two.out), strict=True):
+    for rows in zip(read_metrics(one), read_metrics(two), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in skipped} for row in rows)
         assert first == pytest.approx(second, abs=5e-4)
-    texts = [[json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one.out, two.out)]
+    texts = [[json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one, two)]
     assert texts[0] == texts[1] and len(texts[0]) == 8
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_in_training_the_discriminator(miniature, tmp_path):
-    """The triplets are mined within a micro-batch: here it is half a batch, each process's share."""
-    args = replace(miniature.discriminator, micro_batch_size=2, adam_eps=1e-5)
-    one, two = replace(args, out=tmp_path / "one"), replace(args, out=tmp_path / "two")
-    train_rm.main(one)
-    names = (
-        "data out sft device n_layer d_model n_head triplet_batch_size micro_batch_size num_triplet_epochs "
-        "warmup_steps batch_size num_pair_epochs response_length temperature lr triplet_lr max_query_length "
-        "max_response_length adam_eps"
-    )
-    torchrun("train_rm.py", ["rlcf", *flags_of(two, names)])
-    assert torch.allclose(*(weights(load_discriminator(out)) for out in (one.out, two.out)), atol=2e-5)
-    assert (one.out / "generated.jsonl").read_text() == (two.out / "generated.jsonl").read_text()
-    for first, second in zip(read_metrics(one.out), read_metrics(two.out), strict=True):
+def test_two_processes_equal_one_in_training_the_discriminator(runs):
+    """The triplets are mined within a micro-batch: here it is half a batch, each process's share.
+
+    Equal to rounding, as long as no triplet lies at its hinge and no two negatives are equally near; the sampled
+    programs to the last bit.
+    """
+    one, two = runs["discriminator"]
+    assert torch.allclose(*(weights(load_discriminator(out)) for out in (one, two)), atol=2e-5)
+    assert (one / "generated.jsonl").read_text() == (two / "generated.jsonl").read_text()
+    for first, second in zip(read_metrics(one), read_metrics(two), strict=True):
         assert first == pytest.approx(second, abs=2e-4)

@@ -1,8 +1,15 @@
-"""What test_distributed.py runs under torchrun: claims that are about two processes and no whole script."""
+"""What tests run under torchrun.
+
+torchrun --nproc-per-node=2 -m tests.two_processes        # the tests of this file, on both ranks
+torchrun --nproc-per-node=2 -m tests.two_processes FILE   # module.main(args) of each (module, args) in a pickle
+"""
 
 import copy
+import importlib
 import os
+import pickle
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,8 +113,14 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     distributed.setup("cpu")
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            test()
+    if len(sys.argv) > 1:
+        for module, args in pickle.loads(Path(sys.argv[1]).read_bytes()):
+            print(f"{module} to {args.out}", file=sys.stderr, flush=True)
+            importlib.import_module(module).main(args)
             distributed.barrier()
-    print("agreed", flush=True)
+    else:
+        for name, test in list(globals().items()):
+            if name.startswith("test_"):
+                test()
+                distributed.barrier()
+        print("agreed", flush=True)
