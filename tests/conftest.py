@@ -1,8 +1,10 @@
 """What all tests share: the real slices where they are, one small model, and the pipeline in miniature."""
 
+import fcntl
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,11 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+
+# before torch is imported, and for processes that tests start: tiny tensors lose by a second thread, on a busy machine
+# tenfold
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 # before a kernel is imported: without a GPU the Triton sources run on the CPU
@@ -24,11 +31,13 @@ import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
 
-# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones
-hypothesis.settings.register_profile("fixed", derandomize=True)
-hypothesis.settings.register_profile("explore", max_examples=500)
+# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones.
+# No deadline: how long an example takes on a busy machine says nothing
+patient = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("fixed", derandomize=True, **patient)
+hypothesis.settings.register_profile("explore", max_examples=500, **patient)
 hypothesis.settings.load_profile("fixed")
-torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings, on a busy machine tenfold
+torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
 REAL = Path(os.environ.get("NANORLHF_REAL_DATA", ROOT.parent / "shared" / "data"))
 
@@ -73,7 +82,22 @@ class Miniature:
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory) -> Miniature:
-    return make_miniature(tmp_path_factory.mktemp("miniature"))
+    return make_miniature(made_once(tmp_path_factory, "miniature", make_miniature), train=False)
+
+
+def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Path:
+    """This worker's own directory with what `make` writes: the first worker to ask makes it, the others copy it."""
+    shared = tmp_path_factory.getbasetemp().parent / f"{name}.shared"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shared = tmp_path_factory.mktemp(name)
+        make(shared)
+        return shared
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            make(shared.with_suffix(".partial"))
+            shared.with_suffix(".partial").rename(shared)
+    return Path(shutil.copytree(shared, tmp_path_factory.mktemp(name), dirs_exist_ok=True))
 
 
 def make_miniature(root: Path, train: bool = True) -> Miniature:
