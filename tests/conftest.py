@@ -1,4 +1,4 @@
-"""What all tests share: the real slices where they are, one small model, and the pipeline in miniature."""
+"""What all tests share: the real data slices, a small model, the pipeline in miniature, two processes."""
 
 import fcntl
 import json
@@ -58,7 +58,7 @@ TINY = GPTConfig(
 def tiny_gpt() -> GPT:
     torch.manual_seed(0)
     model = GPT(TINY)
-    with torch.no_grad():  # far from uniform, so that a wrong mask or position shows
+    with torch.no_grad():  # far from uniform: a wrong mask or position shows
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
@@ -72,7 +72,7 @@ after an optimizer step leave clipping out; those that keep it compare the first
 
 @dataclass(frozen=True)
 class Miniature:
-    """The whole pipeline on a world of a few posts: settings that a test changes with `replace`."""
+    """Settings of the whole pipeline on a world of a few posts; tests change them with `replace`."""
 
     root: Path
     sft: train_sft.Args
@@ -101,7 +101,7 @@ def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Pa
 
 
 def make_miniature(root: Path, train: bool = True) -> Miniature:
-    """SFT and RM trained for a few steps; PPO is left to the test."""
+    """Train SFT and the reward model for a few steps; PPO is left to the test."""
     lengths = {"max_query_length": 160, "max_response_length": 64}
     common = {"data": root / "data", "device": "cpu", "warmup_steps": 0}
     sft = replace(
@@ -156,7 +156,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 
 def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
-    """Make that call of module.name a Ctrl-C; the others are as they were. Gives a list with an entry a call."""
+    """Make the given call of module.name raise Ctrl-C; returns a list that grows by one entry per call."""
     plain, calls = getattr(module, name), []
 
     def interrupted(*arguments, **settings):
@@ -167,6 +167,12 @@ def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name:
 
     patch.setattr(module, name, interrupted)
     return calls
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that hold slow tests first, so that several workers finish together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def read_metrics(out: Path) -> list[dict]:

@@ -1,4 +1,4 @@
-"""RLCF end to end on a miniature in Python: the discriminator, PPO with the compiler's word, and the two baselines."""
+"""RLCF end to end on a miniature in Python: the discriminator, PPO with the compiler, and the two baselines."""
 
 import json
 from dataclasses import dataclass, replace
@@ -109,7 +109,7 @@ class Rollout:
     values: torch.Tensor  # (B, T)
     metrics: dict
     texts: list[str]  # whole
-    passes: list[bool]  # by the compiler itself
+    passes: list[bool]  # what the compiler says of the whole program
     ends: list[int]  # of a response that fails, the token to blame; else its last one
     eos_id: int
     pad_id: int
@@ -117,7 +117,7 @@ class Rollout:
 
 @pytest.fixture
 def one_update(miniature, monkeypatch):
-    """Run one update under other settings, and judge its rollout again by other means."""
+    """Run one update with changed settings, and check its rollout by independent means."""
 
     def run(**changes) -> Rollout:
         names = ("generate", "penalised_gae", "batch_indices", "eos_masks")
@@ -179,7 +179,7 @@ def test_the_discriminator_learns_by_triplets_first_and_then_on_samples_of_the_p
         assert row["triplet/loss"] >= 0 if stage == "triplet" else -1 <= row["discriminator/loss"] <= 1
 
 
-def test_its_samples_are_judged_as_the_compiler_does_and_only_those_that_pass_are_pairs(miniature):
+def test_only_samples_that_the_compiler_passes_become_pairs(miniature):
     out, data = miniature.discriminator.out, miniature.discriminator.data
     records = [json.loads(line) for s in ("train", "validation") for line in (data / f"code.{s}.jsonl").open()]
     generated = [json.loads(line) for line in (out / "generated.jsonl").open()]
@@ -241,7 +241,7 @@ def test_the_discriminator_learns_to_tell_the_policys_programs(miniature, tmp_pa
     assert abs(losses[0]) < 0.3 and sum(losses[-4:]) / 4 < -0.8 and summary["validation_accuracy"] == 1.0
 
 
-def test_a_lone_solution_is_its_own_twin_under_other_names(miniature, monkeypatch, tmp_path):
+def test_the_positive_of_a_lone_solution_is_itself_with_renamed_variables(miniature, monkeypatch, tmp_path):
     for split in ("train", "validation"):
         rows = [json.loads(line) for line in (miniature.discriminator.data / f"code.{split}.jsonl").open()]
         write_jsonl(tmp_path / f"code.{split}.jsonl", [row | {"meta": {}} for row in rows])  # a problem each
@@ -261,7 +261,7 @@ def test_a_lone_solution_is_its_own_twin_under_other_names(miniature, monkeypatc
 
 
 def test_resuming_the_discriminator_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path):
-    """Killed once among the triplets and once among the pairs; the samples are not drawn again."""
+    """To the last bit: interrupted once among the triplets and once among the pairs; nothing is sampled again."""
     whole = replace(miniature.discriminator, out=tmp_path / "whole", save_every=2)
     summary = train_rm.main(whole)
     num_triplets = sum("triplet/loss" in row for row in read_metrics(whole.out))
@@ -306,8 +306,8 @@ def test_bad_settings_of_the_discriminator_are_one_sentence(miniature, tmp_path,
     assert "\n" not in str(raised.value)
 
 
-def test_too_few_programs_that_pass_leave_the_run_that_is_there(miniature, tmp_path):
-    """That is known only when the policy has sampled: late, but before --overwrite deletes something."""
+def test_too_few_programs_that_pass_leave_the_old_run_untouched(miniature, tmp_path):
+    """That is known only after sampling: late, but before --overwrite deletes anything."""
     args = replace(miniature.discriminator, out=tmp_path / "d", num_pair_epochs=1.0, num_triplet_epochs=1.0)
     train_rm.main(args)
     before = {path: path.read_bytes() for path in args.out.rglob("*") if path.is_file()}
@@ -324,7 +324,7 @@ def test_rows_need_no_meta(miniature, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["discriminator", "ppo"])
-def test_bfloat16_trains_as_well(miniature, tmp_path, stage):
+def test_bfloat16_trains_too(miniature, tmp_path, stage):
     if stage == "discriminator":
         train_rm.main(replace(miniature.discriminator, out=tmp_path / "d", dtype="bfloat16", num_pair_epochs=1.0))
         assert weights(load_discriminator(tmp_path / "d")).dtype == torch.float32
@@ -356,7 +356,9 @@ def test_a_pretrained_encoder_becomes_a_discriminator_that_ppo_trains_further(mi
 
 
 # ------------------------------------------------------------------------------------------ 2. the score and the cut
-def test_a_program_that_fails_scores_minus_one_and_one_that_passes_what_the_discriminator_says(miniature, one_update):
+def test_a_program_that_fails_scores_minus_one_and_one_that_passes_scores_the_discriminators_output(
+    miniature, one_update
+):
     rollout = one_update()
     assert 3 <= sum(rollout.passes) <= 13  # of 16
     expected = comparisons(miniature.ppo.discriminator, rollout)
@@ -384,8 +386,8 @@ def test_a_response_ends_with_the_token_to_blame_and_its_score_lies_there(one_up
     assert rollout.metrics["response_length"] == pytest.approx(sum(end + 1 for end in rollout.ends) / 16)
 
 
-def test_what_was_cut_counts_nowhere(one_update, monkeypatch):
-    """Neither in the entropy nor in the KL of the log, whichever pass the old logprobs are from."""
+def test_tokens_that_were_cut_count_nowhere(one_update, monkeypatch):
+    """Neither in the logged entropy nor in the KL, whichever pass the old logprobs come from."""
     kept = {}
     for name in ("recomputed", "sampler"):
         rollout = one_update(rollout_logprobs=name)
@@ -404,14 +406,14 @@ def test_without_localisation_responses_stay_whole(one_update):
         assert rewards.pop(lengths[b] - 1) == pytest.approx(rollout.scores[b], abs=1e-6) and not any(rewards)
 
 
-def test_without_a_compiler_every_program_is_the_discriminators(miniature, one_update):
+def test_without_a_compiler_the_discriminator_scores_every_program(miniature, one_update):
     rollout = one_update(compiler=False)
     assert torch.equal(rollout.response, rollout.sampled) and not all(rollout.passes)
     assert rollout.scores == pytest.approx(comparisons(miniature.ppo.discriminator, rollout), abs=1e-5)
     assert all(-1 < score < 1 for score in rollout.scores)
 
 
-def test_without_a_discriminator_the_compilers_word_is_all(one_update):
+def test_without_a_discriminator_the_compiler_alone_scores(one_update):
     rollout = one_update(discriminator=None)
     assert rollout.scores == [1.0 if passes else -1.0 for passes in rollout.passes]
     assert set(rollout.scores) == {1.0, -1.0} and "discriminator/score" not in rollout.metrics
@@ -465,14 +467,14 @@ def test_the_discriminator_takes_one_step_against_the_programs_that_passed(minia
     assert (weights(trained) - before).abs()[~clear].max() < 1.1e-3 and not torch.equal(weights(trained), before)
     with torch.no_grad():
         after = trained.compare(*map(list, zip(*rows, strict=True)))
-    assert after.mean() < comparison.mean()  # it finds them out better
+    assert after.mean() < comparison.mean()  # it detects them better
 
 
 def test_a_frozen_discriminator_stays_and_is_saved_with_the_run(miniature, one_update):
     rollout = one_update(freeze_discriminator=True, discriminator_lr=1e-3)
     before, after = (load_discriminator(d) for d in (miniature.ppo.discriminator, miniature.ppo.out / "discriminator"))
     assert torch.equal(weights(before), weights(after))
-    assert abs(rollout.metrics["discriminator/score"]) > 1e-3  # it is still looked at
+    assert abs(rollout.metrics["discriminator/score"]) > 1e-3  # it still scores
 
 
 def test_a_rollout_in_which_nothing_passes_trains_the_policy_and_leaves_the_discriminator(
@@ -494,6 +496,7 @@ def test_a_rollout_in_which_nothing_passes_trains_the_policy_and_leaves_the_disc
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path, freeze):
+    """To the last bit."""
     args = replace(
         miniature.ppo, total_episodes=32, batch_size=8, save_every=2, discriminator_lr=1e-3, freeze_discriminator=freeze
     )
@@ -512,7 +515,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path,
     assert untimed[0] == untimed[1] and len(untimed[0]) == 4
 
 
-def test_the_value_model_starts_at_nothing_or_from_a_smaller_policy(miniature, one_update, tmp_path):
+def test_the_value_model_starts_at_zero_or_from_a_smaller_policy(miniature, one_update, tmp_path):
     rollout = one_update()
     assert not rollout.values.any()  # a head of zeros, so the first advantages are those of the scores alone
     policy, tokenizer = load_gpt(miniature.ppo.sft), load_tokenizer(miniature.ppo.sft)
@@ -527,7 +530,7 @@ def test_the_value_model_starts_at_nothing_or_from_a_smaller_policy(miniature, o
 
 
 def test_ppo_learns_to_write_programs_that_pass(miniature, tmp_path):
-    """The machine turns the right way: compiler alone, more of the policy's programs pass after some updates."""
+    """The signs are right end to end: with the compiler alone, more programs pass after some updates."""
     args = replace(
         miniature.ppo, out=tmp_path / "ppo", discriminator=None, total_episodes=32 * 24, batch_size=32,
         micro_batch_size=32, lr=3e-3, kl_coef=0.0, kl_target=None, num_ppo_epochs=4, schedule="constant",
@@ -593,7 +596,7 @@ def logprobs_of(policy: GPT, query: str, response: list[int], tokenizer) -> torc
     return table[range(len(response)), response]
 
 
-def test_bipolar_ramp_takes_the_gradient_of_its_loss_with_the_sign_mended(miniature, one_update, policy_gradients):
+def test_bipolar_ramp_takes_the_gradient_of_its_loss_with_the_sign_fixed(miniature, one_update, policy_gradients):
     rollout = one_update(objective="bipolar_ramp", discriminator=None, num_ppo_epochs=1, lr=1e-4)
     (gradients,) = policy_gradients
     policy, tokenizer = load_gpt(miniature.ppo.sft), load_tokenizer(miniature.ppo.sft)
@@ -642,7 +645,7 @@ def test_bipolar_ramp_refuses_written_programs_that_do_not_fit_into_the_policy(m
     assert not args.out.exists()
 
 
-def test_bipolar_ramp_goes_for_the_fault_alone_where_the_other_term_has_no_weight(miniature, one_update):
+def test_bipolar_ramp_lowers_the_faults_alone_where_the_other_term_has_no_weight(miniature, one_update):
     rollout = one_update(objective="bipolar_ramp", discriminator=None, num_ppo_epochs=1, lr=1e-3, value_coef=0.0)
     tokenizer = load_tokenizer(miniature.ppo.sft)
     policies = [load_gpt(where) for where in (miniature.ppo.sft, miniature.ppo.out)]
@@ -700,7 +703,7 @@ def test_coderl_takes_the_gradient_of_its_two_losses(miniature, one_update, poli
 
 
 @pytest.mark.parametrize("objective", ["bipolar_ramp", "coderl"])
-def test_a_baseline_runs_on_and_resumes(miniature, tmp_path, objective):
+def test_a_baseline_runs_and_resumes(miniature, tmp_path, objective):
     args = replace(
         miniature.ppo, out=tmp_path / "ppo", discriminator=None, objective=objective, num_ppo_epochs=1, localise=False,
         total_episodes=24, batch_size=8, save_every=1,
