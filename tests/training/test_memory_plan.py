@@ -148,7 +148,7 @@ def test_ppo_uses_the_planned_memory(monkeypatch, long_rows, flags, phase):
     args = replace(
         train_ppo.RECIPES["tiny"][1], data=root, out=root / "ppo", sft=str(root / "policy"),
         reward_model=str(root / "reward"), device="cpu", total_episodes=16, batch_size=8, micro_batch_size=4,
-        rollout_batch_size=8, num_ppo_epochs=2, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
+        rollout_batch_size=8, num_ppo_epochs=1, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
         overwrite=True,
     )  # fmt: skip
     args = replace(args, **flags)
