@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import train_ppo
+from nanorlhf import rollout
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
@@ -40,11 +41,13 @@ def policy_that_stops(root):
 
 
 class Spy:
-    """Replaces a function of the script; keeps the arguments and the result of each call."""
+    """Replaces a function of the script and of its rollout; keeps the arguments and the result of each call."""
 
-    def __init__(self, monkeypatch, name):
-        self.calls, self.function = [], getattr(train_ppo, name)
-        monkeypatch.setattr(train_ppo, name, self)
+    def __init__(self, monkeypatch, name, modules=(train_ppo, rollout)):
+        self.calls, homes = [], [module for module in modules if hasattr(module, name)]
+        self.function = getattr(homes[0], name)
+        for module in homes:
+            monkeypatch.setattr(module, name, self)
 
     def __call__(self, *args, **kwargs):
         result = self.function(*args, **kwargs)
@@ -304,23 +307,21 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
 def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
     args = replace(miniature.ppo, total_episodes=16, missing_eos_score=None, gold=None)
     train_ppo.main(replace(args, out=tmp_path / "without"))
-    train_ppo.main(replace(args, out=tmp_path / "with", gold_model=str(miniature.root / "rm")))
+    train_ppo.main(replace(args, out=tmp_path / "with", gold=str(miniature.root / "rm")))
     rows = zip(read_metrics(tmp_path / "without"), read_metrics(tmp_path / "with"), strict=True)
     for without, with_gold in rows:  # the reward model itself is the gold model, so the two scores are the same
         gold = with_gold.pop("gold_score")
         assert gold == pytest.approx(with_gold["objective/score"], abs=1e-5) and abs(gold) > 1e-3
         assert without | {"episodes_per_second": 0} == with_gold | {"episodes_per_second": 0}
-    with pytest.raises(InputError, match="--gold and --gold-model both are the gold score: leave one out"):
-        train_ppo.main(replace(args, out=tmp_path / "both", gold="tiny", gold_model=str(miniature.root / "rm")))
     other = train_tokenizer(["another vocabulary"], 300)
     save(ScalarModel(replace(TINY, vocab_size=other.vocab_size)), tmp_path / "foreign", other)
-    with pytest.raises(InputError, match="--gold-model .*foreign: its tokenizer differs from that of"):
-        train_ppo.main(replace(args, out=tmp_path / "both", gold_model=str(tmp_path / "foreign")))
+    with pytest.raises(InputError, match="--gold .*foreign: its tokenizer differs from that of"):
+        train_ppo.main(replace(args, out=tmp_path / "both", gold=str(tmp_path / "foreign")))
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     """To the last bit."""
-    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold="tiny", kl_target=0.01)
+    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold="data/tiny.py:gold_score", kl_target=0.01)
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
     broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)

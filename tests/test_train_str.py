@@ -72,7 +72,7 @@ def test_a_model_ranks_itself_and_learns_from_it(source, tmp_path, request):
             train_ppo.RECIPES["str-tiny"][1],
             **data, **longest, sft=str(tmp_path / "full"), reward_model=str(tmp_path / "rm"), out=tmp_path / "ppo",
             total_episodes=32, batch_size=16, num_minibatches=2, response_length=T,
-            gold="town" if source == "town" else None,
+            gold="data/town.py:gold_score" if source == "town" else None,
         )
     )  # fmt: skip
     updates = [json.loads(line) for line in (tmp_path / "ppo/metrics.jsonl").read_text().splitlines()]

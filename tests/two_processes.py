@@ -10,7 +10,7 @@ import os
 import pickle
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,15 @@ from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.training.optimizer import FiniteSteps
-from nanorlhf.training.resume import StopSignals
 from nanorlhf.training.run import check_weights
+from nanorlhf.training.signals import StopSignals
 from tests.conftest import TINY
+
+
+@dataclass(frozen=True)
+class Settings:
+    out: str = "run"
+    max_skipped_steps: int = 3
 
 
 def make(shard: bool) -> tuple[GPT, FiniteSteps]:
@@ -30,7 +36,7 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     model = GPT(replace(TINY, tied_head=True)).forbid(3, 36)
     if shard:
         distributed.shard(model, torch.device("cpu"), bfloat16=False)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), 3, "lower --lr.")
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), Settings(), "lower --lr")
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:

@@ -57,7 +57,7 @@ class Args(RunArgs):
     """problems per optimizer step on triplets, over all ranks"""
     triplet_lr: NonNegativeFloat
     """peak learning rate of the triplets"""
-    triplet_margin: PositiveFloat = 0.5
+    triplet_margin: NonNegativeFloat = 0.5
     """how much farther away, in squared distance, a program for another problem has to be"""
     warmup_steps: NonNegativeInt
     """optimizer steps of linear warm-up of the triplets"""
@@ -74,7 +74,7 @@ class Args(RunArgs):
 
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count as javac's do"""
-    temperature: PositiveFloat = 0.6
+    temperature: NonNegativeFloat = 0.6
     """of the policy's programs"""
     top_p: Fraction = 0.95
     """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""

@@ -1,6 +1,7 @@
 """Steps whose gradient is not finite: they are skipped and counted, and too many in a row end the run."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, t
 def make(limit=3):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), limit, "lower --lr.")
+    args = SimpleNamespace(out="run", max_skipped_steps=limit)
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), args, "lower --lr")
 
 
 def set_gradients(model, seed, bad=None):
@@ -65,7 +67,7 @@ def test_more_than_the_limit_in_a_row_end_the_run_and_a_finite_step_resets_the_c
         set_gradients(model, 0, float("inf") if bad else None)
         assert steps.step(model.parameters(), 1.0) != bad
     set_gradients(model, 0)
-    with pytest.raises(InputError, match=r"not finite in 3 step\(s\) in a row \(the loss is nan\): lower --lr\."):
+    with pytest.raises(InputError, match=r"not finite in 3 step\(s\) in a row \(the loss is nan\): lower --lr; run"):
         steps.step(model.parameters(), float("nan"))  # a loss alone is enough
     assert steps.skipped == 5
 

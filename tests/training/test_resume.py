@@ -22,7 +22,8 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError, Interrupted
 from nanorlhf.training import resume
-from nanorlhf.training.resume import StopSignals, load_state, save_state, states
+from nanorlhf.training.resume import load_state, save_state, states
+from nanorlhf.training.signals import StopSignals
 from tests.conftest import ROOT, read_metrics
 
 
