@@ -206,7 +206,7 @@ class Run:
             write_json(self.out / "summary.json", summary)
 
 
-def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[nn.Module] = ()) -> None:
+def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
     """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload)."""
     for model in trained:
         model.transformer.checkpoint_activations = args.checkpoint_activations
