@@ -56,7 +56,10 @@ def check_ranges(args: Any) -> None:
 
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
-    """Run `script.py [recipe] [--flags]`; the default is the first recipe. Exits with 2 on bad input."""
+    """Run `script.py [recipe] [--flags]`, or `python -m module [recipe] [--flags]`; exits with 2 on bad input.
+
+    The default is the first recipe.
+    """
     from nanorlhf import distributed  # imports PyTorch, which `python -m data.x --help` shouldn't wait for
 
     arguments, program = sys.argv[1:], _program(main)
@@ -79,8 +82,9 @@ def run_module(main: Callable[[Any], object], args_class: type) -> None:
 
 def _program(main: Callable[[Any], object]) -> str:
     """How the program was started: `train_ppo.py`, or `python -m data.tldr`."""
-    if main.__module__ != "__main__":
-        return f"python -m {main.__module__}" if "." in main.__module__ else sys.argv[0]
+    module = main.__module__ or ""  # a bound method of a builtin has None
+    if module != "__main__":
+        return f"python -m {module}" if "." in module else sys.argv[0]
     spec = sys.modules["__main__"].__spec__
     return f"python -m {spec.name}" if spec is not None else sys.argv[0]
 
@@ -130,3 +134,8 @@ class _one_sentence:
 def _fail(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 2
+
+
+def printable(text: str) -> str:
+    """`text` stripped, its control characters replaced: sampled ones could move the cursor or change colours."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text).strip()

@@ -1,4 +1,4 @@
-"""Flags: what cannot be meant is one sentence on stderr and exit code 2, whichever script it is given to."""
+"""Flags: what makes no sense is one sentence on stderr and exit code 2, in every script."""
 
 import errno
 import math
@@ -73,8 +73,8 @@ def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, caps
 
 
 @pytest.mark.parametrize("flag", ["--top-p", "--top-k", "--no-repeat-ngram-size", "--min-length"])
-def test_filters_of_the_sampler_are_no_flags_of_ppo(monkeypatch, capsys, flag):
-    """A rollout from a filtered distribution against logprobs of the full one makes the KL negative."""
+def test_ppo_has_no_flags_that_filter_the_sampler(monkeypatch, capsys, flag):
+    """A rollout from a filtered distribution against log-probabilities of the full one makes the KL negative."""
     code, _, err, given = call(monkeypatch, capsys, "train_ppo", "tiny", flag, "1")
     assert code == 2 and given == [] and f"unknown flag '{flag}'" in err
 
@@ -99,7 +99,7 @@ def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (InputError("rows.jsonl:3: malformed JSON: mend the line."), 2, "error: rows.jsonl:3: malformed JSON"),
+        (InputError("rows.jsonl:3: malformed JSON: fix the line."), 2, "error: rows.jsonl:3: malformed JSON"),
         (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 2, "error: the disk is full .* at a.bin: free"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full .*the output directory"),
         (OSError(errno.EFBIG, "File too large", "a.bin"), 2, "error: the disk is full .*File too large.* at a.bin"),
@@ -107,7 +107,7 @@ def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_what_the_user_can_mend_is_one_line(monkeypatch, capsys, error, code, sentence):
+def test_what_the_user_can_fix_is_one_line(monkeypatch, capsys, error, code, sentence):
     def main(_):
         raise error
 

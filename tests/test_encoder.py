@@ -33,7 +33,9 @@ def encoder(directory):
 
 
 def test_sentence_embeddings_are_those_of_sentence_transformers(directory, encoder):
-    sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is the judge")
+    sentence_transformers = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers is the reference"
+    )
     texts = [text for pair in PAIRS for text in pair]
     expected = sentence_transformers.SentenceTransformer(str(directory), device="cpu").encode(
         texts, convert_to_tensor=True
@@ -44,12 +46,12 @@ def test_sentence_embeddings_are_those_of_sentence_transformers(directory, encod
 
 
 @pytest.mark.parametrize("layer", [0, 7])
-def test_a_layer_that_is_not_there_is_named(directory, layer):
+def test_a_layer_that_does_not_exist_is_named(directory, layer):
     with pytest.raises(InputError, match=f"layer {layer} of .*: it must be from 1 to 6"):
         load_encoder(directory, layer)
 
 
-def test_what_is_no_encoder_is_one_sentence(directory, tmp_path):
+def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(directory, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
@@ -65,7 +67,7 @@ def test_what_is_no_encoder_is_one_sentence(directory, tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_missing_tensors_and_other_poolings_are_refused(directory, tmp_path):
+def test_missing_tensors_and_other_poolings_are_rejected(directory, tmp_path):
     from safetensors.torch import load_file, save_file
 
     partial = tmp_path / "partial"

@@ -17,7 +17,7 @@ class Adversary:
     def __init__(self, args: Any, device: torch.device):
         self.frozen, self.compiles = args.freeze_discriminator, args.compiler
         self.lr, self.micro_batch_size = args.discriminator_lr, args.micro_batch_size
-        self.discriminator = load_discriminator(args.discriminator, device)
+        self.discriminator, self.device = load_discriminator(args.discriminator, device), device
         optimizer = torch.optim.AdamW(self.discriminator.parameters(), lr=self.lr, fused=True)
         self.steps = FiniteSteps(optimizer, args, f"lower --discriminator-lr ({self.lr})")
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
@@ -36,7 +36,7 @@ class Adversary:
             if (passes or not self.compiles) and text != record["response"]  # D(x, y, y) is 0: nothing to learn
         ]
         model = self.discriminator
-        totals = torch.tensor([0.0, 0.0, len(pairs)], device=model.mlp[0].weight.device)  # D, found out, count
+        totals = torch.tensor([0.0, 0.0, len(pairs)], device=self.device)  # D, found out, count
         num_pairs = distributed.all_sum(totals.clone())[2].clamp(min=1)
         self.steps.optimizer.zero_grad()
         for some in micro_batches(pairs, self.micro_batch_size):

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, Workers
+from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, Workers, printable
 from nanorlhf.errors import InputError
 from nanorlhf.evals.judge import (
     WIN,
@@ -22,7 +22,6 @@ from nanorlhf.evals.judge import (
     parse,
 )
 from nanorlhf.metrics import wilson_interval
-from nanorlhf.terminal import printable
 
 Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and an account of the calls
 

@@ -11,8 +11,8 @@ from nanorlhf.hub import read_object
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards
-from nanorlhf.run_directory import read_metrics
 from nanorlhf.tokenizer import Tokenizer, token_bytes
+from nanorlhf.training.run_directory import read_metrics
 
 
 @torch.no_grad()

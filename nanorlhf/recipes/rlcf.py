@@ -20,7 +20,22 @@ RECIPES: dict = {
             max_response_length=384,
             temperature=0.6,
         ),
-        "discriminator": dict(  # RLCF: the discriminator, by triplets and on samples of the policy
+        "discriminator": dict(  # RLCF: triplets as CodeBERT's pre-training, then samples of the policy
+            data=Path("runs/rlcf/data"),
+            out=Path("runs/rlcf/discriminator"),
+            sft="runs/rlcf/sft",
+            num_triplet_epochs=5.0,
+            triplet_lr=1e-5,
+            triplet_margin=0.5,
+            warmup_steps=1000,
+            num_pair_epochs=5.0,
+            batch_size=32,
+            lr=1e-5,
+            temperature=0.6,
+            top_p=0.95,
+            max_query_length=500,
+            max_response_length=384,
+            response_length=384,
         ),
         "ppo": dict(  # RLCF: compiler and discriminator, a critic of its own
             data=Path("runs/rlcf/data"),

@@ -25,8 +25,8 @@ from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.page import html_table, image, panel, series, smooth, write_page
-from nanorlhf.run_directory import Rows
 from nanorlhf.training.resume import MAY_CHANGE
+from nanorlhf.training.run_directory import Rows
 
 CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
     "objective/rlhf_reward": ("Score minus the KL penalty", "score"),

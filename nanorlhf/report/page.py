@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS, to_html
 from nanorlhf.report.details_index import details_section
-from nanorlhf.run_directory import Rows, read_metrics
+from nanorlhf.training.run_directory import Rows, read_metrics
 
 # column of the table: key in eval.json, heading, digits
 COLUMNS = (

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.page import draw, panel, series
-from nanorlhf.run_directory import Rows
+from nanorlhf.training.run_directory import Rows
 
 CURVES = {  # metric of train_ppo: title, unit
     "compile_rate": ("Responses that pass the static checks", "share"),

@@ -8,7 +8,7 @@ from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.report.answer_report import figures
 from nanorlhf.report.page import SEARCH, aligned, curves, html_table, write_page
 from nanorlhf.report.program_figures import at_k_figures, error_figure, training_figures
-from nanorlhf.run_directory import read_metrics
+from nanorlhf.training.run_directory import read_metrics
 
 Lines = list[list[str]]
 STYLE = """<style>

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.report.answer_report import figures
 from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, write_page
-from nanorlhf.run_directory import read_metrics
+from nanorlhf.training.run_directory import read_metrics
 
 # metric in eval.json: heading, factor, digits
 METRICS = {

@@ -10,6 +10,7 @@ from torch import nn
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
+from nanorlhf.training.settings import SupervisedArgs
 
 
 class FiniteSteps:
@@ -55,6 +56,14 @@ class FiniteSteps:
     def load_state_dict(self, state: dict) -> None:
         distributed.load_optimizer(self.optimizer, state["optimizer"])
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+
+
+def adamw_steps(model: nn.Module, args: SupervisedArgs) -> FiniteSteps:
+    """Steps of AdamW on the weights of a model that are trained."""
+    groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
+    # fused: one pass over the weights instead of one per operation
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
+    return FiniteSteps(optimizer, args, f"lower --lr ({args.lr})")
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:

@@ -7,6 +7,7 @@
 The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,24 @@ from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.signals import StopSignals
 
+Main = Callable[[Any], dict[str, float]]
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
+
+
+def or_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
+    """With --plan the decorated `main` prints plan(args) and trains nothing."""
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def planned(args: Any) -> dict[str, float]:
+            if not args.plan:
+                return main(args)
+            print(plan(args))
+            return {}
+
+        return planned
+
+    return decorate
 
 
 def begin(args: Any, *batch_sizes: str) -> torch.device:
@@ -188,12 +206,12 @@ class Run:
             write_json(self.out / "summary.json", summary)
 
 
-def place_models(
-    args: Any, device: torch.device, trained: Sequence[nn.Module], frozen: Sequence[nn.Module] = ()
-) -> None:
+def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
     """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload)."""
     for model in trained:
         model.transformer.checkpoint_activations = args.checkpoint_activations
+        if args.shard == "none":
+            model.to(device)
     if args.shard == "fsdp":
         for model in trained:
             distributed.shard(model, device, args.dtype == "bfloat16")
@@ -224,6 +242,7 @@ def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Token
     """Save a model, sharded or not, as a Hugging Face directory; every rank calls it."""
     whole = distributed.plain(model)
     if distributed.rank() == 0:
+        assert isinstance(whole, GPT | ScalarModel)
         save(whole, directory, tokenizer)
 
 

@@ -114,7 +114,7 @@ def evaluate(language: str, root: Path) -> World:
     )  # fmt: skip
     calls = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "sample_answers", scripted(language, calls))
+        patch.setattr(programs, "sample_answers", scripted(language, calls))
         result = evaluation.main(args)
     return World(root, args, result, read_jsonl(args.out / "samples.jsonl", {}), calls)
 

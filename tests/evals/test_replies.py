@@ -22,7 +22,6 @@ from nanorlhf.evals.self_ranking import Resamples, share
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report import reply_report
-from nanorlhf.selfrank import ranked as ranked_answers
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 DIALOGUES = [  # query, reference, reply of full, reply of str
@@ -349,7 +348,7 @@ def letters(monkeypatch):
 
     encoder = Encoder("letters", torch.nn.Identity(), None, 1, 1, 512, 512, "mean")
     monkeypatch.setattr(replies, "load_encoder", lambda where, device: encoder)
-    monkeypatch.setattr(ranked_answers, "sentence_embeddings", sentence_embeddings)
+    monkeypatch.setattr("nanorlhf.selfrank.ranked.sentence_embeddings", sentence_embeddings)
 
 
 def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(

@@ -31,7 +31,7 @@ def encoder(directory):
 
 
 def token_vectors(directory: Path, text: str, layer: int) -> torch.Tensor:
-    """(T, C) unit vectors in float64 of one text alone, special tokens included, by transformers."""
+    """(T, C) unit vectors of one unpadded text in float64 by transformers, special tokens included."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -46,19 +46,19 @@ def test_bert_score_is_the_greedy_matching_of_a_double_loop(directory, layer):
     scores = bert_score(*zip(*PAIRS, strict=True), load_encoder(directory, layer))
     for (reference, response), score in zip(PAIRS, scores, strict=True):
         a, b = token_vectors(directory, reference, layer), token_vectors(directory, response, layer)
-        # the special tokens at both ends have no weight, but may be matched
+        # the special tokens at both ends have no weight but may be matched
         recall = [max(float(x @ y) for y in b) for x in a[1:-1]]
         precision = [max(float(x @ y) for x in a) for y in b[1:-1]]
         recall, precision = sum(recall) / len(recall), sum(precision) / len(precision)
         assert score == pytest.approx(2 * precision * recall / (precision + recall), abs=1e-5)
 
 
-def test_bert_score_ranks_a_paraphrase_above_chatter_and_equal_texts_highest(encoder):
+def test_bert_score_ranks_a_paraphrase_above_an_unrelated_text_and_equal_texts_highest(encoder):
     scores = bert_score(*zip(*PAIRS, strict=True), encoder)
     assert scores[3] == pytest.approx(1, abs=1e-5) and scores[3] > scores[0] > scores[1]
 
 
-def test_neither_the_batch_nor_the_neighbours_change_a_score(encoder):
+def test_a_score_does_not_depend_on_its_batch(encoder):
     together = bert_score(*zip(*PAIRS, strict=True), encoder)
     for size in (1, 3):
         assert bert_score(*zip(*PAIRS, strict=True), encoder, batch_size=size) == pytest.approx(together, abs=1e-5)

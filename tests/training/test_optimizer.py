@@ -1,4 +1,4 @@
-"""A step whose gradient is not finite: nothing moves, it is counted, and too many in a row end the run."""
+"""Steps whose gradient is not finite: they are skipped and counted, and too many in a row end the run."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 from nanorlhf.errors import InputError
 from nanorlhf.training.optimizer import FiniteSteps
 
-BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, the length of its gradient isn't
+BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, the norm of its gradient is not
 
 
 def make(limit=3):
@@ -43,8 +43,8 @@ def test_a_bad_gradient_moves_neither_weights_nor_the_optimizers_state(bad):
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])
-def test_the_other_steps_are_adamws(max_norm):
-    """Bit for bit those of PyTorch on the good gradients alone."""
+def test_finite_steps_are_those_of_adamw(max_norm):
+    """To the last bit, those of PyTorch on the finite gradients alone."""
     model, steps = make()
     twin = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=0.1)
@@ -59,7 +59,7 @@ def test_the_other_steps_are_adamws(max_norm):
     assert torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias) and steps.skipped == 2
 
 
-def test_more_than_the_limit_in_a_row_end_the_run_and_a_good_step_begins_anew():
+def test_more_than_the_limit_in_a_row_end_the_run_and_a_finite_step_resets_the_count():
     model, steps = make(limit=2)
     for bad in (True, True, False, True, True):
         set_gradients(model, 0, float("inf") if bad else None)
@@ -70,7 +70,7 @@ def test_more_than_the_limit_in_a_row_end_the_run_and_a_good_step_begins_anew():
     assert steps.skipped == 5
 
 
-def test_its_state_comes_back():
+def test_its_state_is_restored():
     model, steps = make()
     set_gradients(model, 0)
     steps.step(model.parameters(), 1.0)

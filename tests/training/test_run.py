@@ -1,4 +1,4 @@
-"""A run's directory: what is refused, what a kill or a full disk leaves behind, what a resumed run forgets."""
+"""A run's directory: what is refused, what a kill or a full disk leaves, what a resumed run drops."""
 
 import errno
 import json
@@ -82,7 +82,7 @@ def test_resuming_without_a_state_and_both_flags_are_refused(run, tmp_path):
         check_output(run.out, overwrite=True, resume=True)
 
 
-def test_a_resumed_run_forgets_what_was_logged_behind_its_state_and_half_a_line(run):
+def test_a_resumed_run_drops_what_was_logged_after_its_state_and_half_a_line(run):
     for step in range(4):
         run.log(step, {"loss": float(step)})
         run.log_samples(step, [{"query": "q"}])
@@ -93,7 +93,7 @@ def test_a_resumed_run_forgets_what_was_logged_behind_its_state_and_half_a_line(
     assert [json.loads(line)["step"] for line in (run.out / "samples.jsonl").open()] == [0, 1]
 
 
-def test_a_new_run_forgets_the_old_one(run):
+def test_a_new_run_drops_the_old_one(run):
     run.log(0, {"loss": 1.0})
     run.log_samples(0, [{"query": "q"}])
     run.save_state(1)
