@@ -90,9 +90,7 @@ def main(args: Args) -> dict[str, float]:
     home = device if args.shard == "none" else torch.device("cpu")  # sharding moves it to the GPU block by block
     policy = load_gpt(args.sft, home).forbid(pad_id, tokenizer.vocab_size)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
-    # bipolar_ramp reads the written programs as well, which may be longer than what is sampled
-    longest_written = 0 if is_coderl else max(len(row.response) for row in demonstrations)
-    check_positions(demonstrations, max(T, longest_written), policy.config, args.sft)
+    check_positions(demonstrations, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp reads those too
     ref_policy = copy.deepcopy(policy).requires_grad_(False)  # measures the drift only
     critic = scalar_from_gpt(policy).to(home) if is_coderl else None
     if critic is not None:

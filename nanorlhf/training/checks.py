@@ -41,9 +41,16 @@ def check_ppo(args: Any) -> int:
     return check_rollouts(args)
 
 
-def check_positions(rows: list[Demonstration], response_length: int, config: GPTConfig, where: str) -> int:
-    """The longest query and response must fit into the policy's positions; returns their length in tokens."""
+def check_positions(
+    rows: list[Demonstration], response_length: int, config: GPTConfig, where: str, written: bool = False
+) -> int:
+    """The longest query and response must fit into the policy's positions; returns their length in tokens.
+
+    written: the rows' own responses, which may be longer than the sampled ones, are read as well
+    """
     longest = max(len(row.query) for row in rows) + response_length
+    if written:
+        longest = max(longest, max(len(row.query) + len(row.response) for row in rows))
     if longest > config.n_ctx:
         raise InputError(
             f"the longest query and --response-length make {longest} tokens, more than the {config.n_ctx} positions of "

@@ -283,7 +283,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_validation_loss(miniatur
         seen.append(torch.cat([p.flatten() for p in load(args.out / "best").parameters()]))
 
     plain = script.Run.log
-    monkeypatch.setattr(script.Run, "log", lambda self, step, m: (plain(self, step, m), step == 2 and note()))
+    monkeypatch.setattr(script.Run, "log", lambda self, step, m, **shown: (plain(self, step, m), step == 2 and note()))
     summary = script.main(args)
     losses = [row["validation_loss"] for row in read_metrics(args.out) if "validation_loss" in row]
     assert losses[0] == min(losses) < losses[-1] == summary["validation_loss"]
