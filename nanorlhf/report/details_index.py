@@ -1,4 +1,4 @@
-"""The README's details index as a part of a report: what each detail of the paper is, and where it stands."""
+"""docs/details.md as a part of a report: what each detail of the paper is, and where it stands."""
 
 import html
 import os
@@ -11,12 +11,12 @@ ROW = re.compile(r"^\| (N\+ \d+) \| (.+?) \| \[`(\S+):(\d+)`\]\S+ \| `(\S+)` \|$
 
 
 def details_section(report: Path) -> str:
-    """The numbered details of N+ as HTML, with links from the report's directory to the source; empty without README.
+    """The numbered details of N+ as HTML, with links from the report's directory to the source; empty without the page.
 
     The links lead to files beside the run, not into a network: they are dead where the page is moved alone.
     """
-    readme = ROOT / "README.md"
-    rows = ROW.findall(readme.read_text(encoding="utf-8")) if readme.exists() else []
+    page = ROOT / "docs" / "details.md"
+    rows = ROW.findall(page.read_text(encoding="utf-8")) if page.exists() else []
     if not rows:
         return ""
     here = os.path.relpath(ROOT, report.resolve().parent)
