@@ -1,6 +1,9 @@
 """docs/details.md is true: every tag has a row, every row a tag at its line and a living test; so is the glossary."""
 
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -77,6 +80,23 @@ def test_a_tag_that_is_gone_or_in_several_files_is_named_and_its_row_stays() -> 
     for tag, sources in (("N+ 3", CODE), ("N+ 1", {"b.py": "# [N+ 1]", "c.py": "# [N+ 1]"})):
         page, [problem] = with_true_lines(page_of(tag, "a.py", 2), tagged_lines(sources))
         assert page == page_of(tag, "a.py", 2) and tag in problem
+
+
+def test_the_command_puts_the_page_right(tmp_path) -> None:
+    for package in ("nanorlhf", "data"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (*ROOT.glob("*.py"), ROOT / "tests" / "update_details.py", DETAILS):
+        copy = tmp_path / file.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(file, copy)
+    page = tmp_path / "docs" / "details.md"
+    row = next(row for row in ROWS if len(TAGGED[row["tag"]][row["file"]]) == 1)  # the nearest line is the only one
+    page.write_text(
+        PAGE.replace(row[0], row[0].replace(f":{row['line']}`", ":9999`").replace(f"#L{row['line']}", "#L9999"))
+    )
+    assert page.read_text() != PAGE
+    subprocess.run([sys.executable, "-m", "tests.update_details"], cwd=tmp_path, check=True)
+    assert page.read_text() == PAGE
 
 
 def test_one_line_may_carry_several_tags() -> None:
