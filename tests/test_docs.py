@@ -81,13 +81,16 @@ SMALL = {
     "data.town": "--num-train 60 --num-validation 8",
     "data.codenet": "--max-query-length 400 --max-response-length 300 --validation-share 0.2",
     "data.stackoverflow": "--max-length 200 --max-response-length 80",
-    "data.self_rank": "--num-queries 6 --num-samples 6 --interval 1 --response-length 16",
+    "data.self_rank": "--num-queries 6 --num-samples 8 --interval 1 --response-length 32",
     "data.rank": "--num-questions 2",
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
     "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
     "nanorlhf.code.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-rows 8 "
     "--num-pair-epochs 0.5 --batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
+    "train_sft.py rlcf-tiny-bench": "--num-epochs 1 --warmup-steps 0 --num-samples 2 --batch-size 8",
+    "train_sft.py str-tiny": "--num-epochs 8 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 32 "
+    "--lr 1e-2",  # answers that end
     "eval.py": "--num-queries 4 --response-length 12",
     "eval.py tiny-rm": "",
 }
