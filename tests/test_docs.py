@@ -86,12 +86,15 @@ SMALL = {
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
     "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
-    "nanorlhf.code.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-rows 8 "
-    "--num-pair-epochs 0.5 --batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
+    "nanorlhf.code.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
+    "--batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
     "train_sft.py rlcf-tiny-bench": "--num-epochs 1 --warmup-steps 0 --num-samples 2 --batch-size 8",
     "train_sft.py str-tiny": "--num-epochs 8 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 32 "
     "--lr 1e-2",  # answers that end
-    "eval.py": "--num-queries 4 --response-length 12",
+    "eval.py": "--num-queries 4 --response-length 12 --num-report-samples 1",
+    "eval.py stackoverflow-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
+    "eval.py rlcf-tiny": "--num-queries 2 --response-length 12 --num-report-samples 1 --num-resamples 20",
+    "eval.py str-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
     "eval.py tiny-rm": "",
 }
 LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 80), "rlcf-tiny": (400, 300)}
