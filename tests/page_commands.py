@@ -14,7 +14,6 @@ import functools
 import importlib
 import importlib.util
 import io
-import json
 import os
 import re
 import shlex
@@ -35,7 +34,7 @@ from nanorlhf.cli import command_line, run_module
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("python", "torchrun", "make", "pip", "pytest")
-INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchrun \S.*?\.py) [^`\[]+)`(?!`)")
+INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)")
 
 # ---------------------------------------------------------------------------------- which settings name files, and how
 READ = {
@@ -230,7 +229,7 @@ def paths_written(program: str, args: Any) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ 3. make targets
 STUB = """#!/bin/sh
 case "$1" in -c) exec "$REAL_PYTHON" "$@";; esac
-"$REAL_PYTHON" -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" >> "$RECORDED"
+{ printf '%s\\t' "$@"; echo; } >> "$RECORDED"
 """
 
 
@@ -254,7 +253,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         if done.returncode != 0:
             raise Wrong(f"make {target}: {done.stderr.strip()}")
         recorded = (here / "recorded").read_text().splitlines()
-    return tuple(Command(("python", *json.loads(line))) for line in recorded)
+    return tuple(Command(("python", *line.split("\t")[:-1])) for line in recorded)
 
 
 # --------------------------------------------------------------------------------------------------- 4. checking a page
