@@ -12,6 +12,7 @@ import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
+from nanorlhf.code import train_discriminator
 from nanorlhf.padding import right_pad
 from nanorlhf.report.details_index import details_section
 from nanorlhf.reward import load_rule
@@ -169,11 +170,11 @@ def test_one_line_may_carry_several_tags() -> None:
             {"num_epochs": 20, "lr": 5e-5, "batch_size": 64, "warmup_steps": 200, "max_response_length": 256},
         ),
         (
-            train_rm.RECIPES["rlcf"][1],
+            train_discriminator.RECIPES["rlcf"][1],
             {"num_triplet_epochs": 5, "triplet_lr": 1e-5, "triplet_margin": 0.5, "warmup_steps": 1000},
         ),
         (
-            train_rm.RECIPES["rlcf"][1],
+            train_discriminator.RECIPES["rlcf"][1],
             {"num_pair_epochs": 5, "lr": 1e-5, "batch_size": 32, "temperature": 0.6, "top_p": 0.95},
         ),
         (

@@ -158,6 +158,7 @@ def execute(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy: the parser has imported it
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_command_that_needs_no_download_runs(world, tmp_path, monkeypatch) -> None:
     for name in ("data", "docs", "nanorlhf", "tests"):
