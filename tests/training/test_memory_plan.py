@@ -260,8 +260,8 @@ def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(capsys, tmp_p
         assert f"at most {max(phases):.1f} GB" in line
 
 
-def test_the_readme_shows_what_is_printed():
-    shown = (ROOT / "README.md").read_text()
+def test_the_docs_show_what_is_printed():
+    shown = (ROOT / "docs" / "memory.md").read_text()
     printed = ppo_plan(TLDR).splitlines()
     assert "\n".join(f"    {line}".rstrip() for line in printed) in shown
 
