@@ -191,7 +191,7 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(miniature, tmp_path, 
 def test_a_reward_model_with_another_tokenizer_is_refused(miniature, tmp_path):
     rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm")
     train_tokenizer(["quite another text"] * 9, 320).save(rm)
-    refused(replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"), "ppo", "the tokenizer of .* differs")
+    refused(replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"), "ppo", "--reward-model .*: its tokenizer differs")
 
 
 # --------------------------------------------------------------------------------------------------------- batch sizes
@@ -209,8 +209,8 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(miniature, tmp_path,
         ("[float('nan')] + [0.0] * (len(r) - 1)", "--reward .*:score gave a score that is not finite at update 0"),
         ("[float('inf')] * len(r)", "--reward .*:score gave a score that is not finite at update 0"),
         ("[1.0]", r"--reward .*:score gave shape \(1,\) for 8 responses"),
-        ("['good'] * len(r)", "--reward .*:score must give one number a response, not"),
-        ("None", "--reward .*:score must give one number a response, not None"),
+        ("['good'] * len(r)", "--reward .*:score must give one number per response, not"),
+        ("None", "--reward .*:score must give one number per response, not None"),
     ],
 )
 def test_a_rule_that_gives_no_finite_numbers_is_named(miniature, tmp_path, rule, sentence):
