@@ -45,7 +45,7 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.checks import check_models, check_ppo
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
-from nanorlhf.training.run import Run, begin, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import RolloutArgs
 
@@ -175,11 +175,9 @@ class Compiler(RewardModel):
         return metrics if self.adversary is None else metrics | self.adversary.turn(findings, progress)
 
 
+@or_plan(ppo_plan)
 def main(args: Args) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 2. data and models
-    if args.plan:
-        print(ppo_plan(args))
-        return {}
     device = begin(args)
     B, T, num_updates = args.batch_size, args.response_length, check_ppo(args)
     tokenizer = load_tokenizer(args.tokenizer or args.sft)

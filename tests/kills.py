@@ -142,17 +142,17 @@ def main(args: Args) -> bool:
         for stage in MAIN:
             base = getattr(make_miniature(root, train=False), stage)
             extra = {"eval_every": 3} if stage != "ppo" else {"total_episodes": 64, "kl_target": 0.01}
-            out = root / f"{stage}_whole" / "run"
+            out = root / "killed" / f"{stage}_whole" / "run"
             settings[stage] = replace(base, save_every=1, shard=args.shard, out=out, **extra)
-            settings[stage].out.parent.mkdir()
+            settings[stage].out.parent.mkdir(parents=True)
             begin = time.monotonic()
-            assert wait(start(stage, settings[stage], args.processes)) == 0, (root / f"{stage}_whole/log.0").read_text()
+            assert wait(start(stage, settings[stage], args.processes)) == 0, (out.parent / "log.0").read_text()
             seconds[stage], whole[stage] = time.monotonic() - begin, fingerprint(settings[stage].out)
-            (root / f"{stage}_broken").mkdir()
+            (root / "killed" / f"{stage}_broken").mkdir()
         counts, same = Counter(), True
         while same and counts["kills"] < args.kills:
             stage = tuple(MAIN)[counts["runs"] % 3]
-            broken = replace(settings[stage], out=root / f"{stage}_broken" / "run", overwrite=True)
+            broken = replace(settings[stage], out=root / "killed" / f"{stage}_broken" / "run", overwrite=True)
             for _ in range(min(draw.randint(2, 8), args.kills - counts["kills"])):
                 where = kill(start(stage, broken, args.processes), broken.out, draw, 1.2 * seconds[stage])
                 if where is None or (broken.out / "summary.json").exists():

@@ -191,7 +191,11 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(miniature, tmp_path, 
 def test_a_reward_model_with_another_tokenizer_is_refused(miniature, tmp_path):
     rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm")
     train_tokenizer(["quite another text"] * 9, 320).save(rm)
-    refused(replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"), "ppo", "--reward-model .*: its tokenizer differs")
+    refused(
+        replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"),
+        "ppo",
+        "--reward-model .*: its tokenizer differs",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- batch sizes

@@ -26,7 +26,7 @@ def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
         if item not in answers or row.get("response", answers[item]) != answers[item]:
             raise InputError(f"{where}: the samples hold no such answer: name the labels of these samples.")
         if item in labels:
-            raise InputError(f"{where}: this answer has a label further up already: delete one of the two lines.")
+            raise InputError(f"{where}: a second label for this answer: delete one of the two lines.")
         labels[item] = row
     return labels
 

@@ -702,7 +702,7 @@ HEADER = ",".join(so.NEEDED)
         (b"", "a.csv: no column Id, PostTypeId, ParentId, CreationDate, Score, Body, Title, Tags: name the columns"),
         (
             b"Id,PostTypeId,CreationDate,Score,Body\n",
-            "a.csv: no column ParentId, Title, Tags: name the columns in its first",
+            "a.csv: no column ParentId, Title, Tags: name the columns in the first",
         ),
         (f"{HEADER}\n1,1\n".encode(), "a.csv:2: 8 fields are needed here: fix the row"),
         (f"{HEADER}\n1,1,,2021-01-01,3,b,t,<a>,more\n".encode(), "a.csv:2: 8 fields are needed here"),
