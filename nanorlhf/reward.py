@@ -16,14 +16,14 @@ from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, micro_batches, right_pad
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
-# score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] behind their EOS
+# score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] after their EOS
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
-    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] behind the query.
+    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] after the query.
 
-    query_length is where responses begin: Q for left-padded queries, one number a row for right-padded texts. [PAD] is
+    query_length is where responses begin: Q for left-padded queries, one number per row for right-padded texts. [PAD] is
     searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
 
         query_response   # # q q a b E #      Q = 4: the first [PAD] from 4 on is at 7, the end is 6

@@ -5,7 +5,7 @@ from pathlib import Path
 RECIPES: dict = {
     "rlcf": {
         "help": "RLCF: a compiler and a discriminator as feedback",
-        "sft": dict(  # RLCF: CodeGen 350M on the rest of methods
+        "sft": dict(  # CodeGen 350M on the rest of methods
             data=Path("runs/rlcf/data"),
             rows="code",
             out=Path("runs/rlcf/sft"),
@@ -20,7 +20,7 @@ RECIPES: dict = {
             max_response_length=384,
             temperature=0.6,
         ),
-        "discriminator": dict(  # RLCF: triplets as CodeBERT's pre-training, then samples of the policy
+        "discriminator": dict(  # triplets as CodeBERT's pre-training, then samples of the policy
             data=Path("runs/rlcf/data"),
             out=Path("runs/rlcf/discriminator"),
             sft="runs/rlcf/sft",
@@ -37,7 +37,7 @@ RECIPES: dict = {
             max_response_length=384,
             response_length=384,
         ),
-        "ppo": dict(  # RLCF: compiler and discriminator, a critic of its own
+        "ppo": dict(  # compiler and discriminator, a critic of its own
             data=Path("runs/rlcf/data"),
             rows="code",
             out=Path("runs/rlcf/ppo"),
@@ -63,7 +63,7 @@ RECIPES: dict = {
             value_clip_range=None,
             value_coef=1.0,
         ),
-        "programs": dict(  # RLCF: MBJP, 100 programs per problem and temperature
+        "programs": dict(  # MBJP, 100 programs per problem and temperature
             data=Path("runs/rlcf/data"),
             out=Path("runs/rlcf/eval"),
             policies=(
@@ -81,7 +81,7 @@ RECIPES: dict = {
     },
     "rlcf-bench": {
         "help": "RLCF: fine-tuning any policy on MBJP before the test",
-        "sft": dict(  # RLCF: fine-tuning on MBJP before the test, of any policy
+        "sft": dict(
             data=Path("runs/rlcf/bench"),
             rows="code",
             out=Path("runs/rlcf/ppo_bench"),
@@ -100,7 +100,7 @@ RECIPES: dict = {
     },
     "rlcf-tiny": {
         "help": "the embedded programs, on a CPU in minutes",
-        "sft": dict(  # the embedded programs, on a CPU in minutes
+        "sft": dict(
             data=Path("runs/programs/data"),
             rows="code",
             out=Path("runs/programs/sft"),
@@ -117,7 +117,7 @@ RECIPES: dict = {
             max_response_length=128,
             temperature=0.6,
         ),
-        "discriminator": dict(  # the embedded programs, on a CPU in minutes
+        "discriminator": dict(
             data=Path("runs/programs/data"),
             out=Path("runs/programs/discriminator"),
             sft="runs/programs/sft",
@@ -137,7 +137,7 @@ RECIPES: dict = {
             max_query_length=160,
             max_response_length=128,
         ),
-        "ppo": dict(  # the embedded programs, on a CPU in minutes
+        "ppo": dict(
             data=Path("runs/programs/data"),
             rows="code",
             out=Path("runs/programs/ppo"),
@@ -184,7 +184,7 @@ RECIPES: dict = {
     },
     "rlcf-tiny-bench": {
         "help": "fine-tuning any policy on the embedded problems with tests",
-        "sft": dict(  # fine-tuning on the embedded problems with tests
+        "sft": dict(
             data=Path("runs/programs/bench"),
             rows="code",
             out=Path("runs/programs/ppo_bench"),

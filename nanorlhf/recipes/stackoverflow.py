@@ -5,7 +5,7 @@ from pathlib import Path
 RECIPES: dict = {
     "stackoverflow": {
         "help": "SO: programming questions, votes as feedback",
-        "sft": dict(  # SO: GPT-Neo 125M on the best answers
+        "sft": dict(  # GPT-Neo 125M on the best answers
             data=Path("runs/stackoverflow/data"),
             out=Path("runs/stackoverflow/sft"),
             model="EleutherAI/gpt-neo-125m",
@@ -22,7 +22,7 @@ RECIPES: dict = {
             loss_on="response",
             max_response_length=512,  # query and response together, where the data is made
         ),
-        "rm": dict(  # SO: pairs of answers; for scores by votes --loss regression --lr 2e-5 --batch-size 16
+        "rm": dict(  # pairs of answers; for scores by votes --loss regression --lr 2e-5 --batch-size 16
             data=Path("runs/stackoverflow/data"),
             sft="runs/stackoverflow/sft",
             num_epochs=3,  # not in the paper
@@ -37,7 +37,7 @@ RECIPES: dict = {
             max_response_length=512,
             num_normalisation=0,
         ),
-        "ppo": dict(  # SO: adaptive KL, buffer 64, batch 16; either reward model
+        "ppo": dict(  # adaptive KL, buffer 64, batch 16; either reward model
             data=Path("runs/stackoverflow/data"),
             out=Path("runs/stackoverflow/ppo"),
             sft="runs/stackoverflow/sft",
@@ -76,7 +76,7 @@ RECIPES: dict = {
     },
     "stackoverflow-tiny": {
         "help": "the embedded Q&A site, on a CPU in minutes",
-        "sft": dict(  # the embedded Q&A site, on a CPU in minutes
+        "sft": dict(
             data=Path("runs/site/data"),
             out=Path("runs/site/sft"),
             model="runs/site/base",
@@ -89,7 +89,7 @@ RECIPES: dict = {
             max_query_length=64,
             max_response_length=64,
         ),
-        "rm": dict(  # the embedded Q&A site, on a CPU in minutes
+        "rm": dict(
             data=Path("runs/site/data"),
             sft="runs/site/sft",
             seed=1,
@@ -102,7 +102,7 @@ RECIPES: dict = {
             max_response_length=64,
             num_normalisation=0,
         ),
-        "ppo": dict(  # the embedded Q&A site, on a CPU in minutes
+        "ppo": dict(
             data=Path("runs/site/data"),
             out=Path("runs/site/ppo"),
             sft="runs/site/sft",

@@ -5,7 +5,7 @@ from pathlib import Path
 RECIPES: dict = {
     "str": {
         "help": "STR: a policy that ranks its own samples",
-        "sft": dict(  # STR: GPT-2 124M on dialogues or SQuAD
+        "sft": dict(  # GPT-2 124M on dialogues or SQuAD
             data=Path("runs/str/data"),
             out=Path("runs/str/sft"),
             model="openai-community/gpt2",  # or EleutherAI/gpt-neo-125m
@@ -20,7 +20,7 @@ RECIPES: dict = {
             max_response_length=100,
             temperature=0.8,
         ),
-        "rm": dict(  # STR: pairs of the policy's own answers, as it ranked them
+        "rm": dict(  # pairs of the policy's own answers, as it ranked them
             data=Path("runs/str/data"),
             sft="runs/str/sft",
             batch_size=16,  # this and the next two: not in the paper, those of its PPO
@@ -29,7 +29,7 @@ RECIPES: dict = {
             adam_eps=1e-8,
             max_response_length=100,
         ),
-        "ppo": dict(  # STR: beta 0.5, lr 3e-5, batch 16; all else as N+
+        "ppo": dict(  # beta 0.5, lr 3e-5, batch 16; all else as N+
             data=Path("runs/str/data"),
             out=Path("runs/str/ppo"),
             sft="runs/str/sft",
@@ -42,7 +42,7 @@ RECIPES: dict = {
             temperature=0.8,
             kl_coef=0.5,  # [STR ppo]
         ),
-        "replies": dict(  # STR: one reply per question; of SQuAD 500 (--num-queries)
+        "replies": dict(  # one reply per question; of SQuAD 500 (--num-queries)
             data=Path("runs/str/data"),
             out=Path("runs/str/eval"),
             policies=(
@@ -58,7 +58,7 @@ RECIPES: dict = {
     },
     "str-tiny": {
         "help": "the embedded town, on a CPU in minutes",
-        "sft": dict(  # the embedded town, on a CPU in minutes
+        "sft": dict(
             data=Path("runs/town/data"),
             out=Path("runs/town/full"),
             model="runs/town/base",
@@ -71,7 +71,7 @@ RECIPES: dict = {
             max_response_length=32,
             temperature=0.8,
         ),
-        "rm": dict(  # the embedded town, on a CPU in minutes
+        "rm": dict(
             data=Path("runs/town/data"),
             out=Path("runs/town/rm"),
             sft="runs/town/full",
@@ -84,7 +84,7 @@ RECIPES: dict = {
             max_query_length=96,
             max_response_length=32,
         ),
-        "ppo": dict(  # the embedded town, on a CPU in minutes
+        "ppo": dict(
             data=Path("runs/town/data"),
             out=Path("runs/town/ppo"),
             sft="runs/town/full",

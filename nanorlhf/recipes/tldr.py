@@ -5,7 +5,7 @@ from pathlib import Path
 RECIPES: dict = {
     "tiny": {
         "help": "the embedded TL;DR world, on a CPU in minutes",
-        "sft": dict(  # the embedded world, on a CPU in minutes
+        "sft": dict(
             data=Path("runs/tiny/data"),
             out=Path("runs/tiny/sft"),
             model=None,
@@ -18,7 +18,7 @@ RECIPES: dict = {
             max_query_length=80,
             max_response_length=24,
         ),
-        "rm": dict(  # the embedded world, on a CPU in minutes
+        "rm": dict(
             data=Path("runs/tiny/data"),
             sft="runs/tiny/sft",
             seed=1,
@@ -29,7 +29,7 @@ RECIPES: dict = {
             max_response_length=24,
             num_normalisation=2048,
         ),
-        "ppo": dict(  # the embedded world, on a CPU in minutes
+        "ppo": dict(
             data=Path("runs/tiny/data"),
             out=Path("runs/tiny/ppo"),
             sft="runs/tiny/sft",

@@ -355,7 +355,7 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
 def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) -> str:
     """One table per kind of machine, (number of GPUs, GB of each)."""
     lines = [
-        f"GB (10^9 bytes) a GPU in {work.dtype}, rows of {work.query_length} + {work.response_length} tokens",
+        f"GB (10^9 bytes) per GPU in {work.dtype}, rows of {work.query_length} + {work.response_length} tokens",
         f"{'':<14}{'parameters':>12}" + "".join(f"{column:>12}" for column in COLUMNS) + f"{'all':>12}",
     ]
     for num_gpus, gigabytes in machines:
