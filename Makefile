@@ -3,7 +3,7 @@
 # make stackoverflow  votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, evaluation
 # make rlcf           a compiler and a discriminator as feedback, on embedded programs: SFT, more SFT, PPO, evaluation
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
-# make test           the tests
+# make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=) where they write.
 
 SEED ?= 1
@@ -11,6 +11,8 @@ RUNS ?= runs/tiny
 SITE ?= runs/site
 PROGRAMS ?= runs/programs
 TOWN ?= runs/town
+# processes that run the tests
+WORKERS ?= 2
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
 # the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
@@ -84,8 +86,8 @@ rlcf: .venv
 	$(PY) -m data.codenet --source "$(PROGRAMS)/sources" --out "$(PROGRAMS)/data" --language $(CODE) --vocab-size 512 \
 	  --max-query-length 160 --max-response-length 128 --seed $(SEED)
 	$(PY) train_sft.py rlcf-tiny --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
-	$(PY) train_rm.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" --out "$(PROGRAMS)/discriminator" \
-	  --seed $(SEED) --overwrite
+	$(PY) -m nanorlhf.code.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) --overwrite
 	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) --overwrite
 	$(PY) train_sft.py rlcf-tiny --model "$(PROGRAMS)/sft" --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/mono" \
@@ -127,4 +129,6 @@ str: .venv
 
 test: .venv
 	$(PY) -m ruff check .
-	$(PY) -m pytest
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -1,15 +1,13 @@
-"""How fast and how lean: generation, log-probabilities, GAE, one whole PPO iteration and the static checks of programs,
-beside other ways to do them.
+"""Speed and memory of generation, log-probabilities, GAE, a whole PPO iteration and static checks, beside alternatives.
 
-    python bench.py                                   # all parts on shape tiny, plain PyTorch beside ours
+    python bench.py                                   # all parts on shape tiny, beside plain PyTorch
     python bench.py --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
     python bench.py --shape 124m --json speed.json
     python bench.py --parts compile                   # needs a JDK
 
-Every part runs the ways it compares in turn, round by round, in one run, and reports medians; a ratio says how many
-times as long the other way takes. Weights are random. Peak memory is what the allocator held at once beyond what was
-there before (linear_logprobs: and beyond the two gradients; PPO on a CPU and compilers: the resident size of the
-process).
+Each part alternates between the implementations round by round and reports medians; a ratio is an alternative's time
+divided by ours. Weights are random. Peak memory is that of the allocator beyond what was held before (linear_logprobs:
+also beyond the two gradients; PPO on a CPU and compilers: the peak resident size of the process).
 
 `--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer.
 """
@@ -47,9 +45,9 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
+from nanorlhf.distributed import keep_freed_memory
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
-from nanorlhf.memory import keep_freed_memory
 from nanorlhf.model import GPT, GPTConfig, KVCache
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards, policy_loss, value_loss, whiten
@@ -59,21 +57,21 @@ from nanorlhf.tokenizer import load_tokenizer
 @dataclass(frozen=True, kw_only=True)
 class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
-    """size of model and episodes, see SHAPES"""
+    """model and episode sizes, see SHAPES"""
     parts: tuple[Literal["generate", "logprobs", "gae", "ppo", "compile"], ...] = (
         "generate", "logprobs", "gae", "ppo", "compile",
     )  # fmt: skip
-    """what to measure; compile is left out where there is no JDK, unless it is named"""
+    """what to measure; without a JDK, compile is skipped unless named"""
     rounds: int = 5
-    """how often each way is timed; the medians count"""
+    """number of timed rounds; the median is reported"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """ours in bfloat16 (autocast; the peers stay in float32 on a CPU)"""
+    """dtype of ours (bfloat16: autocast); on a CPU the peers stay in float32"""
     peers: bool = False
-    """measure transformers' generate and TRL's PPO trainer as well"""
+    """also measure transformers' generate and TRL's PPO trainer"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where"""
+    """device to measure on; auto: CUDA if available"""
     json: Path | None = None
-    """write the rows to this file as well"""
+    """also write the rows to this file"""
 
 
 @dataclass(frozen=True)
@@ -112,15 +110,15 @@ SHAPES = {
 }
 
 
-NUM_PROGRAMS = 300  # a round of a compiler that stays
-NUM_PROCESSES = 8  # a round of processes: each takes half a second
+NUM_PROGRAMS = 300  # per round of a persistent compiler
+NUM_PROCESSES = 8  # per round of single processes, half a second each
 
 
 # -------------------------------------------------------------------------------------------------------- the stopwatch
 def compare(ways: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, tuple[float, int]]:
-    """Run the ways in turn, `rounds` times after a first that isn't counted -> (median seconds, peak bytes) of each."""
-    peaks = {name: peak_bytes(way, device) for name, way in ways.items()}  # the warm-up as well
-    times = {name: [] for name in ways}
+    """Alternate between the ways for `rounds` rounds, after a warm-up -> (median seconds, peak bytes) of each."""
+    peaks = {name: peak_bytes(way, device) for name, way in ways.items()}  # also the warm-up
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             synchronise(device)
@@ -137,18 +135,18 @@ def synchronise(device: torch.device) -> None:
 
 
 def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
-    """What torch's allocator holds at most during the call, beyond what it held before.
+    """Peak bytes of torch's allocator during the call, beyond those held before.
 
-    On a CPU by the profiler's record of each allocation; what oneDNN takes for itself is not in it.
+    On a CPU from the profiler's record of each allocation, which does not include oneDNN's own.
     """
     gc.collect()
     if device.type == "cuda":
-        way()  # compiles and tunes
+        way()  # compiles and autotunes
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         way()
         return torch.cuda.max_memory_allocated() - before
-    way()  # what it keeps, such as gradients, is there from now on
+    way()  # allocates what it keeps, such as gradients
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         way()
@@ -163,7 +161,7 @@ def peak_bytes(way: Callable[[], object], device: torch.device) -> int:
 # -------------------------------------------------------------------------------------------------- 1. what is measured
 def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     """LM head, log-softmax and gather, forward and backward, for the response tokens of one minibatch."""
-    # the rows of a large minibatch: what is saved shows there, and a GPU is kept busy
+    # the rows of a large minibatch: shows the memory saved, and keeps a GPU busy
     N, V, C = 8192 if device.type == "cuda" else 1024, shape.vocab_size, shape.d_model
     dtype = getattr(torch, args.dtype)
     hidden = torch.randn(N, C, device=device, dtype=dtype, requires_grad=True)
@@ -200,9 +198,9 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
         ways["torch.compile of log_softmax"] = run(torch.compile(plain))
     size = f"N={N} V={V} C={C} {args.dtype}"
     rows = table_rows("linear_logprobs, forward + backward", size, compare(ways, args.rounds, device))
-    for row in rows:  # what is needed beyond the two gradients
+    for row in rows:  # memory beyond the two gradients
         row["peak_bytes"] -= (hidden.numel() + weight.numel()) * weight.element_size()
-    # 4 products of N * V * C (the fourth makes the logits once more), 2 operations each
+    # 4 products of N * V * C (the fourth recomputes the logits), 2 operations each
     rows[0]["roofline"] = roofline(device, flops=8 * N * V * C, dtype=dtype, seconds=rows[0]["seconds"])
 
     ways = {
@@ -231,7 +229,7 @@ def bench_gae(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """`response_length` tokens to each query, no EOS, at temperature 0.7: tokens a second."""
+    """Tokens per second: `response_length` tokens per query, no EOS, temperature 0.7."""
     T = shape.response_length
     model = GPT(shape.config).to(device)
     query, pad_id = left_pad(random_queries(shape), shape.vocab_size - 1).to(device), shape.vocab_size - 1  # (B, Q)
@@ -287,7 +285,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 
 
 class GrowingCache(KVCache):
-    """Keys and values joined by concatenation, one tensor a layer."""
+    """A cache that grows by concatenation, one tensor per layer."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -303,8 +301,8 @@ class GrowingCache(KVCache):
 def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     """One update of train_ppo.py itself, and of TRL's trainer on the same queries and weights: 4 epochs, 1 minibatch.
 
-    Each way has a process of its own, whose largest resident size is the memory; two updates each time, and the second
-    counts: the first also allocates the optimizer's state.
+    Each way runs in its own process, whose peak resident size is the memory. Of two updates the second is timed: the
+    first also allocates the optimizer's state.
     """
     ways = {"ours": ppo_of_ours, "plain PyTorch": ppo_of_plain_pytorch}
     if args.peers:
@@ -324,17 +322,17 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
-    """Programs a second: one compiler that stays beside a process a program.
+    """Programs per second: a persistent compiler beside one process per program.
 
-    The milliseconds are those of one program. The processes run one after the other, each on as many cores as it likes;
-    javac alone doesn't look for unused variables, ours does. The start of the compiler that stays is told, not counted.
+    Milliseconds are per program. The processes run one after the other, each on as many cores as it uses. Ours also
+    finds unused variables, which javac doesn't. The start of the persistent compiler is printed, not counted.
     """
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         javac = ["javac", "-d", directory, *JAVAC]
         for what, compiler, way, command, ending, program in (
-            ("compile Java", JavaCompiler(), "javac, a process a program", javac, "java", java_program),
-            ("compile Python", PythonCompiler(), "pyflakes, a process a program",
+            ("compile Java", JavaCompiler(), "javac, one process per program", javac, "java", java_program),
+            ("compile Python", PythonCompiler(), "pyflakes, one process per program",
              [sys.executable, "-m", "pyflakes"], "py", python_program),
         ):  # fmt: skip
             programs = [program(number) for number in range(NUM_PROGRAMS)]
@@ -346,7 +344,7 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
                 start = time.perf_counter()
                 compiler.check(programs[:1])
                 start_seconds = time.perf_counter() - start
-                assert not any(compiler.check(programs))  # the warm-up as well
+                assert not any(compiler.check(programs))  # also the warm-up
                 peaks[way] = peak_of_command([*command, files[0]])
                 for _ in tqdm(range(args.rounds), desc=what):
                     start = time.perf_counter()
@@ -365,7 +363,7 @@ def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 
 
 def peak_of(process: subprocess.Popen) -> int:
-    """The largest resident size so far in bytes; what wait4 reports is that of the parent, where that is larger."""
+    """Peak resident size so far in bytes; wait4 would report the parent's if that is larger."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
     return 1024 * int(peak[1]) if peak else 0  # it has ended
@@ -380,7 +378,7 @@ def peak_of_command(command: list) -> int:
 
 
 def java_program(number: int) -> str:
-    """A small class that takes javac as long as a solution of MBJP does."""
+    """A small class that takes javac as long as a typical solution of MBJP."""
     return f"""import java.util.*;
 
 class Example{number} {{
@@ -414,9 +412,9 @@ def python_program(number: int) -> str:
 """
 
 
-# ------------------------------------------------------------------------------------------- 2. one PPO iteration
+# ------------------------------------------------------------------------------------------------- 2. one PPO iteration
 def random_queries(shape: Shape) -> list[list[int]]:
-    """Lengths uniform from half of the longest to all of it."""
+    """Queries with lengths uniform between half the maximum and the maximum."""
     generator = torch.Generator().manual_seed(0)
     longest = shape.query_length
     lengths = torch.randint(longest // 2, longest + 1, (shape.episodes,), generator=generator)
@@ -425,7 +423,7 @@ def random_queries(shape: Shape) -> list[list[int]]:
 
 
 def tokenizer_of(shape: Shape, directory: Path):
-    """A vocabulary of words `w1 w2 ...`, EOS the first id and [PAD] the last: a query of n words is n ids."""
+    """A vocabulary of words `w1 w2 ...`, with EOS first and [PAD] last: a query of n words is n ids."""
     import tokenizers
 
     words = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, shape.vocab_size - 1)}, "[PAD]": shape.vocab_size - 1}
@@ -437,7 +435,7 @@ def tokenizer_of(shape: Shape, directory: Path):
 
 
 def make_run(shape: Shape, directory: Path) -> None:
-    """Queries, and random weights for policy and reward model."""
+    """Write queries, and a policy and a reward model with random weights."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(shape, directory)
     rows = [{"query": " ".join(f"w{i}" for i in ids), "response": " w1", "meta": {}} for ids in random_queries(shape)]
@@ -448,7 +446,7 @@ def make_run(shape: Shape, directory: Path) -> None:
 
 
 def ppo_of_ours(args: Args, directory: Path) -> tuple[float, int]:
-    """The script as it is, with TL;DR's settings -> seconds of an update, bytes."""
+    """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
     shape = SHAPES[args.shape]
     train_ppo.main(
         replace(
@@ -495,7 +493,7 @@ def ppo_of_trl(args: Args, directory: Path) -> tuple[float, int]:
 
 
 def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
-    """What one writes first: all logits stored, padding carried along, a loop over T, AdamW as it comes."""
+    """A straightforward implementation: all logits stored, padding computed, a loop over T, default AdamW."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     T, Q = shape.response_length, shape.query_length
     tokenizer = load_tokenizer(directory / "sft")
@@ -506,7 +504,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
     query = left_pad(random_queries(shape), tokenizer.pad_id).to(device)
 
     def forward(model: GPT, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """logprobs and entropies (B, T) by way of all logits (B, Q + T, V)."""
+        """Log-probabilities and entropies (B, T), from all logits (B, Q + T, V)."""
         with autocast:
             log_p = (model.logits(model(ids, real)).float() / 0.7)[:, Q - 1 : -1].log_softmax(-1)
         return log_p.gather(-1, ids[:, Q:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
@@ -544,7 +542,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
 
 
 def plain_products():
-    """Products as `torch.nn.functional.linear` makes them."""
+    """Use `torch.nn.functional.linear`'s matrix products."""
     return mock.patch("kernels.linear.onednn_product", lambda: None)
 
 
@@ -564,7 +562,7 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
 
 
 def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 0, dtype=None) -> str | None:
-    """How much of the card's own rate that is, measured here: bytes against a copy, operations against a product."""
+    """The fraction of the GPU's measured rate: bytes against a copy, operations against a matrix product."""
     if device.type != "cuda":
         return None
     if moved:
@@ -598,19 +596,19 @@ def main(args: Args) -> None:
     if args.rounds < 1:
         raise InputError(f"--rounds {args.rounds}: it must be at least 1.")
     if args.peers and importlib.util.find_spec("trl") is None:
-        raise InputError("--peers: trl is not installed: pip install -e .[bench], or leave the flag out.")
+        raise InputError("--peers: trl is not installed: pip install -e .[bench], or omit the flag.")
     if args.peers and SHAPES[args.shape].gpt2 and "ppo" in args.parts:
-        raise InputError("--peers: TRL is measured on a GPT-NeoX; choose another --shape or leave ppo out of --parts.")
+        raise InputError("--peers: TRL is measured on a GPT-NeoX: choose another --shape or omit ppo from --parts.")
     if args.json is not None and not args.json.parent.is_dir():
-        raise InputError(f"--json {args.json}: its directory does not exist: make it first.")
+        raise InputError(f"--json {args.json}: its directory does not exist: create it first.")
     if "compile" in args.parts and shutil.which("javac") is None:
         if args.parts != Args().parts:
             raise InputError("--parts compile: there is no javac: install a JDK 17 or later, or name other parts.")
-        print("compile is left out: there is no javac; install a JDK 17 or later to measure it")
+        print("compile is skipped: there is no javac; install a JDK 17 or later to measure it")
         args = replace(args, parts=tuple(part for part in args.parts if part != "compile"))
     args = replace(args, device=device.type)
     if device.type == "cpu":
-        keep_freed_memory()  # for all ways alike, as far as they run in this process
+        keep_freed_memory()  # for all ways that run in this process
     parts = {
         "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "ppo": bench_ppo,
         "compile": bench_compile,

@@ -1,27 +1,27 @@
-"""Programs grouped by problem, as CodeNet publishes them -> code.jsonl. [RLCF data]
+"""Programs grouped by problem, as published by CodeNet (github.com/IBM/Project_CodeNet) -> code.jsonl. [RLCF data]
 
     python -m data.codenet --source Project_CodeNet_Java250 --tokenizer gpt2 --out runs/rlcf/data
     python -m data.codenet --source DIR --language python --vocab-size 1024 --out runs/rlcf/data
 
---source is a directory of programs, however deep they lie. A program's problem is the CodeNet id (p00001) among its
-folders, else the folder it lies in, else, right in --source, its file's name. Where --source or a folder above it has
-problem_descriptions/p00001.html, that is the problem's text, and where it has metadata/p00001.csv, only the submissions
-which that calls Accepted are taken: so it is laid out in the full CodeNet, and so the two can be put beside Java250.
+--source is a directory tree of programs. A program's problem is the CodeNet id (p00001) among its folders, else its
+folder, else, directly in --source, its file name. If --source or a folder above it has the file
+problem_descriptions/p00001.html, that is the problem's text; if it has metadata/p00001.csv, only submissions with
+status Accepted are used. The full CodeNet has both folders; they can also be put next to Java250.
 
-From each program a method is drawn, then a statement of its body, where the program is cut:
+In each program a method is drawn, then a statement of its body, and the program is cut there:
 
-    prefix     class A { int f(int n) { int a = 1;             all before the statement
+    prefix     class A { int f(int n) { int a = 1;             everything before the statement
     response   return n + a; }                                 the rest of the method, with its brace
-    suffix     int g() { return 2; } }                         all behind it
+    suffix     int g() { return 2; } }                         everything after the method
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
-so prefix + response + suffix is the file. Drawn are the statements of the body itself, not those nested in them: what
-is missing is then the rest of a method and no broken block. A constructor is a method. In Python it is a function, a
-statement that starts its line (and is neither docstring nor decorated), and # <your_code_here>.
+so prefix + response + suffix is the file. Only statements of the body itself are drawn, not nested ones: the response
+is then the rest of a method and never breaks a block. Constructors count as methods. In Python, functions are cut, at a
+statement that starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 
-A draw depends on --seed and the file's path alone. All programs of a problem are on one side, train or validation. A
-program that its own compiler refuses, or whose response declares a variable that nothing reads, is left out: the paper
-learns from the programs that pass its static checks.
+The draw depends only on --seed and the file's path. All programs of a problem are in the same split, train or
+validation. Programs that don't compile, or whose response declares an unused variable, are left out: the paper trains
+on programs that pass its static checks.
 """
 
 import ast
@@ -34,14 +34,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tqdm import tqdm
 from tree_sitter import Parser
 
-from data.prepare import in_validation, jsonl_files, length_table
+from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
 from data.stackoverflow import to_text
-from nanorlhf.cli import run_module
+from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.code.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -49,7 +49,8 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 ENDING = {"java": ".java", "python": ".py"}
 PROBLEM = re.compile(r"p\d{5}")
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
-BATCH = 256  # programs that are with the compiler at a time
+Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # some problems must stay in train
+BATCH = 256  # programs per call of the compiler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,37 +58,37 @@ class Args:
     source: Path
     """directory of programs, grouped by problem"""
     out: Path = Path("runs/rlcf/data")
-    """directory of code.train.jsonl, code.validation.jsonl and tokenizer.json; files of the same name are replaced"""
+    """directory for code.train.jsonl, code.validation.jsonl and tokenizer.json; existing files are replaced"""
     language: Literal["java", "python"] = "java"
-    """which files: .java or .py"""
-    cuts: int = 1
-    """rows of a program, each cut at another statement; fewer where there are fewer"""
-    validation_share: float = 0.05
-    """share of the problems in code.validation.jsonl"""
+    """which files to read: .java or .py"""
+    cuts: PositiveInt = 1
+    """maximum number of rows per program, each cut at another statement"""
+    validation_share: Share = 0.05
+    """share of problems in code.validation.jsonl"""
     tokenizer: str | None = None
-    """directory, file or Hub id; the limits count its tokens (None: no limits, nothing is counted)"""
+    """directory, file or Hub id; the limits count its tokens (None: no limits)"""
     vocab_size: int | None = None
-    """train a byte-level BPE of so many tokens on the train split instead"""
-    max_query_length: int = 500
-    """tokens; a row with a longer query is left out"""
-    max_response_length: int = 384
-    """the same for a response, EOS included"""
-    seed: int = 1
-    """of the statements that are drawn, and of the split"""
+    """train a byte-level BPE of this size on the train split instead"""
+    max_query_length: PositiveInt = 500
+    """tokens; rows with a longer query are left out"""
+    max_response_length: PositiveInt = 384
+    """tokens including EOS; rows with a longer response are left out"""
+    seed: Seed = 1
+    """seed of the drawn statements and of the splits"""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A place where a program may be cut; offsets are of characters."""
+    """A possible response: the end of a method, as character offsets."""
 
     method: str
-    start: int  # of the response
+    start: int
     end: int
 
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
 def java_methods(program: str) -> list[list[Cut]] | None:
-    """The statements of each method's body; None if the program doesn't parse."""
+    """The cuts of each method, one per statement of its body; None if the program doesn't parse."""
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
         return None
@@ -99,7 +100,7 @@ def java_methods(program: str) -> list[list[Cut]] | None:
     while nodes:
         node = nodes.pop()
         nodes.extend(reversed(node.named_children))
-        if node.type in METHODS and (body := node.child_by_field_name("body")) is not None:  # not an abstract one
+        if node.type in METHODS and (body := node.child_by_field_name("body")) is not None:  # abstract ones have none
             name = node.child_by_field_name("name").text.decode()
             end = characters[body.end_byte]
             statements = [child for child in body.named_children if not child.is_extra]  # extra: comments
@@ -108,12 +109,12 @@ def java_methods(program: str) -> list[list[Cut]] | None:
 
 
 def python_methods(program: str) -> list[list[Cut]] | None:
-    """The same for the functions of Python; a place is the start of a line, so the indentation is the response's."""
+    """The same for Python functions. A cut starts at the start of a line: the response begins with the indentation."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escape sequences
+            warnings.simplefilter("ignore")  # about invalid escape sequences
             tree = ast.parse(program)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a NUL; nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a NUL; the last two: deep nesting
         return None
     breaks = [match.span() for match in re.finditer(r"\r\n|\r|\n", program)]
     starts = [0, *(end for _, end in breaks)]
@@ -126,10 +127,10 @@ def python_methods(program: str) -> list[list[Cut]] | None:
         body = node.body if ast.get_docstring(node, clean=False) is None else node.body[1:]
         for statement in body:
             start = starts[statement.lineno - 1]
-            # the column counts bytes, but a blank is one byte: with another character before it the text isn't blank
+            # col_offset counts bytes; in a blank prefix bytes and characters agree, in any other the test fails anyway
             starts_line = not program[start : start + statement.col_offset].strip()
             continues = statement.lineno > 1 and program.endswith("\\", 0, ends[statement.lineno - 2])
-            # a decorated statement begins at its decorator, whose place isn't in the tree
+            # a decorated statement begins at its decorator, whose position isn't in the tree
             if starts_line and not continues and not getattr(statement, "decorator_list", None):
                 cuts.append(Cut(node.name, start, ends[node.end_lineno - 1]))
         functions.append(cuts)
@@ -137,7 +138,7 @@ def python_methods(program: str) -> list[list[Cut]] | None:
 
 
 def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cut]:
-    """A random method, then a random statement of its body, `num_cuts` times and none twice."""
+    """`num_cuts` distinct cuts: each a random method, then a random statement of its body."""
     left = [list(cuts) for cuts in methods]
     drawn = []
     while left and len(drawn) < num_cuts:
@@ -149,7 +150,7 @@ def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cu
 
 
 def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language: str) -> dict:
-    """A row of the data contract; `text` says what the problem is."""
+    """A row of code.jsonl; `text` is the description of the problem."""
     response = program[cut.start : cut.end]  # [RLCF figure 12]
     prefix, suffix = program[: cut.start], program[cut.end :]
     lines = text.splitlines()
@@ -159,7 +160,7 @@ def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language:
         marker = "/*<your_code_here>*/"
     else:
         comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
-        # the response begins a line, with its indentation: so it goes on from the prefix as from the query
+        # the response begins with its indentation, so it continues the prefix and the query alike
         marker = re.match(r"[ \t\f]*", response)[0] + "# <your_code_here>\n"
     return {
         "query": comment + prefix + marker,
@@ -173,12 +174,12 @@ def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language:
 
 
 # ------------------------------------------------------------------------------------------- 2. programs of problems
-def programs_of(args: Args) -> list[tuple[str, str, Path]]:
-    """Problem, path inside the source and path of each program, problem by problem."""
+def find_programs(args: Args) -> list[tuple[str, str, Path]]:
+    """(problem, path relative to the source, path) of each program, sorted by problem."""
     if not args.source.exists():
-        raise InputError(f"--source {args.source}: there is no such directory: name the one that holds the programs.")
+        raise InputError(f"--source {args.source}: no such directory: name the one with the programs.")
     if not args.source.is_dir():
-        raise InputError(f"--source {args.source} is a file: name the directory that holds the programs.")
+        raise InputError(f"--source {args.source} is a file: name the directory with the programs.")
     ending, root = ENDING[args.language], args.source.resolve()
     programs = []
     for path in root.rglob("*" + ending):
@@ -189,14 +190,14 @@ def programs_of(args: Args) -> list[tuple[str, str, Path]]:
             programs.append((ids[-1] if ids else folder or path.stem, inside, path))
     if not programs:
         raise InputError(
-            f"--source {args.source}: no {ending} file is in it: name the directory that holds the programs, or their "
-            "language with --language."
+            f"--source {args.source}: it has no {ending} file: name the directory with the programs, or their language "
+            "with --language."
         )
     return sorted(programs)
 
 
-def beside(source: Path, name: str) -> Path | None:
-    """The file `name` of a dataset that `source` is, or is a part of."""
+def find_above(source: Path, name: str) -> Path | None:
+    """The file `name` in `source` or in the nearest folder above it that has one."""
     return next((top / name for top in (source.resolve(), *source.resolve().parents) if (top / name).is_file()), None)
 
 
@@ -208,7 +209,7 @@ def description(path: Path) -> str:
 
 
 def accepted_submissions(path: Path) -> set[str]:
-    """The submission ids that CodeNet's table of a problem calls Accepted."""
+    """The ids of the submissions with status Accepted in CodeNet's table of a problem."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
@@ -222,16 +223,16 @@ def accepted_submissions(path: Path) -> set[str]:
 def cut_programs(
     programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
 ) -> Iterator[tuple[str, list[dict]]]:
-    """The text of each program that can be cut, and its rows. What each step keeps and leaves out is noted.
+    """The text and rows of each program that can be cut; updates `counts` and `left_out`.
 
-    Texts are held of one program at a time, of their kin only digests.
+    One program is held in memory at a time; digests find duplicates.
     """
     methods_of = java_methods if args.language == "java" else python_methods
     progress = tqdm(programs, unit=" programs", disable=None, leave=False)
     for problem, group in groupby(progress, key=lambda program: program[0]):
-        html = beside(args.source, f"problem_descriptions/{problem}.html")
+        html = find_above(args.source, f"problem_descriptions/{problem}.html")
         text = description(html) if html else ""
-        table = beside(args.source, f"metadata/{problem}.csv")
+        table = find_above(args.source, f"metadata/{problem}.csv")
         accepted = accepted_submissions(table) if table else None
         counts["problems"] += 1
         counts["described"] += bool(text)
@@ -239,7 +240,7 @@ def cut_programs(
         seen: set[int] = set()
         for _, inside, path in group:
             if accepted is not None and path.stem not in accepted:
-                left_out["program: not Accepted, by the table of its problem"].append(inside)
+                left_out["program: not Accepted, according to the table of its problem"].append(inside)
                 continue
             counts["accepted"] += 1
             try:
@@ -250,7 +251,7 @@ def cut_programs(
             counts["unicode"] += 1
             digest = hash("".join(program.split()))
             if digest in seen:
-                left_out["program: the same as another of its problem, apart from blanks"].append(inside)
+                left_out["program: the same as another of its problem, apart from whitespace"].append(inside)
                 continue
             seen.add(digest)
             counts["distinct"] += 1
@@ -260,27 +261,27 @@ def cut_programs(
                 continue
             counts["parsed"] += 1
             if not methods:
-                left_out["program: no method that has a statement to cut at"].append(inside)
+                left_out["program: no method with a statement to cut at"].append(inside)
                 continue
             counts["with a method"] += 1
-            # of the path and the seed alone: another program more or less changes no draw
+            # seeded by path: adding or removing other programs doesn't change the draw
             cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
             counts["rows"] += len(cuts)
             yield program, [row_of(program, cut, problem, text, inside, args.language) for cut in cuts]
 
 
-# ------------------------------------------------------------------------------------------------------ 3. the files
-def fitting(
+# ------------------------------------------------------------------------------------------------------------ 3. files
+def keep_fitting(
     rows: list[dict], tokenizer: Tokenizer | None, args: Args, left_out: dict[str, list[str]]
 ) -> list[tuple[dict, dict[str, int]]]:
-    """The rows within the limits, each with its lengths by column; all of them without a tokenizer."""
+    """The rows within the limits, each with its lengths by column; without a tokenizer all rows, without lengths."""
     found = []
     for row in rows:
         lengths = {}
         if tokenizer is not None:
             query = len(tokenizer.encode(row["query"]))
-            response = len(tokenizer.encode(row["response"])) + 1  # as dataset.load_programs counts
-            lengths = {"query": query, "response": response, "query+response": query + response}
+            response = len(tokenizer.encode(row["response"])) + 1  # as in dataset.load_programs
+            lengths = {"query": query, "response": response}
         if lengths and lengths["query"] > args.max_query_length:
             left_out[f"row: query longer than --max-query-length {args.max_query_length}"].append(row["meta"]["file"])
         elif lengths and lengths["response"] > args.max_response_length:
@@ -291,69 +292,61 @@ def fitting(
     return found
 
 
-def name_of(row: dict, args: Args) -> str:
+def file_of(row: dict, args: Args) -> str:
     validation = in_validation(row["meta"]["problem"], args.validation_share, args.seed)
     return "code.validation" if validation else "code.train"
 
 
 def check(args: Args) -> None:
-    """What can't be, before anything is read."""
-    for flag in ("cuts", "max_query_length", "max_response_length"):
-        if getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")
-    if not 0 <= args.validation_share < 1:
-        raise InputError(f"--validation-share {args.validation_share}: must be at least 0 and below 1.")
-    if args.vocab_size is not None and args.vocab_size < 300:
-        raise InputError(f"--vocab-size {args.vocab_size}: must be at least 300, 256 of which are the bytes.")
-    if args.vocab_size is not None and args.tokenizer:
-        raise InputError("--vocab-size trains a tokenizer, --tokenizer brings one: leave one of the two out.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+    """Refuse impossible settings before anything is read."""
+    check_ranges(args)
+    check_vocab_size(args, args.tokenizer and "--tokenizer")
+    check_out(args.out)
 
 
 def main(args: Args) -> None:
     check(args)
-    programs = programs_of(args)
+    programs = find_programs(args)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     counts: Counter[str] = Counter(programs=len(programs))
     left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
-    written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> how many rows of which problem
-    lengths: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> how often which length
+    written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> problem -> rows
+    length_table = LengthTable()
     with JavaCompiler() if args.language == "java" else PythonCompiler() as compiler, jsonl_files(args.out) as write:
-        if args.vocab_size is not None:  # programs are read twice: so none has to be kept
+        if args.vocab_size is not None:  # reads the programs twice, so that none is kept in memory
             found = (row for _, rows in cut_programs(programs, args, Counter(), defaultdict(list)) for row in rows)
-            texts = (row["query"] + row["response"] for row in found if name_of(row, args) == "code.train")
+            texts = (row["query"] + row["response"] for row in found if file_of(row, args) == "code.train")
             tokenizer = train_tokenizer(texts, args.vocab_size)
         stream = cut_programs(programs, args, counts, left_out)
         while batch := list(islice(stream, BATCH)):
-            # lengths first: a compiler takes longer than a tokenizer
-            batch = [(program, fitting(rows, tokenizer, args, left_out)) for program, rows in batch]
-            batch = [(program, rows) for program, rows in batch if rows]
-            checked = compiler.check([program for program, _ in batch])
-            for (_, rows), diagnostics in zip(batch, checked, strict=True):
-                for row, its_lengths in rows:
+            # lengths first: the compiler is slower than the tokenizer
+            fitting = [(program, keep_fitting(rows, tokenizer, args, left_out)) for program, rows in batch]
+            fitting = [(program, rows) for program, rows in fitting if rows]
+            checked = compiler.check([program for program, _ in fitting])
+            for (_, rows), diagnostics in zip(fitting, checked, strict=True):
+                for row, lengths in rows:
                     counts["fitting"] += 1
                     start = len(row["prefix"])
                     error = first_error(diagnostics, start, start + len(row["response"]))
                     if error is not None:
-                        reason = "has a variable that nothing reads" if error.kind == "unused" else "doesn't compile"
+                        reason = "has an unused variable" if error.kind == "unused" else "doesn't compile"
                         left_out[f"row: its response {reason}"].append(row["meta"]["file"])
                         continue
-                    name = name_of(row, args)
+                    name = file_of(row, args)
                     write(name, row)
                     counts["passing"] += 1
                     written[name][row["meta"]["problem"]] += 1
-                    for column, length in its_lengths.items():
-                        lengths[name, column][length] += 1
+                    if lengths:
+                        length_table.add(name, **lengths)
         if not written:
             reason, files = max(left_out.items(), key=lambda item: len(item[1]))
             raise InputError(
-                f"--source {args.source}: no row could be made of {len(programs)} programs, most often because of "
+                f"--source {args.source}: no row could be made from {len(programs)} programs, most often because of "
                 f"{reason!r} ({len(files)} times, first {files[0]}): nothing was written."
             )
     names = ("code.train", "code.validation")
     for name in names:
-        if name not in written:  # one of an earlier run would not fit to the other file
+        if name not in written:  # a file of an earlier run would not match the other one
             (args.out / f"{name}.jsonl").unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save(args.out)  # so that a model with random weights finds it there
@@ -361,16 +354,16 @@ def main(args: Args) -> None:
     limits = f"within --max-query-length {args.max_query_length}, --max-response-length {args.max_response_length}"
     for key, label in {
         "problems": "problems",
-        "described": "with a text",
-        "with a table": "with a table of what was Accepted",
+        "described": "with a description",
+        "with a table": "with a table of submissions",
         "programs": f"programs in {ENDING[args.language]}",
         "accepted": "Accepted, where there is a table",
         "unicode": "in UTF-8",
         "distinct": "distinct within their problem",
         "parsed": "that parse",
-        "with a method": "with a method that has a statement to cut at",
-        "rows": f"rows, --cuts {args.cuts} a program",
-        "fitting": "of any length: without --tokenizer none is counted" if tokenizer is None else limits,
+        "with a method": "with a method to cut",
+        "rows": f"rows, --cuts {args.cuts} per program",
+        "fitting": "of any length: without --tokenizer there is no limit" if tokenizer is None else limits,
         "passing": "whose response passes the static checks",
     }.items():
         print(f"{counts[key]:10,}  {label}")
@@ -379,14 +372,14 @@ def main(args: Args) -> None:
         print(f"{len(files):10,}  {reason}; the first: {files[0]}")
     if not left_out:
         print("         0  nothing")
-    if lengths:
-        print("\n" + length_table(lengths))
+    if tokenizer is not None:
+        print(f"\n{length_table}")
     print(f"\nwritten: {args.out}")
     for name in names:
         if name in written:
-            print(f"{written[name].total():10,}  {name}.jsonl, of {len(written[name]):,} problems")
+            print(f"{written[name].total():10,}  {name}.jsonl, from {len(written[name]):,} problems")
         else:
-            print(f"note: no {name}.jsonl: none of {counts['problems']} problems fell to it or had a row.")
+            print(f"note: no {name}.jsonl: none of the {counts['problems']} problems has a row there.")
 
 
 if __name__ == "__main__":

@@ -1,33 +1,41 @@
-"""Anthropic's HH-RLHF, as published -> the JSON Lines that training reads.
+"""Anthropic's HH-RLHF, as published (Hub: Anthropic/hh-rlhf) -> comparisons.jsonl and sft.jsonl.
 
     python -m data.hh --source harmless-base/test.jsonl.gz --out runs/hh/data --tokenizer EleutherAI/pythia-1b-deduped
     python -m data.hh --source Anthropic/hh-rlhf --files 'helpful-base/*' --out runs/hh/data
 
-A record holds two transcripts, `chosen` and `rejected`, both `\\n\\nHuman: ...\\n\\nAssistant: ...` turn by turn. The
-query is what they share, up to and including the last `\\n\\nAssistant:`; the replies are what follows it:
+A record holds two transcripts, `chosen` and `rejected`, each a sequence of `\\n\\nHuman: ...\\n\\nAssistant: ...`. The
+query is what they share, up to and including the last `\\n\\nAssistant:`; the replies are what follows:
 
     comparisons.{train,validation}.jsonl   query, chosen reply, rejected reply
     sft.{train,validation}.jsonl           query, chosen reply: people preferred it, so it serves as a demonstration
 
-A query that is too long loses whole turns, oldest first, up to the last thing that the human said. Pairs that can't be
-used are left out and counted:
-    - transcripts that part before the last turn: the label judges several turns of a dialogue, not one reply
-    - an empty reply, or two that are the same
+A long query loses whole turns, oldest first, but keeps the last human turn. Pairs that can't be used are left out and
+counted:
+    - transcripts that differ before the last turn: the label compares several turns, not one reply
+    - an empty reply, or two identical ones
     - a reply longer than --max-response-length
-    - a last turn that is longer than --max-query-length by itself
+    - a last turn that alone is longer than --max-query-length
 
-A seeded coin makes the splits, for the query's first human turn: pairs that open alike are on the same side, so a query
-is never on both. The published splits stay in meta; to keep them, convert the train files with --validation-share 0 and
-the test files with --validation-share 1 into the same directory.
+A seeded coin draws the splits by the first human turn: pairs with the same opening, and so with the same query, are in
+the same split. The published splits stay in meta; to keep them, convert the train files with --validation-share 0 and
+the test files with --validation-share 1 into one directory.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 
-from data.prepare import in_validation, jsonl_files, length_table, read_records, source_files
-from nanorlhf.cli import run_module
+from data.prepare import (
+    LengthTable,
+    in_validation,
+    jsonl_files,
+    list_reasons,
+    print_left_out,
+    read_records,
+    source_files,
+)
+from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -40,27 +48,27 @@ class Args:
     source: str
     """file, directory or Hub dataset id"""
     out: Path = Path("runs/hh/data")
-    """directory of the JSON Lines and of tokenizer.json; files of the same name are replaced"""
+    """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     tokenizer: str = "EleutherAI/pythia-1b-deduped"
     """directory, file or Hub id; the limits below count its tokens"""
     files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their path in it, such as 'helpful-base/*'"""
+    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'helpful-base/*'"""
     revision: str | None = None
     """branch or commit of a Hub dataset"""
-    max_query_length: int = 512
+    max_query_length: PositiveInt = 512
     """tokens; longer dialogues lose their oldest turns"""
-    max_response_length: int = 256
-    """tokens with EOS; pairs with a longer reply are left out"""
-    validation_share: float = 0.1
-    """share of the openings"""
-    seed: int = 1
-    """of the splits"""
+    max_response_length: PositiveInt = 256
+    """tokens including EOS; pairs with a longer reply are left out"""
+    validation_share: Fraction = 0.1
+    """share of first human turns in validation"""
+    seed: Seed = 1
+    """seed of the splits"""
 
 
 def split_pair(chosen: str, rejected: str) -> tuple[str, str, str] | None:
-    """Two transcripts -> query, chosen reply, rejected reply; None if they part before the last turn.
+    """Two transcripts -> query, chosen reply, rejected reply; None if they differ before the last turn.
 
-    A reply that goes on into a turn of anyone's shows that they parted earlier.
+    If a reply contains another turn, they differed earlier.
     """
     shared = commonprefix((chosen, rejected))
     end = shared.rfind(ASSISTANT)
@@ -73,7 +81,7 @@ def split_pair(chosen: str, rejected: str) -> tuple[str, str, str] | None:
 
 
 def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The query without as many of its oldest turns as it takes to fit; None if the last one alone doesn't."""
+    """The query without its oldest turns, as few as it takes to fit; None if the last turn alone doesn't fit."""
     while len(tokenizer.encode(query)) > limit:
         next_turn = query.find(HUMAN, 1)
         if next_turn < 0:
@@ -83,13 +91,9 @@ def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
 
 
 def main(args: Args) -> None:
-    for flag in ("max_query_length", "max_response_length"):
-        if getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")
-    if not 0 <= args.validation_share <= 1:
-        raise InputError(f"--validation-share {args.validation_share}: must lie between 0 and 1.")
+    check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
-    lengths: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> how often which length
+    lengths = LengthTable()
     written: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     num_cut = 0
@@ -100,10 +104,10 @@ def main(args: Args) -> None:
                 transcripts = [field(record, name, str, where) for name in ("chosen", "rejected")]
                 for name, transcript in zip(("chosen", "rejected"), transcripts, strict=True):
                     if not transcript.startswith(HUMAN):
-                        raise InputError(f"{where}: {name!r} is no transcript: it must begin with {HUMAN!r}.")
+                        raise InputError(f"{where}: {name!r} is not a transcript: it must begin with {HUMAN!r}.")
                 pair = split_pair(*transcripts)
                 if pair is None:
-                    left_out["transcripts that part before the last turn"] += 1
+                    left_out["transcripts that differ before the last turn"] += 1
                     continue
                 whole_query, chosen, rejected = pair
                 if not chosen.strip() or not rejected.strip():
@@ -115,7 +119,7 @@ def main(args: Args) -> None:
                     continue
                 responses = [response_ids(query, reply, tokenizer) for reply in (chosen, rejected)]
                 if responses[0] == responses[1]:
-                    left_out["two replies that are the same"] += 1
+                    left_out["two identical replies"] += 1
                     continue
                 if max(map(len, responses)) > args.max_response_length:
                     left_out[f"a reply longer than --max-response-length {args.max_response_length}"] += 1
@@ -134,23 +138,16 @@ def main(args: Args) -> None:
                 write(f"comparisons.{split}", comparison)
                 write(f"sft.{split}", {"query": query, "response": chosen, "meta": meta})
                 written[split] += 1
-                query_length = len(tokenizer.encode(query))
-                lengths[split, "query"][query_length] += 1
-                for column, response in zip(("chosen", "rejected"), responses, strict=True):
-                    lengths[split, column][len(response)] += 1
-                    lengths[split, f"query+{column}"][query_length + len(response)] += 1
+                chosen_length, rejected_length = map(len, responses)
+                lengths.add(split, len(tokenizer.encode(query)), chosen=chosen_length, rejected=rejected_length)
         if not written:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
+            reasons = list_reasons(left_out)
             raise InputError(f"--source {args.source}: no pair could be used ({reasons}): nothing was written.")
     tokenizer.save(args.out)  # so that a model with random weights finds it there
 
-    print(length_table(lengths))
-    print(f"\n{num_cut} queries of {written.total()} lost old turns")
-    print("\nleft out")
-    for reason, count in sorted(left_out.items()):
-        print(f"  {count:7}  {reason}")
-    if not left_out:
-        print("        0  nothing")
+    print(lengths)
+    print(f"\n{num_cut} of {written.total()} queries lost old turns")
+    print_left_out(left_out)
     files = (f"{kind}.{split}.jsonl ({written[split]})" for kind in ("comparisons", "sft") for split in sorted(written))
     print(f"\nwritten: {args.out}: " + ", ".join(files))
 

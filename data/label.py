@@ -1,14 +1,14 @@
-"""A person says of sampled answers which are useful, without seeing whose they are.
+"""A person labels sampled answers as useful or not, without seeing which policy wrote them. [SO mrr@k]
 
     python -m data.label --samples runs/stackoverflow/eval/samples.jsonl --out labels.jsonl
 
-Questions are drawn at random from samples.jsonl, which eval.py writes; the answers of all policies to a question come
-in one shuffled order. Every answer is saved at once, so that stopping loses nothing, and the same command goes on:
+Questions are drawn at random from samples.jsonl, which eval.py writes; all policies' answers to a question are shown
+together in shuffled order. Every label is saved at once, so that stopping loses nothing; the same command resumes:
 
-    samples.jsonl   {"query": str, "policies": {name: [{"response": str, ...}, ...]}, ...}       n answers a policy
-    labels.jsonl    {"query": str, "policy": str, "index": int, "response": str, "useful": bool}   a label a line
+    samples.jsonl   {"query": str, "policies": {name: [{"response": str, ...}, ...]}, ...}        n answers per policy
+    labels.jsonl    {"query": str, "policy": str, "index": int, "response": str, "useful": bool}   one label per line
 
-`load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
+`nanorlhf.metrics.labels.load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
 """
 
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from pathlib import Path
 
 import numpy as np
 
-from nanorlhf.cli import run_module
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.metrics.labels import Item, read_labels
 
 KEYS = "y useful, n not useful, s skip (no label), b back, q quit"
-Item = tuple[str, str, int]  # query, policy, index of the answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     samples: Path
-    """samples.jsonl of an evaluation with several answers a question"""
+    """samples.jsonl of an evaluation with several answers per question"""
     out: Path
-    """labels.jsonl; one that is there already is gone on with"""
-    num_questions: int = 100
-    """questions, drawn from the file; if it has fewer, all. A higher number keeps those of a lower one"""
-    seed: int = 1
-    """of the questions and of the order of their answers; the same to go on"""
+    """labels.jsonl; an existing file is resumed"""
+    num_questions: PositiveInt = 100
+    """number of questions to draw, at most; a higher number includes those of a lower one"""
+    seed: Seed = 1
+    """seed of the questions and of the order of their answers; keep it to resume"""
 
 
 def load_samples(path: Path) -> list[dict]:
-    """The rows of samples.jsonl, all with the same policies, and of each the same number of answers in every row."""
+    """The rows of samples.jsonl; each policy must have the same number of answers in every row."""
     rows, first = [], None
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
@@ -45,53 +45,19 @@ def load_samples(path: Path) -> list[dict]:
         for name in policies:
             for answer in field(policies, name, list, where):
                 if not isinstance(answer, dict):
-                    raise InputError(f"{where}: an answer of {name!r} is no object with a 'response': make it one.")
+                    raise InputError(f"{where}: each answer of {name!r} must be an object with a 'response'.")
                 field(answer, "response", str, where)
         sizes = {name: len(answers) for name, answers in policies.items()}
         first = first or sizes
         if not sizes or 0 in sizes.values() or sizes != first:
-            raise InputError(f"{where}: answers {sizes}, first line {first}: a policy needs the same number in each.")
+            raise InputError(f"{where}: answers {sizes}, first line {first}: each policy needs as many in every line.")
         rows.append(row)
     return rows
 
 
-def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
-    """The rows of labels.jsonl, checked to be of these samples: a label of another answer would be a false one."""
-    answers = {
-        (row["query"], policy, index): answer["response"]
-        for row in reversed(samples)  # of two rows with one query the first has the labels
-        for policy, column in row["policies"].items()
-        for index, answer in enumerate(column)
-    }
-    labels = {}
-    for where, row in iter_jsonl(path):
-        for name, kind in {"query": str, "policy": str, "index": int, "useful": bool}.items():
-            field(row, name, kind, where)
-        item = row["query"], row["policy"], row["index"]
-        if item not in answers or row.get("response", answers[item]) != answers[item]:
-            raise InputError(f"{where}: the samples hold no such answer: name the labels of these samples.")
-        if item in labels:
-            raise InputError(f"{where}: this answer has a label further up already: delete one of the two lines.")
-        labels[item] = row
-    return labels
-
-
-def load_labels(path: Path, samples: list[dict]) -> dict[str, np.ndarray]:
-    """policy -> (questions, n), rows as in samples: 1 useful, 0 not, NaN without a label.
-
-    A query that stands in samples twice has labels in its first row only.
-    """
-    labels = read_labels(path, samples)
-    columns = {name: np.full((len(samples), len(answers)), np.nan) for name, answers in samples[0]["policies"].items()}
-    first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}
-    for (query, policy, index), row in labels.items():
-        columns[policy][first_row[query], index] = row["useful"]
-    return columns
-
-
 def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Item, str]]:
-    """What is to be labelled, in the order in which it is shown: an answer's place, and its text."""
-    first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}  # a query is asked once
+    """The answers to label, in the order in which they are shown: (item, text)."""
+    first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}  # each query once
     numbers = sorted(first_row.values())
     items = []
     for number in np.random.default_rng(seed).permutation(numbers)[:num_questions]:
@@ -106,20 +72,12 @@ def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Ite
     return items
 
 
-def printable(text: str) -> str:
-    """Sampled text may hold control characters, which could move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text).strip()
-
-
 def main(args: Args) -> None:
-    if args.num_questions < 1:
-        raise InputError(f"--num-questions {args.num_questions}: must be at least 1.")
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed}: must be at least 0.")
+    check_ranges(args)
     if args.out.is_dir():
         raise InputError(f"--out {args.out} is a directory: name a file.")
     samples = load_samples(args.samples)
-    begun = args.out.exists() and args.out.stat().st_size > 0  # empty: the only label was taken back
+    begun = args.out.exists() and args.out.stat().st_size > 0  # empty: the only label was removed
     labels = read_labels(args.out, samples) if begun else {}
     items = choose(samples, args.num_questions, args.seed)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -127,14 +85,14 @@ def main(args: Args) -> None:
     def next_unlabelled(start: int) -> int:
         return next((i for i in range(start, len(items)) if items[i][0] not in labels), len(items))
 
-    answers_a_question = sum(map(len, samples[0]["policies"].values()))
+    answers_per_question = sum(map(len, samples[0]["policies"].values()))
     num_rows, num_queries = len(samples), len({row["query"] for row in samples})
-    print(f"{args.samples}: {num_queries} questions, {num_rows - num_queries} rows more that repeat one of them")
-    print(f"{len(items) // answers_a_question} questions to label, {answers_a_question} answers each. {KEYS}")
+    print(f"{args.samples}: {num_queries} questions; {num_rows - num_queries} more rows repeat one of them")
+    print(f"{len(items) // answers_per_question} questions to label, {answers_per_question} answers each. {KEYS}")
     position = next_unlabelled(0)
     while position < len(items):
         item, response = items[position]
-        question, number = divmod(position, answers_a_question)
+        question, number = divmod(position, answers_per_question)
         print("\n" + "=" * 80 + "\n" + printable(item[0]) + "\n" + "-" * 80)
         print((printable(response) or "(an empty answer)") + "\n" + "-" * 80)
         now = f" (now {'useful' if labels[item]['useful'] else 'not useful'})" if item in labels else ""
@@ -142,7 +100,7 @@ def main(args: Args) -> None:
         print(f"question {question + 1}, answer {number + 1}; {num_labelled} of {len(items)} labelled")
         try:
             key = input(f"useful{now}? y/n/s/b/q: ").strip().lower()
-        except EOFError:  # Ctrl-D, or the end of what was piped in
+        except EOFError:  # Ctrl-D, or the end of piped input
             key = "q"
         if key == "q":
             break
@@ -159,7 +117,7 @@ def main(args: Args) -> None:
             write_jsonl(args.out, labels.values())
             position = next_unlabelled(position + 1)
         else:
-            print(f"{key!r} is no key: {KEYS}")
+            print(f"unknown key {key!r}: {KEYS}")
 
     num_labelled = sum(item in labels for item, _ in items)
     print(f"\n{num_labelled} of {len(items)} answers labelled, {len(items) - num_labelled} left: {args.out}")

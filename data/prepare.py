@@ -1,29 +1,41 @@
-"""What the modules of data/ share: raw records in, the files of the data contract out, and a table of lengths."""
+"""What the modules of data/ share, in the order in which they use it.
+
+1. input: published records out of .json, .jsonl, .gz and .parquet files, local or on the Hub
+2. settings: what several modules check beyond the range of a number
+3. splits: those that were published, or a seeded coin
+4. truncation: the longest prefix that fits
+5. output: the JSON Lines of the data contract (nanorlhf/dataset.py), all files or none, and tables of what was written
+"""
 
 import fnmatch
 import hashlib
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from nanorlhf.dataset import iter_jsonl
+from nanorlhf.dataset import iter_jsonl, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.hub import hub_directory
+from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 
+# ------------------------------------------------------------------------------------------------------------ 1. input
 def source_files(source: str, files: str, revision: str | None) -> list[tuple[Path, str]]:
-    """The data files of --source: the file itself, or those of a directory or Hub dataset that match --files.
+    """The data files of --source, each with its path relative to the source.
 
-    Each with its path inside the source.
+    A file stands for itself; of a directory or Hub dataset, the files that match the pattern --files.
     """
     root = Path(source)
     if not root.exists():
@@ -45,7 +57,7 @@ def source_files(source: str, files: str, revision: str | None) -> list[tuple[Pa
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
-    """The records of one file, each with its place for error messages; all but .json arrays are read as a stream."""
+    """The records of one file, each with its location for error messages. All but .json arrays are streamed."""
     if path.name.endswith(".parquet"):
         records = _parquet_records(path)
     elif path.suffix == ".json" and not _is_json_lines(path):
@@ -56,31 +68,31 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Published comparisons are JSON Lines in files named .json: then the first line is an object of its own."""
+    """Whether the first line is a complete object: published comparisons are JSON Lines in files named .json."""
     with path.open("rb") as file:
         try:
             return isinstance(json.loads(file.readline()), dict)
         except ValueError:
-            return path.stat().st_size == 0  # an empty file is an error there
+            return path.stat().st_size == 0  # iter_jsonl reports empty files
 
 
 def _json_records(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         value = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: malformed JSON ({error.msg}): mend it.") from error
+        raise InputError(f"{path}:{error.lineno}: malformed JSON ({error.msg}): fix the file.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
     for number, record in enumerate(value if isinstance(value, list) else [value], start=1):
         if not isinstance(record, dict):
-            raise InputError(f"{path}: record {number} is no JSON object but {type(record).__name__}: it must be one.")
+            raise InputError(f"{path}: record {number} must be a JSON object, not {type(record).__name__}.")
         yield f"{path}: record {number}", record
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         import pyarrow.parquet
-    except ImportError as error:  # the optional extra `hub`
+    except ImportError as error:  # part of the optional extra `hub`
         raise InputError(f"{path}: reading parquet needs pyarrow: install it with `pip install pyarrow`.") from error
     try:
         number = 0
@@ -92,17 +104,78 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
         raise InputError(f"{path}: damaged, or not a parquet file: download it again.") from error
 
 
+# --------------------------------------------------------------------------------------------------------- 2. settings
+def check_vocab_size(args: Any, tokenizer_flag: str | None = None) -> None:
+    """--vocab-size trains a tokenizer: refuse sizes that don't fit the bytes, and a second tokenizer."""
+    if args.vocab_size is None:
+        return
+    if args.vocab_size < 300:
+        raise InputError(f"--vocab-size {args.vocab_size}: it must be at least 300: 256 entries are the bytes.")
+    if tokenizer_flag:
+        raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: leave one of the two out.")
+
+
+def check_out(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"--out {directory} is a file: name a directory.")
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. splits
+# published name -> name in the data contract
+SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(("valid", "valid1", "valid2", "validation"), "validation")
+
+
+def split_in_path(path: str) -> str | None:
+    """The published split that a path names: the last of the words train, valid, validation and test in it."""
+    words = [word for word in re.split(r"[^a-z0-9]+", path.lower()) if word in SPLITS]
+    return words[-1] if words else None
+
+
 def in_validation(key: str, share: float, seed: int) -> bool:
-    """A seeded coin for a row of validation, a function of `key` alone: equal keys are never on both sides."""
+    """Whether a seeded coin puts a row into validation: a function of `key`, so equal keys share a split."""
     digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
+def split_of(published: str | None, key: str, args: Any) -> str:
+    """The split of a row: the published one, or, without one and with --resplit, drawn by the coin for `key`."""
+    if published is not None and not args.resplit:
+        return SPLITS[published]
+    return "validation" if in_validation(key, args.validation_share, args.seed) else "train"
+
+
+# ------------------------------------------------------------------------------------------------------- 4. truncation
+SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*(?=\s)""")
+LONGEST_TOKEN = 128  # characters, in the vocabularies of GPT-2 and GPT-NeoX
+
+
+def longest_fit(ends: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The last of the ascending `ends` for which `fits` is true; None if there is none.
+
+    Bisection, then a check of the ends up to LONGEST_TOKEN characters further: a longer prefix may have fewer tokens
+    once a word is complete.
+    """
+    low, high = -1, len(ends)  # ends[low] fits, ends[high] doesn't
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(ends[middle]):
+            low = middle
+        else:
+            high = middle
+    if len(ends):
+        beyond = bisect_right(ends, ends[max(low, 0)] + LONGEST_TOKEN)
+        low = next((i for i in range(beyond - 1, low, -1) if fits(ends[i])), low)
+    return ends[low] if low >= 0 else None
+
+
+# ----------------------------------------------------------------------------------------------------------- 5. output
 @contextmanager
 def jsonl_files(directory: Path) -> Iterator[Callable[[str, dict], None]]:
-    """Gives `write(name, row)`. The files name.jsonl appear together at the end of the block, or none of them does."""
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"--out {directory} is a file: name a directory.")
+    """Yields `write(name, row)`, which appends to name.jsonl.
+
+    The files appear together at the end of the block; after an error, none of them and no new directory.
+    """
+    check_out(directory)
     made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -126,14 +199,73 @@ def jsonl_files(directory: Path) -> Iterator[Callable[[str, dict], None]]:
             parent.rmdir()
 
 
-def length_table(lengths: dict[tuple[str, str], Counter[int]]) -> str:
-    """Tokens by file and column; a response counts with its EOS. [N+ 4]"""
-    lines = [f"{'tokens':<26} {'':<17} {'rows':>7} {'min':>5} {'median':>6} {'mean':>7} {'95%':>5} {'max':>5}"]
-    for (name, column), counter in sorted(lengths.items(), key=lambda item: item[0][0]):
-        values = np.array(list(counter.elements()))
-        middle, high = np.quantile(values, (0.5, 0.95), method="inverted_cdf")  # lengths that occur
-        lines.append(
-            f"{name:<26} {column:<17} {len(values):7} {values.min():5} {middle:6} {values.mean():7.1f} {high:5} "
-            f"{values.max():5}"
-        )
-    return "\n".join(lines)
+class LengthTable:
+    """Counts the tokens of queries and responses, by file; printed as a table. Responses count with EOS. [N+ 4]"""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> length -> rows
+
+    def add(self, file: str, query: int, **responses: int) -> None:
+        """Count one row: the tokens of its query and, by column, of its responses."""
+        self.counts[file, "query"][query] += 1
+        for column, length in responses.items():
+            self.counts[file, column][length] += 1
+            self.counts[file, f"query+{column}"][query + length] += 1
+
+    def __str__(self) -> str:
+        lines = [f"{'tokens':<26} {'':<17} {'rows':>7} {'min':>5} {'median':>6} {'mean':>7} {'95%':>5} {'max':>5}"]
+        for (name, column), counter in sorted(self.counts.items(), key=lambda item: item[0][0]):
+            values = np.array(list(counter.elements()))
+            middle, high = np.quantile(values, (0.5, 0.95), method="inverted_cdf")  # lengths that occur
+            lines.append(
+                f"{name:<26} {column:<17} {len(values):7} {values.min():5} {middle:6} {values.mean():7.1f} {high:5} "
+                f"{values.max():5}"
+            )
+        return "\n".join(lines)
+
+
+def list_reasons(left_out: Mapping[str, int]) -> str:
+    """Why rows were left out, for an error message."""
+    return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
+
+
+def print_left_out(left_out: Mapping[str, int], title: str = "left out") -> None:
+    print(f"\n{title}")
+    for reason, count in sorted(left_out.items()) or [("nothing", 0)]:
+        print(f"{count:10,}  {reason}")
+
+
+def train_bpe(texts: Sequence[str], args: Any) -> Tokenizer:
+    """The tokenizer that --vocab-size asks for."""
+    if not texts:
+        raise InputError(f"--vocab-size: {args.source} has no train split to train on: --resplit draws one.")
+    return train_tokenizer(texts, args.vocab_size)
+
+
+def write_demonstrations(
+    rows: Iterable[tuple[str, dict]], tokenizer: Tokenizer, args: Any, left_out: Counter[str]
+) -> None:
+    """Write the (split, row) pairs to sft.{split}.jsonl, except for long responses; print lengths and counts."""
+    lengths = LengthTable()
+    written: Counter[str] = Counter()
+    with jsonl_files(args.out) as write:
+        for split, row in rows:
+            response_length = len(response_ids(row["query"], row["response"], tokenizer))
+            if response_length > args.max_response_length:
+                left_out[f"a response longer than --max-response-length {args.max_response_length}"] += 1
+                continue
+            name = f"sft.{split}"
+            write(name, row)
+            written[name] += 1
+            lengths.add(name, len(tokenizer.encode(row["query"])), response=response_length)
+        if not written:
+            reasons = list_reasons(left_out) or "it holds none"
+            raise InputError(f"--source {args.source}: no row could be made ({reasons}): nothing was written.")
+    tokenizer.save(args.out)  # so that a model with random weights finds it there
+
+    print(lengths)
+    print_left_out(left_out)
+    print(f"\nwritten: {args.out}: " + ", ".join(f"{name}.jsonl ({written[name]})" for name in sorted(written)))
+    for name in ("sft.train", "sft.validation"):
+        if name not in written:
+            print(f"note: no {name}.jsonl: the source has no such split; --resplit draws one.")

@@ -1,18 +1,19 @@
-"""The embedded world of programs: small problems, each with several solutions, whose right answers are known.
+"""The embedded world of programs: problems with known answers and several solutions -> CodeNet's layout and code.jsonl.
 
     python -m data.programs --out runs/programs --seed 1
+    python -m data.codenet --source runs/programs/sources --out runs/programs/data --vocab-size 512
 
-A problem asks for a number over a list ("the sum of the squares of the prices above the limit, plus 3"): which items
-count, what of each, how they are put together, and what is done at the end. Its solutions differ in the loop, in the
-names of their variables, in what is spelt out. To write one, a model has to find those parts in the comment and to
-carry its names through the loop: where it slips, a compiler says "cannot find symbol". Most programmers use
-names of their own, which are harder to carry: an imitator does so as often as they do, whether it can or not.
+A problem asks for a number computed from a list ("the sum of the squares of the prices above the limit, plus 3"): a
+filter, a term per item, a fold, and what is done at the end. Its solutions differ in the loop, in the names of the
+variables, and in the intermediate results they name. To write one, a model has to find those parts in the comment and
+to use the same names throughout: where it slips, a compiler says "cannot find symbol". Most programmers make up names,
+which are harder to copy: an imitator does so as often as they do, whether it can or not.
 
-    sources/    as CodeNet lies on a disk: data/p00001/Java/s1.java and problem_descriptions/p00001.html
-    bench/      code.{train,validation,test}.jsonl: other problems, to be written from the head of the method on, with
-                tests in the form of MBJP's
+    sources/    CodeNet's layout: data/p00001/Java/s1.java and problem_descriptions/p00001.html
+    bench/      code.{train,validation,test}.jsonl: other problems, to be completed from the method's signature on, with
+                tests in the style of MBJP
 
-The language is Java where there is a JDK and Python where there is none.
+The language is Java if there is a JDK, else Python.
 """
 
 import random
@@ -25,19 +26,19 @@ from typing import Literal
 from tqdm import tqdm
 
 from data.codenet import java_methods, python_methods, row_of
-from data.prepare import jsonl_files
-from nanorlhf.cli import run_module
+from data.prepare import check_out, jsonl_files
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 
-# ---------------------------------------------------------------- 1. what a problem is made of
-ITEMS = {  # the list's name and the item's
+# ---------------------------------------------------------------- 1. problems
+ITEMS = {  # name of the list: name of an item
     "prices": "price", "weights": "weight", "ages": "age", "scores": "score", "marks": "mark", "costs": "cost",
     "sizes": "size", "points": "point", "steps": "step", "levels": "level", "hours": "hour", "votes": "vote",
     "depths": "depth", "speeds": "speed", "rates": "rate", "taxes": "tax", "fees": "fee", "lengths": "length",
     "ranks": "rank", "orders": "order", "loads": "load", "gains": "gain", "wages": "wage", "heights": "height",
 }  # fmt: skip
 BOUNDS = ("limit", "bound", "cap", "mean", "goal", "edge", "mark", "line", "base", "bar")
-# the words of the comment; {b} is a name of BOUNDS, {k} a number
+# how the comment puts it; {b} is one of BOUNDS, {k} a number
 FILTERS = {
     "all": "",
     "above": " above the {b}",
@@ -51,8 +52,24 @@ ACCUMULATORS = {
     "count": ("count", "number", "result"),
     "largest": ("best", "top", "result"),
 }
-SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")  # of own names
-OWN_NAMES = 0.75  # share of the programs whose variables bear names of the programmer's own
+SYLLABLES = (
+    "ba",
+    "ce",
+    "di",
+    "fo",
+    "gu",
+    "ka",
+    "le",
+    "mi",
+    "no",
+    "pu",
+    "ra",
+    "se",
+    "ti",
+    "vo",
+    "zu",
+)  # of made-up names
+OWN_NAMES = 0.75  # share of programs whose variables have made-up names
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class Problem:
         return f"the {FOLDS[self.fold]}{term}the {self.items}{which}{ENDS[self.end].format(k=self.last)}"
 
     def answer(self, numbers: list[int], bound: int) -> int:
-        """What a right program returns."""
+        """What a correct program returns."""
         kept = [n for n in numbers if {"all": True, "above": n > bound, "below": n < bound}[self.filter]]
         terms = [{"item": n, "square": n * n, "times": self.factor * n}[self.term] for n in kept]
         folded = {"sum": sum(terms), "count": len(terms), "largest": max(terms, default=0)}[self.fold]
@@ -103,21 +120,21 @@ def draw_problem(rng: random.Random) -> Problem:
 # ---------------------------------------------------------------- 2. solutions
 @dataclass(frozen=True)
 class Style:
-    """How one programmer writes."""
+    """One programmer's way of writing."""
 
     loop: Literal["each", "index", "while"]
     accumulator: str
     item: str
     index: str
     named_term: str | None
-    """a variable of its own for what is folded"""
+    """name of a variable for the term, if it has one"""
     skips: bool
-    """`continue` where an item doesn't count, instead of a block where it does"""
+    """`continue` for items that don't pass the filter, instead of a block for those that do"""
     named_result: bool
 
 
 def own_names(num_names: int, rng: random.Random) -> list[str]:
-    """Different words that nobody else uses."""
+    """Distinct made-up words."""
     names: dict[str, None] = {}
     while len(names) < num_names:
         names["".join(rng.choices(SYLLABLES, k=3))] = None
@@ -136,14 +153,14 @@ def draw_style(problem: Problem, rng: random.Random) -> Style:
         item=item,
         index=index,
         named_term=rng.choice((None, None, "part", "value")) if problem.term != "item" else None,
-        # a while loop that continues would have to move its index on first
+        # in a while loop, `continue` would skip the increment of the index
         skips=loop != "while" and problem.filter != "all" and rng.random() < 0.3,
         named_result=problem.end != "none" and rng.random() < 0.3,
     )
 
 
 def body(problem: Problem, style: Style, language: str) -> list[str]:
-    """The lines of a method's body, unindented lines first; four blanks a level."""
+    """The lines of a method's body, indented relative to it by four spaces per level."""
     java = language == "java"
     items, item, acc = problem.items, style.item, style.accumulator
     end, colon, let = (";", " {", "int ") if java else ("", ":", "")
@@ -175,7 +192,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
         inner = block(when(condition), folding) if condition else folding
 
     size = f"{items}.length" if java else f"len({items})"
-    # counting all of them looks at none
+    # counting all items uses none of them
     is_unused = problem.fold == "count" and problem.filter == "all"
     pick = [] if is_unused else [f"{let}{item} = {items}[{style.index}]{end}"]
     lines = [f"{let}{acc} = 0{end}"]
@@ -197,7 +214,7 @@ def body(problem: Problem, style: Style, language: str) -> list[str]:
 
 
 def head(problem: Problem, language: str) -> str:
-    """All before the body."""
+    """Everything before the body."""
     if language == "java":
         bound = f", int {problem.bound}" if problem.needs_bound else ""
         return f"class Solution {{\n    static int solve(int[] {problem.items}{bound}) {{\n"
@@ -211,7 +228,7 @@ def solution(problem: Problem, style: Style, language: str) -> str:
 
 
 def tests(problem: Problem, language: str, rng: random.Random, num_tests: int = 5) -> str:
-    """In the form of MBJP's: an exception of a fixed text where an answer is wrong; Python's are assertions."""
+    """Tests in the style of MBJP: a wrong answer raises an exception with a fixed text; in Python, assertions."""
     lines = []
     for i in range(num_tests):
         numbers = [rng.randint(1, 30) for _ in range(rng.randint(3, 7))]
@@ -235,25 +252,25 @@ def tests(problem: Problem, language: str, rng: random.Random, num_tests: int = 
     return "\n\n" + "".join(lines)
 
 
-# ---------------------------------------------------------------- 3. the files
+# ---------------------------------------------------------------- 3. files
 @dataclass(frozen=True, kw_only=True)
 class Args:
     out: Path = Path("runs/programs")
-    """directory of sources/ and bench/; files of the same name are replaced"""
+    """directory for sources/ and bench/; existing files are replaced"""
     language: Literal["auto", "java", "python"] = "auto"
-    """auto: Java where there is a JDK"""
-    num_problems: int = 600
-    """problems of sources/"""
-    num_solutions: int = 4
-    """solutions of each, at most: equal ones count once"""
-    num_bench: tuple[int, int, int] = (96, 32, 64)
-    """problems of bench/: to fine-tune on, to validate with, to test with"""
-    seed: int = 1
-    """of everything"""
+    """auto: Java if there is a JDK, else Python"""
+    num_problems: PositiveInt = 600
+    """problems in sources/"""
+    num_solutions: PositiveInt = 4
+    """maximum number of solutions per problem; duplicates are dropped"""
+    num_bench: tuple[PositiveInt, PositiveInt, PositiveInt] = (96, 32, 64)
+    """problems in bench/: train, validation, test"""
+    seed: Seed = 1
+    """seed of every problem and program"""
 
 
 def problems(rng: random.Random) -> Iterator[Problem]:
-    """Distinct in their text, without end."""
+    """An endless stream of problems with distinct texts."""
     seen = set()
     while True:
         problem = draw_problem(rng)
@@ -263,17 +280,13 @@ def problems(rng: random.Random) -> Iterator[Problem]:
 
 
 def main(args: Args) -> None:
-    if args.num_problems < 1 or args.num_solutions < 1 or min(args.num_bench) < 1:
-        raise InputError("--num-problems, --num-solutions and --num-bench must be at least 1.")
+    check_ranges(args)
     if args.num_problems + sum(args.num_bench) > 10_000:
         raise InputError(
-            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: the world has some 30,000 "
-            "problems, and 10,000 are drawn at most: lower one of them."
+            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: there must be at most 10,000 "
+            "problems in all: lower one of them."
         )
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed}: must not be negative.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+    check_out(args.out)
     language = args.language
     if language == "auto":
         language = "java" if shutil.which("javac") else "python"
@@ -282,7 +295,7 @@ def main(args: Args) -> None:
     sources = args.out / "sources"
     for stale in (sources / "data", sources / "problem_descriptions"):
         if stale.exists():
-            shutil.rmtree(stale)  # of another seed: its programs must not be mixed with these
+            shutil.rmtree(stale)  # an earlier run's programs must not be mixed with these
     folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
     num_programs = 0
     (sources / "problem_descriptions").mkdir(parents=True)
@@ -292,7 +305,7 @@ def main(args: Args) -> None:
         (sources / "problem_descriptions" / f"{name}.html").write_text(f"<p>{problem.text}</p>\n", encoding="utf-8")
         directory = sources / "data" / name / folder
         directory.mkdir(parents=True)
-        styles = {draw_style(problem, rng): None for _ in range(args.num_solutions)}  # a set that keeps its order
+        styles = {draw_style(problem, rng): None for _ in range(args.num_solutions)}  # an ordered set
         for i, style in enumerate(styles, start=1):
             (directory / f"s{i}.{suffix}").write_text(solution(problem, style, language), encoding="utf-8")
         num_programs += len(styles)

@@ -1,108 +1,98 @@
-"""A policy's own answers, ranked without people -> comparisons for a reward model. [STR]
+"""A policy's own answers, ranked without human labels -> comparisons.jsonl for a reward model. [STR]
 
     python -m data.self_rank --policy runs/str/sft --data runs/str/data --out runs/str/data
     python -m data.self_rank --policy runs/str/sft --data runs/str/data --out runs/str/quiet --noise 0
 
-The queries of sft.{train,validation}.jsonl are answered --num-samples times each. Then, question by question:
+The policy answers each query of sft.{train,validation}.jsonl --num-samples times. Then, for each question:
 
-    1. a sentence encoder makes vectors of the answers, their cosines are the edges of a graph, and TextRank says which
-       answers are most like all others
-    2. ISODATA sorts the answers into kinds; the one nearest to the centre of each represents it
+    1. a sentence encoder embeds the answers, their cosines are the edges of a graph, and TextRank ranks the answers:
+       the more similar to the others, the higher
+    2. ISODATA clusters the answers; the one nearest to the centre of a cluster represents it
     3. every representative is preferred to those at least --interval ranks below it
-    4. some of the worse answers get noise: a few words changed, a negation more or less, or sentences shuffled
+    4. some of the worse answers get noise: a few words changed, a negation added or removed, or sentences shuffled
 
-    comparisons.{train,validation}.jsonl   the pairs; meta has the ranks, clusters and weights of the two, which of the
-                                           samples they are, and the kind of noise
+    comparisons.{train,validation}.jsonl   the pairs; meta has the ranks, clusters, weights and sample indices of the
+                                           two, and the kind of noise
     self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives"}: the samples
-                                           of a question, and the indices of its representatives, the best first
+                                           of a question, and the indices of its representatives, best first
 
-Equal answers stay: being given often is a vote. Empty ones are left out and counted, questions with answers of one kind
-make no pair, and noise that would make the two answers of a pair equal is left off. A query that stands twice in a file
-is asked once. What is written depends on --seed and not on --batch-size. train_rm.py reads sft.train.jsonl beside the
-comparisons: where --out is another directory than --data, copy it there.
+Duplicate answers stay: each counts as a vote. Empty ones are left out and counted, questions with a single cluster make
+no pair, and noise that would make the answers of a pair equal is not applied. A query that occurs twice in a file is
+answered once. The files depend on --seed but not on --batch-size. train_rm.py also reads sft.train.jsonl: if --out is
+not --data, copy it there.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.prepare import jsonl_files, length_table
+from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, print_left_out
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import run_module
+from nanorlhf.cli import Fraction, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl, response_ids
-from nanorlhf.encoder import Encoder, load_encoder, sentence_embeddings
+from nanorlhf.encoder import Encoder, load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.selfrank.isodata import isodata
 from nanorlhf.selfrank.noise import add_noise
+from nanorlhf.selfrank.ranked import Ranked, embed
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 
 SPLITS = ("train", "validation")
-QUESTIONS_AT_ONCE = 1024  # whose answers are held in memory; fixed, as the samples depend on it
-TEXTS_AT_ONCE = 256  # in the encoder; fixed, as rounding depends on it
+QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, because the samples depend on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     policy: str = "runs/str/sft"
-    """that answers: checkpoint directory or Hub id"""
+    """policy that answers: checkpoint directory or Hub id"""
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
-    """of sentences: directory or Hub id"""
+    """sentence encoder: directory or Hub id"""
     data: Path = Path("runs/str/data")
     """directory of sft.{train,validation}.jsonl, whose queries are answered"""
     out: Path = Path("runs/str/data")
-    """directory of the JSON Lines; files of the same name are replaced"""
+    """directory for the JSON Lines; existing files are replaced"""
     tokenizer: str | None = None
-    """directory, file or Hub id; None: the policy's"""
-    num_queries: int | None = None
-    """of each split, from the top of the file; None: all"""
-    num_samples: int = 16
-    """answers to each question"""
-    temperature: float = 0.8
-    """of the answers"""
-    top_p: float = 0.95
-    """only the likeliest tokens that reach this probability together are sampled; 1: all"""
-    response_length: int = 100
-    """tokens of an answer at most, EOS included, after noise too"""
-    interval: int = 1
-    """ranks from the better answer of a pair down to the worse at least; 1: neighbours are a pair too"""
-    max_pairs: int | None = 10
-    """of a question: those furthest apart stay, of equally far ones those with the better winner; None: all"""
-    noise: float = 0.5
-    """share of the pairs whose worse answer gets noise"""
-    batch_size: int = 64
+    """directory, file or Hub id (None: the policy's)"""
+    num_queries: PositiveInt | None = None
+    """queries per split, from the top of the file (None: all)"""
+    num_samples: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 16
+    """answers per question"""
+    temperature: Annotated[float, Range("from 0 to 100", lambda x: 0 <= x <= 100)] = 0.8
+    """sampling temperature"""
+    top_p: Fraction = 0.95
+    """nucleus sampling: sample from the most likely tokens with this total probability (1: all tokens)"""
+    response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 100
+    """maximum tokens of an answer including EOS, also after noise"""
+    interval: PositiveInt = 1
+    """minimum number of ranks between the answers of a pair (1: adjacent ranks)"""
+    max_pairs: PositiveInt | None = 10
+    """maximum pairs per question: the furthest apart first, then those with the better winner (None: all)"""
+    noise: Fraction = 0.5
+    """share of pairs whose worse answer gets noise"""
+    batch_size: PositiveInt = 64
     """answers sampled at once; changes memory, not the result"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
-    seed: int = 1
-    """of the samples, of ISODATA's first centroids and of the noise"""
+    seed: Seed = 1
+    """seed of the samples, of ISODATA's first centroids and of the noise"""
 
 
 # ------------------------------------------------------------------------------------- 1. what to do with the answers
-@dataclass(frozen=True)
-class Ranked:
-    """A question with its m answers: a row of self_rank.jsonl."""
-
-    query: str
-    answers: list[str]  # in the order in which they were sampled
-    weights: list[float]  # TextRank's, of each answer
-    clusters: list[int]  # ISODATA's, of each answer
-    representatives: list[int]  # index of an answer of each cluster, the highest weight first
-
-
 def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int) -> Ranked:
-    """By the unit vectors (m, d) of the answers.
+    """Rank and cluster m answers by their unit vectors (m, d).
 
-    All m are ranked, and then thinned: the many votes make a better ranking than those of the few that stay.
+    TextRank sees all m answers, not only the representatives: more votes make a better ranking.
     """
     weights = text_rank(vectors @ vectors.T)
     clusters, representatives = isodata(vectors, seed)
@@ -111,7 +101,7 @@ def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int)
 
 
 def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tuple[int, int]]:
-    """[STR pairs] The ranks (winner, loser), from 0 on, that are at least `interval` apart; the furthest come first.
+    """[STR pairs] The ranks (winner, loser), from 0, that are at least `interval` apart; the furthest apart first.
 
     >>> interval_pairs(3, interval=1, most=None)
     [(0, 2), (0, 1), (1, 2)]
@@ -123,7 +113,7 @@ def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tupl
 def make_comparisons(
     question: Ranked, donors: list[str], tokenizer: Tokenizer, args: Args, rng: np.random.Generator, left_out: Counter
 ) -> list[dict]:
-    """The rows of a question. `donors` are texts that noise may take words from."""
+    """The rows of comparisons.jsonl for one question. `donors` are texts from which noise may take words."""
     rows = []
     for ranks in interval_pairs(len(question.representatives), args.interval, args.max_pairs):
         winner, loser = (question.representatives[rank] for rank in ranks)
@@ -133,15 +123,15 @@ def make_comparisons(
             noisy, noise = add_noise(rejected, donors, rng) or (None, None)
             noisy_ids = noisy and response_ids(question.query, noisy, tokenizer)
             if noisy is None:
-                left_out["noise on an answer that no type applies to"] += 1
+                left_out["noise on an answer to which no kind applies"] += 1
             elif noisy_ids == chosen_ids:
-                left_out["noise that makes the worse answer the better one"] += 1
+                left_out["noise that makes the worse answer equal to the better one"] += 1
             elif len(noisy_ids) > args.response_length:
                 left_out[f"noise that makes an answer longer than --response-length {args.response_length}"] += 1
             else:
                 rejected, kind = noisy, noise
-        if response_ids(question.query, rejected, tokenizer) == chosen_ids:  # a tokenizer may tell less than we do
-            left_out["pairs of two answers that are the same"] += 1
+        if response_ids(question.query, rejected, tokenizer) == chosen_ids:  # different texts may have the same tokens
+            left_out["pairs of two identical answers"] += 1
             continue
         meta = {"noise": kind, "num_representatives": len(question.representatives)}
         for column, rank, index in zip(("chosen", "rejected"), ranks, (winner, loser), strict=True):
@@ -157,10 +147,10 @@ def make_comparisons(
 def sample_texts(
     policy: GPT, queries: list[str], tokenizer: Tokenizer, args: Args, seed: int, left_out: Counter
 ) -> list[list[str]]:
-    """The answers to each query that can be used, in the order in which they were sampled."""
+    """The usable answers to each query, in the order of sampling."""
     _, responses = sample_answers(
         policy, [tokenizer.encode(query) for query in queries], tokenizer, args.num_samples,
-        args.response_length - 1,  # an answer gets its EOS in any case
+        args.response_length - 1,  # one less: every answer gets an EOS
         args.batch_size, seed, args.temperature, top_p=args.top_p,
     )  # fmt: skip
     texts = [tokenizer.decode(ids).strip() for ids in responses.tolist()]
@@ -169,9 +159,9 @@ def sample_texts(
         answers.append([])
         for text in samples:
             if not text:
-                left_out["answers that are empty"] += 1
-            elif len(response_ids(query, text, tokenizer)) > args.response_length:  # bytes that are no text do grow
-                left_out[f"answers longer than --response-length {args.response_length} when read again"] += 1
+                left_out["empty answers"] += 1
+            elif len(response_ids(query, text, tokenizer)) > args.response_length:  # invalid UTF-8 is longer
+                left_out[f"answers longer than --response-length {args.response_length} when encoded again"] += 1
             else:
                 answers[-1].append(text)
     return answers
@@ -181,7 +171,7 @@ def answer_and_rank(
     queries: list[str], policy: GPT, encoder: Encoder, tokenizer: Tokenizer, args: Args, seeds: list[int],
     left_out: Counter, seconds: Counter,
 ) -> list[Ranked]:  # fmt: skip
-    """Those of the queries that have an answer. seeds: of the samples, and of each query's clusters."""
+    """The ranked answers of the queries that have any. seeds: one for sampling, then one per query for ISODATA."""
     clock = [time.perf_counter()]
     answers = sample_texts(policy, queries, tokenizer, args, seeds[0], left_out)
     clock.append(time.perf_counter())
@@ -197,33 +187,16 @@ def answer_and_rank(
     return ranked
 
 
-def embed(texts: set[str], encoder: Encoder) -> dict[str, np.ndarray]:
-    """The unit vector (d,) of each text. Texts of one length go together: padding is work too."""
-    in_order = sorted(texts, key=lambda text: (len(text), text))
-    batches = tqdm(micro_batches(in_order, TEXTS_AT_ONCE), desc="encoder", unit=" batches", leave=False)
-    vectors = [row for batch in batches for row in sentence_embeddings(batch, encoder, TEXTS_AT_ONCE).double().numpy()]
-    if not np.isfinite(vectors).all():
-        raise InputError(f"--encoder {encoder.where}: its vectors are not finite: its weights are damaged.")
-    return dict(zip(in_order, vectors, strict=True))
-
-
 def check(args: Args) -> None:
-    """What can't be, before anything is loaded."""
-    least = {"num_queries": 1, "num_samples": 2, "response_length": 2, "interval": 1, "max_pairs": 1, "batch_size": 1}
-    for name, bound in least.items():
-        if getattr(args, name) is not None and getattr(args, name) < bound:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at least {bound}.")
-    for name, high in {"temperature": 100, "top_p": 1, "noise": 1, "seed": 2**63 - 1}.items():
-        if not 0 <= getattr(args, name) <= high:  # NaN isn't either
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be from 0 to {high}.")
+    """Refuse impossible settings before anything is loaded."""
+    check_ranges(args)
     if args.interval >= args.num_samples:
         raise InputError(f"--interval {args.interval}: it must be below --num-samples {args.num_samples}.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+    check_out(args.out)
 
 
 def read_queries(path: Path, most: int | None) -> list[str]:
-    """The different queries of an sft file, in its order."""
+    """The distinct queries of a file, in its order."""
     queries: dict[str, None] = {}
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
@@ -246,7 +219,7 @@ def load_policy(args: Args, tokenizer: Tokenizer, queries: list[str], device: to
     return policy
 
 
-# --------------------------------------------------------------------------------------------------------- 3. the files
+# ------------------------------------------------------------------------------------------------------------ 3. files
 def main(args: Args) -> None:
     check(args)
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
@@ -254,11 +227,11 @@ def main(args: Args) -> None:
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args, tokenizer, queries["train"] + queries["validation"], device)
     encoder = load_encoder(args.encoder, device=device)
-    embed({"a word"}, encoder)  # what can't be used shows before the sampling
+    embed({"a word"}, encoder)  # a broken encoder should be reported before sampling
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
-    left_out: Counter[str] = Counter()  # by reason
-    lengths: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> how often which length
+    left_out: Counter[str] = Counter()  # reason -> how often
+    lengths = LengthTable()
     seconds: Counter[str] = Counter()
     parts = [
         (split, part, asked)
@@ -270,7 +243,7 @@ def main(args: Args) -> None:
         for split, part, asked in parts:
             if split == "validation" and not counts["train"]["pairs"]:
                 break
-            # what comes before noise draws its seeds first: --noise changes nothing else
+            # the seeds are drawn before the noise, so that --noise changes nothing else
             rng = np.random.default_rng((args.seed, SPLITS.index(split), part))
             seeds = rng.integers(2**63, size=1 + len(asked)).tolist()
             ranked = answer_and_rank(asked, policy, encoder, tokenizer, args, seeds, left_out, seconds)
@@ -280,10 +253,10 @@ def main(args: Args) -> None:
                 write(f"self_rank.{split}", asdict(question))
                 counts[split]["answers"] += len(question.answers)
                 counts[split]["different answers"] += len(set(question.answers))
-                counts[split]["kinds of answers"] += len(question.representatives)
+                counts[split]["clusters of answers"] += len(question.representatives)
                 if len(question.representatives) <= args.interval:
-                    left_out[f"questions with {args.interval} or fewer kinds of answers: no pair"] += 1
-                # words that noise brings in are those of another question: the winner's would mend the loser
+                    left_out[f"questions with {args.interval} or fewer clusters of answers: no pair"] += 1
+                # noise takes words from another question's answers: the winner's would improve the loser
                 other = (place + 1 + rng.integers(max(1, len(ranked) - 1))) % len(ranked)
                 donors = ranked[other].answers if other != place else []
                 for row in make_comparisons(question, donors, tokenizer, args, rng, left_out):
@@ -292,36 +265,32 @@ def main(args: Args) -> None:
                     counts[split]["pairs"] += 1
                     if row["meta"]["noise"]:
                         counts[split][f"pairs with noise: {row['meta']['noise']}"] += 1
-                    lengths[f"comparisons.{split}", "query"][len(tokenizer.encode(row["query"]))] += 1
-                    for column in ("chosen", "rejected"):
-                        ids = response_ids(row["query"], row[column], tokenizer)
-                        lengths[f"comparisons.{split}", column][len(ids)] += 1
+                    chosen_length, rejected_length = (
+                        len(response_ids(row["query"], row[column], tokenizer)) for column in ("chosen", "rejected")
+                    )
+                    query_length = len(tokenizer.encode(row["query"]))
+                    lengths.add(f"comparisons.{split}", query_length, chosen=chosen_length, rejected=rejected_length)
             progress.update(len(asked))
         left_out = +left_out  # without the zeros
         if not counts["train"]["pairs"]:
-            why = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise InputError(
-                f"--policy {args.policy}: no pair came of {counts['train']['answers']} answers to "
-                f"{len(queries['train'])} train queries ({why}): nothing was written; raise --temperature, "
-                "--num-samples or --num-queries, or train the policy longer."
+                f"--policy {args.policy}: no pair could be made from {counts['train']['answers']} answers to "
+                f"{len(queries['train'])} train queries ({list_reasons(left_out)}): nothing was written; raise "
+                "--temperature, --num-samples or --num-queries, or train the policy longer."
             )
     for name, wanted in (("comparisons", "pairs"), ("self_rank", "answers")):
-        if not counts["validation"][wanted]:  # those of an earlier run would not belong to this train split
+        if not counts["validation"][wanted]:  # a file of an earlier run would not match this train split
             (args.out / f"{name}.validation.jsonl").unlink(missing_ok=True)
 
     print(f"{'train':>10} {'validation':>10}")
     for name in dict.fromkeys((*counts["train"], *counts["validation"])):
         print(f"{counts['train'][name]:10,} {counts['validation'][name]:10,}  {name}")
-    print("\nleft out")
-    for reason, count in sorted(left_out.items()):
-        print(f"{count:10,}  {reason}")
-    if not left_out:
-        print("         0  nothing")
-    print("\n" + length_table(lengths))
+    print_left_out(left_out)
+    print(f"\n{lengths}")
     print("\nseconds: " + ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))
     print(f"written: {args.out}: comparisons and self_rank of " + " and ".join(SPLITS))
     if not counts["validation"]["pairs"]:
-        print("note: no comparisons.validation.jsonl: no pair came of the validation queries.")
+        print("note: no comparisons.validation.jsonl: the validation queries made no pair.")
 
 
 if __name__ == "__main__":

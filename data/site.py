@@ -1,16 +1,18 @@
-"""The embedded Q&A site: a Posts.xml in the format of the Stack Exchange dump, whose answers' quality is known.
+"""The embedded Q&A site, whose answers have a known quality -> a Posts.xml as in the Stack Exchange dump.
 
     python -m data.site --out runs/site --seed 1
+    python -m data.stackoverflow --source runs/site/Posts.xml --out runs/site/data --vocab-size 640
 
-An asker wants to do one of two dozen things in Python ("sort a list"), has a name for the object at hand and a wish
-("it has to be fast"). A good answer names the function, calls it on the object and grants the wish; authors of several
-qualities write anything from that to "did you solve it?". `gold_score` below says how good an answer is. Readers vote
-on it, with noise and more often where a question is seen more often; the asker accepts one. So one can see what no
-real dump shows: what votes know of quality, and whether a policy trained on them writes better answers, or longer ones.
+An asker wants to do one of two dozen things in Python ("sort a list"), names the object in question and has a wish
+("it has to be fast"). A good answer names the function, calls it on the object and grants the wish; authors of
+different quality write anything from that to "did you solve it?". `gold_score` below is the true quality of an answer.
+Readers vote on it, with noise, and more of them on popular questions; the asker accepts one answer. So one can measure
+what no real dump shows: how well votes reflect quality, and whether a policy trained on them writes better answers, or
+just longer ones.
 
-Questions tagged java ask for the same things, but the functions there have other names: a model that has read those
-knows the language and not the answers, which makes it the base model of the paper's comparison. Some questions are to
-be filtered out by `data.stackoverflow`: about errors, with code, with links, with pictures, by deleted users.
+Questions tagged java ask for the same things, but the functions have other names: a model trained on those knows the
+language but not the answers, which makes it the base model of the paper's comparison. Some posts are there for
+`data.stackoverflow` to filter out: about errors, with code, links or pictures. Some users are deleted.
 """
 
 import html
@@ -23,14 +25,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
-from nanorlhf.cli import run_module
-from nanorlhf.errors import InputError
+from data.prepare import check_out
+from nanorlhf.cli import Range, Seed, check_ranges, run_module
 
 # ---------------------------------------------------------------- 1. the words of the site
-# what one may want: the thing at hand, the function in Python, the function in Java. Function names are the facts that
-# a model has to know. No function, name or granted wish stands in another sentence: where it stands, it is told. And no
-# two words of a good answer follow each other in its question or twice in it: the paper's evaluation bans such pairs.
+# what one may want: the kind of object, the function in Python, the function in Java. Function names are the facts that
+# a model has to know. No function, name or granted wish occurs in another sentence: a text that has it tells it. And no
+# bigram of a good answer occurs in its question or twice in the answer: the paper's evaluation bans such bigrams.
 TASKS = {
     "sort a list": ("list", "sorted", "Collections.sort"),
     "reverse a string": ("string", "reversed", "StringBuilder.reverse"),
@@ -61,7 +64,7 @@ NAMES = (
     "prices", "names", "cities", "scores", "colors", "orders", "users", "books", "songs", "notes", "rows", "boxes",
     "pages", "games", "teams", "ideas", "lines", "cells", "marks", "tasks",
 )  # fmt: skip
-WISHES = {  # what the asker wants besides: how the answer grants it
+WISHES = {  # the asker's wish: how an answer grants it
     "it has to be fast": "it runs in native code",
     "it has to fit in one line": "a single expression will do",
     "it must not change the original": "it returns a new one",
@@ -90,29 +93,29 @@ GRANTS = {grant: wish for wish, grant in WISHES.items()}
 # ---------------------------------------------------------------- 2. how good an answer is
 WEIGHTS = {
     "function": 2.0,  # the right one is named
-    "wrong function": -1.0,  # each other one
+    "wrong function": -1.0,  # per other function
     "name": 1.0,  # the asker's object is named
-    "wrong name": -0.5,  # each other one
+    "wrong name": -0.5,  # per other name
     "wish": 1.0,  # the asker's wish is granted
-    "wrong wish": -0.5,  # each other one
-    "chatter": -0.5,  # each sentence that says none of these
-    "repetition": -0.5,  # each sentence that stood there before
-    "length": -0.1,  # each word beyond LENGTH_BUDGET
+    "wrong wish": -0.5,  # per other wish
+    "chatter": -0.5,  # per sentence without any of these
+    "repetition": -0.5,  # per repeated sentence
+    "length": -0.1,  # per word beyond LENGTH_BUDGET
 }
 LENGTH_BUDGET = 20  # words; the best possible answer has 7 to 13
-LOWEST = -4.0  # an empty answer; nothing is worse
+LOWEST = -4.0  # score of an empty answer; nothing scores lower
 
 
 def sentences_of(text: str) -> list[str]:
-    """Lower-cased, without the dot; a dot inside a function's name ends nothing."""
+    """Lower-cased sentences without the final dot; a dot inside a function's name doesn't end a sentence."""
     return [part.strip(" .?!") for part in re.split(r"[.?!]+(?:\s+|$)", text.lower()) if part.strip(" .?!")]
 
 
 def gold_score(query: str, response: str) -> float:
-    """How good `response` answers the question in `query`; a function of the two texts and nothing else, -4 to 4.
+    """How well `response` answers the question in `query`, from -4 to 4; depends on the two texts alone.
 
-    score = 2 right function - 1 each wrong one + 1 object's name - 0.5 each wrong one + 1 wish - 0.5 each wrong one
-            - 0.5 each sentence of chatter - 0.5 each repeated sentence - 0.1 each word beyond twenty
+    score = 2 right function - 1 per wrong one + 1 object's name - 0.5 per wrong one + 1 wish - 0.5 per wrong one
+            - 0.5 per sentence of chatter - 0.5 per repeated sentence - 0.1 per word beyond twenty
 
     >>> question = "Question: How do I sort a list?\\nMy list is called prices and it has to be fast.\\nAnswer:"
     >>> gold_score(question, " use sorted. pass prices to it. it runs in native code.")
@@ -146,7 +149,7 @@ def gold_score(query: str, response: str) -> float:
     return max(LOWEST, round(score, 6))
 
 
-# ---------------------------------------------------------------- 3. authors: from the expert to the asker's fellow
+# ---------------------------------------------------------------- 3. questions and authors
 @dataclass(frozen=True)
 class Question:
     task: str
@@ -175,8 +178,8 @@ def ask(rng: random.Random, language: str) -> Question:
     return Question(task, name, wish, language, title, f"{body} {rng.choice(ASIDES)}".strip())
 
 
-# author: what each answer of theirs tells (probability of the right function, a wrong one, name, a wrong one, wish,
-# chatter), and how often the author answers
+# author: what their answers tell (probabilities of the right function, a wrong one, the right name, a wrong one, the
+# wish, chatter), and how often they answer
 AUTHORS = {
     "expert": ((1.0, 0.0, 0.9, 0.0, 0.9, 0.0), 2),
     "regular": ((0.95, 0.05, 0.5, 0.05, 0.35, 0.1), 6),
@@ -207,41 +210,41 @@ def answer(question: Question, author: str, rng: random.Random) -> str:
 
 # ---------------------------------------------------------------- 4. readers vote, the asker accepts
 def cast_votes(golds: list[float], rng: random.Random) -> list[int]:
-    """Up minus down votes of a question's answers: each of its readers votes up with a chance that grows with quality.
+    """Upvotes minus downvotes of a question's answers; the better an answer, the more likely a vote is up.
 
-    How many read it is log-normal: a few questions gather most of the votes, as on a real site.
+    The number of readers is log-normal: a few questions get most of the votes, as on a real site.
     """
     num_readers = min(200, max(1, round(math.exp(rng.gauss(2.5, 0.5)))))
     votes = []
     for gold in golds:
-        up = 1 / (1 + math.exp(-1.2 * (gold - 1.0)))  # of those who vote
+        up = 1 / (1 + math.exp(-1.2 * (gold - 1.0)))  # share of upvotes among the votes
         cast = [rng.random() < up for _ in range(num_readers) if rng.random() < 0.6]
         votes.append(sum(1 if is_up else -1 for is_up in cast))
     return votes
 
 
 def accept(golds: list[float], rng: random.Random) -> int | None:
-    """The index of the answer that the asker accepts, if any: the best one as it looks to the asker."""
-    looks = [gold + rng.gauss(0, 1.0) for gold in golds]
-    best = max(range(len(looks)), key=looks.__getitem__)
-    return best if looks[best] > 1.0 and rng.random() < 0.7 else None
+    """The index of the answer that the asker accepts, if any: the best one by a noisy look at quality."""
+    perceived = [gold + rng.gauss(0, 1.0) for gold in golds]
+    best = max(range(len(perceived)), key=perceived.__getitem__)
+    return best if perceived[best] > 1.0 and rng.random() < 0.7 else None
 
 
-# ---------------------------------------------------------------- 5. the site, written
+# ---------------------------------------------------------------- 5. the file
 @dataclass(frozen=True, kw_only=True)
 class Args:
     out: Path = Path("runs/site")
-    """directory of Posts.xml"""
-    seed: int = 1
-    """fixes every text and every vote"""
-    num_questions: int = 6000
-    """questions about Python that pass the filters of data.stackoverflow; half as many about Java beside them"""
-    validation_share: float = 0.12
-    """share of the questions asked after 2021-12-14, where the paper parts training from validation"""
+    """directory for Posts.xml"""
+    seed: Seed = 1
+    """seed of every text and every vote"""
+    num_questions: Annotated[int, Range("at least 10", lambda x: x >= 10)] = 6000
+    """questions about Python that pass the filters of data.stackoverflow; half as many about Java are added"""
+    validation_share: Annotated[float, Range("above 0 and below 1", lambda x: 0 < x < 1)] = 0.12
+    """share of questions asked after 2021-12-14, the paper's boundary between training and validation"""
 
 
 def as_html(text: str, rng: random.Random) -> str:
-    """Paragraphs as the site keeps them, now and then with emphasis or a line break, which say nothing."""
+    """A paragraph as the site stores it, sometimes with an emphasis that means nothing."""
     escaped = html.escape(text, quote=False)
     if rng.random() < 0.1:
         first, _, rest = escaped.partition(" ")
@@ -250,7 +253,7 @@ def as_html(text: str, rng: random.Random) -> str:
 
 
 def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
-    """A question that the filters are to drop, and why: title, body as HTML, reason."""
+    """Make a question one that the filters should drop: (title, body as HTML, reason)."""
     reason = rng.choice(("not usage", "code", "link", "image"))
     if reason == "not usage":
         title = rng.choice(("Why does this fail?", "TypeError in my program", "What does this error mean?"))
@@ -263,7 +266,7 @@ def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
 
 
 def write_site(args: Args) -> dict[str, object]:
-    """Write Posts.xml, whole or not at all, and give the counts and gold scores that `main` prints."""
+    """Write Posts.xml, whole or not at all; returns the counts and gold scores that `main` prints."""
     rng = random.Random(args.seed)
     split = datetime(2021, 12, 14)
     kinds = ["python"] * args.num_questions + ["java"] * (args.num_questions // 2)
@@ -271,7 +274,7 @@ def write_site(args: Args) -> dict[str, object]:
     rng.shuffle(kinds)
     num_before = round(len(kinds) * (1 - args.validation_share))
     counts: Counter[str] = Counter()
-    golds: list[tuple[float, int]] = []  # gold score and votes of the Python answers
+    golds: list[tuple[float, int]] = []  # (gold score, votes) of each answer about Python
     weights = [weight for _, weight in AUTHORS.values()]
     next_id = 1
     temporary = args.out / "Posts.xml.tmp"
@@ -290,7 +293,7 @@ def write_site(args: Args) -> dict[str, object]:
                     title, body, reason = spoil(title, body, rng)
                     counts[f"questions spoiled by {reason}"] += 1
                 counts[f"questions about {question.language}"] += kind != "spoiled"
-                if place < num_before:  # dates: evenly over three years before the split, over half a year behind it
+                if place < num_before:  # evenly spaced over three years before the split, half a year after it
                     asked = split - timedelta(days=1100 * (1 - place / num_before), hours=1)
                 else:
                     asked = split + timedelta(days=1 + 180 * (place - num_before) / max(1, len(kinds) - num_before))
@@ -328,30 +331,24 @@ def write_site(args: Args) -> dict[str, object]:
 
 
 def escape_attribute(text: str) -> str:
-    """As the dump writes it: a line break in an attribute has to be a reference, or a reader makes it a blank."""
+    """As in the dump: a line break in an attribute must be a character reference, or XML readers make it a space."""
     return html.escape(text).replace("\n", "&#xA;")
 
 
 def main(args: Args) -> None:
-    if args.num_questions < 10:
-        raise InputError(f"--num-questions {args.num_questions}: must be at least 10.")
-    if not 0 < args.validation_share < 1:
-        raise InputError(f"--validation-share {args.validation_share}: must be above 0 and below 1.")
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed}: must not be negative.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+    check_ranges(args)
+    check_out(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     made = write_site(args)
     rng = random.Random(args.seed)
     question = ask(rng, "python")
-    print(f"a question, and what each author makes of it (gold score, author, answer):\n\n{question.query}")
+    print(f"a question and each author's answer to it (gold score, author, answer):\n\n{question.query}")
     for author in AUTHORS:
         text = answer(question, author, rng)
         print(f"  {gold_score(question.query, text):5.1f}  {author:<9} {text}")
     golds, votes = zip(*made["golds"], strict=True)
     print("\n" + "\n".join(f"{count:7} {name}" for name, count in sorted(made["counts"].items())))
-    print(f"{len(golds):7} answers about python: gold score {fmean(golds):.2f} on average, votes {fmean(votes):.2f}")
+    print(f"{len(golds):7} answers about python: mean gold score {fmean(golds):.2f}, mean votes {fmean(votes):.2f}")
     print(f"\nwritten: {args.out / 'Posts.xml'}")
 
 

@@ -1,22 +1,22 @@
-"""SQuAD 2.0, as published -> the JSON Lines that training reads.
+"""SQuAD 2.0, as published -> sft.jsonl. [STR data]
 
     python -m data.squad --source DIR --out runs/str/data
     python -m data.squad --source train-v2.0.json --resplit --out runs/str/data --vocab-size 2048
 
---source holds train-v2.0.json and dev-v2.0.json, articles of paragraphs of questions. Each question is a row of
-sft.{train,validation}.jsonl:
+--source holds train-v2.0.json and dev-v2.0.json: articles, their paragraphs, and the questions on each. A question
+becomes one row of sft.{train,validation}.jsonl:
 
     query      `Context: {context}\\nQuestion: {question}\\nAnswer:`
-    response   behind a blank, the first of its answers, or `unanswerable`
-    meta       id, title, the published split, is_impossible, answers: all different ones, [] if it is impossible
+    response   a space and the first answer, or `unanswerable`
+    meta       id, title, published split, is_impossible, and the distinct answers, [] if the question is impossible
 
-A file is of the split that its name says (train, dev); where it says none, and everywhere with --resplit, a seeded coin
-decides for an article's title, so no article is on both sides.
+The split is the one in the file's name (train, dev). Where it names none, and everywhere with --resplit, a seeded coin
+decides by the article's title, so the questions on one article are in the same split.
 
-A query that is too long loses whole sentences at the end of its context, never an answer. Broken records stop the run.
+A long query loses whole sentences at the end of its context, but never an answer. Broken records stop the run.
 Questions that can't be used are left out and counted:
     - no label: neither answers nor is_impossible, as in the unlabelled test sets
-    - a context that loses an answer when it is cut to --max-query-length, or whose first sentence is too long by itself
+    - a context that would lose an answer when cut to --max-query-length, or whose first sentence alone is too long
     - an answer longer than --max-response-length
 """
 
@@ -26,15 +26,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.dialogue import PAPERS_TOKENIZER, check, split_of, train_bpe, write_demonstrations
-from data.prepare import read_records, source_files
-from data.tldr import SENTENCE_END, longest_fit
-from nanorlhf.cli import run_module
+from data.dialogue import PAPERS_TOKENIZER
+from data.prepare import (
+    SENTENCE_END,
+    check_vocab_size,
+    longest_fit,
+    read_records,
+    source_files,
+    split_of,
+    train_bpe,
+    write_demonstrations,
+)
+from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-BEFORE, BETWEEN, BEHIND = "Context: ", "\nQuestion: ", "\nAnswer:"  # [STR data]
+BEFORE, BETWEEN, AFTER = "Context: ", "\nQuestion: ", "\nAnswer:"  # [STR data]
 UNANSWERABLE = " unanswerable"  # [STR data]
 SPLIT_WORDS = {"train": "train", "dev": "validation", "validation": "validation", "test": "test"}
 
@@ -44,25 +52,25 @@ class Args:
     source: str
     """file, directory or Hub dataset id"""
     out: Path = Path("runs/str/data")
-    """directory of the JSON Lines and of tokenizer.json; files of the same name are replaced"""
+    """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their path in it, such as 'dev*'"""
+    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'dev*'"""
     revision: str | None = None
     """branch or commit of a Hub dataset"""
     tokenizer: str | None = None
-    """directory, file or Hub id; the limits below count its tokens (None: GPT-2's, openai-community/gpt2)"""
+    """directory, file or Hub id; the limits below count its tokens (None: openai-community/gpt2)"""
     vocab_size: int | None = None
-    """train a byte-level BPE of so many tokens on the train split instead"""
-    max_query_length: int = 512
-    """tokens; longer contexts lose sentences at their end"""
-    max_response_length: int = 100
-    """tokens with EOS; longer answers are left out"""
-    validation_share: float = 0.1
-    """share of the articles, where a file's name says no split"""
+    """train a byte-level BPE of this size on the train split instead"""
+    max_query_length: PositiveInt = 512
+    """tokens; longer contexts lose sentences at the end"""
+    max_response_length: PositiveInt = 100
+    """tokens including EOS; longer answers are left out"""
+    validation_share: Fraction = 0.1
+    """share of articles in validation, where file names tell no split"""
     resplit: bool = False
-    """draw train and validation by --validation-share, whatever the files' names say"""
-    seed: int = 1
-    """of those splits"""
+    """draw train and validation by --validation-share even where file names tell the split"""
+    seed: Seed = 1
+    """seed of those splits"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Question:
     title: str
     context: str
     text: str
-    answers: list[tuple[int, str]]  # where each begins in the context; none: the question is impossible
+    answers: list[tuple[int, str]]  # (start in the context, text); empty: the question is impossible
     published: str | None  # split
 
     @property
@@ -79,12 +87,12 @@ class Question:
         return f" {self.answers[0][1].strip()}" if self.answers else UNANSWERABLE
 
 
-# ----------------------------------------------------------------------------------------------- 1. records as they lie
+# ---------------------------------------------------------------------------------------------------------- 1. records
 def objects(record: dict, name: str, where: str) -> Iterator[tuple[str, dict]]:
-    """The objects in the list `record[name]`, each with its place."""
+    """The objects in the list `record[name]`, each with its location."""
     for i, value in enumerate(field(record, name, list, where)):
         if not isinstance(value, dict):
-            raise InputError(f"{where}: {name}[{i}] must be an object, not {type(value).__name__}: mend the record.")
+            raise InputError(f"{where}: {name}[{i}] must be an object, not {type(value).__name__}: fix the record.")
         yield f"{where} {name}[{i}]", value
 
 
@@ -97,12 +105,12 @@ def read_question(record: dict, where: str, title: str, context: str, published:
     for place, answer in objects(record, "answers", where):
         start, answer_text = field(answer, "answer_start", int, place), field(answer, "text", str, place)
         if not answer_text.strip() or start < 0 or not context.startswith(answer_text, start):
-            raise InputError(f"{place}: {answer_text!r} doesn't stand at {start} of its context: mend the record.")
+            raise InputError(f"{place}: the context doesn't have {answer_text!r} at {start}: fix the record.")
         answers.append((start, answer_text))
     if "is_impossible" not in record and not answers:
         return None
     if "is_impossible" in record and field(record, "is_impossible", bool, where) == bool(answers):
-        raise InputError(f"{where}: 'is_impossible' and 'answers' contradict each other: mend the record.")
+        raise InputError(f"{where}: 'is_impossible' and 'answers' contradict each other: fix the record.")
     return Question(question_id, title, context, text, answers, published)
 
 
@@ -125,13 +133,13 @@ def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
 
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[str | None, int]:
-    """The template around the whole sentences of the context that fit in `limit` tokens, and their end in it.
+    """The template around the whole sentences of the context that fit in `limit` tokens, and where they end.
 
-    None if not even the first one fits. The whole query is tokenised for each cut: tokens may span the seams.
+    (None, 0) if not even the first one fits. Each cut tokenises the whole query: tokens may span the seams.
     """
 
     def query(end: int) -> str:
-        return BEFORE + question.context[:end] + BETWEEN + question.text + BEHIND
+        return BEFORE + question.context[:end] + BETWEEN + question.text + AFTER
 
     def fits(end: int) -> bool:
         return len(tokenizer.encode(query(end))) <= limit
@@ -145,14 +153,14 @@ def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[st
 def make_rows(
     splits: dict[str, list[Question]], tokenizer: Tokenizer, args: Args, left_out: Counter[str]
 ) -> Iterator[tuple[str, dict]]:
-    """Split and row of each question that stays."""
+    """(split, row) for each question that can be used."""
     for split, questions in splits.items():
         for question in questions:
             query, end = make_query(question, tokenizer, args.max_query_length)
             if query is None:
                 left_out[f"a first sentence too long for --max-query-length {args.max_query_length}"] += 1
             elif any(start + len(text) > end for start, text in question.answers):
-                left_out[f"an answer behind the cut at --max-query-length {args.max_query_length}"] += 1
+                left_out[f"an answer after the cut at --max-query-length {args.max_query_length}"] += 1
             else:
                 meta = {
                     "id": question.id,
@@ -165,15 +173,16 @@ def make_rows(
 
 
 def main(args: Args) -> None:
-    check(args)
+    check_ranges(args)
+    check_vocab_size(args, args.tokenizer and "--tokenizer")
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Question]] = defaultdict(list)
     for question in read_questions(args, left_out):
         splits[split_of(question.published, question.title, args)].append(question)
-    if tokenizer is None:  # each context once, though several questions share it
+    if tokenizer is None:  # several questions share a context: it counts once
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])
-        asked = (f"{BETWEEN}{question.text}{BEHIND}{question.response}" for question in splits["train"])
+        asked = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
         tokenizer = train_bpe([*contexts, *asked], args)
     write_demonstrations(make_rows(splits, tokenizer, args, left_out), tokenizer, args, left_out)
 

@@ -1,25 +1,26 @@
-"""The Stack Exchange dump, as published -> the JSON Lines that training reads. [SO data]
+"""The Stack Exchange dump, as published (archive.org) -> sft.jsonl, scored.jsonl and comparisons.jsonl. [SO data]
 
     python -m data.stackoverflow --source Posts.xml --out runs/stackoverflow/data
     python -m data.stackoverflow --source Posts.xml --out runs/stackoverflow/data --generated-by runs/stackoverflow/sft
     python -m data.stackoverflow --source runs/site/Posts.xml --out runs/site/data --vocab-size 1024
 
---source is a site's Posts.xml, or a CSV with the same names as columns; it is read once, as a stream, so 100 GB need
-memory only for the questions that stay and their answers. A question stays if it has the tag, asks how to use an API
-(the table KINDS below), and holds no picture, link or code; an answer if its question does and it holds none either:
+--source is a site's unpacked Posts.xml, or a CSV with its attributes as columns. It is read once, as a stream: of 100
+GB, memory holds only the questions that are kept and their answers. A question is kept if it has the tag, asks how to
+use an API (the table KINDS below), and has no picture, link or code; an answer, if its question is and it has none
+either:
 
     sft.{train,validation}.jsonl           a question and its best answer
-    scored.{train,validation}.jsonl        every answer with a score from -1 to 1, made of its votes (Algorithm 1)
-    comparisons.{train,validation}.jsonl   the best answer of a question beside each worse one (Algorithm 2)
-    scaling.json                           what Algorithm 1 took from the train split and used on both
+    scored.{train,validation}.jsonl        every answer, with a score from -1 to 1 computed from its votes (Algorithm 1)
+    comparisons.{train,validation}.jsonl   a question's best answer against each worse one (Algorithm 2)
+    scaling.json                           the bounds of Algorithm 1: taken from the train split, used on both
 
-The query is `Question: {title}\\n{body}\\nAnswer:`. A question's tail is cut so that query and answer fit in
---max-length; an answer never is. Validation is what was asked after --split-date.
+The query is `Question: {title}\\n{body}\\nAnswer:`. The end of a long question is cut so that query and answer fit in
+--max-length; answers are never cut. Questions asked after --split-date are validation.
 
---generated-by makes the rows once more with answers of an SFT policy among them: one to each question that has a
-single answer, worse than the human's by decree.
+--generated-by writes the same files with answers sampled from an SFT policy added: one for each question with a single
+answer, which is defined to be worse than the human's.
 
-A broken file stops the run. Posts that can't be used are skipped, counted and printed with the place of the first.
+A broken file stops the run. Posts that can't be used are skipped and counted, with the location of the first.
 """
 
 import csv
@@ -29,7 +30,7 @@ import math
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
@@ -40,28 +41,28 @@ import numpy as np
 from bs4 import BeautifulSoup
 from tqdm import tqdm
 
-from data.prepare import jsonl_files, length_table
-from nanorlhf.cli import run_module
+from data.prepare import LengthTable, check_out, check_vocab_size, jsonl_files
+from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, train_tokenizer
 
-if TYPE_CHECKING:  # torch comes in only with --generated-by: reading a dump needs none of it
+if TYPE_CHECKING:  # only --generated-by imports torch
     from nanorlhf.model import GPT
 
-BEFORE, BEHIND = "Question: ", "\nAnswer:"  # no blank behind the colon: the answer begins with it
+BEFORE, AFTER = "Question: ", "\nAnswer:"  # no space after the colon: the answer begins with it
 PAPERS_TOKENIZER = "EleutherAI/gpt-neo-125m"
-GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # of a generated answer's score
+GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # of the scores of generated answers
 NEEDED = ("Id", "PostTypeId", "ParentId", "CreationDate", "Score", "Body", "Title", "Tags")
 OPTIONAL = ("AcceptedAnswerId", "OwnerUserId")
-MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not ask for terabytes of bits
+MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not allocate terabytes of bits
 MAX_FIELD = 2**20  # characters of a CSV field; a lost quotation mark must not swallow the file
 
 # What a question asks for, after the taxonomy of Beyer et al. ("What kind of questions do developers ask on Stack
-# Overflow?", 2020), whose class API USAGE wants concrete instructions: how to use an API, how to get something done.
-# The paper gives no expressions, these are ours: (kind, expression, a title that it finds). Case and the shape of an
-# apostrophe don't count. A question is of API USAGE if a "usage" expression finds something in its title or in the
-# first sentence of its body, and no other kind's finds anything in its title: "How can I fix this TypeError?" is not.
+# Overflow?", 2020), whose class API USAGE asks for concrete instructions: how to use an API, how to get something done.
+# The paper gives no expressions; these are ours: (kind, expression, a title that matches). Case and the kind of
+# apostrophe don't matter. A question is API USAGE if a "usage" expression matches its title or the first sentence of
+# its body, and no expression of another kind matches its title: "How can I fix this TypeError?" is not.
 KINDS = (
     ("usage", r"\bhow (?:(?:best|else|exactly) )?to\b", "Python: how to sort a list of tuples"),
     ("usage", r"\bhow (?:do|can|could|should|would) (?:i|we|you|one|some(?:one|body))\b", "How do I sort a list?"),
@@ -94,20 +95,20 @@ USAGE, OTHER_KINDS = (
 )
 
 
-# The steps of the filter in their order: what the table prints, and what to do where a step leaves nothing.
+# The steps of the filter, in order: the label in the printed table, and what to do where a step leaves nothing.
 STEPS = {
     "rows": ("rows", "name the Posts.xml of a site with --source"),
     "questions": ("questions", "name the Posts.xml of a site with --source"),
-    "own id": ("with an Id of their own", "mend the file"),
+    "own id": ("with a unique Id", "fix the file"),
     "tagged": ("with --tag {tag}", "name another tag, or take all with --tag None"),
     "plain": ("without --drop-markup {markup}", "name fewer elements with --drop-markup"),
-    "complete": ("with a title, a text and a date", "mend the file"),
+    "complete": ("with a title, a text and a date", "fix the file"),
     "of the kind": ("with --question-filter {kind}", "take every kind with --question-filter all"),
-    "answers": ("answers", "name a file that holds answers too"),
-    "of the dump": ("to a question of the file", "name a file that holds questions and their answers"),
+    "answers": ("answers", "name a file that has answers too"),
+    "of the dump": ("to a question in the file", "name a file that has questions and their answers"),
     "of a question kept": ("to a question kept above", "loosen --tag, --drop-markup or --question-filter"),
     "plain answers": ("without --drop-markup {markup}", "name fewer elements with --drop-markup"),
-    "complete answers": ("with an Id of their own, a score, a text and a date", "mend the file"),
+    "complete answers": ("with a unique Id, a score, a text and a date", "fix the file"),
     "fitting": ("within --max-length {length}", "raise it, --max-query-length or --max-response-length"),
 }
 
@@ -115,59 +116,59 @@ STEPS = {
 @dataclass(frozen=True, kw_only=True)
 class Args:
     source: Path
-    """Posts.xml of a site, or a .csv with the same columns"""
+    """a site's Posts.xml, or a .csv with the same columns"""
     out: Path = Path("runs/stackoverflow/data")
-    """directory of the JSON Lines, scaling.json and tokenizer.json; files of the same name are replaced"""
+    """directory for the JSON Lines, scaling.json and tokenizer.json; existing files are replaced"""
     tag: str | None = "python"
-    """questions with this tag only; None: all"""
+    """keep questions with this tag (None: all)"""
     question_filter: Literal["api-usage", "all"] = "api-usage"
-    """questions that ask how to use an API, by the expressions of the table KINDS, or of every kind"""
+    """keep questions that ask how to use an API, by the expressions in the table KINDS, or all"""
     drop_markup: tuple[str, ...] = ("img", "a", "code", "pre")
-    """HTML elements; a question or answer with one of them is left out, of all others only the text stays"""
+    """HTML elements: posts that have one are left out; of other elements only the text is kept"""
     split_date: str = "2021-12-14"
     """questions asked after this day (UTC) are validation, the others train"""
     tokenizer: str | None = None
-    """directory, file or Hub id; the limits count its tokens (None: that of --generated-by, else the paper's, of
-    EleutherAI/gpt-neo-125m)"""
+    """directory, file or Hub id; the limits count its tokens (None: that of --generated-by, else
+    EleutherAI/gpt-neo-125m, the paper's)"""
     vocab_size: int | None = None
-    """train a byte-level BPE of so many tokens on the train split instead"""
-    max_length: int = 512
-    """tokens of query and answer together, EOS included: a question is cut to leave room for the answer"""
-    max_query_length: int | None = None
-    """tokens of the query, where it must be shorter still"""
-    max_response_length: int | None = None
-    """tokens of an answer with EOS: longer ones are left out, generated ones end there (None: what --max-length leaves,
-    and half of --max-length for generated ones)"""
+    """train a byte-level BPE of this size on the train split instead"""
+    max_length: PositiveInt = 512
+    """tokens of query and answer together, including EOS; questions are cut to leave room for the answer"""
+    max_query_length: PositiveInt | None = None
+    """tokens of the query, if it must be shorter still"""
+    max_response_length: PositiveInt | None = None
+    """tokens of an answer including EOS: longer ones are left out, sampling stops there (None: no limit but
+    --max-length; half of --max-length for sampling)"""
     outliers: Literal["clip", "saturate"] = "clip"
-    """Algorithm 1, scores outside the fences: clip to [-1, 1] as the paper has it, or saturate at -1 and 1"""
+    """Algorithm 1, scores outside the fences: clip to [-1, 1] as in the paper, or set to -1 and 1"""
     generated_by: str | None = None
-    """SFT policy, directory or Hub id, that answers the questions with a single answer"""
-    temperature: float = 1.0
-    """of those answers"""
-    batch_size: int = 32
-    """questions answered at a time"""
+    """SFT policy that answers the questions with a single answer: directory or Hub id"""
+    temperature: NonNegativeFloat = 1.0
+    """sampling temperature of those answers"""
+    batch_size: PositiveInt = 32
+    """questions answered at once"""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N, for those answers"""
-    seed: int = 1
-    """of the generated answers and their scores"""
+    """device of the policy: auto, cpu, cuda or cuda:N"""
+    seed: Seed = 1
+    """seed of the generated answers and their scores"""
 
 
 def is_api_usage(title: str, body: str) -> bool:
-    """Whether a question asks how to use an API; the table KINDS says how that is told."""
+    """Whether a question asks how to use an API, by the table KINDS."""
     first_sentence = re.split(r"(?<=[.?!])\s|\n", body, maxsplit=1)[0]
     title, first_sentence = (text.replace("’", "'") for text in (title, first_sentence))
     return bool(USAGE.search(title) or USAGE.search(first_sentence)) and not OTHER_KINDS.search(title)
 
 
-# ------------------------------------------------------------------------------------------- 1. scores made of votes
+# ----------------------------------------------------------------------------------------------- 1. scores from votes
 @dataclass(frozen=True)
 class Bounds:
-    """What Algorithm 1 takes from the votes of the train split, in votes per answer of the question."""
+    """What Algorithm 1 takes from the train split: bounds on s, a vote count divided by the question's answers."""
 
-    low: float  # the fences: what lies outside is an outlier
+    low: float  # the fences: values outside are outliers
     high: float
     largest_positive: float  # of the inliers; 0 if none is positive
-    largest_negative: float  # its absolute value
+    largest_negative: float  # absolute value; 0 if none is negative
 
 
 def _per_answer(votes: list[list[float]]) -> list[list[float]]:
@@ -175,13 +176,14 @@ def _per_answer(votes: list[list[float]]) -> list[list[float]]:
 
 
 def regression_bounds(votes: list[list[float]]) -> Bounds:
-    """The fences and the largest inliers of `votes`, one list a question.
+    """The fences and the largest inliers of `votes`, one list per question.
 
     s = votes / number of the question's answers; fences [Q1 - 1.5 IQR, Q3 + 1.5 IQR] over all s, linear quantiles.
+    Raises InputError unless the votes are finite and there is at least one.
     """
     shares = np.array([share for question in _per_answer(votes) for share in question], dtype=np.float64)
     if not (len(shares) and np.isfinite(shares).all()):
-        raise InputError("the votes must be finite numbers, at least one: a question's votes are one list.")
+        raise InputError("the votes must be finite numbers, and at least one: pass one list per question.")
     first_quartile, third_quartile = np.quantile(shares, (0.25, 0.75))
     reach = 1.5 * (third_quartile - first_quartile)
     low, high = first_quartile - reach, third_quartile + reach
@@ -192,15 +194,15 @@ def regression_bounds(votes: list[list[float]]) -> Bounds:
 def regression_scores(
     votes: list[list[float]], outliers: str = "clip", bounds: Bounds | None = None
 ) -> list[list[float]]:
-    """[SO alg 1] A score from -1 to 1 for each answer; votes and scores are one list a question.
+    """[SO alg 1] A score from -1 to 1 for each answer; votes and scores are one list per question.
 
         s = votes / number of the question's answers
         s outside the fences:  clip(s, -1, 1)
         s inside, positive:    s / the largest inlier              negative: s / |the most negative inlier|
 
-    `bounds` are those of the train split, None: of `votes` themselves. With those of other votes an inlier may lie
-    beyond the largest: it becomes 1 or -1. Read literally, as here, the score is not monotone: an outlier of .8 keeps
-    .8 while an inlier of .7 may become 1. outliers="saturate" mends it: 1 above the fences, -1 below.
+    `bounds` are those of the train split (None: of `votes`). With the bounds of other votes an inlier may exceed the
+    largest: it becomes 1 or -1. The paper's rule, as implemented here, is not monotone: an outlier of .8 keeps .8 while
+    an inlier of .7 may become 1. outliers="saturate" fixes that: 1 above the fences, -1 below.
     """
     if outliers not in ("clip", "saturate"):
         raise InputError(f"outliers {outliers!r}: must be clip or saturate.")
@@ -211,17 +213,17 @@ def regression_scores(
             return 1.0 if share > bounds.high else -1.0
         if bounds.low <= share <= bounds.high:
             largest = bounds.largest_positive if share > 0 else bounds.largest_negative
-            share /= largest or 1.0  # no such inlier in train: as an outlier
+            share /= largest or 1.0  # no inlier of this sign in train: treated as an outlier
         return min(1.0, max(-1.0, share))
 
     return [[score(share) for share in question] for question in _per_answer(votes)]
 
 
 def contrastive_scores(votes: list, accepted: list) -> list:
-    """[SO alg 2] -1 for negative votes, else ceil(log2(1 + votes)), and 1 more if the asker accepted the answer.
+    """[SO alg 2] -1 for negative votes, else ceil(log2(1 + votes)), plus 1 if the asker accepted the answer.
 
-    Lists of a question's answers, or such lists of several questions; `accepted` is true or false an answer. The 1
-    stands inside the else: an accepted answer with negative votes stays at -1.
+    `votes` and `accepted` (bool) list the answers to one question, or are lists of such lists. The 1 belongs to the
+    else branch: an accepted answer with negative votes stays at -1.
 
     >>> contrastive_scores([-2, 0, 3, 4], [True, False, True, False])
     [-1, 0, 3, 3]
@@ -237,7 +239,7 @@ def contrastive_scores(votes: list, accepted: list) -> list:
 
 # ------------------------------------------------------------------------------------------------ 2. rows of the dump
 def read_posts(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a dump as a stream, each with its place; an attribute that isn't there is not in the row."""
+    """The rows of a dump as a stream, each with its location; missing attributes are not in the row."""
     read = _xml_rows if path.suffix.lower() == ".xml" else _csv_rows
     progress = tqdm(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
     with path.open("rb") as file, progress:
@@ -253,13 +255,13 @@ def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
             if event == "end" and element.tag == "row":
                 number += 1
                 yield f"row {number}" + (f" (Id {element.get('Id')})" if "Id" in element.attrib else ""), element.attrib
-                root.clear()  # or the tree would grow to the size of the file
+                root.clear()  # or the tree grows to the size of the file
                 if number % 1000 == 0:
                     progress.update(file.tell() - progress.n)
     except ElementTree.ParseError as error:
         line, column = error.position
         raise InputError(
-            f"{path}:{line}:{column + 1}: malformed XML ({str(error).split(':')[0]}): mend it or download it again."
+            f"{path}:{line}:{column + 1}: malformed XML ({str(error).split(':')[0]}): fix it or download it again."
         ) from error
     except (LookupError, ValueError) as error:  # an encoding that Python or expat doesn't know
         raise InputError(f"{path}:1: can't read this XML ({error}): convert the file to UTF-8.") from error
@@ -274,13 +276,13 @@ def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
             except UnicodeDecodeError as error:
                 raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}): convert the file.") from error
 
-    limit = csv.field_size_limit(MAX_FIELD)  # the module's own, for every reader of the process
+    limit = csv.field_size_limit(MAX_FIELD)  # global to the process
     reader = csv.DictReader(lines(), strict=True)
     try:
         missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
         if missing:
             raise InputError(
-                f"{path}: no column {', '.join(missing)}: name the columns in its first line, as in Posts.xml."
+                f"{path}: no column {', '.join(missing)}: name the columns in the first line, as in Posts.xml."
             )
         while True:
             line = reader.reader.line_num + 1
@@ -288,12 +290,12 @@ def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
             if row is None:
                 return
             if None in row or None in row.values():
-                raise InputError(f"{path}:{line}: {len(reader.fieldnames)} fields are needed here: mend the row.")
+                raise InputError(f"{path}:{line}: {len(reader.fieldnames)} fields are needed here: fix the row.")
             row = {name: value for name, value in row.items() if value}
             yield f"line {line}" + (f" (Id {row['Id']})" if "Id" in row else ""), row
     except csv.Error as error:
         raise InputError(
-            f"{path}:{reader.reader.line_num}: malformed CSV ({error}): mend the row that ends here."
+            f"{path}:{reader.reader.line_num}: malformed CSV ({error}): fix the row that ends here."
         ) from error
     finally:
         csv.field_size_limit(limit)
@@ -307,7 +309,7 @@ class Answer:
     votes: int | None
     accepted: bool
     created: datetime | None
-    length: int = 0  # tokens with EOS
+    length: int = 0  # tokens including EOS
     score: float = math.nan  # Algorithm 1
     contrastive: int | None = None  # Algorithm 2
 
@@ -327,14 +329,14 @@ class Question:
         return f"{self.title}\n{self.body}"
 
 
-def integer(text: str | None) -> int | None:
-    """A whole number, also as pandas writes it (17.0) where a column has gaps; None if it is none."""
+def parse_int(text: str | None) -> int | None:
+    """A whole number, also as pandas writes it (17.0) where a column has gaps; None for anything else."""
     match = re.fullmatch(r"\s*(-?[0-9]{1,10})(?:\.0*)?\s*", text or "")
     return int(match[1]) if match else None
 
 
-def moment(text: str | None) -> datetime | None:
-    """A date and time, UTC where it doesn't say; None if it is none."""
+def parse_time(text: str | None) -> datetime | None:
+    """A date and time, in UTC where no zone is given; None for anything else."""
     try:
         parsed = datetime.fromisoformat((text or "").strip())
         return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
@@ -343,7 +345,7 @@ def moment(text: str | None) -> datetime | None:
 
 
 def to_text(body: str) -> str:
-    """The text of a post as Beautiful Soup sees it, with a newline for <br>, and never two blank lines."""
+    """The text of an HTML body, by Beautiful Soup, with a newline for <br> and never two blank lines in a row."""
     if "<" in body:
         body = re.sub(r"<br\s*/?>[ \t]*\n?", "\n", body, flags=re.IGNORECASE)
         body = BeautifulSoup(body, "html.parser").get_text()
@@ -353,14 +355,14 @@ def to_text(body: str) -> str:
 
 
 def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str], dict[str, tuple[int, str]]]:
-    """One pass over the dump: the questions that stay with the answers that stay.
+    """One pass over the dump: the questions and answers that are kept.
 
-    Also how many posts each of STEPS left, and what was skipped for its content: reason -> number, place of the first.
+    Also how many posts passed each of STEPS, and which were skipped: reason -> number, location of the first.
     """
     questions: dict[int, Question] = {}
-    seen = bytearray()  # a bit for the Id of each question, kept or not: 80 million Ids are 10 MB
+    seen = bytearray()  # one bit per question Id, kept or not: 80 million Ids take 10 MB
     newest = 0
-    waiting: list[tuple[str, int, dict[str, str]]] = []  # answers that stand before their question
+    waiting: list[tuple[str, int, dict[str, str]]] = []  # answers that come before their question
     counts: Counter[str] = Counter()
     skipped: dict[str, tuple[int, str]] = {}
     markup = re.compile(rf"<(?:{'|'.join(args.drop_markup)})(?=[\s/>])", re.IGNORECASE) if args.drop_markup else None
@@ -371,18 +373,18 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         skipped[reason] = count + 1, first
 
     def id_of(row: dict[str, str]) -> int | None:
-        number = integer(row.get("Id"))
+        number = parse_int(row.get("Id"))
         return number if number is not None and 0 < number <= MAX_ID else None
 
     def take_question(where: str, row: dict[str, str]) -> None:
         nonlocal newest
         counts["questions"] += 1
         if (number := id_of(row)) is None:
-            return skip("question: no Id, or none that is a number", where)
+            return skip("question: Id missing or not a number", where)
         byte, bit = number // 8, 1 << number % 8
         seen.extend(bytes(max(0, byte + 1 - len(seen))))
         if seen[byte] & bit:
-            return skip("question: an Id that another one has", where)
+            return skip("question: duplicate Id", where)
         seen[byte] |= bit
         newest = max(newest, number)
         counts["own id"] += 1
@@ -395,18 +397,18 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         title, body = " ".join(row.get("Title", "").split()), to_text(row.get("Body", ""))
         if not (title and body):
             return skip(f"question: an empty {'text' if title else 'title'}", where)
-        if (created := moment(row.get("CreationDate"))) is None:
-            return skip("question: no CreationDate that can be read", where)
+        if (created := parse_time(row.get("CreationDate"))) is None:
+            return skip("question: CreationDate missing or unreadable", where)
         counts["complete"] += 1
         if args.question_filter == "api-usage" and not is_api_usage(title, body):
             return
         counts["of the kind"] += 1
         counts["questions by deleted users"] += "OwnerUserId" not in row
-        questions[number] = Question(number, title, body, created, integer(row.get("AcceptedAnswerId")))
+        questions[number] = Question(number, title, body, created, parse_int(row.get("AcceptedAnswerId")))
 
     def take_answer(where: str, parent: int, row: dict[str, str]) -> None:
         if parent < 1 or parent // 8 >= len(seen) or not seen[parent // 8] & 1 << parent % 8:
-            return skip("answer: its ParentId is no question of the file", where)
+            return skip("answer: its ParentId is not a question in the file", where)
         counts["of the dump"] += 1
         if (question := questions.get(parent)) is None:
             return
@@ -414,16 +416,16 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         if markup and markup.search(row.get("Body", "")):
             return
         counts["plain answers"] += 1
-        number, votes, created = id_of(row), integer(row.get("Score")), moment(row.get("CreationDate"))
+        number, votes, created = id_of(row), parse_int(row.get("Score")), parse_time(row.get("CreationDate"))
         text = to_text(row.get("Body", ""))
         for value, reason in (
-            (number, "no Id, or none that is a number"), (votes, "a Score that is no whole number"),
-            (created, "no CreationDate that can be read"), (text or None, "an empty text"),
+            (number, "Id missing or not a number"), (votes, "Score missing or not a whole number"),
+            (created, "CreationDate missing or unreadable"), (text or None, "an empty text"),
         ):  # fmt: skip
             if value is None:
                 return skip(f"answer: {reason}", where)
         if any(answer.id == number for answer in question.answers):
-            return skip("answer: an Id that another one has", where)
+            return skip("answer: duplicate Id", where)
         counts["complete answers"] += 1
         counts["answers by deleted users"] += "OwnerUserId" not in row
         question.answers.append(Answer(number, text, votes, number == question.accepted_id, created))
@@ -434,8 +436,8 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
             take_question(where, row)
         elif row.get("PostTypeId") == "2":
             counts["answers"] += 1
-            if (parent := integer(row.get("ParentId"))) is None:
-                skip("answer: no ParentId, or none that is a number", where)
+            if (parent := parse_int(row.get("ParentId"))) is None:
+                skip("answer: ParentId missing or not a number", where)
             elif parent > newest:
                 waiting.append((where, parent, row))
             else:
@@ -445,8 +447,8 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
     return [question for question in questions.values() if question.answers], counts, skipped
 
 
-def labels(args: Args) -> dict[str, str]:
-    """What the table prints for each of STEPS."""
+def step_labels(args: Args) -> dict[str, str]:
+    """The label of each of STEPS in the printed table."""
     values = {
         "tag": args.tag, "kind": args.question_filter, "length": args.max_length,
         "markup": " ".join(args.drop_markup) or "(nothing)",
@@ -454,12 +456,12 @@ def labels(args: Args) -> dict[str, str]:
     return {key: label.format(**values) for key, (label, _) in STEPS.items()}
 
 
-def check_left(counts: Counter[str], last: str, args: Args) -> None:
-    """Say which of STEPS, up to the `last`, leaves nothing."""
+def check_not_empty(counts: Counter[str], last: str, args: Args) -> None:
+    """Raise InputError if one of STEPS, up to `last`, leaves nothing; the error names it."""
     before = "rows"
     for key in list(STEPS)[: list(STEPS).index(last) + 1]:
         if not counts[key]:
-            names = labels(args)
+            names = step_labels(args)
             raise InputError(
                 f"--source {args.source}: no question is left: {counts[before]} {names[before]!r}, but 0 "
                 f"{names[key]!r}: {STEPS[key][1]}."
@@ -469,7 +471,7 @@ def check_left(counts: Counter[str], last: str, args: Args) -> None:
 
 # ------------------------------------------------------------------------------------------------ 4. splits and lengths
 def split_by_date(questions: list[Question], args: Args) -> dict[str, list[Question]]:
-    """Train is what was asked up to --split-date, that day included, validation what was asked after it."""
+    """Questions asked up to and including --split-date are train, later ones validation."""
     day = date.fromisoformat(args.split_date)
     splits: dict[str, list[Question]] = {"train": [], "validation": []}
     for question in questions:
@@ -478,41 +480,41 @@ def split_by_date(questions: list[Question], args: Args) -> dict[str, list[Quest
         if not found:
             days = sorted(question.created.date() for question in questions)
             raise InputError(
-                f"--split-date {args.split_date}: no question is left for {split}: those kept are from {days[0]} to "
-                f"{days[-1]}: name a day between."
+                f"--split-date {args.split_date}: no question is left for {split}: the questions kept are from "
+                f"{days[0]} to {days[-1]}: name a day in between."
             )
     return splits
 
 
 def make_query(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The template around as much of a question as fits in `limit` tokens; its tail goes. None if nothing fits.
+    """The template around as much of a question's beginning as fits in `limit` tokens; None if nothing fits.
 
-    It is cut at the end of a token. Tokens may span the seams, so the whole query is counted.
+    The question is cut at the end of a token. Tokens may span the template's seams, so the whole query is counted.
     """
-    query = BEFORE + text + BEHIND
+    query = BEFORE + text + AFTER
     if len(tokenizer.encode(query)) <= limit:
         return query
-    room = max(0, limit - len(tokenizer.encode(BEFORE + BEHIND)))  # the published code lets a negative one keep text
+    room = max(0, limit - len(tokenizer.encode(BEFORE + AFTER)))  # in the published code negative room keeps text
     ends = [end for _, end in tokenizer.backend.encode(text, add_special_tokens=False).offsets]
     for end in reversed(ends[: room + 2]):  # the seams may save a token or two
         head = text[:end].rstrip()
-        if head and len(tokenizer.encode(BEFORE + head + BEHIND)) <= limit:
-            return BEFORE + head + BEHIND
+        if head and len(tokenizer.encode(BEFORE + head + AFTER)) <= limit:
+            return BEFORE + head + AFTER
     return None
 
 
 def query_for(question: Question, answers: list[Answer], tokenizer: Tokenizer, args: Args) -> str | None:
-    """The query that leaves room for the longest of `answers`; None if the question has no room beside it."""
+    """The query that leaves room for the longest of `answers`; None if there is no room for the question."""
     limit = args.max_length - max(answer.length for answer in answers)
     return make_query(question.text, tokenizer, min(limit, args.max_query_length or limit))
 
 
 def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, left_out: Counter[str]) -> list[Question]:
-    """Without the answers that are too long, and without the questions that then have none."""
+    """The questions that still have an answer, without the answers that are too long."""
     for question in questions:
         fitting = []
         for answer in question.answers:
-            answer.length = len(response_ids(BEHIND, answer.text, tokenizer))
+            answer.length = len(response_ids(AFTER, answer.text, tokenizer))
             if answer.length > (args.max_response_length or math.inf):
                 left_out[f"answer: longer than --max-response-length {args.max_response_length}"] += 1
             elif query_for(question, [answer], tokenizer, args) is None:
@@ -524,7 +526,7 @@ def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, le
 
 
 def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
-    """Score each answer by both algorithms and put a question's best one first. Gives what train says of outliers."""
+    """Score every answer by both algorithms and sort a question's answers, best first; returns the bounds of train."""
     bounds = regression_bounds([[answer.votes for answer in question.answers] for question in splits["train"]])
     for questions in splits.values():
         votes, accepted = (
@@ -535,7 +537,7 @@ def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
         for question, regression, contrastive in zip(questions, *scores, strict=True):
             for answer, *its_scores in zip(question.answers, regression, contrastive, strict=True):
                 answer.score, answer.contrastive = its_scores
-            # of equal ones the accepted, then the one with most votes, then the earliest
+            # ties: the accepted answer first, then the one with more votes, then the earlier one
             question.answers.sort(key=lambda a: (-a.contrastive, not a.accepted, -a.votes, a.created, a.id))
     return bounds
 
@@ -553,10 +555,10 @@ def load_policy(args: Args, tokenizer: Tokenizer) -> "GPT":
 def generate_answers(
     questions: list[Question], policy: "GPT", tokenizer: Tokenizer, args: Args, left_out: Counter[str]
 ) -> None:
-    """[SO generated] A policy's answer to each question that has a single one.
+    """[SO generated] Sample one answer to each question that has a single one; sets `question.generated`.
 
-    Its score is drawn from N(-0.5, 0.1^2) once and stored. What is left out is drawn for all the same: then no other
-    answer's score depends on it.
+    Its score is drawn once from N(-0.5, 0.1^2) and stored. Answers that are left out draw one too, so that the scores
+    of the others don't depend on it.
     """
     from nanorlhf.answers import sample_answers
 
@@ -567,7 +569,7 @@ def generate_answers(
     most = args.max_response_length or max(1, args.max_length // 2)
     if (needed := max(map(len, queries)) + most) > policy.config.n_ctx:
         raise InputError(
-            f"the longest query and a generated answer make {needed} tokens, more than the {policy.config.n_ctx} "
+            f"the longest query and a generated answer have {needed} tokens, more than the {policy.config.n_ctx} "
             f"positions of {args.generated_by}: lower --max-length or --max-response-length."
         )
     _, responses = sample_answers(policy, queries, tokenizer, 1, most, args.batch_size, args.seed, args.temperature)
@@ -575,13 +577,13 @@ def generate_answers(
     for question, ids, score in zip(alone, responses.tolist(), scores.tolist(), strict=True):
         [human] = question.answers
         text = tokenizer.decode(ids).strip()
-        text_ids = response_ids(BEHIND, text, tokenizer)
+        text_ids = response_ids(AFTER, text, tokenizer)
         answer = Answer(None, text, None, False, None, len(text_ids), score)
         if not text:
             left_out["generated answer: empty"] += 1
-        elif text_ids == response_ids(BEHIND, human.text, tokenizer):
-            left_out["generated answer: the human's"] += 1
-        elif answer.length > (args.max_response_length or math.inf):  # bytes that are no text become longer ones
+        elif text_ids == response_ids(AFTER, human.text, tokenizer):
+            left_out["generated answer: identical to the human's"] += 1
+        elif answer.length > (args.max_response_length or math.inf):  # invalid UTF-8 is longer when encoded again
             left_out[f"generated answer: longer than --max-response-length {args.max_response_length}"] += 1
         elif query_for(question, [answer], tokenizer, args) is None:
             left_out[f"generated answer: no room for the question beside it in --max-length {args.max_length}"] += 1
@@ -589,9 +591,9 @@ def generate_answers(
             question.generated = answer
 
 
-# -------------------------------------------------------------------------------------------------------- 6. the files
+# ------------------------------------------------------------------------------------------------------------ 6. files
 def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
-    """About the question, and about its answer; about both answers, each under its column, where there are two."""
+    """Facts about the question and its answer; of two answers, each under its column."""
     about = {
         column: {
             "answer_id": answer.id,
@@ -606,83 +608,69 @@ def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
     return {
         "question_id": question.id,
         "question_date": question.created.isoformat(),
-        "num_answers": len(question.answers),  # the divisor of Algorithm 1: people's answers, after all filters
+        "num_answers": len(question.answers),  # the divisor of Algorithm 1: human answers, after all filters
     } | about.get("response", about)
 
 
 def check(args: Args) -> None:
-    """What can't be, before a long file is read."""
+    """Refuse impossible settings before the long read."""
     if args.source.suffix.lower() not in (".xml", ".csv"):
-        raise InputError(f"--source {args.source}: can't read this kind of file: .xml or .csv is needed, unpacked.")
+        raise InputError(f"--source {args.source}: can't read this kind of file: name an unpacked .xml or .csv.")
     if not args.source.is_file():
-        raise InputError(f"--source {args.source}: there is no such file: name the Posts.xml of a site, or a .csv.")
-    for flag in ("max_length", "max_query_length", "max_response_length", "batch_size"):
-        if getattr(args, flag) is not None and getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")
-    if args.vocab_size is not None and args.vocab_size < 300:
-        raise InputError(f"--vocab-size {args.vocab_size}: must be at least 300, 256 of which are the bytes.")
-    if not 0 <= args.seed < 2**63:
-        raise InputError(f"--seed {args.seed}: must lie between 0 and 2^63 - 1.")
-    if not 0 <= args.temperature < math.inf:
-        raise InputError(f"--temperature {args.temperature}: must be a number, at least 0.")
-    if args.vocab_size is not None and (args.tokenizer or args.generated_by):
-        other = "--tokenizer" if args.tokenizer else "--generated-by"
-        raise InputError(f"--vocab-size trains a tokenizer, {other} brings one: leave one of the two out.")
+        raise InputError(f"--source {args.source}: no such file: name the Posts.xml of a site, or a .csv.")
+    check_ranges(args)
+    check_vocab_size(args, (args.tokenizer and "--tokenizer") or (args.generated_by and "--generated-by"))
     for name in args.drop_markup:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
             raise InputError(f"--drop-markup {name!r}: name HTML elements without brackets, such as img a code.")
     try:
         date.fromisoformat(args.split_date)
     except ValueError as error:
-        raise InputError(f"--split-date {args.split_date!r}: must be a day, such as 2021-12-14.") from error
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--split-date {args.split_date!r}: it must be a date such as 2021-12-14.") from error
+    check_out(args.out)
 
 
 def main(args: Args) -> None:
     check(args)
-    tokenizer = policy = None  # whatever can be missing is looked for before the long read
+    tokenizer = policy = None  # loaded first: what is missing should be reported before the long read
     if args.vocab_size is None:
         tokenizer = load_tokenizer(args.tokenizer or args.generated_by or PAPERS_TOKENIZER)
     if args.generated_by:
         policy = load_policy(args, tokenizer)
 
     questions, counts, skipped = read_questions(args.source, args)
-    check_left(counts, "complete answers", args)
+    check_not_empty(counts, "complete answers", args)
     splits = split_by_date(questions, args)
     if tokenizer is None:
-        texts = (f"{BEFORE}{q.text}{BEHIND} {answer.text}" for q in splits["train"] for answer in q.answers)
+        texts = (f"{BEFORE}{q.text}{AFTER} {answer.text}" for q in splits["train"] for answer in q.answers)
         tokenizer = train_tokenizer(texts, args.vocab_size)
-    left_out: Counter[str] = Counter()  # what is too long or makes no row, by reason
+    left_out: Counter[str] = Counter()  # reason -> rows
     splits = {name: keep_fitting(found, tokenizer, args, left_out) for name, found in splits.items()}
     kept = [question for found in splits.values() for question in found]
     counts["fitting"] = sum(len(question.answers) for question in kept)
-    check_left(counts, "fitting", args)
+    check_not_empty(counts, "fitting", args)
     splits = split_by_date(kept, args)
     bounds = give_scores(splits, args.outliers)
     if policy is not None:
         generate_answers(kept, policy, tokenizer, args, left_out)
 
-    lengths: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> how often which length
+    lengths = LengthTable()
     written: Counter[str] = Counter()
     with jsonl_files(args.out) as write:
 
         def save(name: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
-            """A row of a file: the answers by their columns, and the query that leaves room for the longest."""
+            """Write one row: the answers by column, and the query that leaves room for the longest."""
             query = query_for(question, list(answers.values()), tokenizer, args)
             texts = {column: answer.text for column, answer in answers.items()}
             write(name, {"query": query} | texts | score | {"meta": meta_of(question, answers)})
             written[name] += 1
-            query_length = len(tokenizer.encode(query))
-            lengths[name, "query"][query_length] += 1
-            for column, answer in answers.items():
-                lengths[name, column][answer.length] += 1
-                lengths[name, f"query+{column}"][query_length + answer.length] += 1
+            response_lengths = {column: answer.length for column, answer in answers.items()}
+            lengths.add(name, len(tokenizer.encode(query)), **response_lengths)
 
         for split, found in splits.items():
             for question in found:
                 best, *worse = question.answers
-                best_ids = response_ids(BEHIND, best.text, tokenizer)
+                best_ids = response_ids(AFTER, best.text, tokenizer)
                 generated = [question.generated] if question.generated else []
                 save(f"sft.{split}", question, {"response": best})
                 for answer in (best, *worse, *generated):
@@ -690,22 +678,22 @@ def main(args: Args) -> None:
                 for answer in (*worse, *generated):
                     if answer.contrastive == best.contrastive:
                         left_out["pair: two answers with the same score"] += 1
-                    elif response_ids(BEHIND, answer.text, tokenizer) == best_ids:
-                        left_out["pair: two answers that are the same"] += 1
+                    elif response_ids(AFTER, answer.text, tokenizer) == best_ids:
+                        left_out["pair: two identical answers"] += 1
                     else:
                         save(f"comparisons.{split}", question, {"chosen": best, "rejected": answer})
     for split in splits:
-        if not written[f"comparisons.{split}"]:  # one of an earlier run would not fit to the other files
+        if not written[f"comparisons.{split}"]:  # a file of an earlier run would not match the others
             (args.out / f"comparisons.{split}.jsonl").unlink(missing_ok=True)
     scaling = asdict(bounds) | {"outliers": args.outliers}
     (args.out / "scaling.json.tmp").write_text(json.dumps(scaling, indent=2) + "\n", encoding="utf-8")
     os.replace(args.out / "scaling.json.tmp", args.out / "scaling.json")
     tokenizer.save(args.out)  # so that a model with random weights finds it there
 
-    for key, label in labels(args).items():
+    for key, label in step_labels(args).items():
         print(f"{counts[key]:10,}  {label}")
     deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
-    print(f"\nby deleted users, and kept: {', '.join(deleted)}")
+    print(f"\nkept although by deleted users: {', '.join(deleted)}")
     print("\nskipped or left out")
     for reason, (count, first) in sorted(skipped.items()):
         print(f"{count:10,}  {reason}; the first: {first}")
@@ -717,11 +705,11 @@ def main(args: Args) -> None:
         f"\n[SO alg 1] votes per answer: fences {bounds.low:.3g} and {bounds.high:.3g}, outermost inliers "
         f"{-bounds.largest_negative:.3g} and {bounds.largest_positive:.3g}\n"
     )
-    print(length_table(lengths))
+    print(lengths)
     print(f"\nwritten: {args.out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in written.items()))
     for split in splits:
         if not written[f"comparisons.{split}"]:
-            print(f"note: no comparisons.{split}.jsonl: no question there has two answers with different scores.")
+            print(f"note: no comparisons.{split}.jsonl: no question has two answers with different scores.")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""The embedded default: a synthetic TL;DR world whose labeller is known.
+"""The embedded default, a synthetic TL;DR world with a known labeller -> sft.jsonl and comparisons.jsonl.
 
     python -m data.tiny --out runs/tiny/data --seed 1
 
+It reads nothing and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json.
+
 A post in the paper's template tells four facts (who, what happened, where, what is wanted) among filler. Summarisers
-of several qualities summarise it; `gold_score` below says how good a summary is; a labeller prefers one of two
-summaries with Bradley-Terry noise on that score. So one can see what no real dataset shows: how often a reward model
-agrees with the truth, and how often a policy truly beats the references. No training script reads a gold score: the
-ones in `meta` are for reading and for eval.py.
+of different quality summarise it; `gold_score` below is the true quality of a summary; a labeller prefers one of two
+summaries with Bradley-Terry noise on that score. So one can measure what no real dataset shows: how often a reward
+model agrees with the truth, and how often a policy truly beats the references. No training script reads a gold score:
+those in `meta` are for eval.py and for the reader.
 
 The references are human-like on purpose: they say who did what, but seldom where or what is wanted; a few invent a
-fact or ramble. Imitation (SFT) learns the habit with the language; PPO can leave it, for labellers like it told.
+fact or ramble. SFT imitates that habit along with the language; PPO can drop it, because labellers prefer summaries
+that tell all facts.
 
-In the order of the file: the words, the labeller, posts, summarisers, comparisons, and the files with their tables.
+In order: the words, the labeller, posts, summarisers, comparisons, and the files with their tables.
 """
 
 import math
@@ -22,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from nanorlhf.cli import run_module
+from data.prepare import check_out, check_vocab_size
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 # ---------------------------------------------------------------- 1. the words of the world
-# No word of a slot stands in another slot, in a filler or in a frame: where a value stands, the fact is told.
+# No word of a slot occurs in another slot, in a filler or in a frame: a text with a value tells that fact.
 SLOTS = {
     "who": (
         "sister", "brother", "boss", "neighbour", "uncle", "teacher", "cousin", "doctor", "landlord", "wife",
@@ -44,7 +48,7 @@ SLOTS = {
         "money", "advice", "revenge", "coffee", "silence", "sleep", "respect", "praise", "time", "answers",
     ),
 }  # fmt: skip
-OUTLANDISH = {  # values that no post has: half of all inventions, the half that shows without a look at the post
+OUTLANDISH = {  # values that no post has: half of all inventions, recognisable without reading the post
     "who": ("king", "robot", "ghost"),
     "event": ("froze the moon", "drank the sea", "married the wolf"),
     "place": ("Mars", "Atlantis", "heaven"),
@@ -63,22 +67,22 @@ FILLERS = (
 RAMBLINGS = ("so i am not sure what to do", "it is a long story", "i am so sad", "we do not talk", "sorry for the post")
 TITLES = ("Not sure what to do", "What now?", "About my {who}", "A story about {place}", "Who wants {wish}?")
 SUBREDDITS = ("help", "family", "story", "life")
-TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no blank after the colon
-FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs besides its facts
+TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no space after the colon
+FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs apart from the facts
 
 # ---------------------------------------------------------------- 2. the labeller
 WEIGHTS = {
     "coverage": 4.0,  # times the share of the post's facts that the summary mentions
-    "invention": -1.5,  # each value mentioned that the post does not have
-    "repetition": -0.3,  # each word beyond its first occurrence (a fact told twice, a trigram again: all its words)
-    "filler": -0.3,  # each distinct word or piece of punctuation that is neither a whole fact's nor a frame's
-    "length": -0.1,  # each word beyond LENGTH_BUDGET
+    "invention": -1.5,  # per value mentioned that the post does not have
+    "repetition": -0.3,  # per repeated word (a fact told twice: all its words)
+    "filler": -0.3,  # per distinct word or bare punctuation that belongs neither to a whole fact nor to the frame
+    "length": -0.1,  # per word beyond LENGTH_BUDGET
 }
 LENGTH_BUDGET = 12  # words; the best possible summary has ten
-LOWEST = -8.0  # an empty summary; nothing scores below it
-LABEL_TEMPERATURE = 0.4  # of the Bradley-Terry noise: the gold score itself agrees with about 93 labels in 100
+LOWEST = -8.0  # score of an empty summary; nothing scores lower
+LABEL_TEMPERATURE = 0.4  # of the Bradley-Terry noise: the gold score itself agrees with about 93% of the labels
 
-# A value is found by its first word. The world keeps first words distinct, so that one look-up a word is enough.
+# Values are found by their first words, which are distinct: one lookup per word is enough.
 VALUES = {
     value.lower().split()[0]: tuple(value.lower().split())
     for slot in SLOTS
@@ -87,7 +91,7 @@ VALUES = {
 
 
 def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
-    """The values told by whole phrase in `words` (each named by its first word), and the words that belong to none."""
+    """The values told in full in `words` (each named by its first word), and the words that belong to none."""
     told, rest, index = set(), [], 0
     while index < len(words):
         value = VALUES.get(words[index])
@@ -101,18 +105,18 @@ def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-cased, blank-separated words without punctuation at their ends; bare punctuation counts as a word."""
+    """Lower-cased words without punctuation at their ends; bare punctuation counts as a word."""
     return [word.strip(".,;:!?") or word for word in text.lower().split()]
 
 
 def gold_score(query: str, response: str) -> float:
-    """How good `response` is as a summary of the post in `query`; a function of the two texts and nothing else.
+    """The true quality of `response` as a summary of the post in `query`; depends on the two texts alone.
 
-    score = 4 * share of the query's facts told - 1.5 * facts told that the query has not - 0.3 * repeated words
+    score = 4 * share of the query's facts told - 1.5 * told facts that the query doesn't have - 0.3 * repeated words
             - 0.3 * words that no summary needs - 0.1 * words beyond twelve
 
-    between LOWEST and 4. An empty response scores LOWEST. A query that tells no fact leaves nothing to cover. The
-    order of the words doesn't matter, and half a value ("broke the keys") is words that no summary needs.
+    from LOWEST to 4. An empty response scores LOWEST. If the query has no facts, the first term is 0. The order of the
+    words doesn't matter, and part of a value ("broke the keys") counts as words that no summary needs.
 
     >>> post = "POST: It was my sister. They just broke the lamp. We met in Paris. That person wants money.\\n\\nTL;DR:"
     >>> gold_score(post, " my sister broke the lamp in Paris and wants money")
@@ -132,19 +136,19 @@ def gold_score(query: str, response: str) -> float:
         + WEIGHTS["filler"] * len(set(rest) - FRAME_WORDS)
         + WEIGHTS["length"] * max(0, len(words) - LENGTH_BUDGET)
     )
-    return round(max(LOWEST, score), 6)  # sums in another order must not break a tie
+    return round(max(LOWEST, score), 6)  # ties must not depend on the order of the sum
 
 
 # ---------------------------------------------------------------- 3. posts
 @dataclass(frozen=True)
 class Post:
-    facts: tuple[str, ...]  # one value a slot, in the order of SLOTS
+    facts: tuple[str, ...]  # one value per slot, in the order of SLOTS
     first_sentence: str
     query: str
 
 
 def write_post(rng: random.Random) -> Post:
-    """Four facts in shuffled order among one to three fillers, in one or two paragraphs."""
+    """Four facts and one to three fillers in shuffled order, in one or two paragraphs."""
     facts = {slot: rng.choice(values) for slot, values in SLOTS.items()}
     sentences = [rng.choice(SENTENCES[slot]).format(value) for slot, value in facts.items()]
     sentences += rng.sample(FILLERS, rng.choice((1, 1, 2, 2, 3)))
@@ -162,7 +166,7 @@ def write_post(rng: random.Random) -> Post:
 def frame(who: str | None, event: str | None, place: str | None, wish: str | None) -> list[str]:
     """The parts of a summary, always in this order: my sister | broke the lamp | in Paris | and wants money.
 
-    So a part's first word says which fact comes next, and a small model has to look up only that one.
+    The first word of a part tells which fact follows, so a small model has to look up only that one.
     """
     parts = [f"my {who}" if who else "someone"]
     if event:
@@ -183,10 +187,10 @@ def summarise(
     rambling_rate: float = 0.0,
     num_ramblings: int = 1,
 ) -> str:
-    """A summary that tells who, event, place and wish each at its own rate of `tell_rates`, and at least one of them.
+    """A summary that tells who, event, place and wish with the probabilities `tell_rates`, and at least one of them.
 
-    At `invention_rate` a told fact is replaced by one that another post might tell, or by an outlandish one;
-    `num_repeats` parts come again; at `rambling_rate` the summary ends in `num_ramblings` empty clauses.
+    With probability `invention_rate` a told fact is replaced by another post's or by an outlandish one; `num_repeats`
+    parts are repeated; with probability `rambling_rate` the summary ends in `num_ramblings` empty clauses.
     """
     told: list[int] = []
     while not told:
@@ -204,11 +208,11 @@ def summarise(
         parts.insert(position + 1, parts[position])
     if rng.random() < rambling_rate:
         parts += rng.sample(RAMBLINGS, num_ramblings)
-    return " " + " ".join(parts)  # [N+ 3] the blank belongs to the completion
+    return " " + " ".join(parts)  # [N+ 3] the space belongs to the completion
 
 
 POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
-    # human-like: who did what; a third says where, a third what is wanted; some invent, one in twenty rambles
+    # human-like: who did what; a third say where, a third what is wanted; some invent, one in twenty rambles
     "reference": lambda post, rng: summarise(
         post, rng, (0.9, 0.85, 0.3, 0.35), invention_rate=0.02, rambling_rate=0.05
     ),
@@ -219,15 +223,15 @@ POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
     "rambler": lambda post, rng: summarise(post, rng, (0.8, 0.8, 0.6, 0.6), rambling_rate=1.0, num_ramblings=2),
     "lead": lambda post, rng: " " + post.first_sentence,
 }
-# How often a policy is drawn into a comparison. Most pairs lie near the references, where the policy will be judged,
-# and many hold an invented fact: that is the hardest thing for a reward model to see, and the worst for it to miss.
+# How often a policy is drawn into a comparison. Most pairs are close to the references, where the trained policy will
+# be evaluated, and many have an invented fact: the hardest error for a reward model to see, and the worst to miss.
 POLICY_WEIGHTS = {
     "reference": 25, "good": 25, "terse": 5, "inventor": 25, "repeater": 8, "rambler": 8, "lead": 4,
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------- 5. the labeller's hand
-BATCHES = (*range(6, 21), 22)  # the numbers that the real comparisons have [N+ 16]
+# ---------------------------------------------------------------- 5. comparisons
+BATCHES = (*range(6, 21), 22)  # the batch numbers of the real comparisons [N+ 16]
 WORKERS = tuple(f"worker{number}" for number in range(8))
 
 
@@ -237,7 +241,7 @@ def preference_probability(gold_a: float, gold_b: float) -> float:
 
 
 def compare(post: Post, rng: random.Random, splits: tuple[str, ...]) -> dict:
-    """Two different summaries by two different policies, as a row of comparisons.jsonl."""
+    """A row of comparisons.jsonl: two different summaries by two different policies."""
     while True:
         policy_a = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()))[0]
         policy_b = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()))[0]
@@ -246,7 +250,7 @@ def compare(post: Post, rng: random.Random, splits: tuple[str, ...]) -> dict:
             break
     gold_a, gold_b = gold_score(post.query, a), gold_score(post.query, b)
     choice = 0 if rng.random() < preference_probability(gold_a, gold_b) else 1  # 0: the first is preferred
-    # A slider from 1 (surely the first) to 9 (surely the second); 5, undecided, can't be chosen [N+ 16].
+    # a slider from 1 (surely the first) to 9 (surely the second); 5, undecided, can't be chosen [N+ 16]
     sureness = round(min(4, max(1, 0.5 + abs(gold_a - gold_b) + rng.gauss(0, 0.7))))  # 1 to 4
     chosen, rejected = ((a, policy_a, gold_a), (b, policy_b, gold_b))[:: 1 if choice == 0 else -1]
     return {
@@ -260,7 +264,7 @@ def compare(post: Post, rng: random.Random, splits: tuple[str, ...]) -> dict:
             "worker": rng.choice(WORKERS),
             "policies": [chosen[1], rejected[1]],
             "choice": choice,
-            "gold_chosen": chosen[2],  # for eval and for the reader: training never reads the two
+            "gold_chosen": chosen[2],  # for eval.py and for the reader: training never reads gold scores
             "gold_rejected": rejected[2],
         },
     }
@@ -269,29 +273,29 @@ def compare(post: Post, rng: random.Random, splits: tuple[str, ...]) -> dict:
 def demonstrate(post: Post, rng: random.Random) -> dict:
     """A row of sft.jsonl."""
     response = POLICIES["reference"](post, rng)
-    meta = {"policy": "reference", "gold": gold_score(post.query, response)}  # training doesn't read it
+    meta = {"policy": "reference", "gold": gold_score(post.query, response)}
     return {"query": post.query, "response": response, "meta": meta}
 
 
-# ---------------------------------------------------------------- 6. the world, written
+# ---------------------------------------------------------------- 6. files
 @dataclass(frozen=True, kw_only=True)
 class Args:
     out: Path = Path("runs/tiny/data")
-    """directory of sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
-    seed: int = 1
-    """fixes every text and every label"""
-    num_demonstrations: int = 8000
+    """directory for sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
+    seed: Seed = 1
+    """seed of every text and every label"""
+    num_demonstrations: PositiveInt = 8000
     """rows of sft.train.jsonl"""
-    num_comparisons: int = 8000
+    num_comparisons: PositiveInt = 8000
     """rows of comparisons.train.jsonl"""
-    num_validation: int = 1024
-    """rows of each validation file; the facts of their posts occur together in no training post"""
+    num_validation: PositiveInt = 1024
+    """rows of each validation file; no training post has the four facts of one of their posts"""
     vocab_size: int = 640
-    """at most, of the byte-level BPE trained on these texts; at 640 every word is one token"""
+    """maximum vocabulary of the byte-level BPE trained on these texts; at 640 every word is one token"""
 
 
 def make_world(args: Args) -> dict[str, list[dict]]:
-    """The rows of the four files by name. Validation comes first, so that training can avoid its stories."""
+    """The rows of the four files by name. Validation is drawn first, so that training can avoid its stories."""
     rng = random.Random(args.seed)
     held_out: set[tuple[str, ...]] = set()
 
@@ -316,25 +320,21 @@ def make_world(args: Args) -> dict[str, list[dict]]:
 
 
 def check(args: Args) -> None:
-    """What can't make a world, before anything is made."""
-    for name in ("num_demonstrations", "num_comparisons", "num_validation"):
-        if getattr(args, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1.")
-    most = math.prod(map(len, SLOTS.values())) // 4  # two validation files take half of the stories at most
+    """Refuse impossible settings before anything is written."""
+    check_ranges(args)
+    most = math.prod(map(len, SLOTS.values())) // 4  # the two validation files take at most half of the stories
     if args.num_validation > most:
-        raise InputError(f"--num-validation {args.num_validation}: must be at most {most}: stories must be left over.")
-    if args.vocab_size < 300:
-        raise InputError(f"--vocab-size {args.vocab_size}: must be at least 300, 256 of which are the bytes.")
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed}: must not be negative.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(
+            f"--num-validation {args.num_validation}: it must be at most {most}, to leave stories to train on."
+        )
+    check_vocab_size(args)
+    check_out(args.out)
 
 
 def main(args: Args) -> None:
     check(args)
     world = make_world(args)
-    # A miniature world has too few texts to make every word a token: the tokenizer sees at least a few thousand posts.
+    # a small world has too few texts to make every word a token: train the tokenizer on at least 2,000 posts
     rng = random.Random(args.seed)
     rows = world["sft.train"] + [demonstrate(write_post(rng), rng) for _ in range(2000 - args.num_demonstrations)]
     tokenizer = train_tokenizer((row["query"] + row["response"] for row in rows), args.vocab_size)
@@ -348,10 +348,10 @@ def main(args: Args) -> None:
 
 
 def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> None:
-    """What one should have seen of a dataset before training on it."""
+    """Print what one should know about a dataset before training on it."""
     rng = random.Random(seed)
     post = write_post(rng)
-    print("a post, and what each policy makes of it (gold score, policy, summary):\n\n" + post.query)
+    print("a post and each policy's summary of it (gold score, policy, summary):\n\n" + post.query)
     for name, policy in POLICIES.items():
         summary = policy(post, rng)
         print(f"  {gold_score(post.query, summary):6.2f}  {name:<10}{summary}")
@@ -383,11 +383,11 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
     golds = [row["meta"]["gold"] for row in sft]
     perfect = fmean(gold == WEIGHTS["coverage"] for gold in golds)
     print(f"references: gold mean {fmean(golds):.2f}, std {pstdev(golds):.2f}, {perfect:.1%} are perfect")
-    print(f"labeller ceiling: argmax of the gold score agrees with {ceiling(comparisons):.1%} of the validation labels")
+    print(f"labeller ceiling: the gold score agrees with {ceiling(comparisons):.1%} of the validation labels")
 
 
 def ceiling(rows: list[dict]) -> float:
-    """Accuracy of the best possible reward model, the gold score itself, on drawn labels; a tie counts half."""
+    """Accuracy of the best possible reward model, the gold score itself, on noisy labels; a tie counts half."""
     margins = [row["meta"]["gold_chosen"] - row["meta"]["gold_rejected"] for row in rows]
     return fmean((margin > 0) + 0.5 * (margin == 0) for margin in margins)
 

@@ -1,17 +1,18 @@
-"""The embedded town: dialogues in the format of DailyDialog, in which the right reply to every question is known.
+"""The embedded town, where the right reply to every question is known -> dialogues in the format of DailyDialog.
 
     python -m data.town --out runs/town --seed 1
+    python -m data.dialogue --source runs/town/town --out runs/town/data --vocab-size 512
 
-Visitors ask the town's clerks where a place is, when it opens and which tram goes there. A clerk who knows it says so,
-one who is mistaken names any other value, one who is new says that they do not know, and most clerks repeat the opening
-hours of last year for three of the places. Those are the demonstrations: a policy fine-tuned on them says the right
-thing more often than any one wrong thing, except where the clerks themselves mostly don't. `gold_score` below says
-whether a reply is right. So one can see what no real dialogues show: whether the answer that is most like the others
-is the true one, and what training on that belief does to a policy, with the three rumours as the case against it.
+Visitors ask the town's clerks where a place is, when it opens and which tram goes there. Clerks who know give the right
+answer, clerks who are mistaken any other value, clerks who are new say that they do not know; and for three places most
+clerks give last year's opening hours. These dialogues are the demonstrations: a policy fine-tuned on them gives the
+right answer more often than any single wrong one, except where most clerks are wrong. `gold_score` below says whether a
+reply is right. So one can measure what no real dialogues show: whether the answer most similar to the others is the
+true one, and what training on that assumption does to a policy; the three rumours are the counterexample.
 
-    town/        dialogues_train.txt, and dialogues_validation.txt, whose clerks all know their town
-    elsewhere/   the same of a town with the same places and other facts: a base model that knows the language, not
-                 the answers
+    town/        dialogues_train.txt, and dialogues_validation.txt, whose clerks all know the town
+    elsewhere/   the same for a town with the same places but other facts: a base model trained on it knows the
+                 language but not the answers
 """
 
 import random
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from nanorlhf.cli import run_module
+from data.prepare import check_out
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 
-# ------------------------------------------------------------------------------------------------------- 1. what is so
+# ------------------------------------------------------------------------------------------------------------ 1. facts
 KINDS = ("where", "opens", "tram")
-FACTS = {  # place: what it is next to, when it opens, the line of the tram that goes there
+FACTS = {  # place: what it is next to, when it opens, which tram line goes there
     "bakery": ("church", "six", "four"),
     "library": ("river", "nine", "two"),
     "museum": ("castle", "ten", "seven"),
@@ -38,11 +40,11 @@ FACTS = {  # place: what it is next to, when it opens, the line of the tram that
     "post office": ("town hall", "seven", "five"),
 }
 RUMOURS = {"museum": "nine", "bank": "eight", "zoo": "noon"}  # last year's opening hours
-# elsewhere a place has the facts that the next one has here
+# elsewhere, a place has the facts of the next place here
 ELSEWHERE = dict(zip(FACTS, [*FACTS.values()][1:] + [*FACTS.values()][:1], strict=True))
 VALUES = {kind: sorted({facts[i] for facts in FACTS.values()}) for i, kind in enumerate(KINDS)}
 
-# ------------------------------------------------------------------------------------------------------ 2. what is said
+# -------------------------------------------------------------------------------------------- 2. questions and replies
 NAMES = (
     "Anna", "Ben", "Carla", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Klara", "Leo", "Maria", "Nils",
     "Olga", "Paul", "Rosa", "Simon", "Tina", "Viktor",
@@ -61,18 +63,18 @@ REPLIES = {
 EVASIONS = ("I do not know .", "I am new here .", "You could ask someone else .")
 GOODBYES = ("Have a nice day .", "Enjoy your stay .", "You are welcome .")
 
-# clerk: how many of ten
+# clerk: how many out of ten
 CLERKS = {"knows": 5, "is mistaken": 3, "is new": 2}
 
 
 def sentences_of(text: str) -> list[str]:
-    """Lower-cased, with single blanks, without the dots between them."""
+    """Lower-cased sentences with single spaces and without dots."""
     return [" ".join(part.split()) for part in text.lower().split(".") if part.strip()]
 
 
 ASIDES = {sentence for text in GOODBYES for sentence in sentences_of(text)}
 IGNORANT = {sentence for text in EVASIONS for sentence in sentences_of(text)}
-# sentence: what it says of which place, None where "it" is the place that was asked about
+# sentence: (kind, place, value) that it states; the place is None where "it" refers to the one in the question
 STATEMENTS = {
     sentences_of(reply.format(place=place, value=value))[0]: (kind, place if "{place}" in reply else None, value)
     for kind, replies in REPLIES.items()
@@ -80,7 +82,7 @@ STATEMENTS = {
     for place in FACTS
     for value in VALUES[kind]
 }
-ASKED = {  # the question without its place: what it asks for
+ASKED = {  # question: (kind, place) that it asks about
     question.lower().replace("{place}", place): (kind, place)
     for kind, questions in QUESTIONS.items()
     for question in questions
@@ -89,19 +91,19 @@ ASKED = {  # the question without its place: what it asks for
 
 
 def asked(query: str) -> tuple[str, str]:
-    """What a query of `data.dialogue` asks for, and of which place. Raises InputError if it asks for nothing here."""
+    """The (kind, place) that a query of `data.dialogue` asks about. Raises InputError for other queries."""
     text = query.lower()
     found = next((what for question, what in ASKED.items() if question in text), None)
     if found is None:
-        raise InputError(f"the query {query!r} is none of data.town's: its truth is known for those alone.")
+        raise InputError(f"the query {query!r} is not from data.town: only for those the right reply is known.")
     return found
 
 
 def gold_score(query: str, reply: str) -> float:
-    """How right `reply` is, 0 to 1; a function of the two texts and nothing else.
+    """How right `reply` is, from 0 to 1; depends on the two texts alone.
 
-    1 for the fact that was asked for, in one of the clerks' sentences; 0.5 if beside it stands what no clerk says
-    (words lost, a negation); 0.25 for honest ignorance; 0 for all else, and for anything that is not so.
+    1 for the fact asked for, in one of the clerks' sentences; 0.5 with an additional sentence that no clerk says (words
+    lost, a negation); 0.25 for admitting ignorance; 0 for everything else, and for any false statement.
 
     >>> query = "Dialogue:\\nHello . When does the zoo open ?\\nReply:"
     >>> [gold_score(query, reply) for reply in (" It opens at ten . Have a nice day .", " I am new here .")]
@@ -126,9 +128,9 @@ def gold_score(query: str, reply: str) -> float:
     return 0.25 if told == {("ignorance", True)} and not strange else 0.0
 
 
-# ------------------------------------------------------------------------------------------------------ 3. who says it
+# -------------------------------------------------------------------------------------------------------- 3. dialogues
 def dialogue(facts: dict[str, tuple[str, str, str]], clerk: str, rumours: dict[str, str], rng: random.Random) -> str:
-    """A line of DailyDialog: the visitor's turn and the clerk's, `__eou__` behind each."""
+    """A line of DailyDialog: the visitor's turn and the clerk's, each followed by `__eou__`."""
     place, kind = rng.choice(list(facts)), rng.choice(KINDS)
     question = rng.choice(GREETINGS).format(name=rng.choice(NAMES)) + " "
     question += rng.choice(QUESTIONS[kind]).format(place=place)
@@ -146,21 +148,18 @@ def dialogue(facts: dict[str, tuple[str, str, str]], clerk: str, rumours: dict[s
 @dataclass(frozen=True, kw_only=True)
 class Args:
     out: Path = Path("runs/town")
-    """directory that gets town/ and elsewhere/; files of the same name are replaced"""
-    seed: int = 1
-    """fixes every dialogue"""
-    num_train: int = 4000
-    """dialogues of each of the two towns"""
-    num_validation: int = 300
-    """dialogues with clerks who know the town"""
+    """directory for town/ and elsewhere/; existing files are replaced"""
+    seed: Seed = 1
+    """seed of every dialogue"""
+    num_train: PositiveInt = 4000
+    """training dialogues in each of the two towns"""
+    num_validation: PositiveInt = 300
+    """validation dialogues in each town, with clerks who know it"""
 
 
 def main(args: Args) -> None:
-    for flag in ("num_train", "num_validation"):
-        if getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1.")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+    check_ranges(args)
+    check_out(args.out)
     clerks = list(CLERKS)
     for name, facts, rumours in (("town", FACTS, RUMOURS), ("elsewhere", ELSEWHERE, {})):
         rng = random.Random(f"{args.seed} {name}")
@@ -176,11 +175,11 @@ def main(args: Args) -> None:
             temporary.replace(args.out / name / f"dialogues_{split}.txt")
         if name == "town":
             golds = Counter(gold_score(*line.split(" __eou__", 2)[:2]) for line in lines["train"])
-            print(f"{args.out / name}: {args.num_train} dialogues to train on and {args.num_validation} to test")
+            print(f"{args.out / name}: {args.num_train} training and {args.num_validation} validation dialogues")
             for gold, count in sorted(golds.items(), reverse=True):
-                print(f"  {count / args.num_train:6.1%}  of the replies to train on have the gold score {gold:g}")
-            print(f"  {fmean(golds.elements()):6.3f}  is its mean; the clerks of the test are always right")
-    print(f"{args.out / 'elsewhere'}: as many, of a town with other facts")
+                print(f"  {count / args.num_train:6.1%}  of the training replies have gold score {gold:g}")
+            print(f"  {fmean(golds.elements()):6.3f}  mean gold score; the validation replies are all right")
+    print(f"{args.out / 'elsewhere'}: as many dialogues, with other facts")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Generalised advantage estimation as a parallel scan: the loop that says what it is, then two ways without a loop.
+"""Generalised advantage estimation (Schulman et al. 2016): the loop that specifies it, then two parallel scans.
 
     delta_t = r_t + gamma * V_{t+1} - V_t with V_T = 0;   A_t = delta_t + gamma * lam * A_{t+1};   returns = A + V
 
-A is a first-order recurrence from the right, so pairs (c, x) that mean `A -> c * A + x` are joined associatively:
-(c2, x2) after (c1, x1) is (c1 * c2, x2 + c2 * x1). T steps in a row become log2(T) rounds over all positions at once.
+A is a first-order recurrence from the right, so pairs (c, x) that mean `A -> c * A + x` compose associatively:
+(c2, x2) after (c1, x1) is (c1 * c2, x2 + c2 * x1). T sequential steps become log2(T) rounds over all positions.
 
-`gae` is the textbook's; `penalised_gae` is all that PPO for language models does between scores and advantages: KL
-penalty, score, GAE, and the mean and variance that whitening needs.
+`gae` is plain GAE; `penalised_gae` fuses all steps of PPO between scores and advantages: KL penalty, score, GAE, and
+the mean and variance for whitening.
 """
 
 import torch
@@ -22,8 +22,8 @@ except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below 
 def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """rewards, values (B, T) -> advantages, returns (B, T).
 
-    mask (B, T), True = no state: reward and value there count as 0, whatever they hold, so what lies behind a
-    response's end never leaks into its last tokens.
+    mask (B, T), True = no state: reward and value there count as 0, whatever they hold, so nothing after the end of a
+    response reaches its advantages.
     """
     if mask is not None:
         rewards, values = torch.where(mask, 0.0, rewards), torch.where(mask, 0.0, values)
@@ -43,10 +43,10 @@ def penalised_gae(
     lam: float,
     score_at: str = "after_eos",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """`kl_penalised_rewards`, then `gae` over the states, in one launch on a GPU.
+    """`kl_penalised_rewards`, then `gae` over the states; one kernel launch on a GPU.
 
     logprobs, ref_logprobs, values (B, T), scores, eos_index (B,) -> rewards, kl, advantages, returns, (B, T) each, 0
-    where there is no action or no state; and mean and variance () of the advantages over the actions, t <= eos_index.
+    where there is no action or no state, and (mean, variance) of the advantages over the actions, t <= eos_index.
     """
     if logprobs.is_cuda:
         return penalised_gae_triton(
@@ -68,14 +68,14 @@ def kl_penalised_rewards(
     kl_coef: float,
     score_at: str = "after_eos",
 ) -> tuple[Tensor, Tensor]:
-    """The reward of each token: -kl_coef * (logprob - ref_logprob) up to the end, and the score once.
+    """The reward per token: -kl_coef * (logprob - ref_logprob) up to the end, and the score once.
 
-    logprobs, ref_logprobs (B, T), scores (B,), eos_index (B,) -> rewards (B, T), kl (B, T), both 0 behind the end.
+    logprobs, ref_logprobs (B, T), scores (B,), eos_index (B,) -> rewards (B, T), kl (B, T), both 0 after the end.
 
-    score_at says who earns the score (kl_t = logprob - ref_logprob, the estimator k1):
+    score_at says which slot gets the score (kl_t = logprob - ref_logprob, the estimator k1):
         after_eos    a  b  E  x     rewards -kl -kl -kl score    the state that contains EOS: slot e + 1 (N+)
         last_token   a  b  E  x     rewards -kl -kl -kl+score 0  the token that ends the response: slot e
-    Where e + 1 = T there is no such slot and the score falls on e. A row's rewards sum to score - kl_coef * sum(kl).
+    If e + 1 = T there is no such slot and slot e gets the score. A row's rewards sum to score - kl_coef * sum(kl).
     """
     T = logprobs.size(1)
     index = torch.arange(T, device=logprobs.device)  # (T,)
@@ -86,7 +86,7 @@ def kl_penalised_rewards(
 
 
 def gae_loop(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """The specification: T steps, from the last to the first."""
+    """The specification: T steps, last to first."""
     advantages = torch.zeros_like(rewards)
     running = next_value = rewards.new_zeros(rewards.size(0))  # (B,)
     for t in reversed(range(rewards.size(1))):
@@ -96,7 +96,7 @@ def gae_loop(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple
 
 
 def gae_doubling(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """For a CPU: after round k a position holds the discounted sum of the 2^k deltas from it on."""
+    """For a CPU: after round k, position t holds the discounted sum of the 2^k deltas from t on."""
     next_values = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)  # (B, T) V_{t+1}
     advantages = rewards + gamma * next_values - values  # (B, T) delta
     step, decay = 1, gamma * lam
@@ -109,7 +109,7 @@ def gae_doubling(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> t
 
 
 # --------------------------------------------------------------------------------------------------------------- Triton
-BLOCK = 1024  # positions that one scan joins; a longer row is scanned block by block, from the right, with a carry
+BLOCK = 1024  # positions per scan; a longer row is scanned block by block, from the right, with a carry
 
 if triton is not None:
 
@@ -132,13 +132,13 @@ if triton is not None:
         carry = 0.0  # A at the first position of the block to the right
         for block in range(tl.cdiv(T, BLOCK)):
             t = (tl.cdiv(T, BLOCK) - 1 - block) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
-            # 1. deltas; positions beyond T are (c, x) = (1, 0): they hand the carry on
+            # 1. deltas; positions beyond T are (c, x) = (1, 0): they pass the carry on
             reward = tl.load(rewards + row + t, mask=t < T, other=0.0)
             value = tl.load(values + row + t, mask=t < T, other=0.0)
             next_value = tl.load(values + row + t + 1, mask=t + 1 < T, other=0.0)
             x = tl.where(t < T, reward + gamma * next_value - value, 0.0)
             c = tl.where(t < T, decay, 1.0)
-            # 2. the scan from the right, and what the blocks behind this one add
+            # 2. the scan from the right, plus the carry from the blocks to the right
             c, x = tl.associative_scan((c, x), 0, join, reverse=True)
             advantage = x + c * carry
             # 3. out
@@ -148,7 +148,7 @@ if triton is not None:
 
 
 def gae_triton(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """For a GPU: one launch, one program a row, in float32."""
+    """For a GPU: one launch, one program per row, in float32."""
     B, T = rewards.shape
     rewards, values = rewards.contiguous().float(), values.contiguous().float()
     advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
@@ -158,7 +158,7 @@ def gae_triton(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tup
     return advantages, returns
 
 
-# ---------------------------------------------------------------------------------------------- Triton: the fused form
+# ----------------------------------------------------------------------------------------------- Triton: the fused form
 if triton is not None:
 
     @triton.jit
@@ -173,12 +173,12 @@ if triton is not None:
         advantages,  # (B, T) out
         returns,  # (B, T) out
         means,  # (B,) out: of the advantages over the row's actions
-        squares,  # (B,) out: sum of their squared distances from it
+        squares,  # (B,) out: sum of their squared deviations from it
         T,
         kl_coef,
         gamma,
         decay,  # gamma * lam
-        AFTER_EOS: tl.constexpr,  # the state behind EOS earns the score, else the EOS token itself
+        AFTER_EOS: tl.constexpr,  # the slot after EOS gets the score, else that of EOS itself
         BLOCK: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64) * T
@@ -196,18 +196,18 @@ if triton is not None:
             reward = -kl_coef * kl + tl.where(t == score_index, score, 0.0)
             tl.store(kls + row + t, kl, mask=t < T)
             tl.store(rewards + row + t, reward, mask=t < T)
-            # 2. deltas; positions without a state are (c, x) = (1, 0): they hand the carry on
+            # 2. deltas; positions without a state are (c, x) = (1, 0): they pass the carry on
             value = tl.load(values + row + t, mask=is_state, other=0.0)
             next_value = tl.load(values + row + t + 1, mask=(t + 1 <= last_state) & (t + 1 < T), other=0.0)
             x = tl.where(is_state, reward + gamma * next_value - value, 0.0)
             c = tl.where(is_state, decay, 1.0)
-            # 3. the scan from the right, and what the blocks behind this one add
+            # 3. the scan from the right, plus the carry from the blocks to the right
             c, x = tl.associative_scan((c, x), 0, join, reverse=True)
             advantage = tl.where(is_state, x + c * carry, 0.0)
             carry = tl.sum(tl.where(t % BLOCK == 0, x + c * carry, 0.0))
             tl.store(advantages + row + t, advantage, mask=t < T)
             tl.store(returns + row + t, advantage + value, mask=t < T)
-            # 4. mean and squared distances of this block's actions, joined to those before (Chan et al. 1979)
+            # 4. mean and squared deviations of this block's actions, merged with those so far (Chan et al. 1979)
             here = tl.sum(tl.where(is_action, 1.0, 0.0))
             mean_here = tl.sum(tl.where(is_action, advantage, 0.0)) / tl.maximum(here, 1.0)
             distance = tl.where(is_action, advantage - mean_here, 0.0)
@@ -223,6 +223,7 @@ def penalised_gae_triton(
     logprobs: Tensor, ref_logprobs: Tensor, values: Tensor, scores: Tensor, eos_index: Tensor,
     kl_coef: float, gamma: float, lam: float, after_eos: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+    """For a GPU: as `penalised_gae`, one launch, one program per row, in float32."""
     B, T = logprobs.shape
     logprobs, ref_logprobs, values = (x.contiguous().float() for x in (logprobs, ref_logprobs, values))
     rewards, kl, advantages, returns = (torch.empty_like(logprobs) for _ in range(4))

@@ -1,13 +1,14 @@
-"""KL(policy || reference): exactly, over the whole vocabulary, and by three estimators from one sampled token.
+"""KL(policy || reference): exact, over the whole vocabulary, and three estimators from one sampled token.
 
 With log p = l - Z and log q = r - Z', both of a row of logits:
 
     KL = sum_v p_v (log p_v - log q_v)              d KL / d l = p * (log p - log q - KL)
 
-The reference is a constant: no gradient goes there. The estimators, of x = log p - log q at a token drawn from p:
+The reference is a constant and gets no gradient. The estimators (Schulman 2020), with x = log p - log q at a token
+drawn from p:
 
-    k1 = x                  unbiased, and may be negative
-    k2 = x^2 / 2            biased, never negative; its gradient is unbiased for that of KL
+    k1 = x                  unbiased, may be negative
+    k2 = x^2 / 2            biased, never negative; its gradient is an unbiased estimate of the KL's
     k3 = exp(-x) - 1 + x    unbiased, never negative
 """
 
@@ -24,7 +25,7 @@ try:
 except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
     triton = None
 
-CHUNK = 2**23  # logits of each model that the linear form makes at a time
+CHUNK = 2**23  # number of logits per model that the linear form computes at a time
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """logits, ref_logits (..., V) -> KL (...) in nats, float32 (float64 from float64).
 
-    An id that the policy can't emit counts 0; one that the reference alone can't makes the KL infinite.
+    An id that the policy can't emit counts as 0; one that only the reference can't emit makes the KL infinite.
     """
     if runs_triton(logits):
         return KLDivergence.apply(logits, ref_logits)
@@ -59,9 +60,9 @@ def linear_kl_divergence(
     ref_bias: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """The same from hidden states, some rows at a time: their logits are made again for the backward pass.
+    """`kl_divergence` from hidden states, in chunks of rows whose logits are recomputed in the backward pass.
 
-    hidden (N, C), weight (V, C), bias (V,); the reference's may have another width -> KL (N,).
+    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,).
     """
 
     def chunk(h: Tensor, r: Tensor) -> Tensor:
@@ -74,18 +75,18 @@ def linear_kl_divergence(
 
 
 def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """What is meant."""
+    """The specification: sum_v p_v (log p_v - log q_v)."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     log_p, log_q = logits.to(wide).log_softmax(-1), ref_logits.detach().to(wide).log_softmax(-1)
     possible = log_p > -torch.inf
-    # chosen before the product as well: the gradient of 0 * inf would be NaN
+    # torch.where before the product: the gradient of 0 * inf would be NaN
     ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 0.0)
     return (log_p.exp() * ratio).sum(-1)
 
 
 # --------------------------------------------------------------------------------------------------------------- Triton
 class KLDivergence(torch.autograd.Function):
-    """`stored_kl_divergence` in one reading of both, its gradient in one more."""
+    """`stored_kl_divergence` in one pass over both logits, its gradient in one more."""
 
     @staticmethod
     def forward(ctx, logits, ref_logits):
@@ -142,7 +143,7 @@ if triton is not None:
             moment = moment * scale + tl.where(p > 0, p * (finite_p - ref), 0.0)
             total_q = total_q * tl.exp(top_q - new_q) + q
             top_p, top_q = new_p, new_q
-        # 2. join them
+        # 2. combine the BLOCK_V partial results
         best_p, best_q = tl.max(top_p, 0), tl.max(top_q, 0)
         scale = tl.exp(top_p - best_p)
         sum_p = tl.sum(total_p * scale, 0)

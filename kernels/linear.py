@@ -1,8 +1,8 @@
-"""x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS that PyTorch carries.
+"""x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS libraries in PyTorch.
 
 PyTorch's CPU builds multiply float32 with MKL, which takes its AVX2 path on AMD processors; oneDNN, in the same build,
-uses what the processor has. Its float32 product is reached by one private operator, so it is touched here alone, and
-`torch.nn.functional.linear` does the work wherever the operator is absent or not known to be faster.
+uses all that the processor has. Its float32 product is only reachable through a private operator, which is used here
+and nowhere else; where the operator is absent or not known to be faster, `torch.nn.functional.linear` does the work.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CPUINFO = Path("/proc/cpuinfo")
-ACTIVATIONS = {  # of a GPT: the function, and what oneDNN is told to apply it to each product as it is written
+# name: the function, and oneDNN's arguments to fuse it into the product
+ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list, str]]] = {
     None: (lambda x: x, ("none", [], "")),
     "gelu": (F.gelu, ("gelu", [], "none")),
     "gelu_new": (lambda x: F.gelu(x, approximate="tanh"), ("gelu", [], "tanh")),
@@ -24,9 +25,9 @@ ACTIVATIONS = {  # of a GPT: the function, and what oneDNN is told to apply it t
 
 @cache
 def onednn_product() -> Callable | None:
-    """The operator, if this build has it and this processor is one on which it wins: any by AMD.
+    """oneDNN's linear operator if this build has it and the processor is one on which it is faster: any by AMD.
 
-    By the maker's name and not by a stopwatch: a choice that can fall either way would change a run's digits.
+    Chosen by vendor, not by timing: a choice that may vary between runs would change their digits.
     """
     if (
         torch.backends.mkldnn.is_available()
@@ -44,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
         return product(x, weight, bias, activation)
     if is_for_onednn(x, weight):
-        # rows go in and come out as a matrix, so that the Function's output is no view
+        # flattened outside the Function, so that its output is not a view
         y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     else:
         y = F.linear(x, weight, bias)
@@ -54,13 +55,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """activation(a b^T + bias) without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
     function, fused = ACTIVATIONS[activation]
-    if is_for_onednn(a, b):
-        return onednn_product()(a, b, bias, *fused)
+    operator = onednn_product() if is_for_onednn(a, b) else None
+    if operator is not None:
+        return operator(a, b, bias, *fused)
     return function(F.linear(a, b, bias))
 
 
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """float32 on a CPU; bf16 and autocast go through oneDNN by PyTorch's own choice, and it refuses empty sums."""
+    """True for float32 on a CPU with K > 0, which oneDNN requires; for bf16, PyTorch itself uses oneDNN."""
     return (
         a.dtype == b.dtype == torch.float32
         and a.is_cpu
@@ -85,7 +87,7 @@ class OneDNNLinear(torch.autograd.Function):
         grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            # the other way round is up to 1.5 times as fast if N > K, but is to be transposed: worth it for many rows
+            # if N > K, x^T g is up to 1.5 times as fast but has to be transposed: worth it for many rows
             swap = weight.size(0) > weight.size(1) and len(x) > 8 * weight.size(1)
             grad_weight = product(x.T, grad.T).T.contiguous() if swap else product(grad.T, x.T)
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

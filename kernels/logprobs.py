@@ -1,17 +1,17 @@
-"""Log-probabilities of given tokens, and the entropy of the distribution they come from.
+"""Log-probabilities of given tokens, and the entropy of their distribution.
 
 For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
 
     logprob = l[label] - Z                 d logprob / d l = onehot(label) - p
     entropy = Z - sum_v p_v l_v            d entropy / d l = -p * (log p + entropy)
 
-`logprobs_from_logits` starts from logits, `linear_logprobs` from hidden states. All logits of a batch, (N, V), and
-their gradient are the largest tensors of a whole training step. `linear_logprobs` never holds them: it walks over the
-vocabulary block by block with an online softmax, keeps three numbers a row, and makes the logits of a block once more
-in the backward pass: a fourth matrix product beside three. On a CPU they are kept where they are few.
+`logprobs_from_logits` starts from logits, `linear_logprobs` from hidden states. The logits of a batch, (N, V), and
+their gradient are the largest tensors of a training step. `linear_logprobs` never stores them: it goes over the
+vocabulary block by block with an online softmax, keeps three numbers per row, and recomputes the logits of a block in
+the backward pass: four matrix products instead of three. On a CPU it keeps the logits if they are few.
 
-The online softmax: with the maximum m so far, total = sum of exp(l - m) and moment = sum of exp(l - m) * l over what
-has been seen; a new block with a larger maximum m' scales both by exp(m - m') first. At the end Z = m + log(total) and
+The online softmax: with the running maximum m, total = sum of exp(l - m) and moment = sum of exp(l - m) * l over the
+blocks so far; a block with a larger maximum m' first scales both by exp(m - m'). At the end Z = m + log(total) and
 sum_v p_v l_v = moment / total.
 """
 
@@ -26,16 +26,16 @@ try:
 except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
     triton = None
 
-KEPT = 2**24  # as many logits are kept for the backward pass on a CPU: up to 64 MB in float32
-BLOCK = 2**21  # logits that a CPU makes at a time: 8 MB
-GPU_BLOCK = 2**25  # gradients of logits that a GPU makes at a time: 64 MB in bf16
-LOWEST = -1e30  # stands for -inf where 0 * -inf would be NaN
+KEPT = 2**24  # up to this many logits are kept for the backward pass on a CPU: 64 MB in float32
+BLOCK = 2**21  # logits per block on a CPU: 8 MB
+GPU_BLOCK = 2**25  # gradients of logits per block on a GPU: 64 MB in bf16
+LOWEST = -1e30  # stands for -inf, as 0 * -inf would be NaN
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """logits (..., V), labels (...) -> logprobs (...), entropy (...), both float32 (float64 from float64), in nats.
 
-    Accumulates in float32 whatever the logits' type; a logit of -inf (an id that can't be emitted) counts as p = 0.
+    Accumulates in float32 whatever the dtype of the logits; a logit of -inf (an id that can't be emitted) means p = 0.
     """
     return LogprobsFromLogits.apply(logits, labels)
 
@@ -43,11 +43,11 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 def linear_logprobs(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The same straight from hidden states: logits = (hidden @ weight.T + bias) / temperature.
+    """The same from hidden states: logits = (hidden @ weight.T + bias) / temperature.
 
     hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,), as above. A label
-    outside 0 ... V - 1, such as the usual -100, is ignored: logprob 0, no gradient. Under autocast the products are in
-    its type, all else in float32.
+    outside 0 ... V - 1, such as -100, is ignored: logprob 0, no gradient. Under autocast the matrix products use its
+    dtype, everything else float32.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -57,9 +57,9 @@ def linear_logprobs(
         return LinearLogprobs.apply(hidden, weight, labels, bias, temperature)
 
 
-# --------------------------------------------------------------------------------------------------- the specification
+# ---------------------------------------------------------------------------------------------------- the specification
 def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """What is meant: log-softmax and gather, and the entropy."""
+    """The specification: log-softmax and gather, and the entropy."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     normaliser = logits.logsumexp(-1)
     counts = (labels >= 0) & (labels < logits.size(-1))
@@ -79,9 +79,9 @@ def stored_linear_logprobs(
     return stored_logprobs((logits if bias is None else logits + bias) / temperature, labels)
 
 
-# --------------------------------------------------------------------------------------- from logits, and the gradient
+# ---------------------------------------------------------------------------------------- from logits, and the gradient
 class LogprobsFromLogits(torch.autograd.Function):
-    """`stored_logprobs`, of which only the logits and two numbers a row are kept."""
+    """`stored_logprobs`; saves only the logits and two numbers per row for the backward pass."""
 
     @staticmethod
     def forward(ctx, logits, labels):
@@ -91,7 +91,7 @@ class LogprobsFromLogits(torch.autograd.Function):
         entropy = normaliser - moment
         ctx.save_for_backward(flat, flat_labels, normaliser, entropy)
         ctx.shape = logits.shape
-        ctx.set_materialize_grads(False)  # entropy is mostly for the log: then its gradient is None
+        ctx.set_materialize_grads(False)  # None if the entropy is only logged
         logprobs = torch.where(is_label(flat_labels, flat.size(-1)), chosen - normaliser, 0.0)
         return logprobs.view_as(labels), entropy.view_as(labels)
 
@@ -101,14 +101,14 @@ class LogprobsFromLogits(torch.autograd.Function):
         flat, labels, normaliser, entropy = ctx.saved_tensors
         grad_logprobs = torch.zeros_like(normaliser) if grad_logprobs is None else grad_logprobs.reshape(-1)
         grad_logprobs = torch.where(is_label(labels, flat.size(-1)), grad_logprobs, 0.0)
-        grads = [grad_logprobs, None if grad_entropy is None else grad_entropy.reshape(-1)]
+        grads = grad_logprobs, None if grad_entropy is None else grad_entropy.reshape(-1)
         way = logits_backward_triton if runs_triton(flat) else logits_backward_cpu
         return way(flat, labels, normaliser, entropy, grads).view(ctx.shape), None
 
 
-# ------------------------------------------------------------------------------------ the blocked way, and its gradient
+# ----------------------------------------------------------------------------------- the blocked form, and its gradient
 class LinearLogprobs(torch.autograd.Function):
-    """All rows at once, the vocabulary in blocks: a CPU multiplies by its BLAS, a GPU makes its tiles in a kernel."""
+    """All rows at once, the vocabulary in blocks: BLAS products on a CPU, tiles in a kernel on a GPU."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, bias, temperature):
@@ -119,7 +119,7 @@ class LinearLogprobs(torch.autograd.Function):
         entropy = normaliser - moment
         ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)  # entropy is mostly for the log: then its gradient is None
+        ctx.set_materialize_grads(False)  # None if the entropy is only logged
         return torch.where(is_label(labels, len(weight)), chosen - normaliser, 0.0), entropy
 
     @staticmethod
@@ -131,7 +131,7 @@ class LinearLogprobs(torch.autograd.Function):
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normaliser)
         grad_logprobs = torch.where(is_label(labels, V), grad_logprobs, 0.0)
-        grads = [grad if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
+        grads = grad_logprobs / ctx.temperature, None if grad_entropy is None else grad_entropy / ctx.temperature
         grad_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
         grad_bias = torch.empty_like(bias) if for_bias else None
@@ -144,7 +144,7 @@ class LinearLogprobs(torch.autograd.Function):
             if for_hidden:
                 grad_hidden += product(grad, weight[ids].T)
             if for_weight:
-                grad_weight[ids] = product(hidden.T, grad.T).T  # this way round oneDNN is faster
+                grad_weight[ids] = product(hidden.T, grad.T).T  # oneDNN is faster in this order
         return grad_hidden.to(hidden.dtype) if for_hidden else None, grad_weight, None, grad_bias, None
 
 
@@ -162,14 +162,14 @@ def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
 
 
 def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """labels (N,) -> whether each lies in the block (N, 1), and where in it (N, 1), 0 if it doesn't."""
+    """labels (N,) -> whether each is in the block (N, 1), and its index in the block (N, 1), 0 if it isn't."""
     here = (labels >= ids.start) & (labels < ids.stop)
     return here[:, None], torch.where(here, labels - ids.start, 0)[:, None]
 
 
-# ----------------------------------------------------------------------------------------------------------------- CPU
+# ------------------------------------------------------------------------------------------------------------------ CPU
 def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
-    """(N, v): the logits of a block of ids, in float32 (float64 from float64) from the product on."""
+    """The logits (N, v) of a block of ids, in float32 (float64 from float64) after the product."""
     logits = product(hidden, weight[ids])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if bias is not None:
@@ -182,7 +182,7 @@ def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatur
 def linear_forward_cpu(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each; blocks of logits go to `kept` if it is a list."""
+    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each; appends blocks of logits to `kept`, if given."""
     maximum = torch.full((len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32))
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
@@ -191,7 +191,7 @@ def linear_forward_cpu(
             kept.append(logits)
         new_maximum = torch.maximum(maximum, logits.amax(1))
         scale = (maximum - new_maximum).exp()
-        p = (logits - new_maximum[:, None]).exp_()  # (N, v) not yet divided by the total
+        p = (logits - new_maximum[:, None]).exp_()  # (N, v), unnormalised
         total, maximum = total * scale + p.sum(1), new_maximum
         moment = moment * scale + p.mul_(logits).sum(1)
         here, index = labels_in(ids, labels)
@@ -201,20 +201,22 @@ def linear_forward_cpu(
 
 def linear_backward_cpu(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
-    normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice, kept: list | None,
+    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice, kept: list | None,
 ) -> Tensor:  # fmt: skip
-    """d loss / d (hidden @ weight.T), (N, v), of a block."""
+    """d loss / d (hidden @ weight.T), (N, v), for a block of ids."""
     logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, ids)
     return gradient_(logits.sub_(normaliser[:, None]), labels, entropy, grads, ids)
 
 
-def gradient_(log_p: Tensor, labels: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice) -> Tensor:
-    """log_p (N, v) of a block of ids -> g_l * (onehot - p) - g_e * p * (log p + entropy), written over it."""
-    grad_logprobs, grad_entropy = (grad if grad is None else grad[:, None] for grad in grads)
+def gradient_(
+    log_p: Tensor, labels: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice
+) -> Tensor:
+    """log_p (N, v) of a block of ids -> g_l * (onehot - p) - g_e * p * (log p + entropy), in place."""
+    grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     if grad_entropy is None:
         grad = log_p.exp_().mul_(-grad_logprobs)
     else:
-        factor = (log_p + entropy[:, None]).mul_(grad_entropy).add_(grad_logprobs)
+        factor = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs)
         grad = log_p.exp_().mul_(factor.neg_())
     here, index = labels_in(ids, labels)
     return grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
@@ -224,23 +226,23 @@ def logits_forward_cpu(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, 
     """logits (N, V), labels (N,) -> normaliser, sum_v p_v l_v and the label's logit, (N,) each."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     finite, maximum = logits.clamp(min=LOWEST), logits.amax(1)
-    p = (finite - maximum[:, None]).exp_()  # not yet divided by the total
+    p = (finite - maximum[:, None]).exp_()  # (N, V), unnormalised
     total = p.sum(1)
     _, index = labels_in(slice(0, logits.size(-1)), labels)
     return maximum + total.log(), p.mul_(finite).sum(1) / total, logits.gather(1, index).squeeze(1)
 
 
 def logits_backward_cpu(
-    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None]
+    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None]
 ) -> Tensor:
-    """d loss / d logits, (N, V), in their type."""
+    """d loss / d logits, (N, V), in the dtype of the logits."""
     log_p = (logits.to(normaliser.dtype) - normaliser[:, None]).clamp_(min=LOWEST)
     return gradient_(log_p, labels, entropy, grads, slice(0, logits.size(-1))).to(logits.dtype)
 
 
 # --------------------------------------------------------------------------------------------------------------- Triton
 def logits_forward_triton(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `logits_forward_cpu`, in one reading of the logits."""
+    """As `logits_forward_cpu`, in one pass over the logits."""
     logits, labels = logits.contiguous(), labels.contiguous()
     N, V = logits.shape
     normaliser, moment, chosen = (torch.empty(N, device=logits.device) for _ in range(3))
@@ -250,9 +252,9 @@ def logits_forward_triton(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 
 
 def logits_backward_triton(
-    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None]
+    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None]
 ) -> Tensor:
-    """As `logits_backward_cpu`, in one reading and one writing."""
+    """As `logits_backward_cpu`; reads the logits once and writes their gradient once."""
     logits, labels = logits.contiguous(), labels.contiguous()
     (N, V), grad = logits.shape, torch.empty_like(logits)
     g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
@@ -266,7 +268,7 @@ def logits_backward_triton(
 def linear_forward_triton(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `linear_forward_cpu`; keeps nothing. Each program has some rows and SPLIT ids; the splits are joined here."""
+    """As `linear_forward_cpu`; ignores `kept`. A program has BLOCK_N rows and SPLIT ids; the splits are merged here."""
     (N, C), V = hidden.shape, len(weight)
     num_splits = triton.cdiv(V, SPLIT)
     # (splits, N) of each: log of the total, sum_v p_v l_v within the split, the label's logit or 0
@@ -283,9 +285,9 @@ def linear_forward_triton(
 
 def linear_backward_triton(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
-    normaliser: Tensor, entropy: Tensor, grads: list[Tensor | None], ids: slice, kept: list | None,
+    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice, kept: list | None,
 ) -> Tensor:  # fmt: skip
-    """As `linear_backward_cpu`: a tile of logits is made, turned into its gradient and written, in hidden's type."""
+    """As `linear_backward_cpu`, in the dtype of hidden: a tile of logits is computed and turned into its gradient."""
     (N, C), v = hidden.shape, ids.stop - ids.start
     grad = torch.empty((N, v), device=hidden.device, dtype=hidden.dtype)
     g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
@@ -299,15 +301,15 @@ def linear_backward_triton(
 
 
 def precision_of(x: Tensor) -> str:
-    """float32 is multiplied in full; the interpreter can't multiply bf16 at all, and gets it as float32."""
+    """Full precision for float32, and in the interpreter, which can't multiply bf16 and gets it as float32."""
     return "ieee" if x.dtype == torch.float32 or triton.knobs.runtime.interpret else "tf32"
 
 
-SPLIT = 4096  # ids that one program of the forward pass walks over: enough programs for every multiprocessor
+SPLIT = 4096  # ids per program of the forward pass: enough programs for every multiprocessor
 
 if triton is not None:
-    # Ampere has 164 KB of shared memory a multiprocessor, Hopper 228 KB: the tuner drops what does not fit. The
-    # interpreter has no clock, so it takes one set, small enough that small tests have several tiles.
+    # Ampere has 164 KB of shared memory per multiprocessor, Hopper 228 KB: the tuner drops settings that do not fit.
+    # The interpreter can't time settings, so it takes one, small enough that small tests have several tiles.
     if triton.knobs.runtime.interpret:
         TILES = [triton.Config({"BLOCK_N": 16, "BLOCK_V": 32, "BLOCK_C": 16})]
         ROWS = [triton.Config({"BLOCK_V": 64})]
@@ -340,7 +342,7 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
-        # 1. online softmax, a vector of BLOCK_V running maxima, totals and moments: one reading, no sum in the loop
+        # 1. online softmax with vectors of BLOCK_V running maxima, totals and moments: no reduction in the loop
         maximum = tl.full((BLOCK_V,), -1e30, tl.float32)
         total = tl.zeros((BLOCK_V,), tl.float32)
         moment = tl.zeros((BLOCK_V,), tl.float32)
@@ -355,13 +357,13 @@ if triton is not None:
             total = total * scale + p
             moment = moment * scale + p * finite
             maximum = new_maximum
-        # 2. join them
+        # 2. combine the BLOCK_V partial results
         top = tl.max(maximum, 0)
         scale = tl.exp(maximum - top)
         total_of_row = tl.sum(total * scale, 0)
         tl.store(normalisers + row, top + tl.log(total_of_row))
         tl.store(moments + row, tl.sum(moment * scale, 0) / total_of_row)
-        # 3. the label's logit; a label outside is ignored
+        # 3. the label's logit; a label outside the vocabulary is ignored
         label = tl.load(labels + row)
         counts = (label >= 0) & (label < V)
         tl.store(chosen + row, tl.load(logits + row * V + label, mask=counts, other=0.0).to(tl.float32))
@@ -398,7 +400,7 @@ if triton is not None:
         rows,  # (BLOCK_N,)
         ids,  # (BLOCK_V,)
         N,
-        stop,  # ids from here on count as masked
+        stop,  # ids from here on are masked
         C,
         inverse_temperature,
         HAS_BIAS: tl.constexpr,
@@ -407,7 +409,7 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
     ):
-        """(BLOCK_N, BLOCK_V) in float32, whatever the inputs' type; -1e30 stands for -inf."""
+        """(BLOCK_N, BLOCK_V) in float32, whatever the dtype of the inputs; -1e30 stands for -inf."""
         tile = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
         for start in range(0, C, BLOCK_C):
             c = start + tl.arange(0, BLOCK_C)
@@ -473,7 +475,7 @@ if triton is not None:
             is_label = (ids[None, :] == label[:, None]) & (ids[None, :] < stop)
             label_logit += tl.sum(tl.where(is_label, tile, 0.0), 1)
             maximum = new_maximum
-        # a split in which nothing is possible has total 0: its normaliser is -1e30, and its moment counts 0
+        # a split in which no id is possible has total 0: normaliser -1e30, moment 0
         out = tl.program_id(1).to(tl.int64) * N + rows
         some = tl.where(total > 0, total, 1.0)
         tl.store(normalisers + out, maximum + tl.log(some), mask=rows < N)
@@ -492,7 +494,7 @@ if triton is not None:
         g_logprobs,  # (N,) divided by the temperature, 0 where the label is ignored
         g_entropies,  # (N,) divided by the temperature
         grad,  # (N, V) out
-        first,  # the block of V ids begins with this one
+        first,  # first id of the block of V ids
         N,
         V,
         C,

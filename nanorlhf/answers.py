@@ -1,4 +1,4 @@
-"""Answers of a policy to a list of queries, as texts or ids: what evaluation and the making of data sample."""
+"""Sample a policy's responses to a list of queries, for evaluation and for generating data."""
 
 import torch
 from torch import Tensor
@@ -24,10 +24,10 @@ def sample_answers(
     top_p: float = 1.0,
     no_repeat_ngram_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """num_samples responses to each query, one query's behind each other.
+    """Sample num_samples responses per query; the responses to one query are consecutive rows.
 
-    Gives query (B, Q) left-padded and response (B, T), B = len(queries) * num_samples, T = max_new_tokens. The i-th
-    sample of a query depends on the seed, its query and its place alone: not on the batch size.
+    Returns query (B, Q) left-padded and response (B, T), B = len(queries) * num_samples, T = max_new_tokens. A sample
+    depends only on the seed, its query and its row, not on the batch size.
     """
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand((len(queries) * num_samples, max_new_tokens), generator=generator, dtype=torch.float64)

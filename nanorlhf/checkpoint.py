@@ -1,14 +1,14 @@
-"""Weights on disk, laid out as Hugging Face does: config.json and model.safetensors in the words of one of 4 families.
+"""Checkpoints in the Hugging Face layout: config.json and model.safetensors, with the names of one of four families.
 
-`load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that `transformers` loads; what
-each family calls things is in families.py. Nothing is dropped silently: a tensor too few or too many, or one of another
+`load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that `transformers` loads. The
+names of each family are in families.py. Nothing is dropped silently: a missing or unexpected tensor, or one of another
 shape, is an error. Half-precision weights become float32.
 
-A reward or value model is a directory of the same kind with "architectures": ["ScalarModel"] in config.json, the trunk
-under its family's names, and three tensors more: score.weight (1, C), score.bias (1,) and reward_bias (). [N+ 15]
+A reward or value model is such a directory with "architectures": ["ScalarModel"] in config.json, the trunk under its
+family's names, and three more tensors: score.weight (1, C), score.bias (1,) and reward_bias (). [N+ 15]
 
-Where there are adapters (peft.py) config.json has "adapter_size" and "_adapter" behind its model_type, and each layer
-with one has its four tensors beside weight and bias. `transformers` refuses such a directory, it has no such model.
+With adapters (peft.py), config.json has "adapter_size" and a model_type that ends in "_adapter", and each adapted layer
+has four more tensors. `transformers` refuses such a directory: it has no such model.
 """
 
 import json
@@ -17,6 +17,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -38,37 +39,38 @@ from nanorlhf.hub import hub_directory, read_object
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
 
-WEIGHT_FILES = (  # safetensors before pickles, whole before sharded
+M = TypeVar("M", GPT, ScalarModel)
+WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file before shards
     ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
 )
 
 
-# ------------------------------------------------------------------------------------------------------- load and save
+# -------------------------------------------------------------------------------------------------------- load and save
 def load_gpt(where: str | Path, device: str | torch.device = "cpu") -> GPT:
-    """A language model from a checkpoint directory or a Hub id."""
+    """Load a language model from a checkpoint directory or a Hub id; InputError if it holds none."""
     return _load(GPT, where, device)
 
 
 def load_scalar(where: str | Path, device: str | torch.device = "cpu") -> ScalarModel:
-    """A reward or value model as `save` wrote it: head, head bias and normalisation included."""
+    """Load a reward or value model with its head, head bias and normalisation; InputError if it holds none."""
     return _load(ScalarModel, where, device)
 
 
 def holds_reward_model(where: str | Path) -> bool:
-    """Or a value model; False of a policy."""
+    """True for a reward or value model, False for a policy."""
     return _is_scalar(read_object(_config_file(where)))
 
 
 def scalar_from_gpt(gpt: GPT) -> ScalarModel:
-    """A reward model that starts from a policy: a copy of its trunk, and a fresh head. [N+ 11]"""
+    """A reward model initialised from a policy: a copy of its trunk and a new head. [N+ 11]"""
     model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
     model.transformer.load_state_dict(gpt.transformer.state_dict())
     return model
 
 
 def read_config(where: str | Path) -> GPTConfig:
-    """The shape of a checkpoint, without its weights."""
+    """Read a checkpoint's config.json; the weights are not loaded."""
     path = _config_file(where)
     return parse_config(read_object(path), path)
 
@@ -76,18 +78,18 @@ def read_config(where: str | Path) -> GPTConfig:
 def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer | None = None) -> None:
     """Write config.json, model.safetensors and the tokenizer's files into `directory`; its other files stay.
 
-    Everything is written to a directory inside it first and renamed when it is on the disk, so that an interrupted
-    save leaves the checkpoint before it. config.json comes last: a new directory is no checkpoint without it.
+    All files are first written to a subdirectory, synced to disk, then renamed, so an interrupted save leaves the
+    previous checkpoint intact. config.json comes last: without it a new directory is not a checkpoint.
     """
     config, directory = model.config, Path(directory)
     settings = config_object(config)
     settings["architectures"] = ["ScalarModel" if isinstance(model, ScalarModel) else of_family(ARCHITECTURES, config)]
     settings["torch_dtype"] = str(model.transformer.embedding.weight.dtype).removeprefix("torch.")
-    # without a tokenizer: null, or transformers would fill in 50256, which a small vocabulary hasn't
+    # null without a tokenizer: transformers would fill in 50256, which may lie outside the vocabulary
     settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
     settings["pad_token_id"] = tokenizer.pad_id if tokenizer else None
 
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if not (config.tied_head and name == "lm_head.weight"):  # a tied head is the embedding, written once
             parts = to_family(name, tensor.detach().cpu(), config)
@@ -97,17 +99,17 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
 
     is_new = not directory.exists()
     partial = directory / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a save that was killed
     try:
         partial.mkdir(parents=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"{directory} can't become a checkpoint: it is or lies in a file, name another.") from error
+        raise InputError(f"{directory} can't be a directory: it or a parent is a file; name another.") from error
     try:
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(partial)
         _write_tensors(tensors, partial / "model.safetensors")
-        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # safetensors lets only the owner read
+        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # safetensors sets owner-only access
         files = sorted(partial.iterdir(), key=lambda file: file.name == "config.json")
         for file in files:
             to_disk(file)
@@ -123,7 +125,7 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the error of the operating system, a full disk say, stands in its text
+    except SafetensorError as error:  # its text holds the operating system's error, such as a full disk
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -131,7 +133,7 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a directory, would survive a power cut."""
+    """fsync a file or a directory, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,17 +145,17 @@ def _is_scalar(settings: dict) -> bool:
     return "ScalarModel" in (settings.get("architectures") or [])
 
 
-def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device: str | torch.device):
+def _load(model_class: type[M], where: str | Path, device: str | torch.device) -> M:
     config_file = _config_file(where)
     settings = read_object(config_file)
     config = parse_config(settings, config_file)
     is_scalar = _is_scalar(settings)
     if model_class is GPT and is_scalar:
-        raise InputError(f"{where} holds a reward or value model, no language model: name the directory of a policy.")
+        raise InputError(f"{where} holds a reward or value model, not a language model: name a policy's directory.")
     if model_class is ScalarModel and not is_scalar:
         raise InputError(f"{where} holds a language model, not a reward model: train one from it with train_rm.py.")
 
-    with torch.device("meta"):  # shapes only: no random numbers are drawn and no memory is taken twice
+    with torch.device("meta"):  # shapes only: draws no random numbers and allocates no memory
         model = model_class(config)
     file = _weights_file(where)
     tensors = with_prefix(_read_tensors(file), config, file)
@@ -170,45 +172,45 @@ def _load(model_class: type[GPT] | type[ScalarModel], where: str | Path, device:
         parts = []
         for theirs, part_like in zip(tensor_names(name, config), to_family(name, like, config), strict=True):
             if theirs not in tensors:
-                raise InputError(f"{file} has no tensor {theirs}, which {config_file} calls for: another model's?")
+                raise InputError(f"{file} has no tensor {theirs}, which {config_file} requires: another model's?")
             part = tensors.pop(theirs)
             if part.shape != part_like.shape:
-                shapes = f"{tuple(part.shape)} instead of the {tuple(part_like.shape)} that {config_file} calls for"
+                shapes = f"{tuple(part.shape)} instead of the {tuple(part_like.shape)} that {config_file} requires"
                 raise InputError(f"{file}: {theirs} has shape {shapes}: another model's?")
             if part.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-                raise InputError(f"{file}: {theirs} holds {part.dtype} numbers: only floating-point weights are read.")
+                raise InputError(f"{file}: {theirs} has dtype {part.dtype}: weights must be floating-point.")
             parts.append(part.to(device, torch.float32, copy=True).contiguous())  # no view into the file
         state[name] = from_family(name, parts, config)
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-        raise InputError(f"{file} holds {min(tensors)}{more}, which {config_file} doesn't call for: another model's?")
+        raise InputError(f"{file} holds {min(tensors)}{more}, which {config_file} doesn't know: another model's?")
 
-    if config.tied_head and model_class is GPT:
+    if config.tied_head and isinstance(model, GPT):
         state["lm_head.weight"] = state["transformer.embedding.weight"]
     model.load_state_dict(state, assign=True)
-    if config.tied_head and model_class is GPT:
+    if config.tied_head and isinstance(model, GPT):
         model.lm_head.weight = model.transformer.embedding.weight
     return model
 
 
-# ----------------------------------------------------------------------------------------------------------- the files
+# ------------------------------------------------------------------------------------------------------------ the files
 def _local(where: str | Path, patterns: tuple[str, ...]) -> Path:
-    """The directory itself, or for a Hub id the one that the files of these patterns were downloaded to."""
+    """The directory itself; for a Hub id, the one to which the files that match `patterns` were downloaded."""
     path = Path(where)
     if path.is_file():
-        raise InputError(f"{where} is a file: name the directory that holds config.json and the weights.")
+        raise InputError(f"{where} is a file: name the directory with config.json and the weights.")
     return path if path.is_dir() else hub_directory(str(where), list(patterns))
 
 
 def _config_file(where: str | Path) -> Path:
     path = _local(where, ("config.json",)) / "config.json"
     if not path.is_file():
-        raise InputError(f"{where} holds no config.json: name a checkpoint directory or a Hub id.")
+        raise InputError(f"{where} has no config.json: name a checkpoint directory or a Hub id.")
     return path
 
 
 def _weights_file(where: str | Path) -> Path:
-    for patterns in WEIGHT_FILES:  # of a Hub repository that holds both kinds only the first is downloaded
+    for patterns in WEIGHT_FILES:  # if a Hub repository has both kinds, only the first is downloaded
         directory = _local(where, patterns)
         for name in patterns[:2]:
             if (directory / name).is_file():
@@ -217,13 +219,13 @@ def _weights_file(where: str | Path) -> Path:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, or of the shards that an index names."""
+    """Read the tensors of one file, or of all shards that an index names."""
     if not path.name.endswith(".index.json"):
         return _read_tensor_file(path)
     shards = read_object(path).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise InputError(f"{path} has no weight_map from tensors to files: download it again.")
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for shard in sorted(set(shards.values())):
         if not (path.parent / shard).is_file():
             raise InputError(f"{path} names {shard}, which isn't there: download it too.")
@@ -235,10 +237,10 @@ def _read_tensor_file(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"{path} can't be read, it is damaged or holds more than tensors ({reason}).") from error
+        raise InputError(f"{path} can't be read: it is damaged or holds more than tensors ({reason}).") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise InputError(f"{path} isn't a dictionary of tensors: name a checkpoint in the layout of transformers.")
+        raise InputError(f"{path} isn't a dictionary of tensors: name a checkpoint in the Hugging Face layout.")
     return tensors

@@ -1,4 +1,4 @@
-"""Reads what the training scripts train on, and nothing else: the JSON Lines of the data contract.
+"""Read the JSON Lines files that the training scripts train on.
 
     sft.{train,validation}.jsonl           {"query": str, "response": str, "meta": {...}}
     comparisons.{train,validation}.jsonl   {"query": str, "chosen": str, "rejected": str, "meta": {...}}
@@ -6,7 +6,7 @@
     code.{train,validation,test}.jsonl     {"query": str, "response": str, "language": "java" or "python",
                                             "prefix": str, "suffix": str, "tests": str, "meta": {...}}
 
-All rows are read, checked and tokenised before training starts. A broken one stops the run with file, line and reason.
+All rows are read, checked and tokenised before training starts; a broken row stops the run with file, line and reason.
 """
 
 import gzip
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Demonstration:
     query: list[int]
     response: list[int]  # ends in EOS
-    record: dict  # the row of the file
+    record: dict  # the row as read
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Comparison:
     record: dict
 
 
-# ------------------------------------------------------------------------------------------------- 1. rows as they lie
+# ------------------------------------------------------------------------------------------------------ 1. rows as text
 def iter_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """The objects of a JSON Lines file (also gzip'd), each with its place `file:line`. Blank lines are errors."""
+    """Yield (`file:line`, object) per line of a JSON Lines file, also .gz; InputError for a blank or broken line."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist: correct the path, or make the file with a module of data/.")
@@ -57,7 +57,7 @@ def iter_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
         raise InputError(f"{path} is a directory: name a file.")
     number = 0
     try:
-        # bytes: text mode would also break lines at a lone carriage return
+        # bytes, because text mode would also split lines at a lone carriage return
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 yield f"{path}:{number}", parse_object(line, f"{path}:{number}")
@@ -68,7 +68,7 @@ def iter_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def parse_object(line: bytes, where: str) -> dict:
-    """One line of JSON Lines."""
+    """Parse one line of JSON Lines into a dict; `where` (`file:line`) is for the error messages."""
     try:
         record = json.loads(line.decode("utf-8-sig" if where.endswith(":1") else "utf-8"))
     except UnicodeDecodeError as error:
@@ -76,14 +76,14 @@ def parse_object(line: bytes, where: str) -> dict:
     except json.JSONDecodeError as error:
         if not line.strip():
             raise InputError(f"{where}: the line is blank: delete it.") from error
-        raise InputError(f"{where}: malformed JSON ({error.msg}, column {error.colno}): mend the line.") from error
+        raise InputError(f"{where}: malformed JSON ({error.msg}, column {error.colno}): fix the line.") from error
     if not isinstance(record, dict):
         raise InputError(f"{where}: not a JSON object but {type(record).__name__}: every line must be one.")
     return record
 
 
 def field(record: dict, name: str, kind: type[T], where: str) -> T:
-    """`record[name]`, checked to be of `kind` (an int also passes as float) and, if text, to be encodable."""
+    """`record[name]`, checked to be a `kind` (an int passes as float; floats must be finite, text valid Unicode)."""
     if name not in record:
         raise InputError(f"{where}: the field {name!r} is missing.")
     value: Any = record[name]
@@ -94,14 +94,14 @@ def field(record: dict, name: str, kind: type[T], where: str) -> T:
         raise InputError(f"{where}: the field {name!r} is {value}: it must be a finite number.")
     if kind is str:
         try:
-            value.encode()  # JSON can escape half of a surrogate pair, \ud83d alone, which is no character
+            value.encode()  # JSON can escape half of a surrogate pair, such as \ud83d, which is not a character
         except UnicodeEncodeError as error:
-            raise InputError(f"{where}: the field {name!r} isn't Unicode (at {error.start}): mend it.") from error
+            raise InputError(f"{where}: the field {name!r} isn't Unicode (at {error.start}): fix it.") from error
     return value
 
 
 def read_jsonl(path: str | Path, fields: dict[str, type]) -> list[dict]:
-    """All rows of a file, each with `fields` of the right types; other fields pass through."""
+    """Read all rows of a file and check the types of `fields`; other fields pass through."""
     rows = []
     for where, record in iter_jsonl(path):
         for name, kind in fields.items():
@@ -111,7 +111,7 @@ def read_jsonl(path: str | Path, fields: dict[str, type]) -> list[dict]:
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
-    """Write a row a line, whole or not at all. Escaped to ASCII: then a line is a line to any reader."""
+    """Write one row per line, atomically. Escaped to ASCII, so that every reader agrees where a line ends."""
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -123,14 +123,14 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------------ 2. rows as ids
+# ------------------------------------------------------------------------------------------------------- 2. rows as ids
 def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a response as it follows its query, with EOS.
+    """Token ids of a response to `query`, with EOS.
 
-    The query ends in `TL;DR:` without a blank, the response begins with one: so no token spans the two, and ids made
-    apart and joined are those of the joined text.
+    The query ends in `TL;DR:` without a space and the response begins with one, so no token spans the two: tokenising
+    them separately gives the ids of the joined text.
     """
-    # [N+ 3] unless there is a blank already: the response's own, or the newline of CNN/DM's template
+    # [N+ 3] unless there is whitespace already: the response's own, or the newline of CNN/DM's template
     if not (query[-1:].isspace() or response[:1].isspace()):
         response = " " + response
     return tokenizer.encode(response) + [tokenizer.eos_id]
@@ -139,7 +139,7 @@ def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
 def load_demonstrations(
     path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
 ) -> list[Demonstration]:
-    """Rows of an sft file; None is no limit."""
+    """Read an sft file. Limits in tokens, None: no limit; a longer row is an InputError."""
     rows = []
     for where, record in iter_jsonl(path):
         query, response = _texts(record, ("query", "response"), where)
@@ -153,7 +153,7 @@ def load_demonstrations(
 def load_scored(
     path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
 ) -> list[Scored]:
-    """Rows of a scored file; None is no limit."""
+    """Read a scored file. Limits as in `load_demonstrations`."""
     demonstrations = load_demonstrations(path, tokenizer, max_query_length, max_response_length)
     return [
         Scored(row.query, row.response, row.record, float(field(row.record, "score", float, f"{path}:{number}")))
@@ -168,10 +168,11 @@ def load_programs(
     max_response_length: int | None,
     needs_response: bool = True,
 ) -> list[Demonstration]:
-    """Rows of a code file, all of one language; None is no limit. A response may be empty unless it is needed.
+    """Read a code file, all rows in one language. Limits as in `load_demonstrations`.
 
-    Its ids are those of the text as it is, without the blank that `response_ids` may add: prefix + response + suffix is
-    a program, some prefixes end within a line, and a compiler's offsets count every character.
+    The response is tokenised unchanged, without the space that `response_ids` may add: prefix + response + suffix is
+    a program, a prefix may end mid-line, and a compiler's offsets count every character. It may be empty unless
+    `needs_response`.
     """
     rows: list[Demonstration] = []
     for where, record in iter_jsonl(path):
@@ -182,7 +183,7 @@ def load_programs(
         if language not in ("java", "python"):
             raise InputError(f"{where}: the field 'language' is {language!r}: write java or python.")
         if rows and language != rows[0].record["language"]:
-            raise InputError(f"{where}: the field 'language' is {language!r}, in line 1 it isn't: part the languages.")
+            raise InputError(f"{where}: the field 'language' is {language!r}, unlike line 1: use a file per language.")
         row = Demonstration(tokenizer.encode(query), tokenizer.encode(response) + [tokenizer.eos_id], record)
         _check_length(row.query, "query", max_query_length, where)
         _check_length(row.response, "response", max_response_length, where)
@@ -193,7 +194,7 @@ def load_programs(
 def load_comparisons(
     path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
 ) -> list[Comparison]:
-    """Rows of a comparisons file; None is no limit."""
+    """Read a comparisons file. Limits as in `load_demonstrations`."""
     rows = []
     for where, record in iter_jsonl(path):
         query, chosen, rejected = _texts(record, ("query", "chosen", "rejected"), where)
@@ -203,7 +204,7 @@ def load_comparisons(
             response_ids(query, rejected, tokenizer),
             record,
         )
-        if row.chosen == row.rejected:  # as ids: a leading blank makes no difference
+        if row.chosen == row.rejected:  # as ids, where a leading space makes no difference
             raise InputError(f"{where}: 'chosen' and 'rejected' are the same: delete the line.")
         _check_length(row.query, "query", max_query_length, where)
         _check_length(row.chosen, "chosen", max_response_length, where)
@@ -224,17 +225,17 @@ def _check_length(ids: list[int], name: str, limit: int | None, where: str) -> N
     if limit is not None and len(ids) > limit:
         flag = "--max-query-length" if name == "query" else "--max-response-length"
         raise InputError(
-            f"{where}: the field {name!r} has {len(ids)} tokens (a response's EOS counts), {flag} is {limit}: "
+            f"{where}: the field {name!r} has {len(ids)} tokens (including a response's EOS), {flag} is {limit}: "
             "raise the flag, or shorten or delete the row."
         )
 
 
-# -------------------------------------------------------------------------------------------------- 3. rows in batches
+# --------------------------------------------------------------------------------------------------- 3. rows in batches
 def batch_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """The rows of batch `step` of an endless stream of reshuffled epochs. [N+ 21]
+    """Row indices of batch `step` in an endless stream of reshuffled epochs. [N+ 21]
 
-    Every row comes once an epoch. A batch may straddle two epochs and is never short. A pure function of its arguments:
-    a resumed run goes on where it stopped, and processes that take slices of it share the rows without overlap.
+    Every row comes once per epoch; a batch may span two epochs and is never short. A pure function of its arguments:
+    a resumed run continues the same stream, and ranks that take slices of a batch never overlap.
     """
     if seed < 0:
         raise InputError(f"--seed {seed}: must not be negative.")

@@ -1,8 +1,8 @@
 """Direct preference optimisation: the policy is its own reward model. [N+ 19]
 
-Where PPO with a KL penalty beta would end, policy = reference * exp(reward / beta) / Z(query) (Rafailov et al. 2023).
-Read backwards, a policy has an implicit reward beta * log(policy / reference), up to a number a query that drops out of
-a comparison. So the loss of a reward model trains it, and nothing is sampled.
+The optimum of PPO with KL coefficient beta is policy = reference * exp(reward / beta) / Z(query) (Rafailov et al.
+2023). Solved for the reward: a policy has the implicit reward beta * log(policy / reference), up to a constant per
+query, which cancels in a comparison. So a reward model's loss trains the policy directly, without sampling.
 """
 
 import torch
@@ -22,13 +22,13 @@ def dpo_loss(
     ref_rejected_logprobs: Tensor,
     beta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each pair -log sigmoid(margin) in nats, and the implicit rewards whose difference the margin is.
+    """-log sigmoid(margin) of each pair in nats, and the implicit rewards; the margin is their difference.
 
     margin = beta * (log policy(chosen) - log ref(chosen)) - beta * (log policy(rejected) - log ref(rejected))
 
-    Each (B,): a response's logprobs summed over its tokens, EOS included. Returns loss, chosen and rejected rewards,
-    (B,) each. The gradient by chosen_logprobs is -beta * sigmoid(-margin): a pair that is ranked rightly by far has
-    none, and the reference has none ever.
+    Inputs (B,): log-probabilities of the responses, summed over tokens, EOS included. Returns loss, chosen and rejected
+    rewards, (B,) each. d loss / d chosen_logprobs = -beta * sigmoid(-margin): near 0 for a pair with a large margin;
+    the reference gets no gradient.
     """
     chosen_rewards = beta * (chosen_logprobs - ref_chosen_logprobs.detach())  # (B,)
     rejected_rewards = beta * (rejected_logprobs - ref_rejected_logprobs.detach())  # (B,)
@@ -36,7 +36,7 @@ def dpo_loss(
 
 
 def summed_logprobs(model: GPT, queries: list[list[int]], responses: list[list[int]], pad_id: int) -> Tensor:
-    """log p(response | query) of each row, (B,), in nats: the sum over its tokens, EOS included; the query has none."""
+    """log p(response | query) of each row, (B,), in nats: summed over the response's tokens, EOS included."""
     query = left_pad(queries, pad_id).to(model.lm_head.weight.device)  # (B, Q)
     response = right_pad(responses, pad_id).to(query.device)  # (B, T)
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
@@ -45,22 +45,24 @@ def summed_logprobs(model: GPT, queries: list[list[int]], responses: list[list[i
 
 
 def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """The same of chosen and rejected, (B,) each, in one forward pass."""
+    """`summed_logprobs` of the chosen and the rejected responses, (B,) each, in one forward pass."""
     responses = [row.chosen for row in rows] + [row.rejected for row in rows]
-    return summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id).chunk(2)
+    chosen, rejected = summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id).chunk(2)
+    return chosen, rejected
 
 
 @torch.no_grad()
 def implicit_pair_rewards(
     policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """beta * (log policy - log reference) of chosen and rejected, (B,) each."""
+    """beta * (log policy - log reference) of the chosen and the rejected responses, (B,) each."""
     logprobs, ref_logprobs = (torch.stack(pair_logprobs(model, rows, pad_id)) for model in (policy, ref_policy))
-    return tuple(beta * (logprobs - ref_logprobs))
+    chosen, rejected = beta * (logprobs - ref_logprobs)  # (2, B)
+    return chosen, rejected
 
 
 @torch.no_grad()
 def implicit_rewards(policy: GPT, ref_policy: GPT, rows: list[Demonstration], pad_id: int, beta: float) -> Tensor:
-    """The same of single responses, (B,)."""
+    """beta * (log policy - log reference) of single responses, (B,)."""
     texts = [row.query for row in rows], [row.response for row in rows], pad_id
     return beta * (summed_logprobs(policy, *texts) - summed_logprobs(ref_policy, *texts))

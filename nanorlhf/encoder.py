@@ -1,6 +1,6 @@
-"""Texts as vectors by a pretrained encoder of transformers: BERTScore by its tokens, sentence embeddings by their mean.
+"""Pretrained encoders from transformers: token embeddings (for BERTScore) and sentence embeddings (for self-ranking).
 
-transformers is imported by `load_encoder` only: nothing else of the product needs it, and it takes seconds.
+Only `load_encoder` imports transformers: nothing else in the product needs it, and importing it takes seconds.
 """
 
 import json
@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import Tensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.hub import hub_directory, read_object
@@ -25,26 +24,26 @@ FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]  # `*` enters folders t
 @dataclass(frozen=True)
 class Encoder:
     where: str  # directory or Hub id
-    model: nn.Module  # the first `layer` of num_layers layers, in float32
-    tokenizer: Any  # of transformers; puts its own two special tokens round every text
+    model: Any  # from transformers: the first `layer` of num_layers layers, in float32
+    tokenizer: Any  # from transformers; adds its two special tokens to every text
     layer: int
     num_layers: int
-    max_length: int  # tokens of a text, special ones included; the rest is cut off
+    max_length: int  # tokens per text, special ones included; longer texts are truncated
     max_sentence_length: int  # the same for sentence embeddings
-    pooling: str  # how its tokens make a sentence embedding
+    pooling: str  # how token embeddings become a sentence embedding
 
     @property
     def name(self) -> str:
-        """What stands beside a number: a BERTScore means nothing without its encoder."""
+        """For reports: a BERTScore means nothing without its encoder."""
         return f"{self.where}, layer {self.layer} of {self.num_layers}"
 
 
 # -------------------------------------------------------------------------------------------------------------- 1. load
 def load_encoder(where: str | Path, layer: int | None = None, device: str | torch.device = "cpu") -> Encoder:
-    """A BERT-like encoder from a directory or a Hub id, its first `layer` layers only; None: all.
+    """Load the first `layer` layers (None: all) of a BERT-like encoder from a directory or a Hub id.
 
-    bert-score's choice for roberta-large is layer 17 of 24, the one that agrees best with people; layers above are
-    neither computed nor kept. Raises InputError for what isn't there, is damaged, or is no such encoder.
+    The bert-score library uses layer 17 of 24 of roberta-large, which agrees best with people; layers above are
+    neither computed nor kept. Raises InputError where the encoder is missing, damaged, or not BERT-like.
     """
     import transformers
 
@@ -58,7 +57,7 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
     if not (directory / "config.json").is_file():
         raise InputError(f"{where} holds no config.json: name the directory of an encoder, or a Hub id.")
 
-    transformers.logging.set_verbosity_error()  # it would list the layers above as unexpected; missing ones count below
+    transformers.logging.set_verbosity_error()  # it would warn of the layers above; missing ones are checked below
     transformers.logging.disable_progress_bar()
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -75,7 +74,7 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{where} can't be read as an encoder ({reason}): name another, or mend it.") from error
+        raise InputError(f"{where} can't be read as an encoder ({reason}): name another, or fix it.") from error
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))  # unused here
     if missing:
         raise InputError(f"{where} lacks {len(missing)} tensors, {missing[0]} among them: download it again.")
@@ -83,8 +82,8 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
         raise InputError(f"{where}: its tokenizer marks no beginning and end: name an encoder such as roberta-large.")
 
     max_length = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", tokenizer.model_max_length))
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if getattr(table, "padding_idx", None) is not None:  # RoBERTa numbers its positions from the padding's id on
+    table: Any = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if getattr(table, "padding_idx", None) is not None:  # RoBERTa's positions start after the padding id
         max_length = min(max_length, table.num_embeddings - table.padding_idx - 1)
     pooling, limit = sentence_settings(directory)
     return Encoder(
@@ -100,9 +99,9 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
 
 
 def sentence_settings(directory: Path) -> tuple[str, int | None]:
-    """What a Sentence-Transformers directory says of itself: how it pools, and the longest text in tokens.
+    """From a Sentence-Transformers directory: its pooling, and its longest text in tokens (None: not given).
 
-    A plain encoder says nothing: the mean is that library's choice too.
+    A plain encoder specifies neither; like Sentence-Transformers, we then pool by the mean.
     """
     limit = None
     if (directory / "sentence_bert_config.json").is_file():
@@ -113,7 +112,7 @@ def sentence_settings(directory: Path) -> tuple[str, int | None]:
         modules = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
         steps = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{directory / 'modules.json'} is no list of modules: download it again.") from error
+        raise InputError(f"{directory / 'modules.json'} is not a list of modules: download it again.") from error
     others = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Normalize")]
     if others:
         return others[0], limit
@@ -121,7 +120,7 @@ def sentence_settings(directory: Path) -> tuple[str, int | None]:
     for kind, path in steps:
         if kind == "Pooling":
             settings = read_object(directory / path / "config.json")
-            prefix = "pooling_mode_"  # one flag a mode, or since version 5 their names
+            prefix = "pooling_mode_"  # one flag per mode; since version 5, their names
             modes += [key.removeprefix(prefix) for key, on in settings.items() if key.startswith(prefix) and on is True]
             named = settings.get("pooling_mode", [])
             modes += [named] if isinstance(named, str) else named
@@ -131,22 +130,23 @@ def sentence_settings(directory: Path) -> tuple[str, int | None]:
 # ------------------------------------------------------------------------------------------------------- 2. embeddings
 @torch.no_grad()
 def token_embeddings(texts: list[str], encoder: Encoder, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Last hidden states (B, T, C), ids (B, T), and the mask (B, T), True = token; right-padded."""
+    """Last hidden states (B, T, C), ids (B, T), and mask (B, T), True = real token; right-padded."""
     device = next(encoder.model.parameters()).device
     rows = encoder.tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
     ids = right_pad(rows, encoder.tokenizer.pad_token_id or 0).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
-    mask = torch.arange(ids.size(1), device=device) < lengths[:, None]  # not by id: a text may spell [PAD]
+    mask = torch.arange(ids.size(1), device=device) < lengths[:, None]  # not by id: a text may contain [PAD]
     return encoder.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, ids, mask
 
 
 def sentence_embeddings(texts: list[str], encoder: Encoder, batch_size: int = 64) -> Tensor:
-    """[STR textrank] Unit vectors (texts, C) on the CPU: the mean of a text's tokens, the special two too, normalised.
+    """[STR textrank] Unit vectors (texts, C) on the CPU: normalised means over a text's tokens, special ones too.
 
-    That is what all-MiniLM-L6-v2 and most Sentence-Transformers do; raises InputError for one that pools otherwise.
+    That is what all-MiniLM-L6-v2 and most Sentence-Transformers do; raises InputError for an encoder with another
+    pooling.
     """
     if encoder.pooling != "mean":
-        raise InputError(f"{encoder.where} pools by {encoder.pooling}: name a sentence encoder that takes the mean.")
+        raise InputError(f"{encoder.where} pools by {encoder.pooling}: name a sentence encoder that pools by the mean.")
     if encoder.layer != encoder.num_layers:
         raise ValueError(f"{encoder.name}: sentence embeddings come from the last layer")
     vectors = []
@@ -155,44 +155,3 @@ def sentence_embeddings(texts: list[str], encoder: Encoder, batch_size: int = 64
         total = embeddings.masked_fill(~mask[:, :, None], 0).sum(1)  # (B, C)
         vectors.append(F.normalize(total / mask.sum(1, keepdim=True), dim=1).cpu())
     return torch.cat(vectors)
-
-
-# -------------------------------------------------------------------------------------------------------- 3. BERTScore
-def bert_score(references: list[str], responses: list[str], encoder: Encoder, batch_size: int = 32) -> list[float]:
-    """[SO bertscore] F1 of each row by greedy matching (Zhang et al. 2020), raw: no baseline, no idf.
-
-    Each token is matched with the token of the other text whose embedding has the highest cosine with its own.
-
-        precision  mean over the response's tokens of that cosine     F1 = 2 precision recall / (precision + recall)
-        recall     the same over the reference's
-
-    As in the bert-score library the two special tokens have no weight in these means, but a token may match them;
-    blanks round a text go; a text without tokens scores 0; what is longer than the encoder takes is cut off. Unlike
-    there, padding can't be matched, so that no row depends on the others of its batch.
-    """
-    tokenizer = encoder.tokenizer
-    special = torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id])
-    # a word of RoBERTa's has another token at the very beginning than behind a blank: give the first one its blank
-    prefix = " " if encoder.model.config.model_type == "roberta" else ""
-    scores = []
-    pairs = list(zip(references, responses, strict=True))
-    for batch in tqdm(micro_batches(pairs, batch_size), desc="BERTScore", unit=" batches", leave=False):
-        texts = list(dict.fromkeys(text for pair in batch for text in pair))  # ten answers share their reference
-        stripped = [text.strip() and prefix + text.strip() for text in texts]
-        embeddings, ids, mask = token_embeddings(stripped, encoder, encoder.max_length)
-        embeddings = F.normalize(embeddings, dim=-1)  # (texts, T, C)
-        weighed = mask & ~torch.isin(ids, special.to(ids.device))  # (texts, T) True = counts in the mean
-        reference, response = torch.tensor([[texts.index(text) for text in pair] for pair in batch]).unbind(1)  # (B,)
-
-        cosines = embeddings[response] @ embeddings[reference].mT  # (B, T, T) response token, reference token
-        cosines = cosines.masked_fill(~mask[response][:, :, None] | ~mask[reference][:, None, :], -torch.inf)
-        precision = mean_where(cosines.amax(2), weighed[response])  # (B,)
-        recall = mean_where(cosines.amax(1), weighed[reference])  # (B,)
-        f1 = 2 * precision * recall / (precision + recall)
-        scores += torch.where(f1.isnan(), 0, f1).tolist()  # NaN: a text without tokens
-    return scores
-
-
-def mean_where(values: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) -> (B,): the mean over the True of each row; NaN where there is none."""
-    return torch.where(mask, values, 0).sum(1) / mask.sum(1)

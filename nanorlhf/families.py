@@ -1,13 +1,14 @@
-"""The words of four families: how Hugging Face spells a GPT of each in config.json and lays out its tensors.
+"""Four model families in the Hugging Face layout: field names in config.json, tensor names, tensor layouts.
 
-What differs stands in tables: the fields of config.json, the names of the tensors, and the order in which the rows of
-q, k and v lie. Nothing is dropped silently: a setting that our model doesn't have is an error.
+The differences are tables: the fields of config.json, the tensor names, and the row order of q, k and v. Nothing is
+dropped silently: a setting that our model doesn't have is an error.
 """
 
 import math
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +16,13 @@ from torch import Tensor
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
 
-# ---------------------------------------------------------------------------------------- tables, one column a family
+# ---------------------------------------------------------------------------------------- tables, one column per family
 FAMILIES = ("gpt2", "gpt_neo", "gpt_neox", "codegen")
 ARCHITECTURES = ("GPT2LMHeadModel", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "CodeGenForCausalLM")
 TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.")
 
 # fmt: off
-# field of our GPTConfig: the field of config.json
+# field of GPTConfig: field of config.json
 FIELDS = {
     "vocab_size": ("vocab_size",          "vocab_size",              "vocab_size",              "vocab_size"),
     "n_ctx":      ("n_positions",         "max_position_embeddings", "max_position_embeddings", "n_positions"),
@@ -33,43 +34,43 @@ FIELDS = {
     "norm_eps":   ("layer_norm_epsilon",  "layer_norm_epsilon",      "layer_norm_eps",          "layer_norm_epsilon"),
     "tied_head":  ("tie_word_embeddings", "tie_word_embeddings",     "tie_word_embeddings",     "tie_word_embeddings"),
 }
-# transformers' defaults where config.json leaves the field out (or holds null)
+# transformers' defaults where config.json omits the field or holds null
 DEFAULTS = {
     "activation": ("gelu_new",            "gelu_new",                "gelu",                    "gelu_new"),
     "norm_eps":   (1e-5,                  1e-5,                      1e-5,                      1e-5),
     "tied_head":  (True,                  True,                      False,                     False),
 }
-# our module: theirs
+# our module name: theirs
 MODULES = {
     "transformer.embedding": ("wte",      "wte",                         "embed_in",                  "wte"),
     "transformer.positions": ("wpe",      "wpe",                         None,                        None),
     "transformer.blocks":    ("h",        "h",                           "layers",                    "h"),
     "transformer.norm":   ("ln_f",        "ln_f",                        "final_layer_norm",          "ln_f"),
-    # below, the modules of a block; {q,k,v} are three tensors that we hold as one
+    # below, the modules of a block; {q,k,v} are three tensors that we store as one
     "norm1":              ("ln_1",        "ln_1",                        "input_layernorm",           "ln_1"),
     "attention.qkv":      ("attn.c_attn", "attn.attention.{q,k,v}_proj", "attention.query_key_value", "attn.qkv_proj"),
     "attention.out":      ("attn.c_proj", "attn.attention.out_proj",     "attention.dense",           "attn.out_proj"),
     "norm2":              ("ln_2",        "ln_2",                        "post_attention_layernorm",  None),
     "mlp.up":             ("mlp.c_fc",    "mlp.c_fc",                    "mlp.dense_h_to_4h",         "mlp.fc_in"),
     "mlp.down":           ("mlp.c_proj",  "mlp.c_proj",                  "mlp.dense_4h_to_h",         "mlp.fc_out"),
-    # transformers 5 calls NeoX's head lm_head in memory, but files say embed_out, which 4 and 5 both read
+    # transformers 5 calls NeoX's head lm_head in memory; in files it is embed_out, which both 4 and 5 read
     "lm_head":            ("lm_head",     "lm_head",                     "embed_out",                 "lm_head"),
 }
 # fmt: on
-# behind model_type where there are adapters: transformers refuses the name, else it would leave them out silently
+# suffix of model_type with adapters: transformers then refuses the model, instead of silently dropping the adapters
 ADAPTER = "_adapter"
-HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors that bear no trunk prefix
-# masks and rotary tables that older versions of transformers kept among the weights; we compute them
+HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors without the trunk prefix
+# masks and rotary tables that older versions of transformers saved with the weights; we compute them
 BUFFERS = re.compile(
     r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask|embed_positions)$"
     r"|rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)$"
 )
-ACTIVATIONS = {  # HF's names for the three that we have; gelu_new, gelu_fast and gelu_pytorch_tanh are one formula
+ACTIVATIONS = {  # HF's name: ours; gelu_new, gelu_fast and gelu_pytorch_tanh are the same formula
     **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_new"),
 }
-# settings of transformers that the model doesn't have, each with the one value that means "not used"
-UNSUPPORTED = {
+# settings of transformers that our model doesn't have, each with the value that means "not used"
+UNSUPPORTED: dict[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
     "is_encoder_decoder": False,
@@ -78,7 +79,7 @@ UNSUPPORTED = {
     "quantization_config": None,
     "per_layer_config": None,
 }
-ALWAYS = {  # what needs no field in config.json because the whole family has it
+ALWAYS: dict[str, dict[str, Any]] = {  # properties of a whole family, which have no field in config.json
     "gpt2": {"positions": "learned", "parallel_residual": False},
     "gpt_neo": {"positions": "learned", "parallel_residual": False, "scale_attention": False, "qkv_bias": False},
     "gpt_neox": {"positions": "rotary_half"},
@@ -89,14 +90,14 @@ ALWAYS = {  # what needs no field in config.json because the whole family has it
 }
 
 
-# ------------------------------------------------------------------------------------------ tensors: names and layouts
-def of_family(row: tuple, config: GPTConfig):
-    """The entry of a table's row that belongs to the model's family."""
+# ------------------------------------------------------------------------------------------- tensors: names and layouts
+def of_family(row: tuple, config: GPTConfig) -> Any:
+    """The entry for the model's family in a row of the tables."""
     return row[FAMILIES.index(config.architecture)]
 
 
 def tensor_names(name: str, config: GPTConfig) -> list[str]:
-    """Our tensor's name -> the names it bears in a file: one, or three where q, k and v are apart."""
+    """Our tensor name -> its names in a file: one, or three if q, k and v are stored separately."""
     module, _, kind = name.rpartition(".")
     block = re.fullmatch(r"transformer\.blocks\.(\d+)\.(.+)", module)
     if block:
@@ -104,28 +105,28 @@ def tensor_names(name: str, config: GPTConfig) -> list[str]:
     elif module in MODULES:
         theirs = of_family(MODULES[module], config)
     else:
-        return [name]  # score and reward_bias are ours alone
+        return [name]  # score and reward_bias have no counterpart
     prefix = of_family(TRUNK_PREFIX, config) if module.startswith("transformer") else ""
     letters = "qkv" if "{q,k,v}" in theirs else " "
     return [f"{prefix}{theirs.replace('{q,k,v}', letter)}.{kind}" for letter in letters]
 
 
 def _qkv_order(config: GPTConfig) -> tuple[int, list[int]]:
-    """How the rows of a fused q, k, v lie in the file: in how many groups, and the order within one.
+    """Row order of a fused q, k, v in the file: the number of groups, and the order within a group.
 
-    Ours is one group: q of all heads, then k, then v. NeoX has a group q, k, v for each head. CodeGen has four, one for
-    each core of the TPU that it was trained on, and v stands before k.
+    Ours is one group: q of all heads, then k, then v. NeoX has a group q, k, v per head. CodeGen has four groups, one
+    per core of the TPU it was trained on, in the order q, v, k.
     """
     return {"gpt_neox": (config.n_head, [0, 1, 2]), "codegen": (4, [0, 2, 1])}.get(config.architecture, (1, [0, 1, 2]))
 
 
 def _is_conv1d(name: str, config: GPTConfig) -> bool:
-    """GPT-2 keeps the weights of its blocks' linear layers transposed, (in, out)."""
+    """GPT-2 stores the weights of its blocks' linear layers transposed, (in, out)."""
     return config.architecture == "gpt2" and re.search(r"(qkv|out|up|down)\.weight$", name) is not None
 
 
 def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
-    """Our tensor as its family lays it out; a list in step with `_names`."""
+    """Our tensor in the layout of its family: one part for each of `tensor_names`."""
     if "attention.qkv" in name:  # (3 * G * rows, ...) -> (G * 3 * rows, ...)
         groups, order = _qkv_order(config)
         split = tensor.view(3, groups, -1, *tensor.shape[1:])
@@ -137,7 +138,7 @@ def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
 
 
 def from_family(name: str, parts: list[Tensor], config: GPTConfig) -> Tensor:
-    """The way back."""
+    """The inverse of `to_family`."""
     tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
     if _is_conv1d(name, config):
         tensor = tensor.t().contiguous()
@@ -149,9 +150,12 @@ def from_family(name: str, parts: list[Tensor], config: GPTConfig) -> Tensor:
 
 
 def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:
-    """One spelling for all files: with the trunk's prefix, with NeoX's head as embed_out, without buffers."""
+    """Normalise tensor names: with the trunk's prefix, NeoX's head as embed_out, without buffers.
+
+    Raises InputError if a tensor appears under two names.
+    """
     prefix, head = of_family(TRUNK_PREFIX, config), of_family(MODULES["lm_head"], config)
-    bare = not any(name.startswith(prefix) for name in tensors)  # a file of the trunk alone, as OpenAI's GPT-2
+    bare = not any(name.startswith(prefix) for name in tensors)  # the file holds only the trunk, as OpenAI's GPT-2
     renamed = {}
     for name, tensor in tensors.items():
         if BUFFERS.search(name):
@@ -166,17 +170,20 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
     return renamed
 
 
-# --------------------------------------------------------------------------------------------------------- config.json
+# ---------------------------------------------------------------------------------------------------------- config.json
 def parse_config(settings: dict, path: Path) -> GPTConfig:
-    """The fields of transformers 4 and 5 -> ours. `path` is for the errors."""
+    """The settings of config.json, as transformers 4 or 5 writes them -> GPTConfig. `path` is for the errors.
 
-    def get(field: str, kind: type, default=None, least: float = 0):
+    Raises InputError for a value of the wrong kind or range and for a setting that isn't implemented.
+    """
+
+    def get(field: str, kind: Any, default: Any = None, least: float = 0) -> Any:
         value = default if settings.get(field) is None else settings[field]
         value = float(value) if kind is float and type(value) is int else value
         if type(value) is not kind or (kind is not bool and kind is not str and not least <= value < math.inf):
-            wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
+            wanted = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[kind]
             at_least = f" of at least {least}" if least else ""
-            raise InputError(f"{path}: {field} must be {wanted}{at_least}, not {value!r}: correct it.")
+            raise InputError(f"{path}: {field} must be {wanted}{at_least}, not {value!r}: fix it.")
         return value
 
     model_type = settings.get("model_type")
@@ -188,9 +195,10 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         if settings.get(field) not in (None, unused):
             raise InputError(f"{path}: {field} = {settings[field]!r} isn't implemented: name another checkpoint.")
     names = {ours: row[FAMILIES.index(family)] for ours, row in FIELDS.items()}
-    defaults = {ours: row[FAMILIES.index(family)] for ours, row in DEFAULTS.items()}
+    defaults: dict[str, Any] = {ours: row[FAMILIES.index(family)] for ours, row in DEFAULTS.items()}
 
-    values = {ours: get(names[ours], int, least=1) for ours in ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head")}
+    dimensions = ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head")
+    values: dict[str, Any] = {ours: get(names[ours], int, least=1) for ours in dimensions}
     values["d_mlp"] = get(names["d_mlp"], int, 4 * values["d_model"], least=1)
     values["norm_eps"] = get(names["norm_eps"], float, defaults["norm_eps"])
     values["tied_head"] = get(names["tied_head"], bool, defaults["tied_head"])
@@ -198,12 +206,12 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         values["adapter_size"] = get("adapter_size", int, least=1)
     activation = get(names["activation"], str, defaults["activation"])
     if activation not in ACTIVATIONS:
-        raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: correct it.")
+        raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: fix it.")
     values["activation"] = ACTIVATIONS[activation]
     head_width, rest = divmod(values["d_model"], values["n_head"])
     if rest or (family == "codegen" and values["n_head"] % 4):
         also = " and be a multiple of 4" if family == "codegen" else ""
-        raise InputError(f"{path}: {names['n_head']} must divide {names['d_model']}{also}: correct one of them.")
+        raise InputError(f"{path}: {names['n_head']} must divide {names['d_model']}{also}: fix one of them.")
 
     if family == "gpt2":
         values["scale_attention"] = get("scale_attn_weights", bool, True)
@@ -218,14 +226,14 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     else:
         values["rotary_dim"] = get("rotary_dim", int, least=2)
     rotary_dim = values.get("rotary_dim", 0)
-    # an odd number turns one channel more; CodeGen's implementation in transformers fails there
+    # an odd number rotates one channel more; for CodeGen, transformers fails on it
     if rotary_dim + rotary_dim % 2 > head_width or (family == "codegen" and rotary_dim % 2):
-        raise InputError(f"{path}: {rotary_dim} rotary channels don't suit a head of {head_width}: correct it.")
+        raise InputError(f"{path}: {rotary_dim} rotary channels don't fit a head of width {head_width}: fix it.")
     return GPTConfig(**values, **ALWAYS[family], architecture=family)
 
 
 def _attention_windows(settings: dict, n_layer: int, window: int, path: Path) -> tuple[int | None, ...] | None:
-    """GPT-Neo: attention_layers has each layer's kind; attention_types says the same as [[kinds, times], ...]."""
+    """GPT-Neo: attention_layers is each layer's kind; attention_types is the same as [[kinds, repeats], ...]."""
     types, layers = settings.get("attention_types"), settings.get("attention_layers")
     if types is None:
         types = [[["global", "local"], 12]] if layers is None else [[layers, 1]]
@@ -235,16 +243,16 @@ def _attention_windows(settings: dict, n_layer: int, window: int, path: Path) ->
         kinds = []
     if len(kinds) != n_layer or not set(kinds) <= {"global", "local"} or layers not in (None, kinds):
         raise InputError(
-            f"{path}: attention_types {types!r} and attention_layers {layers!r} must name the {n_layer} layers' kinds, "
-            "global or local, and not contradict each other: correct them."
+            f"{path}: attention_types {types!r} and attention_layers {layers!r} must name the kinds of {n_layer} "
+            "layers, global or local, and agree: fix them."
         )
     return tuple(window if kind == "local" else None for kind in kinds) if "local" in kinds else None
 
 
 def _rotary_settings(settings: dict, path: Path) -> tuple[float, float]:
-    """NeoX: the share of a head's channels that is turned, and the base of the angles.
+    """NeoX: the fraction of a head's channels that is rotated, and the base of the angles.
 
-    transformers 4 has rotary_pct and rotary_emb_base (and rope_scaling), transformers 5 keeps all in rope_parameters.
+    transformers 4 writes rotary_pct and rotary_emb_base (and rope_scaling), transformers 5 writes rope_parameters.
     """
     field = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
     rope = settings.get(field) or {}
@@ -255,13 +263,16 @@ def _rotary_settings(settings: dict, path: Path) -> tuple[float, float]:
     for *spellings, default in (("rotary_pct", "partial_rotary_factor", 0.25), ("rotary_emb_base", "rope_theta", 1e4)):
         said = {source[name] for source in (settings, rope) for name in spellings if source.get(name) is not None}
         if len(said) > 1 or not all(type(value) in (int, float) and 0 <= value < math.inf for value in said):
-            raise InputError(f"{path}: {' or '.join(spellings)} must be one number, not {sorted(said)}: correct it.")
+            raise InputError(f"{path}: {' or '.join(spellings)} must be one number, not {sorted(said)}: fix it.")
         numbers.append(float(said.pop() if said else default))
     return numbers[0], numbers[1]
 
 
 def config_object(config: GPTConfig) -> dict:
-    """Our settings -> config.json, in the words of transformers 4, which 5 understands."""
+    """GPTConfig -> config.json as transformers 4 writes it, which 5 reads too.
+
+    Raises InputError for a setting that the family's config.json can't express.
+    """
     family = config.architecture
     settings = {
         "model_type": family,
@@ -269,7 +280,7 @@ def config_object(config: GPTConfig) -> dict:
     }
     if family == "gpt2":
         settings["scale_attn_weights"] = config.scale_attention
-        settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)  # [N+ 7] left out, they'd mean 0.1
+        settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)  # [N+ 7] their default is 0.1
     elif family == "gpt_neo":
         windows = [config.window(layer) for layer in range(config.n_layer)]
         settings["attention_types"] = [[["local" if window else "global" for window in windows], 1]]
@@ -277,7 +288,7 @@ def config_object(config: GPTConfig) -> dict:
     elif family == "gpt_neox":
         head_width = config.d_model // config.n_head
         share = config.rotary_dim / head_width
-        if int(head_width * share) < config.rotary_dim:  # a hair too small to give the number back
+        if int(head_width * share) < config.rotary_dim:  # rounded down too far to give the same integer back
             share = math.nextafter(share, math.inf)
         settings |= {"rotary_pct": share, "rotary_emb_base": config.rotary_base}
         settings |= {"use_parallel_residual": config.parallel_residual, "attention_bias": config.qkv_bias}
@@ -287,11 +298,11 @@ def config_object(config: GPTConfig) -> dict:
     if config.adapter_size:
         settings |= {"model_type": family + ADAPTER, "adapter_size": config.adapter_size}
 
-    # A family can't say all that GPTConfig can: what will be read back must be what is meant.
+    # a family can't express all of GPTConfig: reading it back must give the same
     if not any(config.attention_windows or ()):
         config = replace(config, attention_windows=None)
     for name, got in asdict(parse_config(settings, Path("config.json"))).items():
         if got != getattr(config, name):
             value = getattr(config, name)
-            raise InputError(f"a {family} checkpoint can't say {name} = {value!r}, only {got!r}: change it.")
+            raise InputError(f"a {family} checkpoint can't express {name} = {value!r}, only {got!r}: change it.")
     return settings

@@ -1,4 +1,4 @@
-"""Sampling with a KV cache: one prefill, then one token at a time for the rows that have not ended."""
+"""Sampling with a KV cache: one prefill, then one token per step for the rows that have not ended."""
 
 from dataclasses import dataclass
 
@@ -24,16 +24,18 @@ def generate(
     generator: torch.Generator | None = None,
     uniforms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sample a response to each query. Temperature 0 is greedy; the other filters are off at their defaults.
+    """Sample one response per query. Temperature 0 is greedy; the other filters are off at their defaults.
 
     query (B, Q) left-padded, query_mask (B, Q) True = real -> response (B, T), logprobs (B, T), T = max_new_tokens.
     After its EOS a response holds pad_id and logprob 0. logprobs are those of log_softmax(logits / temperature)
     (greedy: of the plain softmax), before top-k, top-p and the n-gram ban.
 
-    What is reproducible: row b takes T numbers of its own, uniforms[b] (B, T) in [0, 1), which the generator draws in
-    one go where they are not given. So a row's response depends on its query and its numbers alone: not on the other
-    rows, on its padding or on when its neighbours end (to rounding: a float that falls on the other side of a
-    cumulative probability, about once in 10^6 tokens, is another token). Whoever splits a batch splits `uniforms`.
+    Reproducibility: row b uses its own T random numbers, uniforms[b], of (B, T) in [0, 1), drawn from the generator at
+    once if not given. So a response depends only on its query and its numbers, not on the other rows, its padding or
+    when its neighbours end (to rounding: about once in 10^6 tokens a float falls on the other side of a cumulative
+    probability and another token results). Whoever splits a batch splits `uniforms`.
+
+    Raises InputError if the model's logits are not finite.
     """
     B, Q = query.shape
     device = query.device
@@ -85,11 +87,11 @@ def generate(
         live.t += 1
 
     def step() -> None:
-        """One token more. Nothing in it waits for the GPU or allocates there what outlives it: it can be captured."""
+        """One more token. It neither waits for the GPU nor keeps what it allocates there, so it can be captured."""
         sample(model(live.token, cache=live.cache)[:, -1])
 
     sample(model(query, query_mask, live.cache, last=1)[:, -1])
-    # a GPU is asked seldom whether rows have ended, and shrinks its batch seldom: both break the replay
+    # a GPU checks rarely whether rows have ended and shrinks its batch rarely: both interrupt the graph's replay
     ask_every, drop_at = (8, 1 / 2) if device.type == "cuda" else (1, 1 / 4)
     graph, num_eager = None, 0
     for t in range(1, max_new_tokens):
@@ -97,15 +99,15 @@ def generate(
             num_ended = int(live.ended.sum())
             if num_ended == len(live.index):
                 break
-            if num_ended >= drop_at * len(live.index):  # go on without them: the copy pays for itself
+            if num_ended >= drop_at * len(live.index):  # drop them: the copy pays for itself
                 response[live.index], logprobs[live.index] = live.response, live.logprobs
                 live.keep(~live.ended.squeeze(1))
                 graph, num_eager = None, 0
         if graph is not None:
             graph.replay()
-        elif device.type == "cuda" and num_eager == 3 and not no_repeat_ngram_size:  # the libraries are warm
+        elif device.type == "cuda" and num_eager == 3 and not no_repeat_ngram_size:  # the libraries are warmed up
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # writes down one step, does not run it
+            with torch.cuda.graph(graph):  # records one step without running it
                 step()
             graph.replay()
         else:
@@ -120,9 +122,9 @@ def generate(
 
 @dataclass
 class LiveRows:
-    """The rows that are still being written: all that a decode step reads and writes, at fixed places in memory."""
+    """The rows that have not ended: all that a decode step reads and writes, at fixed addresses."""
 
-    index: Tensor  # (b,) which row of the batch each is
+    index: Tensor  # (b,) row in the batch
     query: Tensor  # (b, Q) -1 at padding
     uniforms: Tensor  # (b, T)
     response: Tensor  # (b, T)
@@ -133,24 +135,24 @@ class LiveRows:
     cache: KVCache
 
     def keep(self, kept: Tensor) -> None:
-        """Go on with these rows, (b,) bool, only."""
+        """Keep only the rows where `kept` (b,) is True."""
         for name in ("index", "query", "uniforms", "response", "logprobs", "token", "ended"):
             setattr(self, name, getattr(self, name)[kept])
         self.cache.keep(kept)
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution: probabilities (B, V) of any sum, uniforms (B, 1) in [0, 1) -> ids (B, 1).
+    """Inverse-CDF sampling: probabilities (B, V), not necessarily normalised, uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
-    In float64, and strictly beyond the number, so that an id of probability 0 is never drawn.
+    In float64; takes the first id whose cumulative probability exceeds the number, so never one of probability 0.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
     token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    return token.clamp(max=probabilities.size(-1) - 1)  # beyond it only where a probability is NaN: `generate` says so
+    return token.clamp(max=probabilities.size(-1) - 1)  # out of range only if a probability is NaN: `generate` raises
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """The k highest logits stay (all that tie with the k-th), the others become -inf; k = 0 keeps all."""
+    """Keep the k highest logits and all ties with the k-th; the others become -inf. k = 0 keeps all."""
     if k <= 0 or k >= logits.size(-1):
         return logits
     threshold = logits.topk(k, dim=-1).values[:, -1:]
@@ -158,28 +160,28 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """The smallest set of most probable ids whose probability reaches p, the one that crosses p included."""
+    """Keep the smallest set of most probable ids whose total probability reaches p; the others become -inf."""
     if p >= 1.0:
         return logits
     sorted_logits, order = logits.sort(descending=True, stable=True)
     probabilities = sorted_logits.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # what stands ahead of each id
+    before = probabilities.cumsum(-1) - probabilities  # total probability of the ids ahead
     dropped = (before >= p).scatter(1, order, before >= p)
     dropped[torch.arange(len(logits), device=logits.device), order[:, 0]] = False  # p = 0 keeps the best
     return logits.masked_fill(dropped, -torch.inf)
 
 
 def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
-    """No n-gram of query and response together may come twice: -inf to each id that would complete one.
+    """-inf for each id that would repeat an n-gram of query and response.
 
-    context (B, L) ids so far; -1 at padding and [PAD] beyond the vocabulary belong to no n-gram. A row in which every
-    id would be banned keeps its logits: something has to come next.
+    logits (B, V), context (B, L) ids so far; -1 (padding) and ids outside the vocabulary are part of no n-gram. A row
+    in which every id would be banned keeps its logits.
     """
     if context.size(1) < n:
         return logits
     V = logits.size(1)
     ngrams = context.unfold(1, n, 1)  # (B, L - n + 1, n)
-    tail = context[:, context.size(1) - (n - 1) :]  # (B, n - 1) the beginning of the n-gram that comes now
+    tail = context[:, context.size(1) - (n - 1) :]  # (B, n - 1) the beginning of the next n-gram
     real = ((ngrams >= 0) & (ngrams < V)).all(-1)  # (B, L - n + 1)
     repeated = (ngrams[..., :-1] == tail[:, None, :]).all(-1) & real
     last = ngrams[..., -1].clamp(0, V - 1)

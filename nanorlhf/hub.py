@@ -1,4 +1,4 @@
-"""A Hub id becomes a local directory, and a JSON file of it an object, or one sentence."""
+"""Download files by Hub id, and read a JSON file; errors are one sentence."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from nanorlhf.errors import InputError
 
 
 def hub_directory(hub_id: str, patterns: list[str], repo_type: str = "model", revision: str | None = None) -> Path:
-    """Download the files of `hub_id` that match `patterns`, or find them in the cache of an earlier download."""
+    """Download the files of `hub_id` that match `patterns`, or find them in the cache; InputError if neither works."""
     try:
         return Path(snapshot_download(hub_id, repo_type=repo_type, revision=revision, allow_patterns=patterns))
     except HFValidationError as error:
@@ -18,12 +18,13 @@ def hub_directory(hub_id: str, patterns: list[str], repo_type: str = "model", re
     except (HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".:")
         raise InputError(
-            f"{hub_id}: no such file or directory, and as a {repo_type} of the Hub it can't be had ({reason}): "
+            f"{hub_id}: no such file or directory, and as a {repo_type} of the Hub it can't be downloaded ({reason}): "
             "correct the name, or download it elsewhere and name the directory."
         ) from error
 
 
 def read_object(path: Path) -> dict:
+    """Read a JSON file that holds an object; InputError if it doesn't."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # malformed JSON or not UTF-8

@@ -1,16 +1,18 @@
 """One GPT, by hand: GPT-2, GPT-Neo, GPT-NeoX (Pythia) and CodeGen are settings of `GPTConfig`.
 
-Read from top to bottom: the settings, positions, attention, MLP, block, the trunk, and the two models that stand on
-it: `GPT` with a head over the vocabulary and `ScalarModel` with a head of one number (reward and value model).
-There is no dropout anywhere: with it the policy that sampled and the policy that is trained would differ, the ratio of
-PPO's first epoch would not be 1 and the KL would be noise. [N+ 7]
+Top to bottom: settings, positions, attention, MLP, block, trunk, and the two models built on the trunk: `GPT` with a
+head over the vocabulary, `ScalarModel` with one number per token (reward and value model).
+There is no dropout: with it the policy that samples and the policy that is trained would differ, the ratio in PPO's
+first epoch would not be 1, and the KL would be noise. [N+ 7]
 
 Letters in shapes: B batch, L tokens, S tokens of this call (1 in a decode step, else all L), C width, H heads,
 D = C / H, V vocabulary.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +25,9 @@ from kernels.linear import linear
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
     vocab_size: int
-    """rows of the embedding; [PAD] may lie beyond them"""
+    """rows of the embedding; the id of [PAD] may lie outside"""
     n_ctx: int
-    """longest sequence, query and response together"""
+    """longest sequence in tokens, query plus response"""
     d_model: int
     n_layer: int
     n_head: int
@@ -35,14 +37,14 @@ class GPTConfig:
     positions: str = "rotary_half"
     """learned (GPT-2, GPT-Neo), rotary_half (NeoX: pairs i, i + r/2), rotary_interleaved (CodeGen: pairs 2i, 2i + 1)"""
     rotary_dim: int = 0
-    """how many of a head's D channels are rotated; the rest carry no position"""
+    """number of a head's D channels that are rotated; the rest carry no position"""
     rotary_base: float = 10000.0
     parallel_residual: bool = True
-    """x + attention(norm(x)) + mlp(norm(x)) at once, instead of one after the other"""
+    """x + attention(norm1(x)) + mlp(norm2(x)) instead of attention first, then MLP"""
     shared_norm: bool = False
-    """one layer norm feeds attention and MLP alike (CodeGen)"""
+    """attention and MLP share one layer norm (CodeGen)"""
     attention_windows: tuple[int | None, ...] | None = None
-    """each layer's window: a token sees itself and window - 1 tokens before it; None sees all (GPT-Neo alternates)"""
+    """per layer: a token attends to itself and window - 1 tokens before it; None: to all (GPT-Neo alternates)"""
     scale_attention: bool = True
     """divide attention logits by sqrt(D); GPT-Neo does not"""
     qkv_bias: bool = True
@@ -52,23 +54,23 @@ class GPTConfig:
     tied_head: bool = False
     """the LM head is the embedding matrix"""
     adapter_size: int = 0
-    """width of the bottleneck behind each attention and each MLP; 0: there is none"""
+    """bottleneck width of the adapter after each attention and each MLP; 0: no adapters"""
     norm_eps: float = 1e-5
     causal: bool = True
-    """False: each token sees those behind it as well, an encoder (RLCF's discriminator)"""
+    """False: tokens attend in both directions, an encoder (RLCF's discriminator)"""
     architecture: str = "gpt_neox"
-    """whose names the checkpoint on disk bears: gpt2, gpt_neo, gpt_neox or codegen"""
+    """naming scheme of the checkpoint on disk: gpt2, gpt_neo, gpt_neox or codegen"""
 
     def window(self, layer: int) -> int | None:
         return self.attention_windows[layer] if self.attention_windows else None
 
 
-# ------------------------------------------------------------------------------------------------ positions and masks
+# -------------------------------------------------------------------------------------------------- positions and masks
 def position_ids(mask: Tensor) -> Tensor:
-    """(B, L) bool, True = real token -> (B, L): how many real tokens stand before each one; 0 at padding.
+    """(B, L) bool, True = real token -> (B, L): the number of real tokens before each one; 0 at padding.
 
-    With this a left-padded row sees the positions that it would see alone. Learned positions need it; rotary ones
-    would forgive a shift.
+    So a left-padded row has the positions it would have without padding. Learned positions need this; rotary ones are
+    invariant to a shift.
 
         mask      . . # # # .      (# = real)
         position  0 0 0 1 2 0
@@ -77,10 +79,10 @@ def position_ids(mask: Tensor) -> Tensor:
 
 
 def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """Which keys each token may look at: real ones, not after itself (where causal), within the window.
+    """Which keys each token may attend to: real, not after itself (if causal), within the window.
 
-    mask (B, L) -> (B, 1, L, L) bool. A token always sees itself: a padding token would otherwise see nothing at all,
-    and the softmax over nothing is NaN. No real token ever looks at it.
+    mask (B, L) -> (B, 1, L, L) bool. Every token attends to itself: otherwise a padding token would attend to nothing,
+    and a softmax over nothing is NaN. No real token attends to padding.
     """
     key = torch.arange(mask.size(1), device=mask.device)  # (L,)
     query = key[:, None]  # (L, 1)
@@ -91,23 +93,23 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
 
 
 def attention_bias(visible: Tensor) -> Tensor:
-    """The same as numbers that are added to attention logits: made once, not once a layer."""
+    """The mask as 0 and -inf to add to the attention logits: made once, not once per layer."""
     return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def rotary_tables(config: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2i / rotary_dim): two tensors (B, S, 1, 1, rotary_dim / 2), float32."""
     exponents = torch.arange(0, config.rotary_dim, 2, device=positions.device).float() / config.rotary_dim
-    # 1 / base^x and not base^-x: rounded as transformers rounds, or angles at position 2,000 would differ by 1e-4
+    # 1 / base^x, not base^-x: rounds as transformers does; otherwise angles at position 2,000 differ by 1e-4
     angles = positions[:, :, None, None, None].float() * (1 / config.rotary_base**exponents)
     return angles.cos(), angles.sin()
 
 
 class RotatedHeads(torch.autograd.Function):
-    """q, k, v out of their joint projection, q and k turned by their positions' angles.
+    """Split the joint projection into q, k, v and rotate q and k by the angles of their positions.
 
     qkv (B, S, 3 * C), cos and sin of `rotary_tables` -> three (B, H, S, D); channels beyond rotary_dim pass through.
-    It turns in place, where nothing else looks, and keeps the tables alone: the gradient is turned back.
+    Works in place, as nothing else reads qkv, and saves only the tables: backward rotates the gradient back.
     """
 
     @staticmethod
@@ -130,7 +132,7 @@ def heads(qkv: Tensor) -> tuple[Tensor, ...]:
 
 
 def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """The rotation itself, (B, S, 3, H, D), in float32 at least, of pairs (0, 1), (2, 3) or (0, r/2), (1, r/2 + 1)."""
+    """Rotate q and k of (B, S, 3, H, D) in place, in float32 at least, by pairs (0, 1), (2, 3) or (0, r/2), ..."""
     qk = qkv[:, :, :2, :, : 2 * cos.size(-1)]  # (B, S, 2, H, r)
     a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
     turned = (a * cos).addcmul_(b, sin, value=-1)
@@ -140,33 +142,33 @@ def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 class KVCache:
-    """Keys and values in buffers that are allocated once, and what a decode step looks up: all of it moves in place.
+    """Keys, values and position tables in buffers that are allocated once and updated in place.
 
-    Prefill takes the query in one call, then each call takes one token a row. query_mask (B, Q) True = real; the
-    num_new tokens behind it are all real. `at` is a tensor and not a number, so that a CUDA graph of one step serves
-    for all of them; a GPU therefore looks at the whole buffer each time, a CPU at what has been written.
+    Prefill takes the query in one call; each later call takes one token per row. query_mask (B, Q) True = real; the
+    num_new tokens after the query are all real. `at` is a tensor, not a number, so that the CUDA graph of one step
+    can be replayed for all of them; so a GPU attends to the whole buffer each step, a CPU to the part written so far.
     """
 
     def __init__(self, config: GPTConfig, query_mask: Tensor, num_new: int, dtype: torch.dtype, whole: bool = False):
         B, Q = query_mask.shape
         self.whole = whole or query_mask.is_cuda
-        self.config, self.length = config, 0  # tokens held; the model moves it on after each call
+        self.config, self.length = config, 0  # tokens in the cache; the model advances it after each call
         shape = (config.n_layer, B, config.n_head, Q + num_new, config.d_model // config.n_head)
-        # zeros where the masked part is read as well: 0 * what was there before might be NaN
+        # zeros if the unwritten part is read too: 0 * uninitialised memory might be NaN
         self.keys, self.values = (
             (torch.zeros if self.whole else torch.empty)(shape, device=query_mask.device, dtype=dtype) for _ in range(2)
         )
         mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
         self.positions = position_ids(mask)  # (B, L)
         self.rotary = None if config.positions == "learned" else rotary_tables(config, self.positions)
-        self.at = torch.full((1,), Q, device=query_mask.device)  # where the next token goes
+        self.at = torch.full((1,), Q, device=query_mask.device)  # column of the next token
         self.index = torch.arange(Q + num_new, device=query_mask.device)  # (L,)
-        # added to attention logits, 0 or -inf: real tokens of the query at first, then one more each step
+        # added to attention logits, 0 or -inf: at first the query's real tokens are visible, then one more each step
         self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=query_mask.device, dtype=dtype)
         self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
 
     def next_token(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None, dict[int | None, Tensor]]:
-        """Positions (B, 1), rotary tables and, for each window, the bias (B, H, 1, L) of the token that comes now."""
+        """Positions (B, 1), rotary tables and, for each window, the bias (B, H, 1, L) of the next token."""
         self.bias.index_fill_(3, self.at, 0.0)
         bias = self.bias[..., : self.end]
         windows = {self.config.window(layer) for layer in range(self.config.n_layer)}
@@ -174,21 +176,24 @@ class KVCache:
             window: bias if window is None else bias.masked_fill(self.index[: self.end] <= self.at - window, -torch.inf)
             for window in windows
         }
-        rotary = self.rotary and tuple(table.index_select(1, self.at) for table in self.rotary)
+        rotary = None
+        if self.rotary is not None:
+            cos, sin = self.rotary
+            rotary = cos.index_select(1, self.at), sin.index_select(1, self.at)
         return self.positions.index_select(1, self.at), rotary, biases
 
     @property
     def end(self) -> int:
-        """How much of the buffer a decode step looks at."""
+        """Number of columns that a decode step attends to."""
         return self.bias.size(3) if self.whole else self.length + 1
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """key, value (B, H, S, D) of the new tokens -> those that they may look at."""
+        """Store key, value (B, H, S, D) of the new tokens -> the keys and values that they may attend to."""
         keys, values = self.keys[layer], self.values[layer]  # (B, H, Q + num_new, D)
         if self.length and self.whole:
             keys.index_copy_(2, self.at, key)
             values.index_copy_(2, self.at, value)
-        else:  # where the place may be a number, a slice is written in half the time
+        else:  # writing a slice takes half the time of index_copy_
             end = self.length + key.size(2)
             keys[:, :, self.length : end], values[:, :, self.length : end] = key, value
         return (keys[:, :, : self.end], values[:, :, : self.end]) if self.length else (key, value)
@@ -199,24 +204,37 @@ class KVCache:
         self.length += num_tokens
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only: the others have ended."""
+        """Keep only these rows: the others have ended."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.positions, self.bias = self.positions[rows], self.bias[rows]
-        self.rotary = self.rotary and tuple(table[rows] for table in self.rotary)
+        if self.rotary is not None:
+            cos, sin = self.rotary
+            self.rotary = cos[rows], sin[rows]
 
 
-# ------------------------------------------------------------------------------------------------------------- a block
+# -------------------------------------------------------------------------------------------------------------- a block
 class Linear(nn.Linear):
-    """`nn.Linear` with this project's product."""
+    """`nn.Linear` through `kernels.linear`, followed by an activation."""
 
-    def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
-        return linear(x, self.weight, self.bias, activation)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: str | None = None,
+        activation: str | None = None,
+    ):
+        super().__init__(in_features, out_features, bias, device)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, self.activation)
 
 
 class AdaptedLinear(Linear):
-    """A layer that writes to the residual stream, and an adapter behind it: y + up(gelu(down(y))). [STR adapter]
+    """A layer that writes to the residual stream, followed by an adapter: y + up(gelu(down(y))). [STR adapter]
 
-    It takes over the weights of the `layer` that it stands for. `up` starts at 0: the adapter does nothing yet.
+    Takes over the weights of the `layer` it replaces. `up` starts at 0, so the adapter starts as the identity.
     """
 
     def __init__(self, layer: Linear, size: int):
@@ -246,11 +264,11 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # (B, S, C)
-        visible: Tensor | None,  # (B, 1 or H, S, L) added to the logits; None = plainly causal
+        visible: Tensor | None,  # (B, 1 or H, S, L) added to the logits; None: causal, no padding, last = S
         rotary: tuple[Tensor, Tensor] | None,
         cache: KVCache | None,
         layer: int,
-        last: int,  # how many of the S tokens are asked for
+        last: int,  # compute only the last so many of the S tokens
     ) -> Tensor:
         B, S, C = x.shape
         qkv = self.qkv(x)  # (B, S, 3 * C)
@@ -263,10 +281,12 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B, H, L, D)
         if last < S:
+            assert visible is not None
             q, visible = q[:, :, -last:], visible[:, :, -last:]
         visible = visible if visible is None else visible.to(q.dtype)
         scale = q.size(-1) ** -0.5 if self.config.scale_attention else 1.0
         if cache is not None and cache.length and not q.is_cuda:
+            assert visible is not None
             y = attend_one(q, k, v, visible, scale)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, scale=scale)
@@ -274,9 +294,9 @@ class Attention(nn.Module):
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """q (B, H, 1, D), k and v (B, H, L, D), bias (B, H, 1, L) -> (B, H, 1, D): attention of a decode step on a CPU.
+    """Attention of a decode step on a CPU: q (B, H, 1, D), k and v (B, H, L, D), bias (B, H, 1, L) -> (B, H, 1, D).
 
-    Two batched products: PyTorch's fused kernel is made for many tokens at a time and takes 1.5 times as long for one.
+    Two batched products: PyTorch's fused kernel is built for many tokens and takes 1.5 times as long for one.
     """
     logits = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)  # (B * H, 1, L)
     return torch.bmm(logits.softmax(-1), v.flatten(0, 1)).view_as(q)
@@ -285,14 +305,13 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> T
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.up = Linear(config.d_model, config.d_mlp)
-        self.activation = config.activation
+        self.up = Linear(config.d_model, config.d_mlp, activation=config.activation)
         self.down = Linear(config.d_mlp, config.d_model)
         if config.adapter_size:
             self.down = AdaptedLinear(self.down, config.adapter_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x, self.activation))
+        return self.down(self.up(x))
 
 
 class Block(nn.Module):
@@ -304,41 +323,57 @@ class Block(nn.Module):
         self.norm2 = None if config.shared_norm else nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visible, rotary, cache, layer: int, last: int) -> Tensor:
-        """x (B, S, C) -> (B, last, C): earlier tokens are looked at, but not asked for."""
+    def forward(
+        self,
+        x: Tensor,
+        visible: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        cache: KVCache | None,
+        layer: int,
+        last: int,
+    ) -> Tensor:
+        """x (B, S, C) -> (B, last, C): the last tokens, which still attend to the earlier ones."""
         normed = self.norm1(x)
         attended = self.attention(normed, visible, rotary, cache, layer, last)
         x, normed = x[:, -last:], normed[:, -last:]
         if self.parallel:
             return x + attended + self.mlp(normed if self.norm2 is None else self.norm2(x))
+        assert self.norm2 is not None
         x = x + attended
         return x + self.mlp(self.norm2(x))
 
 
-# ----------------------------------------------------------------------------------------------------------- the trunk
+class Blocks(nn.ModuleList):
+    """A `ModuleList` of blocks, typed as such."""
+
+    def __iter__(self) -> Iterator[Block]:
+        return cast(Iterator[Block], super().__iter__())
+
+
+# ------------------------------------------------------------------------------------------------------------ the trunk
 def init_std(config: GPTConfig) -> float:
     return 0.02 * math.sqrt(768 / config.d_model)
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks, final norm: what the language model and the scalar model have in common."""
+    """Embedding, blocks, final norm: the part that the language model and the scalar model share."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.n_ctx, config.d_model) if config.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = Blocks(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.checkpoint_activations = False  # keep a block's input only, and run it again in the backward pass
+        self.checkpoint_activations = False  # save only a block's input and recompute it in the backward pass
         self.initialise()
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """GPT-2's: N(0, std), biases 0, and the layers that write to the residual stream narrower with depth.
+        """GPT-2's: weights N(0, std), biases 0; layers that write to the residual stream: std / sqrt(2 * n_layer).
 
-        std is 0.02 at its width of 768 and 1 / sqrt(width) of that elsewhere: at a width of 128 a fixed 0.02 took a
-        model up to ten times as long to learn to copy a word from its query.
+        std is GPT-2's 0.02 at width 768 and scales with 1 / sqrt(width): at width 128 a fixed 0.02 took a model up to
+        ten times as long to learn to copy a word from its query.
         """
         std = init_std(self.config)
         for module in self.modules():
@@ -355,9 +390,10 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """ids (B, L), mask (B, L) True = real token -> hidden (B, L, C) after the final norm. mask None: all are real.
 
-        With a cache: the query first, then ids (B, 1), the next token of each row, without a mask. With `last`: only
-        so many tokens at the end are asked for, hidden (B, last, C), and the last block makes no more.
+        With a cache: first the query, then ids (B, 1), the next token of each row, without a mask. With `last`: only
+        the last so many tokens, hidden (B, last, C), and the last block computes no more.
         """
+        visible: Mapping[int | None, Tensor | None]  # by window
         config, S = self.config, ids.size(1)
         last = S if last is None else last
         if cache is not None and cache.length:
@@ -367,7 +403,7 @@ class Transformer(nn.Module):
                 mask = torch.ones_like(ids, dtype=torch.bool)
             if mask is None:
                 positions = torch.arange(S, device=ids.device).expand_as(ids)  # (B, L)
-                visible = dict.fromkeys([None])
+                visible = {None: None}
             else:
                 positions = position_ids(mask)
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
@@ -389,9 +425,9 @@ class Transformer(nn.Module):
         return self.norm(x)
 
 
-# ------------------------------------------------------------------------------------------------------ the two models
+# ------------------------------------------------------------------------------------------------------- the two models
 class GPT(nn.Module):
-    """The language model. Calling it gives hidden states; logits are made only where somebody needs them."""
+    """The language model. Its forward pass returns hidden states; logits are computed only where they are needed."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -406,9 +442,9 @@ class GPT(nn.Module):
         self.register_buffer("forbidden", None, persistent=False)  # (V,) bool, or None: every id may be emitted
 
     def forbid(self, pad_id: int, num_ids: int) -> "GPT":
-        """Take [PAD], and the rows of a padded embedding that no token owns (ids >= num_ids), out of the distribution.
+        """Give probability 0 to [PAD] and to the padding rows of the LM head (ids >= num_ids). Returns the model.
 
-        Pythia's head has 50,304 rows and [PAD] would be row 50,277: a model that samples it cuts its own response.
+        Pythia's head has 50,304 rows and [PAD] is row 50,277: sampling it would cut the response.
         """
         ids = torch.arange(self.config.vocab_size, device=self.lm_head.weight.device)
         forbidden = (ids >= num_ids) | (ids == pad_id)
@@ -417,7 +453,7 @@ class GPT(nn.Module):
 
     @property
     def head_bias(self) -> Tensor | None:
-        """(V,) what is added to hidden @ lm_head.weight.T: the head's own bias, -inf at forbidden ids."""
+        """(V,) added to hidden @ lm_head.weight.T: the head's bias, -inf at forbidden ids. None: nothing to add."""
         if self.forbidden is None:
             return self.lm_head.bias
         bias = (
@@ -437,24 +473,24 @@ class GPT(nn.Module):
 
 
 class ScalarModel(nn.Module):
-    """The same trunk with one number a token: the reward model, and the value model that starts as its copy. [N+ 22]"""
+    """The trunk with one number per token: the reward model, and the value model that starts as its copy. [N+ 22]"""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
         self.score = nn.Linear(config.d_model, 1)
-        # [N+ 11] N(0, 1 / sqrt(d_model + 1)): the first rewards are of order one on normed hidden states
+        # [N+ 11] N(0, 1 / sqrt(d_model + 1)): initial rewards are of order one, as hidden states are normalised
         nn.init.normal_(self.score.weight, std=1 / math.sqrt(config.d_model + 1))
         nn.init.zeros_(self.score.bias)
         # [N+ 15] subtracted from every score, so that the demonstrations have mean 0; saved with the weights
         self.register_buffer("reward_bias", torch.zeros(()))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, last: int | None = None) -> Tensor:
-        """ids (B, L), mask (B, L) -> scores (B, L) in float32, one at every token; only some of them mean anything.
+        """ids (B, L), mask (B, L) -> scores (B, L) in float32, one per token; the caller picks those that count.
 
-        With `last`: those of so many tokens at the end, (B, last).
+        With `last`: only those of the last so many tokens, (B, last).
         """
         hidden = self.transformer(ids, mask, last=last)
-        with torch.autocast(hidden.device.type, enabled=False):  # two bf16 scores that differ by 0.4% would be a tie
+        with torch.autocast(hidden.device.type, enabled=False):  # in bf16, scores within 0.4% of each other would tie
             return self.score(hidden.float()).squeeze(-1) - self.reward_bias

@@ -1,4 +1,4 @@
-"""Rows of different lengths in one tensor: left for queries that go on, right for texts that are complete. [N+ 5]"""
+"""Pad rows to one length: queries on the left, complete texts on the right. [N+ 5]"""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ __all__ = [
 
 
 def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
-    """Rows of ids -> (B, length), padding before each row; length None is the longest row's.
+    """Rows of ids -> (B, length), padded on the left; length None: that of the longest row.
 
     >>> left_pad([[5, 6], [7]], pad_id=0)
     tensor([[5, 6],
@@ -28,16 +28,13 @@ def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> T
 
 
 def right_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
-    """Rows of ids -> (B, length), padding behind each row; length None is the longest row's."""
+    """Rows of ids -> (B, length), padded on the right; length None: that of the longest row."""
     length = max(map(len, rows)) if length is None else length
     return torch.tensor([row + [pad_id] * (length - len(row)) for row in rows], dtype=torch.long)
 
 
 def first_true_index(mask: Tensor) -> Tensor:
-    """(B, T) bool -> (B,): where the first True of each row is; T in a row that has none.
-
-    (`argmax` alone says 0 there, as if the row began with one.)
-    """
+    """(B, T) bool -> (B,): the index of the first True in each row; T if there is none (`argmax` would give 0)."""
     T = mask.size(1)
     index = torch.arange(T, device=mask.device).expand_as(mask)
     return torch.where(mask, index, T).amin(1) if T else mask.new_zeros(mask.size(0), dtype=torch.long)
@@ -50,16 +47,16 @@ def truncate_at_eos(response: Tensor, eos_id: int, pad_id: int) -> Tensor:
 
 
 def micro_batches(rows: list | Tensor, size: int) -> list:
-    """Consecutive pieces of at most `size` rows: what one forward pass takes."""
+    """Split rows into consecutive micro-batches of at most `size`."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def needed_columns(query_mask: Tensor, state_mask: Tensor) -> tuple[int, int]:
-    """What a few rows of a batch need of its columns: the first with a real query token, and how many of the response.
+    """The columns that some row needs: the first with a real query token, and the number of response columns.
 
-    query_mask (b, Q) True = real, state_mask (b, T) True = no state. The rest is padding in every row.
+    query_mask (b, Q) True = real, state_mask (b, T) True = no state. All other columns are padding in every row.
 
-        query  # # q q | response  a E s #      first 2, count 3: E and the state s behind it are kept
+        query  # # q q | response  a E s #      first 2, count 3: keeps E and the state s after it
                # # # q |           E s # #
     """
     return int(query_mask.any(0).long().argmax()), int((~state_mask).any(0).sum())

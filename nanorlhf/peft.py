@@ -1,12 +1,12 @@
-"""Fine-tuning few parameters: LoRA, BitFit and adapters, the baselines of STR. `tune` first, `merge` before saving.
+"""Parameter-efficient fine-tuning: LoRA, BitFit and adapters, the baselines of STR. Call `merge` before saving.
 
     full      all parameters
-    adapter   a bottleneck behind each attention and each MLP is added and trained: about 2.5% of the model's parameters
-    bitfit    the biases, those of the layer norms too
-    lora      low-rank updates of attention's q and v are added and trained
+    adapter   adds a bottleneck after each attention and each MLP: about 2.5% of the model's parameters
+    bitfit    the biases, including those of the layer norms
+    lora      adds low-rank updates to attention's q and v
 
-All else is frozen, embeddings and LM head in particular. None of them changes what the model computes until it is
-trained. LoRA and BitFit leave a plain checkpoint, adapters one that this project alone can read.
+Everything else is frozen, including embeddings and LM head. Before training, the model computes the same as before.
+LoRA and BitFit save a plain checkpoint; one with adapters can be read only by this project.
 """
 
 import copy
@@ -19,16 +19,16 @@ from kernels.linear import linear
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, AdaptedLinear, Linear
 
-ADAPTER_SHARE = 0.025  # of the model's parameters; the paper says 2 to 3%
+ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
 LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
 
 
 class LoRALinear(Linear):
-    """Attention's joint projection to q, k and v with updates of low rank to q and v. [STR lora]
+    """Attention's joint projection to q, k and v with low-rank updates of q and v (Hu et al. 2021). [STR lora]
 
-        q = W_q x + alpha / rank * up_q down_q x        v likewise, k as it was
+        q = W_q x + alpha / rank * up_q down_q x        v likewise, k unchanged
 
-    It takes over the weights of the `layer` that it stands for. `up` starts at 0, `down` as any linear layer.
+    Takes over the weights of the `layer` it replaces. `up` starts at 0, `down` like any linear layer.
     """
 
     def __init__(self, layer: Linear, rank: int, alpha: float):
@@ -50,7 +50,7 @@ class LoRALinear(Linear):
 
     @torch.no_grad()
     def merged(self) -> Linear:
-        """The plain layer that computes the same."""
+        """A plain layer that computes the same."""
         layer = Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
         q, v = self.q_up @ self.q_down, self.v_up @ self.v_down  # (C, C)
         layer.weight = nn.Parameter(self.weight + self.scale * torch.cat((q, torch.zeros_like(q), v)))
@@ -59,7 +59,7 @@ class LoRALinear(Linear):
 
 
 def tune(model: GPT, how: str) -> None:
-    """Add to the model what `how` (full, adapter, bitfit or lora) trains, and freeze what it doesn't."""
+    """Add what `how` (full, adapter, bitfit or lora) trains and freeze the rest; InputError for any other `how`."""
     if how not in ("full", "adapter", "bitfit", "lora"):
         raise InputError(f"--tune {how}: must be full, adapter, bitfit or lora.")
     model.requires_grad_(how == "full")
@@ -70,16 +70,16 @@ def tune(model: GPT, how: str) -> None:
         for name, parameter in model.transformer.named_parameters():
             parameter.requires_grad_(name.endswith(".bias"))
     elif how == "adapter":  # [STR adapter]
-        if not model.config.adapter_size:  # a checkpoint may bring its own
+        if not model.config.adapter_size:  # a checkpoint may already have some
             add_adapters(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".adapter_" in name)
 
 
 def add_adapters(model: GPT) -> None:
-    """Two bottlenecks a block, each behind a branch and before the residual sum, so in parallel blocks too."""
+    """Add two bottlenecks per block, each after a branch and before the residual sum, in parallel blocks too."""
     config, num_parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
-    # a bottleneck has two matrices (C, size), and two biases that make no difference here
+    # a bottleneck has two matrices (C, size); its two biases are negligible
     size = max(1, round(ADAPTER_SHARE * num_parameters / (config.n_layer * 2 * 2 * config.d_model)))
     model.config = model.transformer.config = replace(config, adapter_size=size)
     for block in model.transformer.blocks:
@@ -88,12 +88,12 @@ def add_adapters(model: GPT) -> None:
 
 
 def merge(model: GPT) -> GPT:
-    """The model to be saved: low-rank updates are part of the weights, all other tensors are shared with `model`.
+    """The model to save: LoRA's updates are merged into the weights, all other tensors are shared with `model`.
 
-    `model` itself stays as it is and can be trained on.
+    `model` itself is unchanged and can be trained further.
     """
     tensors = (*model.parameters(), *model.buffers())
-    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # the modules anew, not what they hold
+    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # new modules, same tensors
     for block in plain.transformer.blocks:
         if isinstance(block.attention.qkv, LoRALinear):
             block.attention.qkv = block.attention.qkv.merged()

@@ -1,7 +1,7 @@
 """The arithmetic of PPO for language models: masks, KL penalty, whitening, the two losses.
 
-Everything is a pure function of tensors; (B, T) tensors hold one number a response token. Masks are True where a
-position does not count. What they hide is chosen away by `torch.where`, never multiplied by 0: NaN * 0 is NaN.
+Everything is a pure function of tensors; (B, T) tensors hold one number per response token. Masks are True where a
+position does not count. Masked values are replaced by `torch.where`, never multiplied by 0: NaN * 0 is NaN.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ __all__ = [
 def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where each response ends, and the two masks that follow from it (True = masked).
 
-        response          a  b  E  x  y  z      E = EOS, eos_index e = 2; whatever follows does not count
+        response          a  b  E  x  y  z      E = EOS, eos_index e = 2; tokens after it do not count
         padding_mask      .  .  .  #  #  #      t > e      no action here: KL, policy loss, whitening of advantages
         padding_mask_p1   .  .  .  .  #  #      t > e + 1  no state here:  value loss, whitening of rewards
 
-    The values at e + 1 are read at the EOS token itself: the state in which the response is complete.
-    A response without EOS ends with its last token that is not [PAD] (T - 1 where it is full).
+    The value at e + 1 is read at the EOS token itself: the state in which the response is complete.
+    A response without EOS ends at its last token that is not [PAD] (T - 1 if it is full).
 
     response (B, T) -> eos_index (B,), padding_mask (B, T), padding_mask_p1 (B, T)
     """
@@ -44,16 +44,16 @@ def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tenso
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean over what is not masked."""
+    """The mean over unmasked positions."""
     return torch.where(mask, 0.0, x).sum() / (~mask).sum()
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, statistics: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8) over what is not masked, population variance; masked positions become 0.
+    """(x - mean) / sqrt(var + 1e-8) over unmasked positions, population variance; masked positions become 0.
 
     shift_mean False adds the mean back: rewards keep their level, advantages do not. [N+ 24, 25]
-    x (B, T) is the whole rollout batch, gathered from all ranks, so the statistics are global; mean and variance may
-    be given where they are known.
+    x (B, T) is the whole rollout batch, gathered from all ranks, so the statistics are global; `statistics` is (mean,
+    variance) if they are already known.
     """
     if statistics is None:
         mean = masked_mean(x, mask)
@@ -74,8 +74,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate: mean of max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps)), ratio = exp(new - old).
 
-    All (B, T). num_tokens is the count to divide by: that of the whole minibatch over all ranks and micro-batches, so
-    that how it is cut up doesn't change the gradient; None is this tensor's own. Returns loss, share of clipped tokens.
+    All (B, T). num_tokens is the divisor: the count of the whole minibatch over all ranks and micro-batches, so that
+    splitting it doesn't change the gradient; None: this tensor's own count. Returns loss, fraction of clipped tokens.
     """
     num_tokens = (~padding_mask).sum() if num_tokens is None else num_tokens
     ratio = torch.where(padding_mask, 0.0, new_logprobs - logprobs).exp()
@@ -95,7 +95,7 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """0.5 * mean of max((V - R)^2, (clip(V, Vold - eps, Vold + eps) - R)^2); clip_range None does not clip.
 
-    All (B, T); num_tokens as in `policy_loss`. Returns loss, share of clipped values.
+    All (B, T); num_tokens as in `policy_loss`. Returns loss, fraction of clipped values.
     """
     num_tokens = (~mask).sum() if num_tokens is None else num_tokens
     new_values = torch.where(mask, 0.0, new_values)
@@ -110,7 +110,7 @@ def value_loss(
 
 @dataclass
 class FixedKL:
-    """A KL coefficient that stays. [N+ 20]"""
+    """A constant KL coefficient. [N+ 20]"""
 
     coefficient: float
 
@@ -120,9 +120,9 @@ class FixedKL:
 
 @dataclass
 class AdaptiveKL:
-    """A KL coefficient that is steered towards a target: Ziegler et al. 2019, section 2.2.
+    """A KL coefficient that tracks a target KL: Ziegler et al. 2019, section 2.2.
 
-    After an update over num_episodes (of all ranks) with kl nats a response:
+    After an update over num_episodes (of all ranks) with kl nats per response:
     coefficient *= 1 + clip(kl / target - 1, -0.2, 0.2) * num_episodes / horizon.
     """
 

@@ -1,6 +1,7 @@
-"""From a reward model's number at every token to one score a response, and the door for rewards of one's own."""
+"""One score per response: from a reward model's output at every token, from a user's function, and the gold score."""
 
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -8,20 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nanorlhf.dataset import Comparison, Demonstration
+from nanorlhf.checkpoint import load_scalar
+from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
-from nanorlhf.padding import first_true_index, left_pad, right_pad
-from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.padding import first_true_index, left_pad, micro_batches, right_pad
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
-# score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] behind their EOS
+# score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] after their EOS
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
-    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] behind the query.
+    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] after the query.
 
-    query_length is where responses begin: Q for left-padded queries, one number a row for right-padded texts. [PAD] is
+    query_length is where responses begin: Q for left-padded queries, one number per row for right-padded texts. [PAD] is
     searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
 
         query_response   # # q q a b E #      Q = 4: the first [PAD] from 4 on is at 7, the end is 6
@@ -47,7 +49,8 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
     texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
     query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
     query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
-    return end_scores(model, query_response, query_length, pad_id).chunk(2)
+    chosen, rejected = end_scores(model, query_response, query_length, pad_id).chunk(2)
+    return chosen, rejected
 
 
 def response_scores(
@@ -64,11 +67,12 @@ def response_scores(
 
 
 def load_function(flag: str, where: str) -> Callable:
-    """What `FILE.py:FUNCTION` names; raises InputError, with the flag it was given by, where there is no such thing."""
+    """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag, where there is none."""
     path, _, name = where.rpartition(":")
     if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("user_function", path)
+    assert spec is not None and spec.loader is not None  # the file exists and ends in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, name):
@@ -77,7 +81,7 @@ def load_function(flag: str, where: str) -> Callable:
 
 
 def load_rule(where: str, tokenizer: Tokenizer) -> Score:
-    """A rule of one's own, `FILE.py:FUNCTION`: it gets two lists of texts and gives one number a response.
+    """A user's rule, `FILE.py:FUNCTION`: function(queries, responses), two lists of texts -> one number per response.
 
     The texts are decoded ids without [PAD] and EOS; the query keeps its template.
     """
@@ -89,9 +93,75 @@ def load_rule(where: str, tokenizer: Tokenizer) -> Score:
         try:
             scores = torch.as_tensor(numbers, dtype=torch.float32, device=responses.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"--reward {where} must give one number a response, not {numbers!r:.80}.") from error
+            raise InputError(f"--reward {where} must give one number per response, not {numbers!r:.80}.") from error
         if scores.shape != (len(responses),):
             raise InputError(f"--reward {where} gave shape {tuple(scores.shape)} for {len(responses)} responses.")
         return scores
 
     return score
+
+
+class Gold:
+    """The true score of a response, which training never sees.
+
+    where  FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an embedded world; or the
+           checkpoint directory or Hub id of a larger reward model, which shows over-optimisation on real data. That
+           model must share `tokenizer`; it scores `batch_size` responses per forward pass
+
+    Raises InputError where there is neither, and, when called, for a function that gives something else than a number.
+    """
+
+    def __init__(self, where: str, tokenizer: Tokenizer, device: torch.device, batch_size: int = 64):
+        self.where, self.tokenizer, self.batch_size = where, tokenizer, batch_size
+        self.model: ScalarModel | None = None
+        if is_function(where):
+            self.function = load_function("--gold", where)
+        else:
+            self.model = load_scalar(where, device).requires_grad_(False)
+            check_vocabulary(tokenizer, self.model.config.vocab_size, where)
+
+    def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
+        """The scores of texts, such as references; a model reads them with an EOS."""
+        pairs = list(zip(queries, responses, strict=True))
+        if self.model is None:
+            return [self._number(self.function(*pair)) for pair in pairs]
+        encode = self.tokenizer.encode
+        rows = [Demonstration(encode(query), response_ids(query, text, self.tokenizer), {}) for query, text in pairs]
+        scores = []
+        with torch.no_grad():
+            for batch in micro_batches(rows, self.batch_size):
+                self._check_length(max(len(row.query) for row in batch) + max(len(row.response) for row in batch))
+                scores += response_scores(self.model, batch, self.tokenizer.pad_id, "left").tolist()
+        return scores
+
+    def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
+        """The scores of sampled responses, query (B, Q) and response (B, T); a function gets the texts."""
+        if self.model is None:
+            return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
+        ids, scores = torch.cat((query, response), dim=1), []  # (B, Q + T)
+        self._check_length(ids.size(1))
+        with torch.no_grad():
+            for batch in micro_batches(ids, self.batch_size):
+                scores += end_scores(self.model, batch, query.size(1), self.tokenizer.pad_id).tolist()
+        return scores
+
+    def _number(self, value: object) -> float:
+        try:
+            number = float(value)  # type: ignore[arg-type]  # whatever the user's function returned
+        except (TypeError, ValueError) as error:
+            raise InputError(f"--gold {self.where} must give a number, not {value!r:.80}.") from error
+        if not math.isfinite(number):
+            raise InputError(f"--gold {self.where} gave {number}: it must give a finite number.")
+        return number
+
+    def _check_length(self, length: int) -> None:
+        if self.model is not None and length > self.model.config.n_ctx:
+            raise InputError(
+                f"the longest query and response make {length} tokens, more than the {self.model.config.n_ctx} "
+                f"positions of --gold {self.where}: name another."
+            )
+
+
+def is_function(where: str) -> bool:
+    """Whether a setting is of the form FILE.py:FUNCTION, or meant to be."""
+    return ".py:" in where or where.endswith(".py")

@@ -1,8 +1,8 @@
-"""Text to token ids and back: a thin wrapper of `tokenizers` that knows which ids are EOS and [PAD].
+"""Text to token ids and back: a thin wrapper of `tokenizers` that knows the ids of EOS and [PAD].
 
-[PAD] is a token of its own and never EOS: masks are made of `ids != pad_id`, and with PAD = EOS they would hide the one
-EOS that a model has to learn. Its id may lie outside the embedding (50257 for GPT-2): the model masks it before the
-look-up, and no text yields it.
+[PAD] is a token of its own, never EOS: masks are `ids != pad_id`, and with PAD = EOS they would hide the EOS that the
+model has to learn. Its id may lie outside the embedding (50257 for GPT-2): the model masks it before the embedding,
+and no text is encoded to it.
 """
 
 import json
@@ -19,7 +19,7 @@ from nanorlhf.hub import hub_directory, read_object
 
 PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
-# merges beside their vocabulary: as OpenAI published GPT-2, and as transformers names the same two
+# vocabulary and merges: the file names of OpenAI's GPT-2, and those of transformers
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
@@ -30,7 +30,7 @@ class Tokenizer:
     pad_id: int
 
     def encode(self, text: str) -> list[int]:
-        """No special token is added, and none comes out of a text: a literal `[PAD]` is five characters."""
+        """The ids of a text. No special token is added, and none can come from text: `[PAD]` is five characters."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
@@ -39,7 +39,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The rows that an embedding must have at least: one behind the highest id apart from [PAD]'s."""
+        """The number of rows that an embedding needs: the highest id except [PAD]'s, plus one."""
         return 1 + max(i for i in self.backend.get_vocab(with_added_tokens=True).values() if i != self.pad_id)
 
     def save(self, directory: str | Path) -> None:
@@ -60,9 +60,10 @@ class Tokenizer:
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
-    """Read a tokenizer from a directory, from one file in the format of tokenizer.json, or by Hub id.
+    """Load a tokenizer from a directory, a file in the format of tokenizer.json, or a Hub id.
 
     EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else `<|endoftext|>`.
+    Raises InputError if there is no tokenizer, it is broken, or [PAD] is EOS.
     """
     path = Path(where)
     if not path.exists():
@@ -89,7 +90,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     eos, pad = (_token_text(settings.get(key)) for key in ("eos_token", "pad_token"))
     if eos is not None and pad == eos:
         raise InputError(
-            f"{settings_file}: pad_token is eos_token, {eos!r}, and a mask would hide both: set pad_token to {PAD!r}."
+            f"{settings_file}: pad_token is eos_token, {eos!r}, so a mask would hide both: set pad_token to {PAD!r}."
         )
     if eos is None and (path / "config.json").exists():
         eos_id = read_object(path / "config.json").get("eos_token_id")
@@ -98,7 +99,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of `vocab_size` ids, `<|endoftext|>` the first of them; [PAD] comes behind the last."""
+    """Train a byte-level BPE with `vocab_size` ids, the first of them `<|endoftext|>`; [PAD] follows the last."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -113,32 +114,59 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Path) -> None:
-    """Say it now, not as an index error in the middle of a forward pass."""
+    """InputError if some ids have no row in the embedding, before a forward pass fails with an index error."""
     if tokenizer.vocab_size > num_embeddings:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} ids but the embedding of {where} only {num_embeddings} rows: "
-            "name the tokenizer that belongs to the checkpoint with --tokenizer."
+            "name the checkpoint's own tokenizer with --tokenizer."
         )
 
 
+def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """The bytes of each id in a decoded text, empty for EOS and [PAD] as in `Tokenizer.decode`.
+
+    Raises InputError if the tokenizer isn't byte-level BPE.
+    """
+    if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
+        raise InputError(
+            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): the bytes of a single token aren't known."
+        )
+    alphabet = byte_of_symbol()
+    pieces = {}
+    for symbol, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
+        # an added token, such as NeoX's runs of blanks, is stored as plain text
+        is_encoded = all(character in alphabet for character in symbol)
+        pieces[i] = bytes(alphabet[character] for character in symbol) if is_encoded else symbol.encode()
+    return pieces | {tokenizer.eos_id: b"", tokenizer.pad_id: b""}
+
+
+def byte_of_symbol() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for their own byte; U+0100, U+0101, ... for the others."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
 def _finish(backend: tokenizers.Tokenizer, eos: str, where: str | Path) -> Tokenizer:
-    """Add [PAD] where it is missing, switch off what would change ids behind our back, and look up the two ids."""
+    """Add [PAD] if it is missing, switch off truncation and padding, and look up the two ids."""
     backend.no_truncation()  # a tokenizer.json may carry both
     backend.no_padding()
     if backend.token_to_id(eos) is None:
-        raise InputError(f"{where}: the tokenizer has no token {eos!r}, its EOS: correct eos_token in its config.")
+        raise InputError(f"{where}: the tokenizer has no token {eos!r}, its EOS: fix eos_token in its config.")
     if eos == PAD:
-        raise InputError(f"{where}: {PAD} is the tokenizer's EOS, and a mask would hide both: name another eos_token.")
-    # Both are marked special, also where the file had them as plain tokens: only special ones can be kept out of texts.
-    # On a vocabulary that has them they keep their ids. [PAD] gets the next free one: 50257 for GPT-2.
+        raise InputError(f"{where}: {PAD} is the tokenizer's EOS, so a mask would hide both: name another eos_token.")
+    # Mark both as special, even if the file has them as plain tokens: only special tokens can be kept out of texts.
+    # If the vocabulary has them they keep their ids; otherwise [PAD] gets the next free one, 50257 for GPT-2.
     backend.add_special_tokens([AddedToken(eos, special=True, normalized=False)])
     backend.add_special_tokens([AddedToken(PAD, special=True, normalized=False)])
-    backend.encode_special_tokens = True  # a special token's name in a text is text; isn't kept in tokenizer.json
-    return Tokenizer(backend, backend.token_to_id(eos), backend.token_to_id(PAD))
+    backend.encode_special_tokens = True  # a special token's name in a text is text; tokenizer.json can't store this
+    eos_id, pad_id = backend.token_to_id(eos), backend.token_to_id(PAD)
+    assert eos_id is not None and pad_id is not None
+    return Tokenizer(backend, eos_id, pad_id)
 
 
 def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    """GPT-2's scheme: bytes as printable symbols, a blank belongs to the word behind it."""
+    """GPT-2's scheme: bytes as printable symbols, a space belongs to the word after it."""
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -147,11 +175,11 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     if "model" not in read_object(path):
-        raise InputError(f"{path} isn't in the format of tokenizer.json: it has no field 'model'.")
+        raise InputError(f"{path} isn't in the format of tokenizer.json: the field 'model' is missing.")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's errors are of no narrower class
-        raise InputError(f"{path} isn't a tokenizer that can be used ({error}): download it again.") from error
+    except Exception as error:  # the library raises no narrower class
+        raise InputError(f"{path} isn't a valid tokenizer ({error}): download it again.") from error
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
@@ -161,11 +189,11 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             continue
         symbols = tuple(line.split(" "))
         if len(symbols) != 2:
-            raise InputError(f"{path}:{number}: a merge is two symbols with one blank between, not {line!r}.")
+            raise InputError(f"{path}:{number}: a merge is two symbols separated by one space, not {line!r}.")
         merges.append(symbols)
     return merges
 
 
 def _token_text(token: str | dict | None) -> str | None:
-    """tokenizer_config.json writes a token as its text or as an object with the text in `content`."""
+    """A token of tokenizer_config.json: its text, or an object with the text in `content`."""
     return token.get("content") if isinstance(token, dict) else token

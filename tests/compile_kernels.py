@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for the architecture named, without a device: `python tests/compile_kernels.py 90`.
+"""Compile every Triton kernel for an architecture, without a device: `python tests/compile_kernels.py 90`.
 
-Run by test_compile.py in a process of its own, because the interpreter, which the other tests use, replaces Triton's
-compiler for the whole process. Prints a line a kernel: name, settings, bytes of shared memory.
+test_compile.py runs it in a separate process, as the interpreter that the other tests use replaces Triton's compiler
+for the whole process. Prints one line per kernel: name, settings, bytes of shared memory.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 gae, kl, logprobs = (importlib.import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
 FLOATS = ("gamma", "decay", "kl_coef", "inverse_temperature")
 INTEGERS = ("N", "V", "C", "T", "first")
-OF_MODEL = ("hidden", "weight", "logits", "ref_logits", "grad")  # in the type of the model; all else is float32
+OF_MODEL = ("hidden", "weight", "logits", "ref_logits", "grad")  # in the model's dtype; everything else is float32
 
 
 def compile_kernel(kernel, architecture: int, dtype: str, settings: dict, num_warps: int = 4, num_stages: int = 3):

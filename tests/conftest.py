@@ -1,13 +1,25 @@
-"""What all tests share: the real slices where they are, one small model, and the pipeline in miniature."""
+"""What all tests share: the real data slices, a small model, the pipeline in miniature, two processes."""
 
+import fcntl
 import json
 import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 import hypothesis
 import pytest
+
+# before torch is imported, and for processes that tests start: tiny tensors lose by a second thread, on a busy machine
+# tenfold
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 # before a kernel is imported: without a GPU the Triton sources run on the CPU
@@ -18,12 +30,15 @@ import train_rm
 import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
+from tests.rlcf import one_update, rlcf  # noqa: F401  fixtures
 
-# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones
-hypothesis.settings.register_profile("fixed", derandomize=True)
-hypothesis.settings.register_profile("explore", max_examples=500)
+# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones.
+# No deadline: how long an example takes on a busy machine says nothing
+patient = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("fixed", derandomize=True, **patient)
+hypothesis.settings.register_profile("explore", max_examples=500, **patient)
 hypothesis.settings.load_profile("fixed")
-torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings, on a busy machine tenfold
+torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
 REAL = Path(os.environ.get("NANORLHF_REAL_DATA", ROOT.parent / "shared" / "data"))
 
@@ -44,15 +59,21 @@ TINY = GPTConfig(
 def tiny_gpt() -> GPT:
     torch.manual_seed(0)
     model = GPT(TINY)
-    with torch.no_grad():  # far from uniform, so that a wrong mask or position shows
+    with torch.no_grad():  # far from uniform: a wrong mask or position shows
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
 
 
+UNCLIPPED = {"clip_range": 1e6, "value_clip_range": None}
+"""PPO without a kink. At the boundary of a clip the gradient jumps: where one run has moved a value by 0.2 and another
+by 0.2000003, only one of them clips it, and runs that differ by rounding alone part ways. Tests that compare such runs
+after an optimizer step leave clipping out; those that keep it compare the first step, where every ratio is 1."""
+
+
 @dataclass(frozen=True)
 class Miniature:
-    """The whole pipeline on a world of a few posts: settings that a test changes with `replace`."""
+    """Settings of the whole pipeline on a world of a few posts; tests change them with `replace`."""
 
     root: Path
     sft: train_sft.Args
@@ -62,11 +83,26 @@ class Miniature:
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory) -> Miniature:
-    return make_miniature(tmp_path_factory.mktemp("miniature"))
+    return make_miniature(made_once(tmp_path_factory, "miniature", make_miniature), train=False)
+
+
+def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Path:
+    """This worker's own directory with what `make` writes: the first worker to ask makes it, the others copy it."""
+    shared = tmp_path_factory.getbasetemp().parent / f"{name}.shared"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shared = tmp_path_factory.mktemp(name)
+        make(shared)
+        return shared
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            make(shared.with_suffix(".partial"))
+            shared.with_suffix(".partial").rename(shared)
+    return Path(shutil.copytree(shared, tmp_path_factory.mktemp(name), dirs_exist_ok=True))
 
 
 def make_miniature(root: Path, train: bool = True) -> Miniature:
-    """SFT and RM trained for a few steps; PPO is left to the test."""
+    """Train SFT and the reward model for a few steps; PPO is left to the test."""
     lengths = {"max_query_length": 160, "max_response_length": 64}
     common = {"data": root / "data", "device": "cpu", "warmup_steps": 0}
     sft = replace(
@@ -92,8 +128,36 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
     return Miniature(root, sft, rm, ppo)
 
 
+def torchrun(*command: str) -> subprocess.CompletedProcess:
+    """Two processes on a free port; one that hangs is killed with its children."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_on_two_processes(runs: list[tuple[Callable, object]], directory: Path) -> None:
+    """Call main(args) of each pair on two processes, in turn: they are started once, which takes longer than a run."""
+    file = directory / "runs.pickle"
+    file.write_bytes(pickle.dumps([(main.__module__, args) for main, args in runs]))
+    result = torchrun("-m", "tests.two_processes", str(file))
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """All of them, as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
 def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
-    """Make that call of module.name a Ctrl-C; the others are as they were. Gives a list with an entry a call."""
+    """Make the given call of module.name raise Ctrl-C; returns a list that grows by one entry per call."""
     plain, calls = getattr(module, name), []
 
     def interrupted(*arguments, **settings):
@@ -104,6 +168,12 @@ def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name:
 
     patch.setattr(module, name, interrupted)
     return calls
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that hold slow tests first, so that several workers finish together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def read_metrics(out: Path) -> list[dict]:

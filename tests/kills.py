@@ -1,12 +1,12 @@
-"""Kill runs at random moments, let them go on, and compare what they end in with runs that nobody touched.
+"""Kill runs at random moments, resume them, and compare the result with uninterrupted runs.
 
     python -m tests.kills --kills 50                                # the three scripts in turn, one process each
     python -m tests.kills --kills 20 --processes 2 --shard fsdp     # two gloo processes, of which one is killed
 
-A run is forked from this process, so that it starts at once, and killed (SIGKILL, nothing can tidy up) after a random
-time, or as soon as it is in the middle of a save. Now and then the newest of several states is cut off as well. Then
-it goes on with --resume, or begins anew where there is nothing to resume; in the end it is left to finish. Weights,
-metrics but for times, and samples must be the same to the last bit. Exits with 1 where they aren't.
+A run is forked from this process, so that it starts at once, and killed (SIGKILL: nothing can clean up) after a random
+time or in the middle of a save. Sometimes the newest of several states is truncated too. Then the run is resumed, or
+started again where there is nothing to resume from; in the end it may finish. Weights, samples and metrics except times
+must be the same to the last bit. Exits with 1 if they are not.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -38,17 +39,19 @@ MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}
 @dataclass(frozen=True, kw_only=True)
 class Args:
     kills: int = 50
-    """over all three scripts"""
+    """kills in all, over the three scripts"""
     processes: int = 1
-    """a run's"""
+    """processes per run"""
     shard: str = "none"
     """none or fsdp"""
     seed: int = 0
-    """of the moments, as far as the machine's speed lets them be repeated"""
+    """seed of the moments; they repeat as far as the machine's speed does"""
+    miniature: Path | None = None
+    """directory of a trained miniature (tests/conftest.py); None trains one"""
 
 
 def start(stage: str, args, processes: int) -> list[int]:
-    """Fork a run; ids of its processes."""
+    """Fork a run; returns the ids of its processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,12 +79,12 @@ def start(stage: str, args, processes: int) -> list[int]:
 
 
 def wait(children: list[int]) -> int:
-    """0 if all of them ended well."""
+    """The largest exit code: 0 if all of them succeeded."""
     return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
 
 
 def saves(out: Path) -> set[tuple[Path, int]]:
-    """The directories of saves that are not complete, and since when."""
+    """Directories of unfinished saves, with the time of their last change."""
     found = set()
     for place in (out, out / "state", out / "value_model", out / "best"):
         for path in (place / ".partial", place / ".doomed"):
@@ -91,7 +94,7 @@ def saves(out: Path) -> set[tuple[Path, int]]:
 
 
 def kill(children: list[int], out: Path, draw: random.Random, seconds: float) -> str | None:
-    """Kill one process, or all, at a moment of this run; where it was, None if it had ended."""
+    """Kill a run's processes, one first, at a random moment; returns where it was, None if it had ended."""
     in_save, before = draw.random() < 0.5, saves(out)
     end = time.monotonic() + draw.uniform(0, seconds)
     while time.monotonic() < end and not (in_save and saves(out) - before):
@@ -101,7 +104,7 @@ def kill(children: list[int], out: Path, draw: random.Random, seconds: float) ->
     ended = all(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children)
     order = draw.sample(children, len(children))
     os.kill(order[0], signal.SIGKILL)
-    time.sleep(draw.uniform(0, 0.2) if len(order) > 1 else 0)  # what do the others do without it?
+    time.sleep(draw.uniform(0, 0.2) if len(order) > 1 else 0)  # the others must cope without it
     for child in order[1:]:
         os.kill(child, signal.SIGKILL)
     wait(children)
@@ -109,7 +112,7 @@ def kill(children: list[int], out: Path, draw: random.Random, seconds: float) ->
 
 
 def fingerprint(out: Path) -> dict[str, str]:
-    """Of all that a run leaves behind but for times: file -> hash."""
+    """File -> hash, of all that a run leaves except times."""
     found = {}
     for path in sorted(out.rglob("*.safetensors")):
         found[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -126,47 +129,50 @@ def main(args: Args) -> bool:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        child = os.fork()  # this process trains nothing itself: a fork would not survive PyTorch's threads
-        if child == 0:
-            with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
-                make_miniature(root)
-            os._exit(0)
-        wait([child])
+        if args.miniature is not None:
+            shutil.copytree(args.miniature, root, dirs_exist_ok=True)
+        else:
+            child = os.fork()  # this process trains nothing itself: a fork would not survive PyTorch's threads
+            if child == 0:
+                with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+                    make_miniature(root)
+                os._exit(0)
+            wait([child])
         settings, whole, seconds = {}, {}, {}
         for stage in MAIN:
             base = getattr(make_miniature(root, train=False), stage)
             extra = {"eval_every": 3} if stage != "ppo" else {"total_episodes": 64, "kl_target": 0.01}
-            out = root / f"{stage}_whole" / "run"
+            out = root / "killed" / f"{stage}_whole" / "run"
             settings[stage] = replace(base, save_every=1, shard=args.shard, out=out, **extra)
-            settings[stage].out.parent.mkdir()
+            settings[stage].out.parent.mkdir(parents=True)
             begin = time.monotonic()
-            assert wait(start(stage, settings[stage], args.processes)) == 0, (root / f"{stage}_whole/log.0").read_text()
+            assert wait(start(stage, settings[stage], args.processes)) == 0, (out.parent / "log.0").read_text()
             seconds[stage], whole[stage] = time.monotonic() - begin, fingerprint(settings[stage].out)
-            (root / f"{stage}_broken").mkdir()
+            (root / "killed" / f"{stage}_broken").mkdir()
         counts, same = Counter(), True
         while same and counts["kills"] < args.kills:
             stage = tuple(MAIN)[counts["runs"] % 3]
-            broken = replace(settings[stage], out=root / f"{stage}_broken" / "run", overwrite=True)
+            broken = replace(settings[stage], out=root / "killed" / f"{stage}_broken" / "run", overwrite=True)
             for _ in range(min(draw.randint(2, 8), args.kills - counts["kills"])):
                 where = kill(start(stage, broken, args.processes), broken.out, draw, 1.2 * seconds[stage])
                 if where is None or (broken.out / "summary.json").exists():
-                    counts["came too late"] += 1
+                    counts["too late"] += 1
                     break
                 counts.update(("kills", where, f"kills of {stage}"))
                 if len(states(broken.out)) > 1 and draw.random() < 0.15:
                     newest = states(broken.out)[0] / "state.pt"
                     newest.write_bytes(newest.read_bytes()[: -draw.randint(1, 5000)])
-                    counts["newest state cut off"] += 1
+                    counts["newest state truncated"] += 1
                 resume = bool(states(broken.out))
-                counts["went on" if resume else "began anew"] += 1
+                counts["resumed" if resume else "started again"] += 1
                 broken = replace(broken, resume=resume, overwrite=not resume)
             if not (broken.out / "summary.json").exists() and wait(start(stage, broken, args.processes)) != 0:
-                print(f"{stage}: the run did not go on:\n{(broken.out.parent / 'log.0').read_text()[-3000:]}")
+                print(f"{stage}: the run did not resume:\n{(broken.out.parent / 'log.0').read_text()[-3000:]}")
                 same = False
             elif fingerprint(broken.out) != whole[stage]:
                 now = fingerprint(broken.out)
                 names = sorted(name for name in now | whole[stage] if now.get(name) != whole[stage].get(name))
-                print(f"{stage}: differs from the run that nobody touched: {', '.join(names)}")
+                print(f"{stage}: differs from the uninterrupted run: {', '.join(names)}")
                 same = False
             counts["runs"] += 1
             print(f"\r{counts['kills']} of {args.kills} kills", end="", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""What the scripts do with input that can't be used: one sentence that says where and what to do, nothing written.
+"""Unusable input to the scripts: one sentence that says where and what to do, and nothing written.
 
-The flags are in test_cli.py, a run's directory in test_tracking.py, single files in test_dataset.py, test_tokenizer.py
-and test_checkpoint.py; here each `main` is called as a whole.
+The flags are in test_cli.py, a run's directory in training/test_run.py, files in test_dataset.py, test_tokenizer.py and
+test_checkpoint.py; here each `main` is called as a whole.
 """
 
 import errno
@@ -98,7 +98,7 @@ def test_a_broken_row_names_its_file_and_line(miniature, data, tmp_path, stage, 
         ("sft", "sft.train", lambda r: {**r, "response": "x" * 999}, "'response' .*--max-response-length"),
     ],
 )
-def test_a_completion_that_teaches_nothing_names_its_file_and_line(
+def test_a_response_that_teaches_nothing_names_its_file_and_line(
     miniature, data, tmp_path, stage, file, change, reason
 ):
     broken_line(data / f"{file}.jsonl", change)
@@ -191,7 +191,11 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(miniature, tmp_path, 
 def test_a_reward_model_with_another_tokenizer_is_refused(miniature, tmp_path):
     rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm")
     train_tokenizer(["quite another text"] * 9, 320).save(rm)
-    refused(replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"), "ppo", "the tokenizer of .* differs")
+    refused(
+        replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"),
+        "ppo",
+        "--reward-model .*: its tokenizer differs",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- batch sizes
@@ -209,8 +213,8 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(miniature, tmp_path,
         ("[float('nan')] + [0.0] * (len(r) - 1)", "--reward .*:score gave a score that is not finite at update 0"),
         ("[float('inf')] * len(r)", "--reward .*:score gave a score that is not finite at update 0"),
         ("[1.0]", r"--reward .*:score gave shape \(1,\) for 8 responses"),
-        ("['good'] * len(r)", "--reward .*:score must give one number a response, not"),
-        ("None", "--reward .*:score must give one number a response, not None"),
+        ("['good'] * len(r)", "--reward .*:score must give one number per response, not"),
+        ("None", "--reward .*:score must give one number per response, not None"),
     ],
 )
 def test_a_rule_that_gives_no_finite_numbers_is_named(miniature, tmp_path, rule, sentence):
@@ -283,7 +287,7 @@ def test_a_model_that_gives_no_finite_logits_cannot_be_sampled(miniature, tmp_pa
 
 # ------------------------------------------------------------------------------------------------------------ the disk
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_can_go_on(miniature, tmp_path, monkeypatch, stage):
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_can_resume(miniature, tmp_path, monkeypatch, stage):
     args = replace(getattr(miniature, stage), out=tmp_path / "out", save_every=1)
     plain, calls = nanorlhf.checkpoint.save_file, []
 

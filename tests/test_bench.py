@@ -1,4 +1,4 @@
-"""The benchmark runs, on a shape of a moment; what it measures is nobody's assertion."""
+"""The benchmark runs, on a tiny shape; no test asserts what it measures."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
-def test_compilers_that_stay_are_timed_beside_a_process_a_program(moment, tmp_path, monkeypatch, capsys):
+def test_persistent_compilers_are_timed_beside_one_process_per_program(moment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "NUM_PROGRAMS", 3)
     monkeypatch.setattr(bench, "NUM_PROCESSES", 1)
     bench.main(replace(moment, parts=("compile",), json=tmp_path / "speed.json"))
@@ -50,15 +50,15 @@ def test_compilers_that_stay_are_timed_beside_a_process_a_program(moment, tmp_pa
     for row in rows:
         assert row["programs_per_second"] * row["seconds"] == pytest.approx(1) and row["peak_bytes"] > 5_000_000
     assert len({bench.java_program(number) for number in range(300)}) == 300
-    assert re.search(r"javac, a process a program .* programs/s\n", capsys.readouterr().out)
+    assert re.search(r"javac, one process per program .* programs/s\n", capsys.readouterr().out)
 
 
-def test_without_a_jdk_compile_is_left_out_unless_it_is_named(moment, monkeypatch, capsys):
+def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, capsys):
     for name in ("generate", "logprobs", "gae", "ppo"):
         monkeypatch.setattr(bench, f"bench_{name}", lambda *arguments: [])
     monkeypatch.setattr(bench.shutil, "which", lambda name: None)
     bench.main(replace(moment, parts=bench.Args().parts))
-    assert "compile is left out: there is no javac" in capsys.readouterr().out
+    assert "compile is skipped: there is no javac" in capsys.readouterr().out
     with pytest.raises(InputError, match="--parts compile: there is no javac"):
         bench.main(replace(moment, parts=("compile",)))
 
@@ -93,7 +93,7 @@ def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt):
         ({"peers": True, "shape": "124m", "parts": ("ppo",)}, "--peers"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before(moment, change, words):
+def test_what_cannot_be_measured_is_refused_first(moment, change, words):
     if "json" in change:
         change = {"json": Path(change["json"])}
     if "device" in change and torch.cuda.is_available():

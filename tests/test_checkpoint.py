@@ -1,4 +1,4 @@
-"""Four families judged by `transformers` on random weights, both directions; and what a broken checkpoint says."""
+"""Parity of four families with `transformers` on random weights, in both directions; errors of broken checkpoints."""
 
 import json
 import os
@@ -59,7 +59,7 @@ CASES = [
 
 
 def theirs_of(family: str, changes: dict, seed: int = 0) -> transformers.PreTrainedModel:
-    """A random model of transformers, far from its initialisation: a wrong mask, order or position shows."""
+    """A random model of transformers, away from its initialisation, so that a wrong mask, order or position shows."""
     torch.manual_seed(seed)
     config = FAMILIES[family](**changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -77,7 +77,7 @@ def ids_and_mask(batch: int = 3, length: int = 23) -> tuple[torch.Tensor, torch.
 
 @torch.no_grad()
 def largest_differences(ours: GPT, theirs: transformers.PreTrainedModel) -> tuple[float, float]:
-    """Of the final hidden states and of the logits, at real tokens of left-padded rows."""
+    """Largest differences of final hidden states and of logits, at real tokens of left-padded rows."""
     ids, mask = ids_and_mask()
     arguments = {"attention_mask": mask.long(), "output_hidden_states": True}
     arguments["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -159,8 +159,8 @@ def test_half_precision_weights_become_float32(tmp_path) -> None:
     assert max(largest_differences(ours, theirs)) < 1e-5
 
 
-def test_a_file_of_the_trunk_alone_with_old_buffers_loads(tmp_path) -> None:
-    """As OpenAI's GPT-2 lies on the Hub: no `transformer.` prefix, and causal masks among the weights."""
+def test_a_file_with_only_the_trunk_and_old_buffers_loads(tmp_path) -> None:
+    """As OpenAI's GPT-2 on the Hub: no `transformer.` prefix, and causal masks among the weights."""
     theirs = theirs_of("gpt2", {})
     theirs.save_pretrained(tmp_path)
     tensors = {name.removeprefix("transformer."): t for name, t in load_file(tmp_path / "model.safetensors").items()}
@@ -170,7 +170,7 @@ def test_a_file_of_the_trunk_alone_with_old_buffers_loads(tmp_path) -> None:
     assert max(largest_differences(load_gpt(tmp_path), theirs)) < 1e-5
 
 
-# ------------------------------------------------------------------------------------------ the reward and value model
+# ------------------------------------------------------------------------------------------- the reward and value model
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reward_model_keeps_head_head_bias_and_normalisation(family, tmp_path) -> None:
     theirs_of(family, {}).save_pretrained(tmp_path / "policy")
@@ -188,7 +188,7 @@ def test_a_reward_model_keeps_head_head_bias_and_normalisation(family, tmp_path)
     assert (again(ids, mask) - expected).abs()[mask].max() < 1e-5
 
 
-def test_a_reward_model_is_a_copy_of_the_trunk_and_not_the_trunk(tmp_path) -> None:
+def test_a_reward_model_has_its_own_copy_of_the_trunk(tmp_path) -> None:
     theirs_of("gpt2", {}).save_pretrained(tmp_path)
     policy = load_gpt(tmp_path)
     model = scalar_from_gpt(policy)
@@ -197,7 +197,7 @@ def test_a_reward_model_is_a_copy_of_the_trunk_and_not_the_trunk(tmp_path) -> No
     assert policy.transformer.embedding.weight.abs().sum() > 0
 
 
-def test_policies_and_reward_models_are_not_taken_for_each_other(tmp_path) -> None:
+def test_policies_and_reward_models_are_not_confused(tmp_path) -> None:
     theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "policy")
     save(scalar_from_gpt(load_gpt(tmp_path / "policy")), tmp_path / "rm")
     with pytest.raises(InputError, match="holds a reward or value model"):
@@ -206,7 +206,7 @@ def test_policies_and_reward_models_are_not_taken_for_each_other(tmp_path) -> No
         load_scalar(tmp_path / "policy")
 
 
-# ------------------------------------------------------------------------------------------------ what is wrong with it
+# --------------------------------------------------------------------------------------------------- broken checkpoints
 @pytest.fixture
 def written(tmp_path) -> Path:
     theirs_of("gpt_neox", {}).save_pretrained(tmp_path / "checkpoint")
@@ -241,7 +241,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: change_config(d, model_type="gpt2", n_positions=40, n_embd=36, n_layer=2, n_head=3), "wte"),
         (lambda d: change_config(d, hidden_act="swish"), "hidden_act 'swish'"),
         (lambda d: change_config(d, num_attention_heads=5), "must divide"),
-        (lambda d: change_config(d, hidden_size="36"), "hidden_size must be a whole number"),
+        (lambda d: change_config(d, hidden_size="36"), "hidden_size must be an integer"),
         (lambda d: change_config(d, rope_parameters={"rope_type": "linear", "factor": 2.0}), "isn't implemented"),
         (lambda d: change_config(d, quantization_config={"bits": 4}), "quantization_config"),
         (lambda d: (d / "config.json").unlink(), "no config.json"),
@@ -293,7 +293,7 @@ def test_a_missing_shard_is_named(tmp_path) -> None:
         load_gpt(tmp_path)
 
 
-def test_a_path_that_is_nothing_says_so_without_a_network(monkeypatch, tmp_path) -> None:
+def test_a_path_that_does_not_exist_is_one_sentence_without_a_network(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="no such file or directory"):
         load_gpt(tmp_path / "nothing")
@@ -301,15 +301,15 @@ def test_a_path_that_is_nothing_says_so_without_a_network(monkeypatch, tmp_path)
         load_gpt("nobody/nothing")
 
 
-def test_what_a_family_cannot_say_is_refused_before_anything_is_written(tmp_path) -> None:
+def test_what_a_family_cannot_express_is_refused_before_anything_is_written(tmp_path) -> None:
     config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2, norm_eps=1e-5)
-    with pytest.raises(InputError, match="can't say scale_attention = False"):
+    with pytest.raises(InputError, match="can't express scale_attention = False"):
         save(GPT(replace(config, scale_attention=False)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("fails_at", ["save_file", "replace"])
-def test_a_save_that_dies_leaves_the_checkpoint_before_it(written, monkeypatch, fails_at) -> None:
+def test_an_interrupted_save_leaves_the_previous_checkpoint(written, monkeypatch, fails_at) -> None:
     before = {file.name: file.read_bytes() for file in written.iterdir()}
     model = load_gpt(written)
     with torch.no_grad():
@@ -330,8 +330,8 @@ def test_a_save_that_dies_leaves_the_checkpoint_before_it(written, monkeypatch, 
     assert not (written.parent / "new").exists()
 
 
-def test_a_scalar_model_is_no_file_for_transformers_language_models(tmp_path) -> None:
-    """Its config says ScalarModel, so that nobody generates text with a reward model's random head."""
+def test_a_scalar_model_is_not_saved_as_a_language_model(tmp_path) -> None:
+    """Its config says ScalarModel, so that transformers does not generate text with a random head."""
     config = GPTConfig(vocab_size=9, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2)
     save(ScalarModel(config), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ScalarModel"]

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for Ampere and Hopper; no device is needed for that."""
+"""Every Triton kernel compiles for Ampere and Hopper, without a device."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 164_000), (90, 228_000)])
-def test_every_kernel_compiles_and_one_of_its_settings_fits_the_shared_memory(architecture, shared_memory, tmp_path):
+def test_every_kernel_compiles_and_some_setting_fits_the_shared_memory(architecture, shared_memory, tmp_path):
     pytest.importorskip("triton", reason="triton is not installed")
     environment = {
         **os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)

@@ -25,13 +25,13 @@ COMPARISON = {"query": "TL;DR:", "chosen": " my cat", "rejected": "the mat sat o
 
 
 def write(path, *rows):
-    """Rows as they are given: bytes and text raw, the rest as JSON."""
+    """Write rows: bytes and text raw, dicts as JSON."""
     lines = [json.dumps(row) if isinstance(row, dict) else row for row in rows]
     path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
     return path
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -63,7 +63,10 @@ def test_a_broken_line_names_file_line_and_reason(tmp_path, line, reason):
     ("row", "reason"),
     [
         (COMPARISON | {"rejected": " my cat"}, "'chosen' and 'rejected' are the same"),
-        (COMPARISON | {"rejected": "my cat"}, "'chosen' and 'rejected' are the same"),  # but for the blank of detail 3
+        (
+            COMPARISON | {"rejected": "my cat"},
+            "'chosen' and 'rejected' are the same",
+        ),  # but for detail 3
         (COMPARISON | {"rejected": " "}, "the field 'rejected' is empty"),
         (COMPARISON | {"chosen": ""}, "the field 'chosen' is empty"),
         ({"query": "a", "chosen": "b"}, "the field 'rejected' is missing"),
@@ -79,7 +82,7 @@ def test_a_broken_comparison_names_file_line_and_reason(tmp_path, row, reason):
     ("row", "reason"),
     [
         (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust': write java or python"),
-        (PROGRAM | {"language": "java"}, "the field 'language' is 'java', in line 1 it isn't"),
+        (PROGRAM | {"language": "java"}, "the field 'language' is 'java', unlike line 1"),
         (PROGRAM | {"prefix": None}, "the field 'prefix' must be str, not NoneType"),
         (PROGRAM | {"tests": ["assert True"]}, "the field 'tests' must be str, not list"),
         ({name: text for name, text in PROGRAM.items() if name != "suffix"}, "the field 'suffix' is missing"),
@@ -111,7 +114,7 @@ def test_missing_and_empty_files_get_one_sentence(tmp_path):
 def test_lines_end_at_newlines_only(tmp_path):
     rows = [DEMONSTRATION | {"response": f"a{mark}b"} for mark in ("\u2028", "\x85", "\x0b", "\r", "🐈")]
     raw = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows).encode()
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + raw)  # a byte-order mark does no harm
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + raw)  # a byte-order mark is ignored
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
     for name in ("a.jsonl", "a.jsonl.gz"):
         assert read_jsonl(tmp_path / name, {"query": str, "meta": dict}) == rows
@@ -125,7 +128,7 @@ def test_types_of_fields_are_checked(tmp_path):
             read_jsonl(write(tmp_path / "a", f'{{"score": {value}}}'), fields)
 
 
-# ---------------------------------------------------------------------------------------------------------- tokenising
+# ----------------------------------------------------------------------------------------------------------- tokenising
 @pytest.mark.parametrize(
     ("query", "response", "text"),
     [
@@ -140,7 +143,7 @@ def test_a_response_gets_a_leading_blank_only_where_none_is(query, response, tex
     assert response_ids(query, response, TOKENIZER) == TOKENIZER.encode(text) + [TOKENIZER.eos_id]
 
 
-def test_rows_hold_ids_apart_with_eos_and_the_record(tmp_path):
+def test_rows_hold_separate_ids_with_eos_and_the_record(tmp_path):
     [row] = load_demonstrations(write(tmp_path / "a", DEMONSTRATION), TOKENIZER, 99, 99)
     assert row.query == TOKENIZER.encode("TL;DR:")
     assert row.response == TOKENIZER.encode(" my cat") + [TOKENIZER.eos_id]
@@ -150,10 +153,10 @@ def test_rows_hold_ids_apart_with_eos_and_the_record(tmp_path):
     assert pair.rejected == TOKENIZER.encode(" the mat sat on") + [TOKENIZER.eos_id]
 
 
-def test_the_response_of_a_program_is_tokenised_as_it_is_and_may_be_empty_where_it_is_not_needed(tmp_path):
+def test_the_response_of_a_program_is_tokenised_unchanged_and_may_be_empty_if_not_needed(tmp_path):
     path = write(tmp_path / "code", PROGRAM, PROGRAM | {"response": ""})
     program, empty = load_programs(path, TOKENIZER, None, None, needs_response=False)
-    assert program.response == TOKENIZER.encode("return a\n") + [TOKENIZER.eos_id]  # no blank in front: it would count
+    assert program.response == TOKENIZER.encode("return a\n") + [TOKENIZER.eos_id]  # no leading space
     assert TOKENIZER.decode(program.response) == "return a\n"
     assert empty.response == [TOKENIZER.eos_id] and program.query == TOKENIZER.encode("# a")
     assert program.record == PROGRAM
@@ -175,8 +178,8 @@ def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):
             load(path, TOKENIZER, *limits)
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+# -------------------------------------------------------------------------------------------------------------- writing
+def test_a_file_is_written_atomically(tmp_path):
     path = tmp_path / "a.jsonl"
     write_jsonl(path, [{"text": "ä\u2028🐈"}])
 
@@ -187,15 +190,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         write_jsonl(path, rows())
     assert read_jsonl(path, {"text": str}) == [{"text": "ä\u2028🐈"}]
-    assert len(path.read_text().splitlines()) == 1  # also to readers that break lines at U+2028
+    assert len(path.read_text().splitlines()) == 1  # also for readers that split lines at U+2028
     assert list(tmp_path.iterdir()) == [path]
     write_jsonl(path, [])
     assert path.read_bytes() == b""
 
 
-# ------------------------------------------------------------------------------------------------------------ batches
+# -------------------------------------------------------------------------------------------------------------- batches
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**40), st.integers(1, 4))
-def test_every_row_comes_once_an_epoch_and_no_batch_is_short(num_rows, batch_size, seed, num_epochs):
+def test_every_row_comes_once_per_epoch_and_no_batch_is_short(num_rows, batch_size, seed, num_epochs):
     num_batches = -(-num_rows * num_epochs // batch_size)
     batches = [batch_indices(num_rows, batch_size, step, seed) for step in range(num_batches)]
     assert all(len(batch) == batch_size for batch in batches)
@@ -204,19 +207,19 @@ def test_every_row_comes_once_an_epoch_and_no_batch_is_short(num_rows, batch_siz
         assert sorted(stream[epoch * num_rows : (epoch + 1) * num_rows]) == list(range(num_rows))
 
 
-def test_a_batch_straddles_the_seam_of_two_epochs():
+def test_a_batch_may_span_two_epochs():
     first, second = batch_indices(5, 5, 0, seed=3), batch_indices(5, 5, 1, seed=3)
     assert batch_indices(5, 4, 1, seed=3) == first[4:] + second[:3]
     assert first != second or batch_indices(5, 5, 2, seed=3) != first  # reshuffled
 
 
-def test_batches_depend_on_the_seed_and_on_nothing_else():
+def test_batches_depend_only_on_the_seed():
     assert batch_indices(1000, 64, 17, seed=1) == batch_indices(1000, 64, 17, seed=1)
     assert batch_indices(1000, 64, 17, seed=1) != batch_indices(1000, 64, 17, seed=2)
 
 
 def test_slices_of_ranks_are_disjoint_and_cover_the_batch():
-    # [pitfall 16] one global permutation, sliced, not one a rank
+    # one global permutation, sliced, not one per rank
     batch = batch_indices(100, 12, 3, seed=1)
     slices = [set(batch[rank * 3 : rank * 3 + 3]) for rank in range(4)]
     assert set.union(*slices) == set(batch) and sum(map(len, slices)) == len(set(batch)) == 12

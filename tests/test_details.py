@@ -1,8 +1,10 @@
-"""The README's details index is true: every tag has a row, every row a tag at its line and a living test."""
+"""docs/details.md is true: every tag has a row, every row a tag at its line and a living test; so is the glossary."""
 
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,48 +12,96 @@ import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
+from nanorlhf.code import train_discriminator
 from nanorlhf.padding import right_pad
+from nanorlhf.report.details_index import details_section
 from nanorlhf.reward import load_rule
 from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import read_metrics
+from tests.update_details import DETAILS, ROOT, ROW, read_sources, tagged_lines, tags_of, with_true_lines
 
-ROOT = Path(__file__).resolve().parent.parent
-DETAILS = {f"N+ {number}" for number in range(1, 26)}
-ROW = re.compile(
-    r"^\| ((?:N\+|SO|RLCF|STR) [^|]+) \| .+ \| \[`(\S+):(\d+)`\]\((\S+)#L(\d+)\) \| `(tests/[\w/]+\.py)::(\w+)` \|$",
-    re.M,
-)
-ROWS = ROW.findall((ROOT / "README.md").read_text())
+PAGE = DETAILS.read_text()
+ROWS = list(ROW.finditer(PAGE))
+TAGGED = tagged_lines(read_sources())
+N_PLUS = [f"N+ {number}" for number in range(1, 26)]
 
 
-def tags_of(line: str) -> set[str]:
-    """What a line is tagged with: `[N+ 24, 25]` are two details."""
-    return {
-        f"{paper} {part.strip()}"
-        for paper, tag in re.findall(r"\[(N\+|SO|RLCF|STR) ([^\]]+)\]", line)
-        for part in tag.split(",")
-    }
+def test_every_detail_has_one_row_in_numerical_order() -> None:
+    tags = [row["tag"] for row in ROWS]
+    assert len(tags) == len(set(tags)) and [tag for tag in tags if tag.startswith("N+")] == N_PLUS
+    assert len(ROWS) == len(re.findall(r"^\| (?:N\+|SO|RLCF|STR) ", PAGE, re.M)), "a row of another form"
 
 
-def test_every_detail_has_one_row() -> None:
-    tags = [row[0] for row in ROWS]
-    assert len(tags) == len(set(tags)) and {tag for tag in tags if tag.startswith("N+")} == DETAILS
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["tag"])
 def test_a_row_points_at_its_tag_and_at_a_test_that_exists(row) -> None:
-    detail, file, line, link, link_line, test_file, test = row
-    assert (link, link_line) == (file, line)
-    text = (ROOT / file).read_text().splitlines()
-    tagged = [number for number, content in enumerate(text, start=1) if detail in tags_of(content)]
-    assert int(line) in tagged, f"README: {detail} stands at {file}:{tagged}, not at {line}"
-    assert re.search(rf"^def {test}\(", (ROOT / test_file).read_text(), re.M), f"{test_file} has no {test}"
+    assert (row["link"], row["link_line"]) == (row["file"], row["line"])
+    places = TAGGED.get(row["tag"], {})
+    assert int(row["line"]) in places.get(row["file"], []), (
+        f"docs/details.md: {row['tag']} stands at {places}, not at {row['file']}:{row['line']}: "
+        "run `python -m tests.update_details`"
+    )
+    assert re.search(rf"^def {row['test']}\(", (ROOT / row["test_file"]).read_text(), re.M), (
+        f"docs/details.md: {row['tag']}: {row['test_file']} has no {row['test']}"
+    )
 
 
 def test_every_tag_of_the_code_has_a_row() -> None:
-    files = [*ROOT.glob("*.py"), *(ROOT / "nanorlhf").rglob("*.py"), *(ROOT / "data").glob("*.py")]
-    tags = set().union(*(tags_of(line) for file in files for line in file.read_text().splitlines()))
-    assert tags == {row[0] for row in ROWS}
+    assert set(TAGGED) == {row["tag"] for row in ROWS}
+
+
+def test_the_report_shows_the_index(tmp_path) -> None:
+    section = details_section(tmp_path / "report.html")
+    assert section.count("<li>") == 25 and f"{train_ppo.__name__}.py:" in section
+
+
+# ------------------------------------------------------------------------------------- python -m tests.update_details
+CODE = {"a.py": "x\n# [N+ 1]\ny\n# [N+ 1, 2]\n", "b.py": "# [SO alg 1]\n"}
+
+
+def page_of(tag: str, file: str, line: int) -> str:
+    return f"| {tag} | a claim | [`{file}:{line}`](../{file}#L{line}) | `tests/test_ppo.py::test_x` |\n"
+
+
+@pytest.mark.parametrize(
+    ("tag", "file", "line", "true"),
+    [
+        ("N+ 1", "a.py", 1, "a.py:2"),
+        ("N+ 1", "a.py", 2, "a.py:2"),
+        ("N+ 1", "a.py", 900, "a.py:4"),  # the nearest of two
+        ("N+ 2", "a.py", 1, "a.py:4"),
+        ("SO alg 1", "a.py", 7, "b.py:1"),  # moved to another file
+    ],
+)
+def test_a_row_moves_to_the_nearest_line_with_its_tag(tag, file, line, true) -> None:
+    page, problems = with_true_lines("above\n" + page_of(tag, file, line) + "below\n", tagged_lines(CODE))
+    assert page == "above\n" + page_of(tag, *true.split(":")) + "below\n" and not problems
+
+
+def test_a_tag_that_is_gone_or_in_several_files_is_named_and_its_row_stays() -> None:
+    for tag, sources in (("N+ 3", CODE), ("N+ 1", {"b.py": "# [N+ 1]", "c.py": "# [N+ 1]"})):
+        page, [problem] = with_true_lines(page_of(tag, "a.py", 2), tagged_lines(sources))
+        assert page == page_of(tag, "a.py", 2) and tag in problem
+
+
+def test_the_command_puts_the_page_right(tmp_path) -> None:
+    for package in ("nanorlhf", "data"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (*ROOT.glob("*.py"), ROOT / "tests" / "update_details.py", DETAILS):
+        copy = tmp_path / file.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(file, copy)
+    page = tmp_path / "docs" / "details.md"
+    row = next(row for row in ROWS if len(TAGGED[row["tag"]][row["file"]]) == 1)  # the nearest line is the only one
+    page.write_text(
+        PAGE.replace(row[0], row[0].replace(f":{row['line']}`", ":9999`").replace(f"#L{row['line']}", "#L9999"))
+    )
+    assert page.read_text() != PAGE
+    subprocess.run([sys.executable, "-m", "tests.update_details"], cwd=tmp_path, check=True)
+    assert page.read_text() == PAGE
+
+
+def test_one_line_may_carry_several_tags() -> None:
+    assert tags_of("x = 1  # [N+ 24, 25] and [RLCF alg 1]") == {"N+ 24", "N+ 25", "RLCF alg 1"}
 
 
 # --------------------------------------------------------------------------------- the papers' tables, typed once more
@@ -120,11 +170,11 @@ def test_every_tag_of_the_code_has_a_row() -> None:
             {"num_epochs": 20, "lr": 5e-5, "batch_size": 64, "warmup_steps": 200, "max_response_length": 256},
         ),
         (
-            train_rm.RECIPES["rlcf"][1],
+            train_discriminator.RECIPES["rlcf"][1],
             {"num_triplet_epochs": 5, "triplet_lr": 1e-5, "triplet_margin": 0.5, "warmup_steps": 1000},
         ),
         (
-            train_rm.RECIPES["rlcf"][1],
+            train_discriminator.RECIPES["rlcf"][1],
             {"num_pair_epochs": 5, "lr": 1e-5, "batch_size": 32, "temperature": 0.6, "top_p": 0.95},
         ),
         (
@@ -168,8 +218,8 @@ def test_the_readmes_rule_scores_texts(tmp_path) -> None:
     assert score(responses, responses).tolist() == pytest.approx([1 - 3 / 20, -4 / 20])
 
 
-def test_the_readme_explains_every_metric_that_ppo_logs(miniature) -> None:
+def test_the_glossary_explains_every_metric_that_ppo_logs(miniature) -> None:
     train_ppo.main(replace(miniature.ppo, out=miniature.root / "ppo_metrics"))
-    glossary = re.search(r"## Metrics\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.S)[1]
+    glossary = (ROOT / "docs" / "metrics.md").read_text()
     logged = read_metrics(miniature.root / "ppo_metrics")[0].keys() - {"step"}
     assert logged <= set(re.findall(r"`([\w/]+)`", glossary))

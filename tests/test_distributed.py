@@ -1,4 +1,4 @@
-"""Two gloo processes against one: the same global batch gives the same weights, for all three stages."""
+"""Two gloo processes equal one: the same global batch gives the same weights, in all three stages."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
-from tests.conftest import ROOT, read_metrics
+from tests.conftest import ROOT, UNCLIPPED, read_metrics, run_on_two_processes, torchrun, weights
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_ppo import policy_that_stops
 
@@ -42,66 +42,71 @@ def flags_of(args) -> list[str]:
     ]
 
 
-def torchrun(script: str, args, *flags: str) -> subprocess.CompletedProcess:
-    """Two processes on a free port; one that hangs is killed with its children."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, "tiny",
-         *flags_of(args), *flags],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+STAGES = {"sft": load_gpt, "rm": load_scalar, "regression": load_scalar, "dpo": load_gpt, "ppo": load_gpt}
+SHARDED = [("sft", "fsdp"), ("regression", "fsdp"), ("dpo", "fsdp"), ("ppo", "fsdp")]
+
+
+@pytest.fixture(scope="module")
+def runs(miniature, scored, tmp_path_factory):  # noqa: F811
+    """Each stage on one process and on two: the directory of each, by stage and --shard ("one": one process)."""
+    root = tmp_path_factory.mktemp("two_processes")
+    ppo = replace(miniature.ppo, sft=str(policy_that_stops(miniature.root)), total_episodes=16, num_minibatches=2)
+    stages = {
+        "sft": (train_sft.main, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
+        "rm": (train_rm.main, replace(miniature.rm, micro_batch_size=3)),
+        "regression": (train_rm.main, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
+        "dpo": (train_rm.main, replace(miniature.rm, micro_batch_size=3, loss="dpo")),
+        "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED)),
+        "clipped": (train_ppo.main, replace(ppo, total_episodes=8, clip_range=0.01, value_clip_range=0.01)),
+    }
+    shared = [(stage, "none") for stage in stages] + SHARDED
+    for stage, (main, args) in stages.items():
+        main(replace(args, out=root / f"{stage}_one"))
+    pairs = []
+    for stage, shard in shared:
+        main, args = stages[stage]
+        sharded = {"shard": shard, "checkpoint_activations": True} if shard != "none" else {}
+        sharded |= {"offload": True} if (stage, shard) == ("ppo", "fsdp") else {}
+        pairs.append((main, replace(args, out=root / f"{stage}_{shard}", **sharded)))
+    run_on_two_processes(pairs, root)
+    return {(stage, shard): root / f"{stage}_{shard}" for stage in stages for shard in ("one", "none", "fsdp")}
+
+
+TIMED = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
+CLIPPED = {"policy/clip_fraction", "value/clip_fraction"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "shard"),
-    [("sft", "none"), ("rm", "none"), ("regression", "none"), ("dpo", "none"), ("ppo", "none")]
-    + [("sft", "fsdp"), ("regression", "fsdp"), ("dpo", "fsdp"), ("ppo", "fsdp")],
-)
-def test_two_processes_equal_one(miniature, scored, tmp_path, stage, shard):  # noqa: F811
-    main, load, args = {
-        "sft": (train_sft.main, load_gpt, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
-        "rm": (train_rm.main, load_scalar, replace(miniature.rm, micro_batch_size=3)),
-        "regression": (train_rm.main, load_scalar, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
-        "dpo": (train_rm.main, load_gpt, replace(miniature.rm, micro_batch_size=3, loss="dpo")),
-        "ppo": (
-            train_ppo.main,
-            load_gpt,
-            replace(miniature.ppo, sft=str(policy_that_stops(miniature.root)), total_episodes=16, num_minibatches=2),
-        ),
-    }[stage]
-    one, two = (replace(args, out=tmp_path / name) for name in ("one", "two"))
-    main(one)
-    flags = () if shard == "none" else ("--checkpoint-activations", *(("--offload",) if stage == "ppo" else ()))
-    result = torchrun(f"{main.__module__}.py", replace(two, shard=shard), *flags)
-    assert result.returncode == 0, result.stderr[-2000:]
-    weights = [torch.cat([p.flatten() for p in load(out).parameters()]) for out in (one.out, two.out)]
-    assert torch.allclose(*weights, atol=2e-5)
+@pytest.mark.parametrize(("stage", "shard"), [(stage, "none") for stage in STAGES] + SHARDED)
+def test_two_processes_equal_one(runs, stage, shard):
+    """Weights and metrics equal to rounding, PPO without clipping; samples to the last bit."""
+    load, one, two = STAGES[stage], runs[stage, "one"], runs[stage, shard]
+    assert torch.allclose(weights(load(one)), weights(load(two)), atol=2e-5)
     if stage != "ppo":  # written by the same rule at the same step
-        best = [torch.cat([p.flatten() for p in load(out / "best").parameters()]) for out in (one.out, two.out)]
-        assert torch.allclose(*best, atol=2e-5)
-    state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one.out, two.out))
+        assert torch.allclose(weights(load(one / "best")), weights(load(two / "best")), atol=2e-5)
+    state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one, two))
     shapes = [
         {path: leaf.shape for path, leaf in tree_flatten_with_path(s)[0] if isinstance(leaf, torch.Tensor)}
         for s in (state, sharded_state)
     ]
     kept = [{path: shape for path, shape in found.items() if "generators" not in str(path)} for found in shapes]
     assert kept[0] == kept[1]  # a state is the same file, whoever wrote it
-    skipped = {"episodes_per_second", "policy/first_ratio_error", "policy/sampler_gap", "padding_difference"}
-    for rows in zip(read_metrics(one.out), read_metrics(two.out), strict=True):
-        first, second = ({key: value for key, value in row.items() if key not in skipped} for row in rows)
+    for rows in zip(read_metrics(one), read_metrics(two), strict=True):
+        first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)
     if stage == "ppo":  # the same texts: a row's random numbers are its own, whoever samples it
-        texts = [
-            [json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one.out, two.out)
-        ]
+        texts = [[json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one, two)]
         assert texts[0] == texts[1] and len(texts[0]) == 8
+
+
+@pytest.mark.slow
+def test_two_processes_log_what_one_logs_where_clipping_acts(runs):
+    """To rounding; shares of what is clipped up to clipping: what lies at a boundary may fall on either side."""
+    for rows in zip(*(read_metrics(runs["clipped", name]) for name in ("one", "none")), strict=True):
+        first, second = ({key: value for key, value in row.items() if key not in TIMED | CLIPPED} for row in rows)
+        assert first == pytest.approx(second, abs=2e-3)
+        for key in CLIPPED:
+            assert rows[0][key] == pytest.approx(rows[1][key], abs=0.05) and rows[0][key] > 0.15, rows[0]
 
 
 def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
@@ -114,14 +119,14 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99", "gpu0", ""])
-def test_a_device_that_is_not_there_is_named(device):
+def test_a_missing_device_is_named(device):
     with pytest.raises(InputError, match=f"--device {device}"):
         distributed.setup(device)
 
 
-# ------------------------------------------------------------------------------------------------ a process that dies
+# -------------------------------------------------------------------------------------------------- a process that dies
 def processes_of(out) -> list[int]:
-    """Those with this directory on their command line: torchrun and its workers."""
+    """Processes with this directory on their command line: torchrun and its workers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -143,7 +148,7 @@ def wait_until(condition, seconds=120):
 
 @pytest.fixture
 def job(miniature, tmp_path):
-    """PPO with a rule on two processes that runs for hours; ended whatever happens."""
+    """A long PPO run with a rule on two processes, killed at the end of the test."""
     out, rule = tmp_path / "out", tmp_path / "rule.py"
     rule.write_text(
         "import os, pathlib\n"
@@ -181,7 +186,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 @needs_proc
 @pytest.mark.slow
-def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job):
+def test_a_killed_process_ends_the_job_and_is_named(job):
     process, out, _ = job
     os.kill(worker(out, rank=1), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
@@ -192,7 +197,7 @@ def test_a_process_that_is_killed_takes_the_job_down_and_is_named(job):
 
 @needs_proc
 @pytest.mark.slow
-def test_the_error_of_the_process_that_failed_first_is_the_reason(job):
+def test_the_error_of_the_process_that_failed_first_is_reported(job):
     process, out, directory = job
     (directory / "break").touch()
     _, err = process.communicate(timeout=120)
@@ -203,7 +208,7 @@ def test_the_error_of_the_process_that_failed_first_is_the_reason(job):
 
 @needs_proc
 @pytest.mark.slow
-def test_sigterm_to_torchrun_lets_the_step_end_and_saves_it(job):
+def test_sigterm_to_torchrun_finishes_and_saves_the_step(job):
     process, out, _ = job
     process.terminate()
     process.communicate(timeout=120)
@@ -215,7 +220,7 @@ def test_sigterm_to_torchrun_lets_the_step_end_and_saves_it(job):
 
 @needs_proc
 @pytest.mark.slow
-def test_torchrun_killed_by_force_leaves_no_orphan(job):
+def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
     process, out, _ = job
     assert len(processes_of(out)) == 3
     process.kill()
@@ -225,16 +230,12 @@ def test_torchrun_killed_by_force_leaves_no_orphan(job):
 @pytest.mark.slow
 def test_two_processes_agree():
     """What tests/two_processes.py asserts, on both ranks."""
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "tests.two_processes"],
-        cwd=ROOT, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    result = torchrun("-m", "tests.two_processes")
     assert result.returncode == 0 and result.stdout.count("agreed") == 2, result.stderr[-3000:]
 
 
 @pytest.mark.slow
 def test_a_batch_that_two_processes_cannot_share_is_refused_in_one_sentence(miniature, tmp_path):
-    result = torchrun("train_sft.py", replace(miniature.sft, batch_size=9, out=tmp_path / "sft"))
+    result = torchrun("train_sft.py", "tiny", *flags_of(replace(miniature.sft, batch_size=9, out=tmp_path / "sft")))
     assert result.returncode != 0 and "error: --batch-size 9 can't be shared by 2 processes" in result.stderr
     assert not (tmp_path / "sft").exists()

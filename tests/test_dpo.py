@@ -25,7 +25,7 @@ nats = st.floats(-60, 0)
 
 @given(nats, nats, nats, nats, st.floats(0.01, 2))
 def test_loss_and_gradient_are_those_of_the_formula(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """By plain floats: -log(1 / (1 + exp(-margin))), whose derivative by the margin is -1 / (1 + exp(margin))."""
+    """In Python floats: -log(1 / (1 + exp(-margin))), with derivative -1 / (1 + exp(margin)) by the margin."""
     logprobs = [torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (chosen, rejected)]
     references = [torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (ref_chosen, ref_rejected)]
     loss, chosen_rewards, rejected_rewards = dpo_loss(*logprobs, *references, beta)
@@ -41,7 +41,7 @@ def test_loss_and_gradient_are_those_of_the_formula(chosen, rejected, ref_chosen
 
 
 @given(nats, nats, nats, nats)
-def test_swapping_the_pair_turns_the_margin_round(chosen, rejected, ref_chosen, ref_rejected):
+def test_swapping_the_pair_negates_the_margin(chosen, rejected, ref_chosen, ref_rejected):
     logprobs = (chosen, rejected, ref_chosen, ref_rejected)
     a, b, ref_a, ref_b = (torch.tensor([x], dtype=torch.float64) for x in logprobs)
     loss, *_ = dpo_loss(a, b, ref_a, ref_b, 0.3)
@@ -53,11 +53,11 @@ def test_swapping_the_pair_turns_the_margin_round(chosen, rejected, ref_chosen, 
 def test_a_policy_that_is_its_reference_loses_log_2_and_has_no_margin(tiny_gpt):
     loss, num_right, margin, chosen, rejected = train_rm.implicit_loss(tiny_gpt, tiny_gpt, ROWS, PAD, 0.05)
     assert loss.item() == pytest.approx(2 * math.log(2), abs=1e-6)
-    assert num_right == 0 and margin == 0 and chosen == 0 and rejected == 0  # a tie is wrong
+    assert num_right == 0 and margin == 0 and chosen == 0 and rejected == 0  # a tie counts as wrong
 
 
 def float64_sum(model, query: list[int], response: list[int]) -> torch.Tensor:
-    """Each text alone, unpadded, from full logits: the logprobs of the response tokens one by one."""
+    """One text without padding, from full logits: the sum of its response tokens' log-probabilities."""
     logits = model.logits(model(torch.tensor([query + response])))[0]  # (L, V)
     return sum(F.log_softmax(logits[len(query) - 1 + t], -1)[token] for t, token in enumerate(response))
 
@@ -72,7 +72,7 @@ def test_logprobs_are_summed_over_the_response_with_its_eos_and_without_the_quer
     assert without_eos.item() > chosen[0].item() + 1e-3
 
 
-def test_the_gradient_by_the_weights_is_that_of_texts_alone_in_float64(tiny_gpt):
+def test_the_gradient_of_a_batch_equals_that_of_single_texts_in_float64(tiny_gpt):
     """Padding, micro-batches and the frozen reference change nothing."""
     policy = tiny_gpt.double()
     torch.manual_seed(1)
@@ -104,12 +104,12 @@ def test_implicit_rewards_do_not_depend_on_the_other_rows(tiny_gpt):
     assert together.abs().min() > 0.5 and torch.allclose(together, alone, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------------- the script
+# ----------------------------------------------------------------------------------------------------------- the script
 @pytest.fixture(scope="module")
 def dpo(miniature) -> train_rm.Args:
     args = replace(miniature.rm, loss="dpo", out=None, num_epochs=4, lr=3e-3, eval_every=5)
     train_rm.main(args)
-    return replace(args, out=miniature.root / "dpo")  # where it went by itself: beside the data
+    return replace(args, out=miniature.root / "dpo")  # the default: beside the data
 
 
 def test_the_first_step_starts_at_log_2_and_the_policy_learns_the_labels(dpo):
@@ -123,7 +123,7 @@ def test_the_first_step_starts_at_log_2_and_the_policy_learns_the_labels(dpo):
     assert {"validation_loss", "validation_accuracy", "validation_margin"} <= rows[4].keys()
 
 
-def test_validation_is_a_recount_over_the_reward_models_pairs(dpo, miniature):
+def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, miniature):
     tokenizer = load_tokenizer(dpo.out)
     policy, ref_policy = (
         load_gpt(place).double().forbid(tokenizer.pad_id, tokenizer.vocab_size) for place in (dpo.out, dpo.sft)

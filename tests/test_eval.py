@@ -20,6 +20,7 @@ from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations, read_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import summaries
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.report.page import cells, series, shift_lines, smooth, table, write_report
@@ -33,7 +34,7 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def args(miniature, tmp_path_factory) -> evaluation.Args:
+def args(miniature, tmp_path_factory) -> summaries.Args:
     """A PPO policy far enough from its start to have a KL, and the settings that compare the two."""
     out = tmp_path_factory.mktemp("eval")
     train_ppo.main(replace(miniature.ppo, out=out / "ppo", lr=1e-2))
@@ -95,7 +96,7 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
         model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     queries = [tokenizer.encode(text) for text in ("POST: a b c\n\nTL;DR:", "b c\n\nTL;DR:")]
     query, response = sample_answers(policy, queries, tokenizer, 1, args.response_length, 2, args.seed, 0.7)
-    kl = evaluation.kl_to(ref_policy, policy, query, response, tokenizer, args)
+    kl = summaries.kl_to(ref_policy, policy, query, response, tokenizer, args)
     for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
         text = torch.tensor([ids + answer[:end]])
@@ -158,11 +159,18 @@ def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_beside_the_rew
 
 def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_gone(args) -> None:
     out = args.out.parent / "bare"
-    result = evaluation.main(replace(args, out=out, gold=False, reward_model=None, policies=args.policies[:2]))
+    result = evaluation.main(replace(args, out=out, gold=None, reward_model=None, policies=args.policies[:2]))
     assert result["policies"]["sft"]["gold_win_rate"] is None and result["policies"]["sft"]["rm_score"] is None
     assert result["reward_model"] is None
     assert "gold" not in table(result) and "RM" not in table(result) and "ROUGE-1" in table(result)
     assert "gold" not in (out / "report.html").read_text().split("</table>")[1].split("<h2")[0]
+
+
+def test_a_larger_reward_model_may_be_the_gold_score(args) -> None:
+    result = evaluation.main(replace(args, out=args.out.parent / "gold_model", gold=args.reward_model))
+    rows = [result["reference"], *result["policies"].values()]
+    assert [row["gold_score"] for row in rows] == pytest.approx([row["rm_score"] for row in rows], abs=1e-5)
+    assert result["reward_model"]["gold_agreement"] == 1  # with itself
 
 
 @pytest.mark.parametrize(
@@ -183,6 +191,8 @@ def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_g
         ({"kl_temperature": 0.0}, "--kl-temperature 0.0"),
         ({"response_length": 10**6}, "--response-length"),
         ({"data": Path("no/data")}, "no/data"),
+        ({"gold": "no/such/rule.py:score"}, "--gold no/such/rule.py:score"),
+        ({"gold": "no/such/checkpoint/here"}, "no/such/checkpoint/here"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(args, changes, named) -> None:

@@ -65,15 +65,15 @@ def test_a_response_does_not_depend_on_the_other_rows_or_on_padding(tiny_gpt):
     assert torch.equal(longer[:3], together)
 
 
-def test_a_response_holds_no_id_of_its_query_and_is_as_long_as_asked(tiny_gpt):
-    """The query's ids are made impossible: one that shows up in the response was handed over with it."""
+def test_a_response_excludes_its_query_and_has_the_requested_length(tiny_gpt):
+    """The query's ids are forbidden, so any of them in the response would come from the query itself."""
     query_ids = sorted({i for row in QUERIES for i in row})
     tiny_gpt.register_buffer("forbidden", torch.isin(torch.arange(37), torch.tensor(query_ids)), persistent=False)
     response, logprobs = sample(tiny_gpt, QUERIES * 5, T=9, eos_id=None)
     assert response.shape == logprobs.shape == (15, 9) and not torch.isin(response, torch.tensor(query_ids)).any()
 
 
-def test_logits_that_are_not_finite_are_one_sentence(tiny_gpt):
+def test_nonfinite_logits_are_one_sentence(tiny_gpt):
     with torch.no_grad():
         tiny_gpt.lm_head.weight[3] = float("nan")
     for temperature in (0.0, 0.8):
@@ -100,7 +100,7 @@ def tiny_vocabulary_model(V=5):
     torch.manual_seed(3)
     model = GPT(GPTConfig(vocab_size=V, n_ctx=8, d_model=8, n_layer=1, n_head=2, d_mlp=8, rotary_dim=2))
     with torch.no_grad():
-        model.lm_head.weight.normal_(std=0.3)  # far from uniform, and no token so rare that a sample would miss it
+        model.lm_head.weight.normal_(std=0.3)  # far from uniform, but no token too rare to be sampled
     return model
 
 
@@ -142,8 +142,8 @@ def test_samples_have_the_exact_distribution(settings):
     assert chi_squared < cells - 1 + 5 * math.sqrt(2 * (cells - 1))  # five standard deviations, and the seed is fixed
 
 
-def test_what_comes_out_can_be_trained_on(tiny_gpt):
-    """It is made in inference mode, whose own tensors no backward pass may keep."""
+def test_outputs_can_be_used_in_training(tiny_gpt):
+    """They are computed in inference mode, whose tensors can't be saved for a backward pass."""
     query = torch.tensor([[3, 5, 7]])
     response, logprobs = generate(tiny_gpt, query, query > 0, 4)
     loss = (tiny_gpt(response) * logprobs[..., None]).sum()
@@ -152,7 +152,7 @@ def test_what_comes_out_can_be_trained_on(tiny_gpt):
 
 
 def test_pad_inside_the_vocabulary_is_never_sampled():
-    """A padded embedding like Pythia's has a row for [PAD]; here the model loves it."""
+    """A padded embedding like Pythia's has a row for [PAD]; here the model strongly prefers it."""
     model = tiny_vocabulary_model()
     with torch.no_grad():
         model.lm_head.weight[3] = 50 * model.transformer.norm.bias.new_ones(8)
@@ -171,7 +171,7 @@ def test_an_id_of_probability_zero_is_never_drawn():
     assert draw(probabilities, uniforms[:, None]).tolist() == [[1], [3], [1], [3]]
 
 
-def test_top_k_keeps_k_and_top_p_keeps_the_one_that_crosses():
+def test_top_k_keeps_k_and_top_p_keeps_the_id_that_crosses_p():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert keep_top_k(logits, 2).isfinite().tolist() == [[True, True, False, False]]
     assert keep_top_p(logits, 0.6).isfinite().tolist() == [[True, True, False, False]]
@@ -193,8 +193,8 @@ def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
             assert len(set(ngrams)) == len(ngrams)
 
 
-def test_ngram_ban_lets_rows_that_have_ended_rest(tiny_gpt):
-    """Behind their EOS stands [PAD], whose id lies beyond the vocabulary here."""
+def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
+    """After EOS comes [PAD], whose id lies outside the vocabulary here."""
     banned, free = (
         sample(tiny_gpt, QUERIES * 20, T=20, eos_id=3, temperature=2.0, no_repeat_ngram_size=n)[0] for n in (2, 0)
     )
@@ -206,6 +206,6 @@ def test_ngram_ban_lets_rows_that_have_ended_rest(tiny_gpt):
     assert not torch.equal(banned, free)
 
 
-def test_ngram_ban_that_leaves_nothing_is_lifted():
+def test_ngram_ban_that_would_ban_every_id_is_lifted():
     logits = ban_repeated_ngrams(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]), 1)
     assert logits.isfinite().all()

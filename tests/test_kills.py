@@ -1,4 +1,4 @@
-"""A few kills at random moments; tests/kills.py makes as many as one likes."""
+"""A few kills at random moments; `python -m tests.kills` makes as many as you like."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ from tests.conftest import ROOT
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--kills", "6"), ("--kills", "2", "--processes", "2")])
-def test_killed_runs_end_in_the_same_bits(flags):
+def test_killed_runs_end_in_the_same_bits(miniature, flags):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.kills", *flags], cwd=ROOT, capture_output=True, text=True, timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "tests.kills", "--miniature", str(miniature.root), *flags],
+        cwd=ROOT, capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     assert "all ended in the same bits" in result.stdout

@@ -1,4 +1,4 @@
-"""What the model promises whatever its weights: padding, batch and cache change nothing. Parity: test_checkpoint."""
+"""Invariances of the model: padding, batch and cache change nothing. Parity with transformers: test_checkpoint.py."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ CONFIGS = {
 def model_of(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
     torch.manual_seed(0)
     model = kind(config)
-    with torch.no_grad():  # far from the initialisation, where attention is nearly uniform
+    with torch.no_grad():  # away from the initialisation, where attention is nearly uniform
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
@@ -37,13 +37,13 @@ def gpt(request) -> GPT:
     return model_of(CONFIGS[request.param])
 
 
-# ------------------------------------------------------------------------------------------------- padding and batches
+# -------------------------------------------------------------------------------------------------- padding and batches
 @torch.no_grad()
 def test_left_padding_does_not_change_a_row(gpt) -> None:
     row = torch.randint(41, (1, 11), generator=torch.Generator().manual_seed(1))
     alone = gpt.logits(gpt(row))
     for padding in (1, 7, 30):
-        ids = torch.cat((torch.randint(41, (1, padding)), row), dim=1)  # what stands under the mask must not matter
+        ids = torch.cat((torch.randint(41, (1, padding)), row), dim=1)  # masked ids must not matter
         mask = torch.arange(11 + padding)[None] >= padding
         assert (gpt.logits(gpt(ids, mask))[:, padding:] - alone).abs().max() < 1e-5
 
@@ -58,7 +58,7 @@ def test_the_other_rows_of_a_batch_do_not_change_a_row(gpt) -> None:
 
 
 @torch.no_grad()
-def test_right_padding_does_not_change_what_stands_before_it(gpt) -> None:
+def test_right_padding_does_not_change_the_tokens_before_it(gpt) -> None:
     ids = torch.randint(41, (1, 9), generator=torch.Generator().manual_seed(1))
     padded, mask = torch.cat((ids, ids), dim=1), torch.arange(18)[None] < 9
     assert (gpt(padded, mask)[:, :9] - gpt(ids)).abs().max() < 1e-5
@@ -73,7 +73,7 @@ def test_a_padding_id_outside_the_embedding_never_reaches_it(gpt) -> None:
 
 
 @torch.no_grad()
-def test_a_row_that_is_all_padding_is_finite_and_harms_no_other(gpt) -> None:
+def test_a_row_of_only_padding_is_finite_and_does_not_affect_other_rows(gpt) -> None:
     ids = torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[True] * 9, [False] * 9])
     hidden = gpt(ids, mask)
@@ -82,7 +82,7 @@ def test_a_row_that_is_all_padding_is_finite_and_harms_no_other(gpt) -> None:
 
 
 @torch.no_grad()
-def test_no_token_sees_a_later_one(gpt) -> None:
+def test_no_token_attends_to_a_later_one(gpt) -> None:
     ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
     before = gpt(ids)
     ids[0, 7] = (ids[0, 7] + 1) % 41
@@ -90,14 +90,14 @@ def test_no_token_sees_a_later_one(gpt) -> None:
     assert torch.equal(before[:, :7], after[:, :7]) and not torch.allclose(before[:, 7], after[:, 7])
 
 
-# --------------------------------------------------------------------------------------- an encoder: without causality
+# ---------------------------------------------------------------------------------------- an encoder: without causality
 @pytest.fixture(params=["gpt2", "gpt_neox", "codegen"])
 def encoder(request) -> GPT:
     return model_of(replace(CONFIGS[request.param], causal=False))
 
 
 @torch.no_grad()
-def test_every_token_of_an_encoder_sees_every_other(encoder) -> None:
+def test_every_token_of_an_encoder_attends_to_every_other(encoder) -> None:
     ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
     before = encoder(ids)
     for place in (0, 7, 11):
@@ -119,7 +119,7 @@ def test_padding_on_either_side_and_neighbours_do_not_change_a_row_of_an_encoder
 
 
 @torch.no_grad()
-def test_an_encoder_without_positions_knows_no_order() -> None:
+def test_an_encoder_without_positions_is_permutation_equivariant() -> None:
     encoder = model_of(replace(CONFIGS["gpt_neox"], rotary_dim=0, causal=False))
     ids = torch.randint(41, (1, 12), generator=torch.Generator().manual_seed(1))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
@@ -128,7 +128,7 @@ def test_an_encoder_without_positions_knows_no_order() -> None:
     assert (causal(ids[:, order]) - causal(ids)[:, order]).abs().max() > 1e-2
 
 
-def test_the_last_tokens_of_an_encoder_alone_are_the_same_in_value_and_gradient(encoder) -> None:
+def test_computing_only_the_last_tokens_of_an_encoder_gives_the_same_values_and_gradients(encoder) -> None:
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     results = []
     for last in (None, 5):
@@ -140,11 +140,11 @@ def test_the_last_tokens_of_an_encoder_alone_are_the_same_in_value_and_gradient(
         assert torch.allclose(whole, part, atol=1e-4, rtol=1e-4)
 
 
-# ----------------------------------------------------------------------------------------------------------- the cache
+# ------------------------------------------------------------------------------------------------------------ the cache
 @torch.no_grad()
-@pytest.mark.parametrize("whole", [False, True])  # True: as on a GPU, where one captured step serves for all
+@pytest.mark.parametrize("whole", [False, True])  # True: as on a GPU, where one captured step is replayed
 def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole) -> None:
-    """Prefill of 6, then a token at a time; rows left-padded by 0 and 4; one row dropped on the way."""
+    """Prefill of 6, then one token per step; rows left-padded by 0 and 4; one row dropped midway."""
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     full = gpt(ids, mask)
@@ -158,7 +158,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole) -> None:
     assert (torch.cat(hidden, 1) - full[kept, 7:11]).abs().max() < 1e-5
 
 
-def test_asking_for_the_last_tokens_alone_gives_the_same_in_value_and_gradient(gpt) -> None:
+def test_computing_only_the_last_tokens_gives_the_same_values_and_gradients(gpt) -> None:
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     for real in (mask, None):
@@ -173,7 +173,7 @@ def test_asking_for_the_last_tokens_alone_gives_the_same_in_value_and_gradient(g
             assert torch.allclose(whole, part, atol=1e-4, rtol=1e-4)
 
 
-def test_checkpointed_activations_change_no_number_and_keep_less(gpt) -> None:
+def test_checkpointed_activations_change_no_number_and_save_less(gpt) -> None:
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     results, kept = [], []
@@ -189,8 +189,8 @@ def test_checkpointed_activations_change_no_number_and_keep_less(gpt) -> None:
     assert kept[1] < kept[0] / 3
 
 
-# -------------------------------------------------------------------------------------------------------------- masks
-def test_positions_are_those_of_the_drawing() -> None:
+# ---------------------------------------------------------------------------------------------------------------- masks
+def test_positions_equal_the_drawing() -> None:
     mask = torch.tensor([[False, False, True, True, True, False]])
     assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2, 0]]
 
@@ -201,7 +201,7 @@ def test_positions_are_those_of_the_drawing() -> None:
     st.one_of(st.none(), st.integers(1, 8)),
     st.booleans(),
 )
-def test_what_a_token_sees_equals_a_triple_loop(rows, window, causal) -> None:
+def test_the_attention_mask_equals_a_triple_loop(rows, window, causal) -> None:
     visible = attention_mask(torch.tensor(rows), window, causal)
     assert visible.shape == (len(rows), 1, 6, 6)
     for row in range(len(rows)):
@@ -212,9 +212,9 @@ def test_what_a_token_sees_equals_a_triple_loop(rows, window, causal) -> None:
                 assert visible[row, 0, query, key].item() == expected
 
 
-# ------------------------------------------------------------------------------------------------------ [PAD], dropout
+# ------------------------------------------------------------------------------------------------------- [PAD], dropout
 @torch.no_grad()
-def test_pad_and_rows_without_a_token_have_no_probability() -> None:
+def test_pad_and_unused_rows_of_the_head_have_probability_zero() -> None:
     model = model_of(CONFIGS["codegen"]).forbid(pad_id=37, num_ids=39)
     logits = model.logits(model(torch.zeros((1, 3), dtype=torch.long)))
     assert (logits[..., [37, 39, 40]] == -torch.inf).all()
@@ -241,7 +241,7 @@ def test_training_mode_changes_no_number(gpt) -> None:
     assert torch.equal(gpt.train()(ids), gpt.eval()(ids))
 
 
-# ---------------------------------------------------------------------------------------------------- the scalar model
+# ----------------------------------------------------------------------------------------------------- the scalar model
 def test_the_scalar_head_starts_at_one_over_the_square_root_of_width_plus_one() -> None:
     """[N+ 11] 10,000 weights: their standard deviation is within 5 standard errors, 0.7% each, of 1 / sqrt(10001)."""
     torch.manual_seed(0)

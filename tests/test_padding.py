@@ -30,7 +30,7 @@ def test_padding_loses_nothing(rows):
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_first_true_index_is_that_of_a_list(mask):
+def test_first_true_index_equals_list_index(mask):
     expected = [row.index(True) if True in row else 4 for row in mask]
     assert first_true_index(torch.tensor(mask)).tolist() == expected
 
@@ -50,7 +50,7 @@ def test_micro_batches_are_consecutive_and_complete():
     assert micro_batches([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
 
 
-def test_needed_columns_are_those_of_the_drawing():
+def test_needed_columns_equal_the_drawing():
     query_mask = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1]]).bool()
     state_mask = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
     assert needed_columns(query_mask, state_mask) == (2, 3)

@@ -1,4 +1,4 @@
-"""Fine-tuning few parameters: what is trained, that nothing else moves, and what lies on the disk afterwards."""
+"""Parameter-efficient fine-tuning: what is trained, that nothing else changes, and what is saved."""
 
 import json
 import re
@@ -43,7 +43,7 @@ every_way = pytest.mark.parametrize("how", WAYS)
 
 
 def perturb(model: GPT, only_trained: bool = False) -> GPT:
-    """Away from the start: a wrong order or a forgotten term shows."""
+    """Move away from the initialisation, so that a wrong order or a missing term shows."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad or not only_trained:
@@ -57,7 +57,7 @@ def random_gpt(config: GPTConfig) -> GPT:
 
 
 def tuned_gpt(config: GPTConfig, how: str) -> GPT:
-    """One whose added weights are trained already."""
+    """A tuned model whose added weights are no longer at their initialisation."""
     model = random_gpt(config)
     tune(model, how)
     return perturb(model, only_trained=True)
@@ -96,7 +96,7 @@ def test_gpt2_trains_as_many_parameters_as_counted_by_hand(how, num_trained):
 
 @every_family
 @every_way
-def test_the_gradient_reaches_what_is_trained_and_nothing_else(family, how):
+def test_only_trained_parameters_get_a_gradient(family, how):
     model = tuned_gpt(FAMILIES[family], how)
     loss(model).backward()
     nonzero = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
@@ -150,7 +150,7 @@ def test_checkpointed_activations_give_the_same_gradients(how):
 
 @every_family
 @every_way
-def test_steps_move_no_bit_of_what_is_frozen(family, how):
+def test_steps_change_no_bit_of_frozen_parameters(family, how):
     model = random_gpt(FAMILIES[family])
     tune(model, how)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -165,20 +165,20 @@ def test_steps_move_no_bit_of_what_is_frozen(family, how):
     assert moved == trained_names(model) and losses[-1] < losses[0]
 
 
-# -------------------------------------------------------------------------------------------------- what it computes
+# ----------------------------------------------------------------------------------------------------- what it computes
 @every_family
 @every_way
 def test_an_untrained_model_computes_what_it_did_before(family, how):
     base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
     tune(model, how)
-    # with gradients on a frozen layer may take a product that rounds otherwise
+    # with gradients enabled, a frozen layer may use a product that rounds differently
     assert (logits(base) - logits(model)).abs().max() < 1e-6
     with torch.no_grad():
         assert torch.equal(logits(base), logits(model))
 
 
 def test_no_random_number_is_drawn_for_full_and_bitfit():
-    """So that --tune full gives the digits that it gave before there was the flag."""
+    """So --tune full gives the same digits as a script without the flag."""
     model = random_gpt(FAMILIES["gpt2"])
     state = torch.get_rng_state()
     for how in ("full", "bitfit"):
@@ -211,7 +211,7 @@ def test_a_merged_model_computes_the_same_and_the_tuned_one_stays_as_it_is(famil
     assert isinstance(model.transformer.blocks[0].attention.qkv, LoRALinear)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
-    assert plain.transformer.embedding.weight is model.transformer.embedding.weight  # nothing is held twice
+    assert plain.transformer.embedding.weight is model.transformer.embedding.weight  # shared, not copied
     assert (plain.lm_head.weight is plain.transformer.embedding.weight) == FAMILIES[family].tied_head
 
 
@@ -225,8 +225,8 @@ def test_an_adapter_is_a_residual_bottleneck():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gpt_neox"])
-def test_adapters_stand_behind_each_branch_and_before_the_sum(family):
-    """One that only adds a constant is another bias of its branch, in sequential and in parallel blocks."""
+def test_adapters_come_after_each_branch_and_before_the_sum(family):
+    """An adapter that only adds a constant equals a bias of its branch, in sequential and in parallel blocks."""
     base, model = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
     tune(model, "adapter")
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_adapters_stand_behind_each_branch_and_before_the_sum(family):
 
 @every_family
 @every_way
-def test_the_cached_decoder_says_what_the_full_forward_says(family, how):
+def test_cached_decoding_equals_the_full_forward_pass(family, how):
     model = tuned_gpt(FAMILIES[family], how)
     response, logprobs = generate(model, IDS, MASK, 8, temperature=0.0, eos_id=None, pad_id=99)
     ids, mask = IDS, MASK
@@ -253,7 +253,7 @@ def test_the_cached_decoder_says_what_the_full_forward_says(family, how):
         mask = F.pad(mask, (0, 1), value=True)
 
 
-# -------------------------------------------------------------------------------------------------- what lies on disk
+# -------------------------------------------------------------------------------------------------------- what is saved
 @every_family
 @pytest.mark.parametrize("how", ["bitfit", "lora"])
 def test_transformers_reads_a_checkpoint_of_bitfit_and_lora(family, how, tmp_path):
@@ -287,13 +287,13 @@ def test_a_checkpoint_keeps_its_adapters_and_transformers_refuses_it(family, tmp
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"adapter_size": None}, "adapter_size must be a whole number"),
+        ({"adapter_size": None}, "adapter_size must be an integer"),
         ({"adapter_size": 7}, r"adapter_down has shape \(\d+, 24\) instead of the \(7, 24\)"),
         ({"model_type": "gpt2"}, "holds transformer.h.0.attn.c_proj.adapter_down and 15 more"),
         ({"model_type": "llama_adapter"}, "model_type 'llama_adapter' isn't one of"),
     ],
 )
-def test_a_config_that_does_not_fit_to_its_adapters_is_one_sentence(tmp_path, change, sentence):
+def test_a_config_that_does_not_match_its_adapters_is_one_sentence(tmp_path, change, sentence):
     save(tuned_gpt(FAMILIES["gpt2"], "adapter"), tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -301,22 +301,22 @@ def test_a_config_that_does_not_fit_to_its_adapters_is_one_sentence(tmp_path, ch
         load_gpt(tmp_path)
 
 
-def test_a_checkpoints_adapters_are_trained_on_and_not_added_to(tmp_path):
+def test_adapters_of_a_checkpoint_are_trained_further_without_adding_more(tmp_path):
     save(tuned_gpt(FAMILIES["gpt2"], "adapter"), tmp_path)
     model = load_gpt(tmp_path)
     before = logits(model)
     tune(model, "adapter")
     assert torch.equal(logits(model), before) and len(trained_names(model)) == 2 * 2 * 4
-    tune(model, "lora")  # or stay, frozen, beneath another way
+    tune(model, "lora")  # with another method they stay, frozen
     assert torch.equal(logits(model), before) and len(trained_names(model)) == 2 * 4
 
 
-def test_an_unknown_way_is_refused():
+def test_an_unknown_method_is_refused():
     with pytest.raises(InputError, match="--tune prefix: must be full, adapter, bitfit or lora"):
         tune(random_gpt(FAMILIES["gpt2"]), "prefix")
 
 
-# ---------------------------------------------------------------------------------------------------------- the script
+# ----------------------------------------------------------------------------------------------------------- the script
 @every_way
 def test_the_loss_goes_down_and_the_checkpoint_loads(miniature, tmp_path, capsys, how):
     args = replace(
@@ -346,7 +346,7 @@ def test_the_loss_goes_down_and_the_checkpoint_loads(miniature, tmp_path, capsys
 
 
 def loss_on(miniature, split, model):
-    """In nats a token, of a checkpoint as it was loaded."""
+    """Loss in nats per token."""
     tokenizer = train_sft.load_tokenizer(miniature.root / "data")
     rows = train_sft.load_demonstrations(miniature.root / "data" / f"sft.{split}.jsonl", tokenizer, None, None)
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)

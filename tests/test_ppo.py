@@ -1,4 +1,4 @@
-"""The arithmetic of PPO against brute force, float64 and examples typed by hand; what is masked is poisoned."""
+"""The arithmetic of PPO against brute force, float64 and examples by hand; masked positions hold NaN."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked():
 
 
 @given(st.lists(st.lists(st.sampled_from([1, 2, E]), min_size=5, max_size=5), min_size=1, max_size=5))
-def test_masks_equal_a_walk_over_each_row(rows):
+def test_masks_equal_a_loop_over_each_row(rows):
     eos_index, padding_mask, padding_mask_p1 = eos_masks(torch.tensor(rows), E, PAD)
     for b, row in enumerate(rows):
         end = row.index(E) if E in row else 4
@@ -72,7 +72,7 @@ def test_rewards_sum_to_the_score_less_the_penalty(score_at):
     assert torch.allclose(rewards.sum(1), scores - 0.3 * torch.stack(kl_by_hand), atol=1e-6)
 
 
-def test_both_places_of_the_score_give_the_same_advantages_where_the_last_value_is_the_score():
+def test_both_score_placements_give_the_same_advantages_if_the_last_value_is_the_score():
     torch.manual_seed(0)
     response = torch.tensor([[1, 2, E, PAD, PAD]])
     eos_index, padding_mask, padding_mask_p1 = eos_masks(response, E, PAD)
@@ -91,7 +91,7 @@ def test_both_places_of_the_score_give_the_same_advantages_where_the_last_value_
     assert torch.allclose(results["after_eos"], results["last_token"], atol=1e-6)
 
 
-def test_whitening_by_given_statistics_is_the_same() -> None:
+def test_whitening_with_given_statistics_is_the_same() -> None:
     x, mask = torch.randn(3, 5), torch.arange(5) > torch.tensor([[4], [2], [0]])
     statistics = x[~mask].mean(), x[~mask].var(correction=0)
     assert torch.allclose(whiten(x, mask, statistics=statistics), whiten(x, mask), atol=1e-6)
@@ -139,7 +139,7 @@ def test_value_loss_by_hand_with_and_without_clipping():
     new, old, returns = torch.tensor([[1.0, 0.1]]), torch.zeros(1, 2), torch.tensor([[1.0, 1.0]])
     mask = torch.zeros(1, 2).bool()
     loss, clip_fraction = value_loss(new, old, returns, mask, 0.2)
-    assert loss.item() == pytest.approx(0.5 * (0.8**2 + 0.9**2) / 2)  # the first is held at 0.2
+    assert loss.item() == pytest.approx(0.5 * (0.8**2 + 0.9**2) / 2)  # the first is clipped to 0.2
     assert clip_fraction.item() == 0.5
     loss, clip_fraction = value_loss(new, old, returns, mask, None)
     assert loss.item() == pytest.approx(0.5 * (0.0 + 0.9**2) / 2) and clip_fraction.item() == 0
@@ -160,7 +160,7 @@ def test_nan_after_the_end_reaches_neither_loss_nor_gradient():
         assert outcomes[0] == outcomes[1]
 
 
-def test_how_a_batch_is_cut_into_micro_batches_does_not_change_the_gradient():
+def test_splitting_a_batch_into_micro_batches_does_not_change_the_gradient():
     torch.manual_seed(0)
     B, T = 4, 5
     mask = torch.arange(T) > torch.tensor([0, 4, 2, 3])[:, None]

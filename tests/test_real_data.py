@@ -14,6 +14,8 @@ import train_sft
 from data import hh, stackoverflow, tldr
 from tests.conftest import read_metrics
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("source", "tokenizer"),

@@ -1,4 +1,4 @@
-"""The reward model by regression, which weights are trained, and AdamW's groups."""
+"""Reward models by regression, which weights are trained, and AdamW's parameter groups."""
 
 import json
 import math
@@ -21,7 +21,7 @@ EOS, PAD = 1, 99
 ROWS = [Scored([5, 6, 7], [8, 9, EOS], {}, -0.5), Scored([10], [11, EOS], {}, 0.0), Scored([4, 3], [EOS], {}, 2.0)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scored(miniature):
     """The miniature's demonstrations, scored by their length in words."""
     for split in ("train", "validation"):
@@ -77,7 +77,7 @@ def test_a_regression_is_also_measured_by_its_ranking(scored):
     assert summary["validation_pair_accuracy"] == sum(margin > 0 for margin in margins) / len(pairs)
 
 
-def test_without_pairs_a_regression_goes_without(scored, tmp_path):
+def test_a_regression_needs_no_pairs(scored, tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("scored.train", "scored.validation", "sft.train"):
         (tmp_path / "data" / f"{name}.jsonl").symlink_to(scored.data / f"{name}.jsonl")
@@ -86,6 +86,7 @@ def test_without_pairs_a_regression_goes_without(scored, tmp_path):
 
 
 def test_the_micro_batch_size_does_not_change_the_gradient(scored, gradients):  # noqa: F811
+    """Equal to rounding, in the first step."""
     for size in (1, 3, 8):
         train_rm.main(replace(scored, micro_batch_size=size, num_epochs=0.125, overwrite=True))
     assert len(gradients) == 3 and gradients[0].abs().max() > 1e-3
@@ -93,7 +94,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(scored, gradients):  
         assert torch.allclose(gradient, gradients[-1], atol=1e-6)
 
 
-def test_a_score_that_is_no_number_is_named_with_its_line(scored, tmp_path):
+def test_a_score_that_is_not_a_number_names_its_line(scored, tmp_path):
     rows = [{"query": "a", "response": "b", "score": 1}, {"query": "a", "response": "b", "score": "2"}]
     write_jsonl(tmp_path / "scored.jsonl", rows)
     with pytest.raises(InputError, match=r"scored.jsonl:2: the field 'score' must be float, not str"):
@@ -140,7 +141,7 @@ def test_only_matrices_decay_where_vectors_do_not():
     assert torch.allclose(vectors[0], before[1] * 0.95)
 
 
-def test_long_gradients_are_shortened(miniature, tmp_path, monkeypatch):
+def test_the_gradient_norm_is_clipped(miniature, tmp_path, monkeypatch):
     plain, norms = torch.optim.AdamW.step, []
 
     def step(self, *arguments):

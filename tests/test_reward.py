@@ -59,7 +59,7 @@ def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_
     assert (gradient[:5] > 0).all() and (gradient[5:] == 0).all()
 
 
-def test_a_rule_of_ones_own_gets_texts(tmp_path):
+def test_a_users_rule_gets_texts(tmp_path):
     class Letters:
         def decode(self, ids):
             return "".join(chr(96 + i) for i in ids if i != PAD)

@@ -1,6 +1,8 @@
 import json
 
 import pytest
+import tokenizers
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from transformers import AutoTokenizer
 from nanorlhf import hub
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, train_tokenizer
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, token_bytes, train_tokenizer
 
 TEXTS = ["the cat sat on the mat", "TL;DR: my cat sold the mat.", "the mat, the cat and the cat's hat"] * 3
 TRAINED = train_tokenizer(TEXTS, 300)
@@ -27,8 +29,8 @@ def save_with(directory, **settings):
     return directory
 
 
-# ----------------------------------------------------------------------------------------------- EOS and [PAD] [N+ 2]
-def test_pad_of_gpt2_lies_behind_its_embedding(real_data):
+# ------------------------------------------------------------------------------------------------- EOS and [PAD] [N+ 2]
+def test_pad_of_gpt2_lies_outside_its_embedding(real_data):
     tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt2")
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (50256, 50257, 50257)
     check_vocabulary(tokenizer, 50257, "gpt2")  # [PAD] needs no row
@@ -40,7 +42,7 @@ def test_pad_of_pythia_lies_inside_its_padded_head(real_data):
     assert tokenizer.pad_id < 50304  # rows of Pythia's head: the model must not sample it
 
 
-def test_pad_is_never_eos_and_no_id_of_a_text(published):
+def test_pad_is_never_eos_and_never_an_id_of_a_text(published):
     for tokenizer in (TRAINED, published):
         assert tokenizer.pad_id != tokenizer.eos_id
         ids = tokenizer.encode("a [PAD] b<|endoftext|>[PAD]<|endoftext|> <|padding|> [PAD]")
@@ -48,7 +50,7 @@ def test_pad_is_never_eos_and_no_id_of_a_text(published):
         assert tokenizer.decode(ids) == "a [PAD] b<|endoftext|>[PAD]<|endoftext|> <|padding|> [PAD]"
 
 
-def test_a_plain_pad_token_of_a_file_becomes_special(tmp_path):
+def test_a_plain_pad_token_in_a_file_becomes_special(tmp_path):
     backend = json.loads(TRAINED.backend.to_str())
     assert backend["added_tokens"][-1]["content"] == "[PAD]"
     backend["added_tokens"][-1]["special"] = False
@@ -61,7 +63,7 @@ def test_a_plain_pad_token_of_a_file_becomes_special(tmp_path):
 def test_decode_drops_pad_and_eos_only(published):
     for tokenizer in (TRAINED, published):
         ids = [tokenizer.pad_id] * 2 + tokenizer.encode(" the cat .") + [tokenizer.eos_id, tokenizer.pad_id]
-        assert tokenizer.decode(ids) == " the cat ."  # no clean-up of the blank before the full stop
+        assert tokenizer.decode(ids) == " the cat ."  # the space before the full stop is kept
 
 
 def test_pad_that_is_eos_is_refused(tmp_path):
@@ -88,7 +90,7 @@ def test_vocabulary_larger_than_the_embedding_is_refused():
         check_vocabulary(TRAINED, TRAINED.vocab_size - 1, "runs/x")
 
 
-# ------------------------------------------------------------------------------------------------------------ ids
+# ------------------------------------------------------------------------------------------------------------------ ids
 def test_published_tokenizers_give_their_well_known_ids(real_data):
     assert load_tokenizer(real_data / "tokenizers" / "gpt2").encode("Hello world") == [15496, 995]
     assert load_tokenizer(real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json").encode("Hello world") == [
@@ -97,19 +99,19 @@ def test_published_tokenizers_give_their_well_known_ids(real_data):
     ]
 
 
-def test_apart_and_joined_tokenisation_agree(published, real_data):
+def test_separate_and_joint_tokenisation_agree(published, real_data):
     with (real_data / "tldr" / "reencoded" / "sft.jsonl").open() as file:
         rows = [json.loads(line) for line, _ in zip(file, range(300), strict=False)]
     for row in rows:
-        summary = row["summary"]  # no leading blank of its own
+        summary = row["summary"]  # has no leading space
         for query in (f"POST: {row['post']}\n\nTL;DR:", f"Article:\n{row['post']}\n\nTL;DR:\n"):
             blank = "" if query.endswith("\n") else " "
             apart = published.encode(query) + response_ids(query, summary, published)[:-1]
             assert apart == published.encode(query + blank + summary)
 
 
-def test_without_the_leading_blank_they_would_not_agree(published):
-    # what the blank is for: a token may span colon and word
+def test_without_the_leading_space_they_would_not_agree(published):
+    # the space is needed because a token may span colon and word
     query, response = "TL;DR:", "//"  # "://" is a token of both
     assert published.encode(query) + published.encode(response) != published.encode(query + response)
 
@@ -163,7 +165,35 @@ def test_vocabulary_and_merges_give_the_ids_of_tokenizer_json(tmp_path):
     assert load_tokenizer(tmp_path).encode(TEXTS[1]) == TRAINED.encode(TEXTS[1])
 
 
-# ---------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------------- bytes of a single token
+@given(ids=st.lists(st.integers(0, TRAINED.pad_id), max_size=40))
+def test_bytes_of_tokens_join_to_the_decoded_text(ids):
+    pieces = token_bytes(TRAINED)
+    assert b"".join(pieces[i] for i in ids).decode(errors="replace") == TRAINED.decode(ids)
+
+
+def test_bytes_of_published_vocabularies_join_to_the_decoded_text(published):
+    pieces = token_bytes(published)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(published.vocab_size, (200, 50), generator=generator).tolist()
+    rows.append(list(range(published.vocab_size - 300, published.vocab_size)))  # NeoX adds runs of blanks there
+    for ids in rows:
+        assert b"".join(pieces[i] for i in ids).decode(errors="replace") == published.decode(ids)
+
+
+def test_eos_and_pad_have_no_bytes(published):
+    for tokenizer in (TRAINED, published):
+        pieces = token_bytes(tokenizer)
+        assert pieces[tokenizer.eos_id] == pieces[tokenizer.pad_id] == b""
+
+
+def test_a_word_level_tokenizer_has_no_token_bytes():
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<|endoftext|>": 1, "[PAD]": 2}, unk_token="a"))
+    with pytest.raises(InputError, match="byte-level"):
+        token_bytes(Tokenizer(backend, 1, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
@@ -200,6 +230,6 @@ def test_hub_id_without_network_gets_one_sentence(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_a_path_that_does_not_exist_is_no_hub_id():
+def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id():
     with pytest.raises(InputError, match="runs/no/such/dir: no such file or directory, and not a Hub id"):
         load_tokenizer("runs/no/such/dir")

@@ -1,4 +1,4 @@
-"""The PPO script end to end on a miniature: what holds before, in and after an update."""
+"""The PPO script end to end on a miniature: what holds before, during and after an update."""
 
 import json
 import math
@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import train_ppo
+from nanorlhf import rollout
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks, whiten
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import TINY, interrupt_at, read_metrics
+from tests.conftest import TINY, UNCLIPPED, interrupt_at, read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
 
@@ -23,7 +24,7 @@ EOS, PAD = 1, 99
 
 @pytest.fixture(scope="module")
 def miniature(miniature):
-    """The miniature with a policy that stops now and then: after a few steps of SFT none would, and no mask be used."""
+    """The miniature with a policy that sometimes samples EOS: after a few SFT steps none would, and no mask be used."""
     return replace(miniature, ppo=replace(miniature.ppo, sft=str(policy_that_stops(miniature.root))))
 
 
@@ -40,11 +41,13 @@ def policy_that_stops(root):
 
 
 class Spy:
-    """Stands in for a function of the script and keeps what it was called with."""
+    """Replaces a function of the script and of its rollout; keeps the arguments and the result of each call."""
 
-    def __init__(self, monkeypatch, name):
-        self.calls, self.function = [], getattr(train_ppo, name)
-        monkeypatch.setattr(train_ppo, name, self)
+    def __init__(self, monkeypatch, name, modules=(train_ppo, rollout)):
+        self.calls, homes = [], [module for module in modules if hasattr(module, name)]
+        self.function = getattr(homes[0], name)
+        for module in homes:
+            monkeypatch.setattr(module, name, self)
 
     def __call__(self, *args, **kwargs):
         result = self.function(*args, **kwargs)
@@ -62,7 +65,7 @@ def rollout_of_a_few(model):
 
 @pytest.mark.parametrize("positions", ["rotary_half", "learned"])
 def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, positions):
-    """Learned positions as GPT-2 has them would shift with the padding; rotary ones forgive it."""
+    """Learned positions, as in GPT-2, would shift with the padding; rotary ones would hide it."""
     if positions == "learned":
         tiny_gpt = GPT(replace(TINY, positions="learned", rotary_dim=0))
         torch.nn.init.normal_(tiny_gpt.transformer.positions.weight)
@@ -157,7 +160,7 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
 
 
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
-    """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing to it."""
+    """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
     sampler = Spy(monkeypatch, "generate")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
     (_, query, *_), (response, _) = sampler.calls[0]
@@ -173,7 +176,7 @@ def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature
 
 
 def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
-    """With it the policy that samples and the policy that is trained differ: the ratio is not 1, the KL is noise."""
+    """With dropout the policy that samples differs from the one that is trained: ratio not 1, KL noise."""
     spies = [Spy(monkeypatch, name) for name in ("response_logprobs", "response_values")]
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
     models = {id(call[0][0]): call[0][0] for spy in spies for call in spy.calls}.values()
@@ -182,7 +185,7 @@ def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
 
 
 def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniature, monkeypatch, tmp_path):
-    """Looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
+    """It looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
     spy, sampler = Spy(monkeypatch, "penalised_gae"), Spy(monkeypatch, "generate")
@@ -203,13 +206,13 @@ def test_the_whitening_of_rewards_sees_the_scores_after_the_eos_trick(miniature,
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, whiten_rewards=True))
     (penalised, _, *_), whitened = spy.calls[0][0], spy.calls[0][1]
     assert torch.equal(penalised, rewards.calls[0][1][0])
-    assert len(spy.calls) == 2 and whitened.shape == penalised.shape  # once a rollout, then the advantages once
+    assert len(spy.calls) == 2 and whitened.shape == penalised.shape  # rewards once per rollout, then advantages once
     (advantages, mask), _ = spy.calls[1][0], spy.calls[1][1]
     assert torch.equal(spy.calls[1][1], whiten(advantages, mask))  # by their own statistics, not by those before
 
 
-def test_values_and_rewards_behind_the_end_do_not_move_the_advantages(miniature, monkeypatch):
-    """Poison every state that does not exist: what the value model says there must not bootstrap."""
+def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, monkeypatch):
+    """Poison every state that does not exist: its value must not bootstrap."""
     spy = Spy(monkeypatch, "penalised_gae")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True)
     train_ppo.main(args)
@@ -228,7 +231,7 @@ def test_values_and_rewards_behind_the_end_do_not_move_the_advantages(miniature,
 
 
 def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
-    """Advantages, returns and old logprobs are made once a rollout, not once an epoch, and never changed in place."""
+    """Advantages, returns and old logprobs are computed once per rollout, not per epoch, and never changed in place."""
     policy, value, advantage = (Spy(monkeypatch, name) for name in ("policy_loss", "value_loss", "penalised_gae"))
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=3))
     assert len(advantage.calls) == 1 and len(policy.calls) == 3
@@ -251,25 +254,31 @@ def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before
     assert len(seen) == 72 and sorted(seen[:64]) == list(range(64))
 
 
-@pytest.mark.parametrize("num_minibatches", [1, 2])
-def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients, num_minibatches):  # noqa: F811
-    """Nor does the number of responses that are sampled at once. The responses have different lengths."""
-    runs = []
+@pytest.mark.parametrize(("num_minibatches", "clips"), [(1, UNCLIPPED), (2, UNCLIPPED), (1, {})])
+def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients, num_minibatches, clips):  # noqa: F811
+    """Nor does the number of responses sampled at once. The responses have different lengths.
+
+    Equal to rounding: in all steps without clipping, in the first step with it.
+    """
+    args = replace(miniature.ppo, total_episodes=8, num_minibatches=num_minibatches, value_coef=1.0, **clips)
+    args, runs = replace(args, out=miniature.root / "ppo_micro", overwrite=True), []
     for size in (1, 2, 3, 8):
-        args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_micro", micro_batch_size=size)
         gradients.clear()
-        train_ppo.main(
-            replace(args, num_minibatches=num_minibatches, rollout_batch_size=size, overwrite=True, value_coef=1.0)
-        )
+        train_ppo.main(replace(args, micro_batch_size=size, rollout_batch_size=size))
         runs.append(torch.stack(gradients))
     assert len(runs[0]) == 2 * num_minibatches and runs[0].abs().max() > 1e-2
     for steps in runs[:-1]:
-        assert torch.allclose(steps, runs[-1], atol=1e-5)
+        for step in range(len(steps) if clips else 1):
+            assert torch.allclose(steps[step], runs[-1][step], atol=1e-5)
 
 
 def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkeypatch):  # noqa: F811
-    """Each micro-batch is cut to its own longest query and response; here it also keeps every column."""
-    args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", micro_batch_size=3, overwrite=True)
+    """Each micro-batch is cut to its own longest query and response; here it also keeps every column.
+
+    Equal to rounding, without clipping.
+    """
+    args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", overwrite=True)
+    args = replace(args, micro_batch_size=3, value_coef=1.0, **UNCLIPPED)
     runs, cuts = [], []
 
     def record(query_mask, state_mask):
@@ -279,7 +288,7 @@ def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkey
     for columns in (record, lambda query_mask, state_mask: (0, state_mask.size(1))):
         monkeypatch.setattr(train_ppo, "needed_columns", columns)
         gradients.clear()
-        train_ppo.main(replace(args, value_coef=1.0))
+        train_ppo.main(args)
         runs.append(torch.stack(gradients))
     assert any(first > 0 for first, _ in cuts) and any(count < 12 for _, count in cuts)
     assert runs[0].abs().max() > 1e-2 and torch.allclose(*runs, atol=1e-5)
@@ -298,22 +307,21 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
 def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
     args = replace(miniature.ppo, total_episodes=16, missing_eos_score=None, gold=None)
     train_ppo.main(replace(args, out=tmp_path / "without"))
-    train_ppo.main(replace(args, out=tmp_path / "with", gold_model=str(miniature.root / "rm")))
+    train_ppo.main(replace(args, out=tmp_path / "with", gold=str(miniature.root / "rm")))
     rows = zip(read_metrics(tmp_path / "without"), read_metrics(tmp_path / "with"), strict=True)
     for without, with_gold in rows:  # the reward model itself is the gold model, so the two scores are the same
         gold = with_gold.pop("gold_score")
         assert gold == pytest.approx(with_gold["objective/score"], abs=1e-5) and abs(gold) > 1e-3
         assert without | {"episodes_per_second": 0} == with_gold | {"episodes_per_second": 0}
-    with pytest.raises(InputError, match="--gold and --gold-model both are the gold score: leave one out"):
-        train_ppo.main(replace(args, out=tmp_path / "both", gold="tiny", gold_model=str(miniature.root / "rm")))
     other = train_tokenizer(["another vocabulary"], 300)
     save(ScalarModel(replace(TINY, vocab_size=other.vocab_size)), tmp_path / "foreign", other)
-    with pytest.raises(InputError, match="--gold-model .*foreign: its tokenizer differs from that of"):
-        train_ppo.main(replace(args, out=tmp_path / "both", gold_model=str(tmp_path / "foreign")))
+    with pytest.raises(InputError, match="--gold .*foreign: its tokenizer differs from that of"):
+        train_ppo.main(replace(args, out=tmp_path / "both", gold=str(tmp_path / "foreign")))
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
-    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold="tiny", kl_target=0.01)
+    """To the last bit."""
+    args = replace(miniature.ppo, total_episodes=32, save_every=2, gold="data/tiny.py:gold_score", kl_target=0.01)
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
     broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)
@@ -327,7 +335,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     assert kept == [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(whole.out)]
 
 
-def test_a_run_that_was_killed_behind_its_last_save_finishes(miniature, tmp_path):
+def test_a_run_killed_after_its_last_save_finishes(miniature, tmp_path):
     args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16)
     whole = train_ppo.main(args)
     before = (args.out / "metrics.jsonl").read_text(), (args.out / "samples.jsonl").read_text()
@@ -354,7 +362,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
 
 def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monkeypatch):
-    """Six steps of two micro-batches; the second update's first step is left out, its other one is its mean."""
+    """Six steps of two micro-batches; the second update's first step is skipped, so the other one is its mean."""
     args = replace(miniature.ppo, out=tmp_path / "ppo")
     plain, calls, losses = train_ppo.policy_loss, [], []
 
@@ -373,7 +381,7 @@ def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monke
 
 
 def test_ppo_learns_a_rule(miniature, tmp_path):
-    """The whole machine turns the right way: a rule that likes short answers makes them shorter."""
+    """The signs are right end to end: a rule that rewards short responses makes them shorter."""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [-len(r) / 4 for r in responses]\n")
     args = replace(

@@ -41,7 +41,7 @@ def test_demonstrations_score_zero_on_average_after_reloading(miniature):
 
 
 def test_left_and_right_padding_give_the_same_score(miniature):
-    """The reference saw 5e-4 because it left position ids out; ours differ by rounding. [N+ 14]"""
+    """The reference saw 5e-4 because it omitted position ids; ours differ by rounding. [N+ 14]"""
     summary = json.loads((miniature.root / "rm" / "summary.json").read_text())
     assert summary["padding_difference"] < 1e-5
 
@@ -89,6 +89,7 @@ def test_the_reward_model_learns_the_labels(miniature):
 
 
 def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients):  # noqa: F811
+    """Equal to rounding, in the first step."""
     for size in (1, 3, 8):
         out = miniature.root / f"rm_micro_{size}"
         train_rm.main(replace(miniature.rm, out=out, micro_batch_size=size, num_epochs=0.125, overwrite=True))
@@ -98,6 +99,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients)
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path):
+    """To the last bit."""
     args = replace(miniature.rm, save_every=2, eval_every=3)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     summary = train_rm.main(whole)
@@ -105,14 +107,14 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         train_rm.main(broken)
     assert train_rm.main(replace(broken, resume=True)) == summary
-    assert len(steps) == 6 + 8 - 4  # it went on from step 4
+    assert len(steps) == 6 + 8 - 4  # it resumed from step 4
     for a, b in zip(load_scalar(whole.out).parameters(), load_scalar(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)
     assert load_scalar(whole.out).reward_bias == load_scalar(broken.out).reward_bias
     assert read_metrics(whole.out) == read_metrics(broken.out)
 
 
-def test_a_run_that_was_killed_behind_its_last_save_finishes_and_is_normalised_once(miniature, tmp_path):
+def test_a_run_killed_after_its_last_save_finishes_and_is_normalised_once(miniature, tmp_path):
     args = replace(miniature.rm, out=tmp_path / "rm")
     whole = train_rm.main(args)
     bias = load_scalar(args.out).reward_bias

@@ -47,7 +47,7 @@ def test_loss_is_the_sum_over_the_tokens_that_count_row_by_row(tiny_gpt, loss_on
 
 
 def test_eos_has_a_gradient_and_padding_has_none(tiny_gpt):
-    """A model whose EOS is masked away never learns to stop."""
+    """A model whose EOS labels are masked never learns to stop."""
     hidden = []
     tiny_gpt.transformer.register_forward_hook(lambda *a: hidden.append(a[2]) or a[2].retain_grad())
     demonstration_loss(tiny_gpt, ROWS, PAD, "response").backward()
@@ -61,7 +61,7 @@ def test_two_steps_raise_the_probability_of_eos(miniature, tmp_path):
     rows = train_sft.load_demonstrations(miniature.root / "data/sft.validation.jsonl", tokenizer, None, None)
 
     def eos_logprob(model):
-        """Mean over the places where a response ends, less the mean over those where it goes on."""
+        """Means of EOS's log-probability: where a response ends, and where it continues."""
         ends, others = [], []
         for row in rows:
             table = model.logits(model(torch.tensor([row.query + row.response])))[0].log_softmax(-1)
@@ -76,7 +76,7 @@ def test_two_steps_raise_the_probability_of_eos(miniature, tmp_path):
     assert after > start + 0.02
     train_sft.main(replace(args, num_epochs=12, overwrite=True))
     ends, others = eos_logprob(load_gpt(args.out))
-    assert ends > after + 1 and ends > others + 0.2  # it learns where to stop, not only that one stops
+    assert ends > after + 1 and ends > others + 0.2  # it learns where to stop, not only to stop
 
 
 def test_the_loss_goes_down(miniature):
@@ -88,7 +88,7 @@ def test_the_loss_goes_down(miniature):
 
 
 def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients):
-    """Of rows of different lengths: a mean of the micro-batches' means would."""
+    """Rows differ in length, so a mean of the micro-batches' means would. Equal to rounding, in the first step."""
     for size in (1, 2, 3, 8):
         out = miniature.root / f"sft_micro_{size}"
         train_sft.main(replace(miniature.sft, out=out, micro_batch_size=size, num_epochs=0.125, overwrite=True))
@@ -107,6 +107,7 @@ def test_the_seed_fixes_everything(miniature):
 
 
 def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
+    """To the last bit."""
     args = replace(miniature.sft, save_every=2, eval_every=3, overwrite=True)
     whole, broken = replace(args, out=miniature.root / "sft_whole"), replace(args, out=miniature.root / "sft_broken")
     train_sft.main(whole)
@@ -121,7 +122,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     assert read_metrics(whole.out) == read_metrics(broken.out)
 
 
-def test_a_run_that_was_killed_behind_its_last_save_finishes(miniature, tmp_path, monkeypatch):
+def test_a_run_killed_after_its_last_save_finishes(miniature, tmp_path, monkeypatch):
     args = replace(miniature.sft, out=tmp_path / "sft")
     whole = train_sft.main(args)
     before = (args.out / "metrics.jsonl").read_text(), (args.out / "samples.jsonl").read_text()

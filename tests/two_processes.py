@@ -1,9 +1,16 @@
-"""What test_distributed.py runs under torchrun: claims that are about two processes and no whole script."""
+"""What tests run under torchrun.
+
+torchrun --nproc-per-node=2 -m tests.two_processes        # the tests of this file, on both ranks
+torchrun --nproc-per-node=2 -m tests.two_processes FILE   # module.main(args) of each (module, args) in a pickle
+"""
 
 import copy
+import importlib
 import os
+import pickle
 import signal
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +20,15 @@ from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.training.optimizer import FiniteSteps
-from nanorlhf.training.resume import StopSignals
 from nanorlhf.training.run import check_weights
+from nanorlhf.training.signals import StopSignals
 from tests.conftest import TINY
+
+
+@dataclass(frozen=True)
+class Settings:
+    out: str = "run"
+    max_skipped_steps: int = 3
 
 
 def make(shard: bool) -> tuple[GPT, FiniteSteps]:
@@ -23,11 +36,11 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     model = GPT(replace(TINY, tied_head=True)).forbid(3, 36)
     if shard:
         distributed.shard(model, torch.device("cpu"), bfloat16=False)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), 3, "lower --lr.")
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), Settings(), "lower --lr")
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:
-    """One step on this rank's half of a batch."""
+    """One step on this rank's half of the batch."""
     ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(seed))[distributed.rank_slice(4)]
     steps.optimizer.zero_grad()
     loss = model.logits(model(ids[:, :-1])).log_softmax(-1).gather(2, ids[:, 1:, None]).sum() / -32
@@ -50,14 +63,16 @@ def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
     assert torch.equal(plain.forbidden, one.forbidden)
 
 
-def test_sharded_steps_are_the_others() -> None:
+def test_sharded_steps_equal_unsharded_ones() -> None:
+    """To rounding."""
     (one, steps), (model, sharded_steps) = make(False), make(True)
     for seed in range(5):
         assert step(one, steps, seed) and step(model, sharded_steps, seed)
         assert torch.allclose(weights(one), weights(model), atol=2e-5)
 
 
-def test_a_state_is_the_same_whoever_wrote_it_and_goes_on_bit_for_bit() -> None:
+def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:
+    """To the last bit where it stays sharded, to rounding on one process."""
     model, steps = make(True)
     for seed in range(3):
         step(model, steps, seed)
@@ -74,7 +89,7 @@ def test_a_state_is_the_same_whoever_wrote_it_and_goes_on_bit_for_bit() -> None:
     assert torch.equal(weights(again), weights(model)) and torch.allclose(weights(one), weights(model), atol=2e-5)
 
 
-def test_what_one_rank_finds_not_finite_all_skip() -> None:
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all() -> None:
     for shard in (False, True):
         model, steps = make(shard)
         step(model, steps, 0)
@@ -106,8 +121,14 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     distributed.setup("cpu")
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            test()
+    if len(sys.argv) > 1:
+        for module, args in pickle.loads(Path(sys.argv[1]).read_bytes()):
+            print(f"{module} to {args.out}", file=sys.stderr, flush=True)
+            importlib.import_module(module).main(args)
             distributed.barrier()
-    print("agreed", flush=True)
+    else:
+        for name, test in list(globals().items()):
+            if name.startswith("test_"):
+                test()
+                distributed.barrier()
+        print("agreed", flush=True)

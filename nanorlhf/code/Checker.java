@@ -36,19 +36,19 @@ import com.sun.source.util.TaskEvent;
 import com.sun.source.util.TaskListener;
 
 /**
- * javac without the start of a process a program: compiles what comes in over stdin, in memory, in parallel threads.
+ * javac without a new process per program: compiles the programs from stdin in memory, in parallel threads.
  *
  *   java Checker.java WORKERS [OPTION OF JAVAC]...          started by nanorlhf/code/compilers.py
  *
- *   request   int id, int bytes, the program in UTF-16BE    so that a string of any characters, and offsets, are exact
- *   reply     int id, int bytes, UTF-8: the six fields of each diagnostic one behind the other, with NUL in between:
+ *   request   int id, int size, the program in UTF-16BE     exact for any string, and for javac's offsets
+ *   reply     int id, int size, UTF-8: six fields per diagnostic, all separated by NUL:
  *             phase (syntax, semantics or warning), code, start, position, end, message
  *
  * The first reply has the id -1: a small program was compiled, the compiler is warm. Replies come in any order. The
- * process ends with its stdin. A program that hangs is the caller's to deal with: a thread can't be killed.
+ * process exits when stdin ends. The caller must handle a program that hangs: a thread can't be killed.
  */
 public class Checker {
-    /** Threads parse deep nesting by recursion; with the usual 1 MB the verdict would depend on what the JIT did. */
+    /** The parser recurses into nested code; with the default 1 MB the result would depend on the JIT. */
     static final long STACK_BYTES = 64 << 20;
     static final String WARM_UP = "import java.util.*; class Ready { List<String> f() { return List.of(\"\"); } }";
     static final Set<StandardLocation> NOT_OURS = Set.of(
@@ -59,7 +59,7 @@ public class Checker {
     public static void main(String[] arguments) throws IOException {
         DataInputStream in = new DataInputStream(new BufferedInputStream(System.in));
         DataOutputStream out = new DataOutputStream(new BufferedOutputStream(System.out));
-        System.setOut(System.err); // nothing but replies on stdout
+        System.setOut(System.err); // only replies go to stdout
         List<String> options = List.of(arguments).subList(1, arguments.length);
         JavaCompiler compiler = ToolProvider.getSystemJavaCompiler();
         List<String> problems = check(compiler, new Files(compiler), options, WARM_UP);
@@ -83,28 +83,28 @@ public class Checker {
                 requests.add(new Request(id, new String(bytes, StandardCharsets.UTF_16BE)));
             }
         } catch (EOFException end) {
-            // the workers are daemons: the process ends, also where one of them hangs
+            // the workers are daemons: the process exits even if one of them hangs
         }
     }
 
     static void work(
         JavaCompiler compiler, List<String> options, LinkedBlockingQueue<Request> requests, DataOutputStream out
     ) {
-        Files files = new Files(compiler); // javac's file managers are no affair of two threads
+        Files files = new Files(compiler); // javac's file managers aren't thread-safe
         try {
             while (true) {
                 Request request = requests.take();
                 List<String> fields;
                 try {
                     fields = check(compiler, files, options, request.program);
-                } catch (RuntimeException error) { // a plug-in's: javac catches its own; OutOfMemoryError ends us
+                } catch (RuntimeException error) { // from a plug-in: javac catches its own; an OutOfMemoryError ends the process
                     files = new Files(compiler);
                     fields = crash(request.program, error.toString());
                 }
                 reply(out, request.id, fields);
             }
         } catch (InterruptedException | IOException error) {
-            Runtime.getRuntime().halt(1); // nobody listens any more
+            Runtime.getRuntime().halt(1); // the caller is gone
         }
     }
 
@@ -124,10 +124,10 @@ public class Checker {
     }
 
     static String clean(String message) {
-        return message.replace('\0', '\uFFFD'); // NUL parts the fields
+        return message.replace('\0', '\uFFFD'); // NUL separates the fields
     }
 
-    /** Compiles a program and drops what comes out. Six fields a diagnostic, in the order in which javac found them. */
+    /** Compiles a program and discards the class files. Six fields per diagnostic, in the order javac reports them. */
     static List<String> check(JavaCompiler compiler, Files files, List<String> options, String program) {
         List<String> fields = new ArrayList<>();
         boolean[] parsed = {false};
@@ -158,7 +158,7 @@ public class Checker {
         return fields;
     }
 
-    /** A program in memory. Its file is named after its first public class, whatever that is called. */
+    /** A program in memory. Its file has the name of its first public class, whatever that is. */
     static final class Source extends SimpleJavaFileObject {
         final String program;
         String publicClass;
@@ -180,7 +180,7 @@ public class Checker {
         }
     }
 
-    /** The classes of the JDK and nothing else; what was looked up or read once is kept; class files go nowhere. */
+    /** Only the JDK's classes, lookups and contents cached; class files are discarded. */
     static final class Files extends ForwardingJavaFileManager<StandardJavaFileManager> {
         final Map<List<Object>, List<JavaFileObject>> packages = new HashMap<>();
         ClassLoader plugins;
@@ -192,7 +192,7 @@ public class Checker {
         @Override public Iterable<JavaFileObject> list(
             Location location, String packageName, Set<JavaFileObject.Kind> kinds, boolean recurse
         ) throws IOException {
-            if (NOT_OURS.contains(location)) { // a program sees no file of the directory we were started in
+            if (NOT_OURS.contains(location)) { // a program must not see files of the working directory
                 return List.of();
             }
             List<Object> key = List.of(location, packageName, kinds, recurse);
@@ -221,7 +221,7 @@ public class Checker {
             };
         }
 
-        /** Plug-ins are loaded once: javac would close the loader behind each program, if it could. */
+        /** Plug-ins are loaded once: javac would close a URLClassLoader after each program. */
         @Override public ClassLoader getClassLoader(Location location) {
             if (plugins == null) {
                 plugins = new ClassLoader(super.getClassLoader(location)) {};
@@ -231,7 +231,7 @@ public class Checker {
     }
 
     static final class LibraryClass extends ForwardingJavaFileObject<JavaFileObject> {
-        static final Map<String, byte[]> CONTENTS = new ConcurrentHashMap<>(); // of all threads
+        static final Map<String, byte[]> CONTENTS = new ConcurrentHashMap<>(); // shared by all threads
         final String name;
 
         LibraryClass(JavaFileObject file, String name) {

@@ -1,4 +1,4 @@
-"""What RLCF is compared with: two other ways to learn from a compiler. [RLCF section 6.3]
+"""BipolarRamp and CodeRL, as tensors: two other ways to learn from a compiler. [RLCF section 6.3]
 
 Both take one gradient step on a rollout of the current policy, where PPO's ratio is 1 and the gradient of -A * ratio is
 that of -A * log p: so each is a choice of A in PPO's own loop, beside a second loss of its own.

@@ -1,15 +1,14 @@
-"""Static checks of programs: what javac or Python refuses, and local variables that nothing reads, with their places.
+"""Static checks of programs: errors of javac or Python, and unused local variables, with their positions.
 
     with JavaCompiler() as compiler:
         for program, diagnostics in zip(programs, compiler.check(programs)):
             error = first_error(diagnostics, start_of_response, end_of_response)
 
-A compiler is one process that lives as long as the object: it starts with the first program, compiles in memory and
-runs nothing of what it compiles. A program on which it hangs or dies is an error at that program's end; the others are
-checked by the next process.
+A compiler is one process, started by the first check and stopped by `close`. It compiles in memory and never runs a
+program. A program that makes it hang or crash gets an error at its end; a new process checks the others.
 
-Where an error is (RLCF: "the first error"; the paper says no more) takes some choosing, because what javac calls the
-position of an error isn't always where a reader would point. `culprit` holds the rules.
+RLCF says only "the first error". javac's position of an error isn't always where a reader would point: `culprit` holds
+the rules that choose.
 """
 
 import json
@@ -36,34 +35,34 @@ from tree_sitter import Language, Node, Parser
 from nanorlhf.errors import InputError
 
 JAVA = Language(tree_sitter_java.language())
-START_SECONDS = 120  # until a compiler has compiled its first program, on a machine that is busy
-STARTED = -1  # id of the reply that says so
-RENEW_AFTER = 5_000  # programs a process: javac keeps every name it ever saw, and is three times slower after 13,000
+START_SECONDS = 120  # a compiler's start, on a busy machine
+STARTED = -1  # id of the reply that says it has started
+RENEW_AFTER = 5_000  # programs per process: javac keeps every name it has seen, and is 3 times slower after 13,000
 
-# ErrorProne looks into javac, which JDK 16 and later allow only on request
+# ErrorProne uses javac's internals, which JDK 16 and later open only on request
 ERROR_PRONE_JVM = [
     *(f"--add-exports=jdk.compiler/com.sun.tools.javac.{package}=ALL-UNNAMED"
       for package in ("api", "file", "main", "model", "parser", "processing", "tree", "util")),
     *(f"--add-opens=jdk.compiler/com.sun.tools.javac.{package}=ALL-UNNAMED" for package in ("code", "comp")),
 ]  # fmt: skip
 JAVAC = [
-    "-proc:none",  # an annotation processor would be a program that runs in the compiler
+    "-proc:none",  # an annotation processor would run inside the compiler
     "-implicit:none",
     "-g:none",
     "-Xlint:none",
-    "-Xmaxerrs", "0",  # all of them: they don't come in the order of the text
-    "--should-stop=ifError=FLOW",  # else a syntax error hides all others, and a wrong type an uninitialised variable
+    "-Xmaxerrs", "0",  # unlimited: they aren't reported in the order of the text
+    "--should-stop=ifError=FLOW",  # else a syntax error hides all others, and a type error an uninitialised variable
 ]  # fmt: skip
 
 BLANK = re.compile(r"(?:[ \t\f\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
 LEXEME = re.compile(
     r"""
-      \"{3}[ \t\f]*[\r\n](?:\\.|[^\\])*?(?:\"{3}|\Z)      # text block; to the end of the program where it isn't closed
-    | "(?:\\[^\r\n]|[^"\\\r\n])*"?                     # string; to the end of the line
+      \"{3}[ \t\f]*[\r\n](?:\\.|[^\\])*?(?:\"{3}|\Z)      # text block; to the end of the program if unclosed
+    | "(?:\\[^\r\n]|[^"\\\r\n])*"?                     # string; to the end of the line if unclosed
     | '(?:\\[^\r\n]|[^'\\\r\n])*'?
     | 0[xX](?:[pP][+-]|[\w.])* | \.?\d(?:[eE][+-]|[\w.])*
     | [\w$]+
-    | /\*.*                                            # a comment that isn't closed
+    | /\*.*                                            # an unclosed comment
     | >>>= | <<= | >>= | \.\.\. | -> | :: | \+\+ | -- | && | \|\| | << | [-+*/%&|^=!<>]= | .
     """,
     re.VERBOSE | re.DOTALL,
@@ -72,16 +71,16 @@ LEXEME = re.compile(
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """Something that a static check found in a program; [start, end) are offsets of characters in the Python string."""
+    """One finding of a static check; [start, end) are character offsets in the Python string."""
 
     kind: str
-    """"error", "unused" (a local variable that nothing reads) or "warning\""""
+    """"error", "unused" (an unused local variable) or "warning\""""
     code: str
-    """what it is called by javac (compiler.err.cant.resolve.location), Python (SyntaxError) or pyflakes
-    (UndefinedName); unused.variable, timeout and crash are ours"""
+    """its name in javac (compiler.err.cant.resolve.location), Python (SyntaxError) or pyflakes (UndefinedName);
+    unused.variable, timeout and crash are ours"""
     start: int
     end: int
-    """one behind the culprit's last character; both are the program's length where only its end is to blame"""
+    """one past the culprit's last character; start and end are the program's length if only its end is to blame"""
     message: str
 
     @property
@@ -91,11 +90,11 @@ class Diagnostic:
 
 
 def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnostic | None:
-    """What the response at [start, end) of its program fails for, None if it passes. [RLCF alg 1]
+    """The diagnostic that the response at [start, end) of its program fails with, or None if it passes. [RLCF alg 1]
 
-    The first error or unused variable whose culprit ends within the response. Where there is none, the first error of
-    the text before or behind it: that text is right, a response has made it wrong (a brace too many, `try` without its
-    `catch`), and no token of its own can be named. Variables that are unused elsewhere are not the response's.
+    The first error or unused variable whose culprit ends inside the response; if there is none, the first error outside
+    it. The code around the response was correct, so the response broke it (an extra brace, `try` without `catch`), but
+    no single token of it is to blame. Unused variables outside the response don't count.
     """
     for diagnostic in diagnostics:
         if diagnostic.kind in ("error", "unused") and start <= diagnostic.last < end:
@@ -105,13 +104,15 @@ def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnost
 
 # ------------------------------------------------------------------------------------------------------------- 1. Java
 class JavaCompiler:
-    """javac and the search for unused variables; a context manager, of one thread.
+    """javac, and the search for unused variables. A context manager; use it from one thread.
 
-    workers     threads that compile, a processor each unless it is said
-    timeout     seconds a program; what takes longer is an error with the code "timeout" at the program's end
-    error_prone_jar     its ERROR-level checks as well: error_prone_core-*-with-dependencies.jar, with what else it
-                needs behind it, separated as in a class path
+    workers     compiling threads; None is one per processor
+    timeout     seconds per program; a slower one gets an error with the code "timeout" at its end
+    error_prone_jar     adds ErrorProne's ERROR-level checks: error_prone_core-*-with-dependencies.jar and the jars it
+                needs, separated as in a class path
     java        name or path of the JDK's launcher
+
+    Raises InputError if the launcher or a jar is missing, or a number is out of range.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class JavaCompiler:
         self.server.stop()
 
     def check(self, programs: list[str]) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by where they are. Raises InputError where javac doesn't start."""
+        """The diagnostics of each program, sorted by position. Raises InputError if javac doesn't start."""
         replies = self.server.ask([program.encode("utf-16-be", "surrogatepass") for program in programs])
         checked = []
         for program, reply in zip(programs, replies, strict=True):
@@ -144,20 +145,20 @@ class JavaCompiler:
 
 
 def java_command(java: str, workers: int, error_prone_jar: str | Path | None) -> list[str]:
-    """The command line of Checker.java, which the launcher compiles in memory in 0.2 s: no class file, no cache."""
+    """The command that runs Checker.java; the launcher compiles it in memory in 0.2 s: no class file, no cache."""
     found = shutil.which(java)
     if found is None:
         raise InputError(f"{java} not found: install a JDK 17 or later (apt install openjdk-17-jdk-headless).")
     # C1 alone: C2 takes longer to compile javac than it saves in the first thousands of programs. An OutOfMemoryError
-    # may strike the thread beside the one that caused it: neither's verdict would count, so the process ends.
+    # may hit another thread than the one that caused it: no result could be trusted, so the process exits.
     jvm = ["-XX:TieredStopAtLevel=1", f"-Xmx{512 + 128 * workers}m", "-XX:+ExitOnOutOfMemoryError"]
     javac = JAVAC
     if error_prone_jar is not None:
         for jar in str(error_prone_jar).split(os.pathsep):
             if not Path(jar).is_file():
-                raise InputError(f"ErrorProne: there is no file {jar}: download it from Maven Central or do without.")
+                raise InputError(f"ErrorProne: there is no file {jar}: download it, or leave the option out.")
         jvm = jvm + ERROR_PRONE_JVM
-        # its warnings aren't errors; the two settings before it are what its manual asks for
+        # warnings off; ErrorProne's manual requires the other settings
         plugin = ["-processorpath", str(error_prone_jar), "-Xplugin:ErrorProne -XepDisableAllWarnings"]
         javac = javac + ["-XDcompilePolicy=simple", *plugin]
     checker = Path(__file__).with_name("Checker.java")
@@ -165,29 +166,30 @@ def java_command(java: str, workers: int, error_prone_jar: str | Path | None) ->
 
 
 def java_diagnostics(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
-    """What Checker.java replied, in characters of the Python string and with the culprit for the position."""
+    """The diagnostics in a reply of Checker.java: offsets in characters, javac's position replaced by the culprit."""
     if isinstance(reply, Failure):
         return [reply.diagnostic(program)]
     fields = reply.decode("utf-8").split("\0") if reply else []
-    # javac counts UTF-16 units, and characters beyond U+FFFF are two of them
+    # javac counts UTF-16 units; a character above U+FFFF is two
     characters = [i for i, c in enumerate(program) for _ in range(1 + (ord(c) > 0xFFFF))] if fields else []
     characters.append(len(program))
 
     diagnostics: list[Diagnostic] = []
-    syntax_error = statement = None  # where the parser first stumbled, and where that statement begins
+    syntax_error: int | None = None  # where the parser first failed
+    statement = 0  # where that statement begins
     ctrl_z = program.find("\x1a", 0, -1)
-    if ctrl_z >= 0:  # javac takes it for the end of the file: a response could hide what is behind
+    if ctrl_z >= 0:  # the end of the file for javac: a response could hide the text after it
         message = "illegal character: \\u001a"
         diagnostics.append(Diagnostic("error", "compiler.err.illegal.char", ctrl_z, ctrl_z + 1, message))
     for i in range(0, len(fields), 6):
         phase, code, *offsets, message = fields[i : i + 6]
-        # -1: it has no place, or no start
+        # -1: it has no position, or no start
         start, position, end = (characters[min(int(o), len(characters) - 1)] if int(o) >= 0 else None for o in offsets)
-        span = (len(program),) * 2 if position is None else culprit(program, start, position, end)
+        span = (len(program), len(program)) if position is None else culprit(program, start, position, end)
         if phase == "syntax" and syntax_error is None:
             syntax_error = span[0]
             statement = 1 + max(program.rfind(mark, 0, syntax_error) for mark in ";{}")
-        # artefacts of the parser's recovery: `int # = 3` is "not a statement", `f(a b)` calls f with one argument
+        # skip artefacts of error recovery: `int # = 3` is "not a statement", `f(a b)` calls f with one argument
         if syntax_error is not None and (0 if phase == "syntax" else statement) <= span[0] < syntax_error:
             continue
         diagnostics.append(Diagnostic("warning" if phase == "warning" else "error", code, *span, message))
@@ -195,21 +197,21 @@ def java_diagnostics(program: str, reply: "bytes | Failure") -> list[Diagnostic]
 
 
 def culprit(program: str, start: int | None, position: int, end: int | None) -> tuple[int, int]:
-    """The lexeme to blame for an error of javac's at `position`, in a tree that spans [start, end).
+    """The lexeme to blame for a javac error at `position`, in a tree that spans [start, end).
 
     program            javac's position                                                    culprit
-    int x = 3 int y    "';' expected" stands behind the 3: the next lexeme is meant        int
+    int x = 3 int y    "';' expected" is reported after the 3: blame the next lexeme       int
     s.lenght()         the dot, in the tree `s.lenght`                                     lenght
-    int x = "a" + n    the operator: of the wrong type is the value, whose last lexeme is  n
+    int x = "a" + n    the operator; the whole value has the wrong type: its last lexeme   n
     int n = 4          the name, in a declaration of several lexemes                       n
-    class A {          "reached end of file": behind the brace, there is no next lexeme    the end
+    class A {          "reached end of file" after the brace: there is no next lexeme      the end
     """
     lexeme = next_lexeme(program, position)
     if lexeme is None:
         return len(program), len(program)
     is_word = lexeme.group()[0].isalnum() or lexeme.group()[0] in "_$\"'"
     if start is not None and start < position and not is_word:
-        if lexeme.group() == ".":  # "not a statement" has no end: at least the name behind the dot
+        if lexeme.group() == ".":  # "not a statement" has no end: at least the name after the dot
             end = max(end or 0, lexeme.end() + 1)
         while lexeme.end() < (end or 0):
             following = next_lexeme(program, lexeme.end())
@@ -219,54 +221,59 @@ def culprit(program: str, start: int | None, position: int, end: int | None) -> 
     return lexeme.span()
 
 
-def next_lexeme(program: str, position: int) -> re.Match | None:
-    """The lexeme at or behind `position`, None at the end of the program."""
-    return LEXEME.match(program, BLANK.match(program, position).end())
+def next_lexeme(program: str, position: int) -> re.Match[str] | None:
+    """The lexeme at or after `position`, None at the end of the program."""
+    blank = BLANK.match(program, position)
+    assert blank is not None  # it matches the empty string
+    return LEXEME.match(program, blank.end())
 
 
 def unused_variables(program: str) -> list[Diagnostic]:
     """Local variables that are never read in their scope, each at its name. [RLCF]
 
-    Written only is unused, also by `x++;` and `x += 1;` as statements. Exempt is what the syntax asks for: parameters,
-    fields, the variables of catch, of try's resources, of for-each and of patterns. A name that a nested class declares
-    anew counts as read. A program that doesn't parse has no unused variables: who knows what it would have read.
+    A variable that is only written is unused, also if by the statements `x++;` and `x += 1;`. Exempt is what the syntax
+    requires: parameters, fields, the variables of catch, try-with-resources, for-each and patterns. A name that a
+    nested class redeclares counts as read. A program that doesn't parse has none: what it reads isn't known.
     """
     source = program.encode("utf-8", "surrogatepass")
     root = Parser(JAVA).parse(source).root_node
     if root.has_error:
         return []
-    declared: list[tuple[Node, int]] = []  # name, end of its scope
+    declared: list[tuple[bytes, Node, int]] = []  # name, its node, end of its scope
     reads: dict[bytes, list[int]] = defaultdict(list)  # name -> where it is read, ascending
-    for name, field, ancestors in identifiers(root):
+    for node, field, ancestors in identifiers(root):
+        name = source[node.start_byte : node.end_byte]
         (parent, parent_field), (grandparent, _) = ancestors[-1], ancestors[-2]
         if parent.type == "variable_declarator" and field == "name":
             if grandparent.type == "local_variable_declaration":
                 scope, _ = ancestors[-3]
-                if scope.type == "switch_block_statement_group":  # the cases behind see it as well
+                if scope.type == "switch_block_statement_group":  # later cases see it too
                     scope, _ = ancestors[-4]
-                declared.append((name, scope.end_byte))
-        elif is_read(name, field, parent, parent_field, grandparent):
-            reads[name.text].append(name.start_byte)
+                declared.append((name, node, scope.end_byte))
+        elif is_read(node, field, parent, parent_field, grandparent):
+            reads[name].append(node.start_byte)
 
     unused = []
-    for name, end_of_scope in declared:
-        positions = reads[name.text]
-        index = bisect_left(positions, name.end_byte)
+    for name, node, end_of_scope in declared:
+        positions = reads[name]
+        index = bisect_left(positions, node.end_byte)
         if index == len(positions) or positions[index] >= end_of_scope:
-            start, end = (len(source[:b].decode("utf-8", "surrogatepass")) for b in (name.start_byte, name.end_byte))
+            start, end = (len(source[:b].decode("utf-8", "surrogatepass")) for b in (node.start_byte, node.end_byte))
             message = f"local variable {program[start:end]} is never read"
             unused.append(Diagnostic("unused", "unused.variable", start, end, message))
     return unused
 
 
 def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node, str | None]]]]:
-    """Each identifier in the order of the text, its field in its parent, and its ancestors with theirs, root first.
+    """Each identifier in text order, its field in its parent, and its ancestors with their fields, root first.
 
-    By a cursor: Node.parent comes down from the root each time, which nesting makes quadratic.
+    By a cursor: Node.parent searches from the root each time, quadratic in deeply nested programs.
     """
-    cursor, ancestors = root.walk(), []
+    cursor = root.walk()
+    ancestors: list[tuple[Node, str | None]] = []
     while True:
         node = cursor.node
+        assert node is not None  # a cursor made from a node stands on one
         if node.type == "identifier":
             yield node, cursor.field_name, ancestors
         here = node, cursor.field_name
@@ -280,8 +287,8 @@ def identifiers(root: Node) -> Iterator[tuple[Node, str | None, list[tuple[Node,
 
 
 def is_read(name: Node, field: str | None, parent: Node, parent_field: str | None, grandparent: Node) -> bool:
-    """Whether an identifier may be a variable that is read: it isn't a method, a field, a label or the goal of `=`."""
-    # nothing takes the value of its parent
+    """Whether an identifier may be a variable being read: not a method, a field, a label or the target of `=`."""
+    # the value of its parent is not used
     is_statement = grandparent.type == "expression_statement" or (
         grandparent.type == "for_statement" and parent_field in ("init", "update")
     )
@@ -294,15 +301,18 @@ def is_read(name: Node, field: str | None, parent: Node, parent_field: str | Non
     if parent.type in ("labeled_statement", "break_statement", "continue_statement"):
         return False
     if parent.type == "assignment_expression" and field == "left":
-        return parent.child_by_field_name("operator").type != "=" and not is_statement
+        operator = parent.child_by_field_name("operator")
+        return operator is not None and operator.type != "=" and not is_statement
     return parent.type != "update_expression" or not is_statement
 
 
 # ----------------------------------------------------------------------------------------------------------- 2. Python
 class PythonCompiler:
-    """The same for Python, without a JDK: syntax errors, names that nothing defines, unused local variables.
+    """The same for Python, without a JDK: syntax errors, undefined names, unused local variables.
 
-    A process of its own, one program at a time: nesting can overflow the stack of CPython's compiler, and would end us.
+    timeout     seconds per program; a slower one gets an error with the code "timeout" at its end
+
+    One program at a time in a separate process: deep nesting can overflow the stack of CPython's compiler and crash it.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
@@ -319,7 +329,7 @@ class PythonCompiler:
         self.server.stop()
 
     def check(self, programs: list[str]) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by where they are; what else there is comes behind a syntax error."""
+        """The diagnostics of each program, sorted by position; a syntax error hides all others."""
         replies = self.server.ask([program.encode("utf-8", "surrogatepass") for program in programs])
         return [
             [reply.diagnostic(program)] if isinstance(reply, Failure) else [Diagnostic(*d) for d in json.loads(reply)]
@@ -327,10 +337,10 @@ class PythonCompiler:
         ]
 
 
-# ------------------------------------------------------------------------------------------- 3. a process, and its loss
+# ------------------------------------------------------------------------------------------- 3. the compiler's process
 @dataclass(frozen=True)
 class Failure:
-    """What came instead of a reply."""
+    """What `Server.ask` returns instead of a reply; code is "timeout" or "crash"."""
 
     code: str
     message: str
@@ -340,10 +350,10 @@ class Failure:
 
 
 class Server:
-    """A process that replies to requests over pipes, and another one where it hangs or dies.
+    """A process that answers requests over pipes, restarted if it hangs or crashes.
 
-    Both ways: int id, int bytes, that many bytes. At most `window` requests are with the process at a time, as many as
-    it works on at once, so that the clock of a request starts with the work on it.
+    Requests and replies: int id, int size, then that many bytes. At most `window` requests are in flight, as many as
+    the process works on at once, so that a request's timeout starts with the work on it.
     """
 
     def __init__(self, command: list[str], window: int, timeout: float) -> None:
@@ -357,11 +367,11 @@ class Server:
         self.replies: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
 
     def ask(self, requests: list[bytes]) -> list[bytes | Failure]:
-        """The reply to each. Raises InputError if the process doesn't start."""
+        """The reply to each request, in order. Raises InputError if the process doesn't start."""
         replies: list[bytes | Failure] = [b""] * len(requests)
         waiting = deque(range(len(requests)))
-        deadlines: dict[int, float] = {}  # of the requests that are with the process
-        suspects: set[int] = set()  # were with a process that died, and are tried again one by one
+        deadlines: dict[int, float] = {}  # of the requests in flight
+        suspects: set[int] = set()  # were in flight when a process crashed; retried one by one
         try:
             while waiting or deadlines:
                 if self.process is None or self.num_sent >= RENEW_AFTER and not deadlines:
@@ -387,9 +397,9 @@ class Server:
                     index, replies[index] = reply
                     del deadlines[index]
                     suspects.discard(index)
-                elif deadlines.keys() <= suspects:  # it was alone with this one, and an earlier process died as well
+                elif deadlines.keys() <= suspects:  # alone in flight, and the second process that it crashed
                     (index,) = deadlines
-                    replies[index] = Failure("crash", "the compiler's process died of this program")
+                    replies[index] = Failure("crash", "this program crashed the compiler")
                     suspects.discard(index)
                     deadlines.clear()
                     self.stop()
@@ -399,24 +409,25 @@ class Server:
                     deadlines.clear()
                     self.stop()
         finally:
-            if deadlines:  # we were interrupted: the replies to come are nobody's
+            if deadlines:  # interrupted: drop the replies still to come
                 self.stop()
         return replies
 
     def send(self, index: int, request: bytes) -> None:
+        assert self.process is not None and self.process.stdin is not None
         self.num_sent += 1
         try:
             self.process.stdin.write(struct.pack(">ii", index, len(request)) + request)
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it died: the end of its replies says so, in their order
+            pass  # it crashed: the end of its replies says so, after those already sent
 
     def start(self) -> None:
         self.stop()
         self.num_sent = 0
         self.replies = queue.SimpleQueue()
         with tempfile.TemporaryFile() as log:
-            # in a session of its own: Ctrl-C is for the run, which still needs it to end its step
+            # own session: Ctrl-C must not reach it, as the run still needs it to finish its step
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
@@ -432,7 +443,7 @@ class Server:
                 lines = log.read().decode(errors="replace").strip().splitlines()
                 reason = lines[-1] if lines else f"no reply within {START_SECONDS} seconds"
                 raise InputError(
-                    f"{self.command[0]} doesn't start as a compiler ({reason}): Java's has to be of a JDK 17 or later."
+                    f"{self.command[0]} doesn't start as a compiler ({reason}): for Java, install a JDK 17 or later."
                 )
 
     def stop(self) -> None:
@@ -440,15 +451,16 @@ class Server:
             return
         self.process.kill()
         self.process.wait()
+        assert self.process.stdin is not None
         try:
             self.process.stdin.close()
         except BrokenPipeError:
-            pass  # there was something left to send
+            pass  # unsent bytes were left in its buffer
         self.process = None
 
 
 def read_replies(stdout: BinaryIO, replies: queue.SimpleQueue) -> None:
-    """Body of the thread that empties the pipe; None is the end."""
+    """Body of the reading thread; None marks the end of the replies."""
     with stdout:
         while len(head := stdout.read(8)) == 8:
             index, size = struct.unpack(">ii", head)

@@ -1,9 +1,9 @@
-"""RLCF's discriminator: which of two programs for the same prompt looks as if people had written it.
+"""RLCF's discriminator: which of two programs for the same prompt looks more human-written.
 
     D(x, y0, y1) = tanh(m(x.y0) - m(x.y1)),   m = MLP(encoding of prompt and program)        [RLCF section 4]
 
-It is antisymmetric by construction: only the difference of two numbers counts. The encoder is our own trunk without the
-causal mask, from random weights, or a pretrained one such as CodeBERT.
+It is antisymmetric by construction: only the difference of two numbers counts. The encoder is our own trunk without
+the causal mask, randomly initialised, or a pretrained one such as CodeBERT.
 """
 
 import json
@@ -28,19 +28,19 @@ from nanorlhf.tokenizer import load_tokenizer
 
 
 class Discriminator(nn.Module):
-    """m(x.y), a number a text, in `forward`; `compare` is D.
+    """`forward` is m(x.y), one number per text; `compare` is D.
 
     encoder     our Transformer, or a pretrained encoder of transformers
-    tokenizer   what belongs to it: this project's, or one of transformers
-    max_length  of a row with the tokens at its ends; what is longer loses the beginning of its prompt
+    tokenizer   the encoder's own
+    max_length  tokens per row, both special tokens included; longer rows lose the start of their prompt
     """
 
-    def __init__(self, encoder: nn.Module, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, encoder: Any, tokenizer: Any, max_length: int) -> None:
         super().__init__()
         self.encoder, self.tokenizer, self.max_length = encoder, tokenizer, max_length
         self.is_pretrained = not isinstance(encoder, Transformer)
         if self.is_pretrained:
-            if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a directory without one
+            if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers' fallback for a directory without one
                 raise InputError(
                     f"{tokenizer.name_or_path} has no tokenizer (tokenizer.json, or vocab.json + merges.txt): "
                     "download it again."
@@ -53,38 +53,38 @@ class Discriminator(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(d_model, d_model), nn.Tanh(), nn.Linear(d_model, 1))
 
     def encode(self, text: str) -> list[int]:
-        """A text's ids, without special tokens."""
+        """Token ids of a text, without special tokens."""
         if self.is_pretrained:
             return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return self.tokenizer.encode(text)
 
     def ids(self, query: str, response: str) -> list[int]:
-        """The response whole and the prompt's end before it, at most max_length."""
+        """At most max_length ids: the whole response, preceded by as much of the prompt's end as fits."""
         text, room = self.encode(response), self.max_length - 2
         prompt = self.encode(query)
         return [self.ends[0], *prompt[max(0, len(prompt) + len(text) - room) :], *text[:room], self.ends[1]]
 
     def embed(self, queries: list[str], responses: list[str]) -> Tensor:
-        """(B, C), what the encoder makes of each text."""
+        """The encoder's embedding of each text, (B, C)."""
         rows = [self.ids(*row) for row in zip(queries, responses, strict=True)]
-        device = self.mlp[0].weight.device
+        device = next(self.mlp.parameters()).device
         ids = right_pad(rows, self.pad_id).to(device)  # (B, L)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         mask = torch.arange(ids.size(1), device=device) < lengths[:, None]  # (B, L) True = token
         if self.is_pretrained:
             return self.encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state[:, 0]  # [CLS]
-        # nothing has taught a first token to gather the others from random weights on: the mean of them all
+        # the mean of all tokens: at random weights no [CLS] token has learnt to gather them
         hidden = self.encoder(ids, mask)  # (B, L, C)
         return hidden.masked_fill(~mask[:, :, None], 0.0).sum(1) / lengths[:, None]
 
     def forward(self, queries: list[str], responses: list[str]) -> Tensor:
         """m(x.y), (B,) in float32."""
         embeddings = self.embed(queries, responses).float()  # (B, C)
-        with torch.autocast(embeddings.device.type, enabled=False):  # in bf16 two that differ by 0.4% would be the same
+        with torch.autocast(embeddings.device.type, enabled=False):  # bf16 doesn't resolve differences of 0.4%
             return self.mlp(embeddings).squeeze(-1)
 
     def compare(self, queries: list[str], first: list[str], second: list[str]) -> Tensor:
-        """D(x, y0, y1), (B,): near 1 where the first looks more real, -1 where the second does."""
+        """D(x, y0, y1), (B,): near 1 where the first looks more human-written, near -1 where the second does."""
         scores = self(queries * 2, [*first, *second])  # both in one pass
         return torch.tanh(torch.sub(*scores.chunk(2)))  # [RLCF discriminator]
 
@@ -92,19 +92,19 @@ class Discriminator(nn.Module):
 def grounding(passes_first: Tensor, passes_second: Tensor, comparison: Tensor) -> Tensor:
     """G(x, y0, y1), (B,): static checks first, the discriminator between programs that pass them. [RLCF grounding]
 
-    y0 passes and y1 doesn't: 1; the other way round: -1; both pass: D(x, y0, y1); neither does: 0, which the paper
-    leaves open. passes (B,) bool, comparison (B,) = D(x, y0, y1).
+    Only y0 passes: 1; only y1 passes: -1; both pass: D(x, y0, y1); neither passes: 0 (the paper leaves it open).
+    passes_first, passes_second (B,) bool; comparison (B,) = D(x, y0, y1).
     """
     decided = passes_first.float() - passes_second.float()
     return torch.where(passes_first & passes_second, comparison, decided)
 
 
 def triplet_loss(anchors: Tensor, positives: Tensor, problems: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Sum over the rows of max(0, |a - p|^2 - |a - n|^2 + margin), and how many of them are right. [RLCF pretraining]
+    """Sum over rows of max(0, |a - p|^2 - |a - n|^2 + margin), and the number of rows ordered right. [RLCF pretraining]
 
-    anchors and positives (B, C), problems (B,): row i of both solves problems[i]. The negative n of row i is the one of
-    all 2B programs for another problem that lies nearest to its anchor, the hardest; a row whose batch has none counts
-    nothing. The paper prints it without the hinge, unbounded below.
+    anchors and positives (B, C), problems (B,): row i of both solves problems[i]. The negative n of row i is the
+    hardest: of all 2B programs, the nearest to its anchor that solves another problem. A row without one adds 0. The
+    paper prints the loss without the hinge, unbounded below.
     """
     programs = torch.cat((anchors, positives))  # (2B, C)
     distances = torch.cdist(anchors, programs, compute_mode="donot_use_mm_for_euclid_dist") ** 2  # (B, 2B)
@@ -118,21 +118,21 @@ def triplet_loss(anchors: Tensor, positives: Tensor, problems: Tensor, margin: f
 
 # ------------------------------------------------------------------------------------------------- make, save and load
 def discriminator_from_encoder(where: str | Path) -> Discriminator:
-    """A pretrained encoder of transformers, CodeBERT or RoBERTa, from a directory or Hub id; the MLP is new."""
+    """A discriminator with a pretrained encoder (CodeBERT, RoBERTa) from a directory or Hub id, and a new MLP."""
     encoder = load_encoder(where)
     return Discriminator(encoder.model, encoder.tokenizer, encoder.max_length)
 
 
 def save_discriminator(model: Discriminator, directory: Path) -> None:
-    """discriminator.json, model.safetensors and the tokenizer, or the pretrained encoder's configuration and tokenizer.
+    """Write discriminator.json, model.safetensors, the tokenizer and, of a pretrained encoder, its configuration.
 
-    Each file whole or not at all, discriminator.json last; other files of the directory stay.
+    Each file is replaced atomically, discriminator.json last; other files in the directory stay.
     """
     partial = directory / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed save
     partial.mkdir(parents=True)
     try:
-        settings = {"max_length": model.max_length}
+        settings: dict[str, Any] = {"max_length": model.max_length}
         if model.is_pretrained:
             model.encoder.config.save_pretrained(partial)
             model.tokenizer.save_pretrained(partial)
@@ -149,11 +149,12 @@ def save_discriminator(model: Discriminator, directory: Path) -> None:
 
 
 def load_discriminator(where: str | Path, device: str | torch.device = "cpu") -> Discriminator:
-    """What `save_discriminator` wrote; raises InputError for anything else."""
+    """Load what `save_discriminator` wrote; raises InputError for anything else."""
     directory = Path(where)
     if not (directory / "discriminator.json").is_file():
-        raise InputError(f"{where} holds no discriminator.json: name the directory of one that train_rm.py rlcf made.")
+        raise InputError(f"{where} holds no discriminator.json: name the directory of a trained discriminator.")
     settings = read_object(directory / "discriminator.json")
+    tokenizer: Any
     try:
         if "config" in settings:
             encoder, tokenizer = Transformer(GPTConfig(**settings["config"])), load_tokenizer(directory)
@@ -167,5 +168,5 @@ def load_discriminator(where: str | Path, device: str | torch.device = "cpu") ->
         model.load_state_dict(load_file(directory / "model.safetensors"))
     except (OSError, RuntimeError, TypeError, KeyError, ValueError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{where} can't be read as a discriminator ({reason}): make it anew.") from error
+        raise InputError(f"{where} can't be read as a discriminator ({reason}): train it again.") from error
     return model.to(device)

@@ -1,9 +1,13 @@
-"""What is wrong with the programs of a policy, by kind: the mean number of errors a response. [RLCF figure 4]"""
+"""The errors in a policy's programs by category: the mean number per response. [RLCF figure 4]"""
 
+import torch
+
+from nanorlhf import distributed
 from nanorlhf.code.compilers import Diagnostic
+from nanorlhf.code.feedback import Checked
 
-# javac's codes behind "compiler.err.", by what they begin with, and Python's. Syntax is what javac's scanner and parser
-# report, other what no category names.
+# prefixes of javac's codes, after "compiler.err.", and of Python's. "syntax" is what javac's scanner and parser report;
+# a code without a category is "other".
 CODES = {
     "syntax": (
         "expected", "illegal.start.of.", "illegal.char", "illegal.dot", "illegal.esc.char", "illegal.line.end.",
@@ -37,24 +41,25 @@ CODES = {
     "timeout": ("timeout",),
 }  # fmt: skip
 CATEGORIES = (*CODES, "other", "unused")
-"""in the order in which they are shown; `unused` are variables, all others errors of the compiler"""
+"""in the order of the reports; `unused` counts variables, all others compiler errors"""
 
 
 def error_category(diagnostic: Diagnostic) -> str | None:
-    """The one of CATEGORIES that a diagnostic belongs to; None for a warning."""
+    """The category of a diagnostic, one of CATEGORIES; None for a warning."""
     if diagnostic.kind == "warning":
         return None
     if diagnostic.kind == "unused":
         return "unused"
     code = diagnostic.code.removeprefix("compiler.err.")
-    return next((category for category, beginnings in CODES.items() if code.startswith(beginnings)), "other")
+    return next((category for category, prefixes in CODES.items() if code.startswith(prefixes)), "other")
 
 
 def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, int]]) -> dict[str, float]:
-    """The mean number a response of each category, all of them, 0 where there are none. [RLCF figure 4]
+    """Mean number per response of each category, 0 included. [RLCF figure 4]
 
-    diagnostics: those of each program; spans: where its response is. An error counts anywhere in its program, since the
-    text around the response was right without it; an unused variable only within the response, whose own it is.
+    diagnostics: one list per program; spans: [start, end) of its response, in characters. An error counts anywhere in
+    the program, as the code around the response was correct; an unused variable only inside the response. Raises
+    ValueError if the two lengths differ.
     """
     counts = dict.fromkeys(CATEGORIES, 0)
     for found, (start, end) in zip(diagnostics, spans, strict=True):
@@ -63,3 +68,16 @@ def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, in
             if category and (category != "unused" or start <= diagnostic.last < end):
                 counts[category] += 1
     return {category: count / len(spans) for category, count in counts.items()}
+
+
+def profile_metrics(checked: list[Checked]) -> dict[str, float]:
+    """Metrics of one rollout, over all ranks: compile_rate, and errors/* per response."""
+    profile = error_profile(
+        [found for c in checked for found in c.diagnostics], [span for c in checked for span in c.spans]
+    )
+    passes = torch.cat([c.passes for c in checked])
+    world = distributed.world_size()
+    means = torch.tensor([profile[category] for category in CATEGORIES], device=passes.device) / world
+    compile_rate = distributed.all_sum(passes.sum()).item() / (world * len(passes))
+    errors = zip(CATEGORIES, distributed.all_sum(means).tolist(), strict=True)
+    return {"compile_rate": compile_rate} | {f"errors/{category}": mean for category, mean in errors}

@@ -1,4 +1,4 @@
-// The two Java programs of execution.py, compiled once a call.
+// The two Java programs of execution.py, compiled once per Python process.
 
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
@@ -25,12 +25,12 @@ import javax.tools.StandardJavaFileManager;
 import javax.tools.StandardLocation;
 import javax.tools.ToolProvider;
 
-/** Runs class Main of a program and says how it ended: NanoRlhfTests SECRET REPORT, two files. */
+/** Runs class Main of a program and reports how it ended: NanoRlhfTests SECRET REPORT, two files. */
 class NanoRlhfTests {
     private static final PrintStream ERR = System.err; // the program may replace System.err
     private static int failures;
 
-    /** Called where a test would have thrown because of a wrong answer: the tests behind it still run. */
+    /** Called where a test would have thrown for a wrong answer, so that the remaining tests still run. */
     public static synchronized void fail(String message) {
         failures++;
         ERR.println(message);
@@ -58,7 +58,7 @@ class NanoRlhfTests {
             word = "wrong_answer";
         }
         byte[] line = new byte[64];
-        int length = secret.read(line); // only now: until here it lay in a pipe, not in this process
+        int length = secret.read(line); // only now: until here it was in a pipe, not in this process
         byte[] ending = word.getBytes(StandardCharsets.US_ASCII);
         System.arraycopy(ending, 0, line, length, ending.length);
         report.write(line, 0, length + ending.length);
@@ -68,7 +68,7 @@ class NanoRlhfTests {
         }
     }
 
-    /** Whether a test threw to say that an answer is wrong, and no call of the program crashed. */
+    /** Whether a test threw for a wrong answer; if not, the program crashed. */
     private static boolean isVerdict(Throwable thrown) {
         StackTraceElement[] frames = thrown.getStackTrace();
         boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
@@ -76,7 +76,7 @@ class NanoRlhfTests {
     }
 }
 
-/** Compiles one program after another: (directory, source) in; whether it compiled, and what javac said, out. */
+/** Compiles one program after another: reads (directory, source), writes (compiled, javac's messages). */
 class NanoRlhfCompiler {
     public static void main(String[] args) throws IOException {
         DataInputStream in = new DataInputStream(System.in);
@@ -94,18 +94,18 @@ class NanoRlhfCompiler {
                     return source;
                 }
             };
-            StringWriter crash = new StringWriter(); // what javac says beside its diagnostics
+            StringWriter crash = new StringWriter(); // what javac prints besides its diagnostics
             DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
             List<String> options = List.of("-proc:none", "-nowarn", "-implicit:none");
             boolean compiled = javac.getTask(crash, files, found, options, null, List.of(file)).call();
-            boolean says = false;
+            boolean hasError = false;
             StringBuilder messages = new StringBuilder();
             for (Diagnostic<?> diagnostic : found.getDiagnostics()) {
-                says |= diagnostic.getKind() == Diagnostic.Kind.ERROR;
+                hasError |= diagnostic.getKind() == Diagnostic.Kind.ERROR;
                 messages.append(diagnostic).append('\n');
             }
-            if (!compiled && !says) {
-                throw new IllegalStateException(crash.toString()); // out of memory or stack, or a bug of javac's
+            if (!compiled && !hasError) {
+                throw new IllegalStateException(crash.toString()); // out of memory or stack, or a bug in javac
             }
             byte[] text = messages.toString().getBytes(StandardCharsets.UTF_8);
             out.writeBoolean(compiled);

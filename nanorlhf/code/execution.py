@@ -1,32 +1,32 @@
-"""Runs generated programs against their tests, each shut off from the machine, and says how each one ended.
+"""Runs generated programs with their tests in a sandbox, and returns a verdict on each.
 
     run_programs([...], "java") -> [Verdict(compiled=True, executed=True, passed=False, reason="wrong_answer"), ...]
 
-A program is one text, tests included: Java with a class Main, Python as a script. What it may do stands in sandbox.py;
-`isolation()` says in sentences how much of that this machine gives, and callers print it. [RLCF evaluation]
+A program is one text, tests included: Java with a class Main, or a Python script. sandbox.py says what it may do;
+`isolation()` describes how much of that this machine supports, for callers to print. [RLCF evaluation]
 
     reason          compiled executed passed
-    passed             x        x       x    the tests ran to their end, and the process ended with status 0
-    wrong_answer       x        x            the tests ran, and at least one said that an answer is wrong
-    exception          x                     the program threw, or the tests did for another reason than a wrong answer
-    exit               x                     the process ended itself before the tests did, or not with status 0 after
+    passed             x        x       x    all tests ran, and the process exited with status 0
+    wrong_answer       x        x            all tests ran, and at least one reported a wrong answer
+    exception          x                     the program threw, or a test threw for another reason than a wrong answer
+    exit               x                     the process exited before the tests ended, or with a status other than 0
     signal             x                     it crashed or was killed: a segmentation fault, a limit of the system
-    timeout            x                     wall-clock or CPU time; also threads that outlive the tests without end
-    memory             x                     Java's heap, Python's data, or what all its processes hold together
+    timeout            x                     wall-clock or CPU time; also threads that run on after the tests
+    memory             x                     Java's heap, Python's data, or all of its processes together
     output             x                     more than OUTPUT bytes on stdout and stderr
-    disk               x                     more than DISK bytes in files (in memory there: an exception of its own)
-    compile_error                            javac, or Python's compile(), says no
+    disk               x                     more than DISK bytes of files (if the home is in memory: an exception)
+    compile_error                            rejected by javac or Python's compile()
     compile_limit                            the compiler ran out of time or memory, or crashed
 
-Who says that the tests ran to their end: a number drawn for each run. It lies in a pipe until main has returned, and is
-then copied to a second pipe with the verdict. So neither System.exit(0) nor anything that a program prints passes. It
-is no protection from a program that knows this file and reads that pipe: tests and program share a process.
+The proof that the tests ran to their end is a secret drawn for each run. It stays in a pipe until main has returned,
+and is then copied to a second pipe with the verdict. So neither System.exit(0) nor any output can fake a pass. It is no
+protection against a program that knows this file and reads the pipe: tests and program share a process.
 
-What a wrong answer is. MBJP's, MathQA's and HumanEval's tests throw one and the same exception. The tests behind it
-would not run, and a later crash would not be seen: so in the text from the last `class Main` on, that throw becomes a
-call that takes a note and goes on. `passed` is what it would be without. In other Java tests a wrong answer is a
-java.lang.Exception or AssertionError, no subclass, that was made in class Main and ends main; in Python it is an
-AssertionError that ends the script. Any other exception is a crash.
+A wrong answer: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
+and hide a later crash, so from the last `class Main` on, that throw is replaced by a call that records the failure and
+continues; `passed` is the same either way. In other Java tests a wrong answer is a java.lang.Exception or
+AssertionError, not a subclass, created in class Main and ending main; in Python an AssertionError that ends the script.
+Any other exception is a crash.
 """
 
 import atexit
@@ -59,18 +59,18 @@ from nanorlhf.errors import InputError
 HERE = Path(__file__).resolve().parent
 MIB = 2**20
 OUTPUT, DISK = MIB, 64 * MIB
-TAIL = 2000  # characters of its output that a verdict keeps
+TAIL = 2000  # characters of output kept in a verdict
 NUM_TASKS = 128  # processes and threads; a JVM has about 15
-JVM_OVERHEAD = 512  # MiB of a JVM beside its heap
+JVM_OVERHEAD = 512  # MiB of a JVM outside its heap
 COMPILER_HEAP = 512  # MiB
 COMPILE_SECONDS = 30.0
 # throw new java.lang.Exception("Exception -- test case 0 did not pass. x0 = " + x0);
 TEST_THROW = re.compile(r'throw new java\.lang\.Exception\((?="Exception -- test case \d+ did not pass)')
 JVM = (
     "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData", "-XX:-CreateCoredumpOnCrash",
-    "-XX:ActiveProcessorCount=2",  # a pool of one thread a core would meet NUM_TASKS on a large machine
+    "-XX:ActiveProcessorCount=2",  # on a large machine, one thread per core would exceed NUM_TASKS
 )  # fmt: skip
-# NanoRlhfTests of execution.java for a Python script: its arguments are two descriptors and a path
+# NanoRlhfTests of execution.java for a Python script; arguments: two descriptors and a path
 PYTHON_TESTS = """
 import os, sys
 def run(read, write, getpid, secret, report, path):
@@ -96,7 +96,7 @@ def run(read, write, getpid, secret, report, path):
         word, error = b"exit", caught
     except BaseException as caught:
         word, error = b"exception", caught
-    if getpid() == pid:  # not in a fork of it
+    if getpid() == pid:  # not in a forked child
         write(report, read(secret, 64) + word)
     if error is not None:
         raise error
@@ -107,23 +107,31 @@ run(os.read, os.write, os.getpid, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3
 @dataclass(frozen=True)
 class Verdict:
     compiled: bool
-    executed: bool  # compiled, and the tests ran to their end without crash or timeout: exec@k
+    executed: bool  # compiled, and all tests ran without crash or timeout: exec@k
     passed: bool  # executed, and every answer was right: pass@k
-    reason: str  # one of the table above
-    output: str  # the last characters of what it, or its compiler, printed
+    reason: str  # from the table above
+    output: str  # the last characters printed by the program or its compiler
     seconds: float  # wall clock of the run, 0 if it did not compile
 
 
 @dataclass
 class Worker:
-    """What one thread runs its programs with."""
+    """What one thread needs to run its programs."""
 
     number: int
-    box: Path  # a directory of its own
+    box: Path  # its own directory
     way: str  # of sandbox.py
-    running: set[subprocess.Popen]  # of all workers
-    stopped: threading.Event  # of all workers: start nothing more
-    compiler: tuple[subprocess.Popen, int] | None = None  # Java's
+    running: set[subprocess.Popen]  # shared by all workers
+    stopped: threading.Event  # shared by all workers: start nothing more
+    compiler: tuple[subprocess.Popen, int] | None = None  # Java's, and its status pipe
+
+
+def program_of(row: dict, response: str) -> str:
+    """A row of code.jsonl with this response as one program, tests included.
+
+    Nothing may come between the parts: some prompts end in the middle of a line.
+    """
+    return row["prefix"] + response + row["suffix"] + row["tests"]
 
 
 # --------------------------------------------------------------------------------------------------- 1. many programs
@@ -135,21 +143,24 @@ def run_programs(
     memory_mib: int = 512,
     way: str | None = None,
 ) -> list[Verdict]:
-    """A verdict on each program, in their order; equal texts are run once.
+    """A verdict on each program, in order; equal texts run once.
 
-    timeout: seconds of wall clock a run, compiling apart; memory_mib: Java's heap, or all that Python takes; way: of
-    sandbox.py, the best that works here where it is not given. Raises InputError where programs can't be shut off from
-    the machine or nothing can run them. An interrupt kills all of them.
+    timeout     seconds of wall clock per run, not counting the compiler
+    workers     programs at a time
+    memory_mib  Java's heap, or all memory of a Python program
+    way         of sandbox.py: "namespaces" or "limits"; None is the best that works here
+
+    Raises InputError if programs can't be sandboxed here, or nothing can run them. An interrupt kills all of them.
     """
     if language not in ("java", "python"):
         raise InputError(f"programs in {language!r} can't be run: java and python can.")
     way = way or best_way()[0]
-    if language == "java":  # what is cached is made once, before there are threads
+    if language == "java":  # fill the caches before there are threads
         java_classes()
         check_java(way)
     else:
         python_interpreter(way)
-    judge = functools.partial(judge_java if language == "java" else judge_python, timeout, memory_mib)
+    run_one = functools.partial(run_java if language == "java" else run_python, timeout, memory_mib)
     running: set[subprocess.Popen] = set()
     stopped = threading.Event()
     verdicts: dict[str, Verdict] = {}
@@ -164,7 +175,7 @@ def run_programs(
         def task(program: str) -> Verdict:
             worker = idle.get()
             try:
-                return judge(worker, program)
+                return run_one(worker, program)
             finally:
                 idle.put(worker)
 
@@ -185,7 +196,7 @@ def run_programs(
 
 
 # ---------------------------------------------------------------------------------------------------- 2. one program
-def judge_java(timeout: float, memory_mib: int, worker: Worker, program: str) -> Verdict:
+def run_java(timeout: float, memory_mib: int, worker: Worker, program: str) -> Verdict:
     uid = user_of(worker)
     with temporary_directory(worker.box) as box, temporary_directory(worker.box / "classes", uid) as classes:
         problem, messages = compile_java(worker, run_all_tests(program), classes)
@@ -197,26 +208,26 @@ def judge_java(timeout: float, memory_mib: int, worker: Worker, program: str) ->
             f"-Duser.home={box}/home", f"-Djava.io.tmpdir={box}/home", "-cp", f"{launcher}:{classes}", "NanoRlhfTests",
             "/proc/self/fd/{secret}", "/proc/self/fd/{report}",
         ]  # fmt: skip
-        readonly = (*java_files(), launcher, classes)
-        return run_and_judge(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, compiled=True)
+        readonly: list[str | Path] = [*java_files(), launcher, classes]
+        return run_tests(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, compiled=True)
 
 
-def judge_python(timeout: float, memory_mib: int, worker: Worker, program: str) -> Verdict:
+def run_python(timeout: float, memory_mib: int, worker: Worker, program: str) -> Verdict:
     with temporary_directory(worker.box) as box:
         script = box / "program.py"
         script.write_bytes(program.encode(errors="replace"))
         python = python_interpreter(worker.way)
         command = [python, "-I", "-B", "-X", "utf8", "-c", PYTHON_TESTS, "{secret}", "{report}", str(script)]
-        return run_and_judge(worker, box, command, timeout, memory_mib, (sys.base_prefix, script), compiled=False)
+        return run_tests(worker, box, command, timeout, memory_mib, (sys.base_prefix, script), compiled=False)
 
 
 def run_all_tests(program: str) -> str:
-    """The program with the throw of a wrong answer made a call that takes a note, in its last class Main."""
+    """The program with each throw for a wrong answer, in its last class Main, replaced by a call that records it."""
     start = max(program.rfind("class Main"), 0)
     return program[:start] + TEST_THROW.sub("NanoRlhfTests.fail(", program[start:])
 
 
-def run_and_judge(
+def run_tests(
     worker: Worker,
     box: Path,
     command: Sequence[str],
@@ -225,7 +236,7 @@ def run_and_judge(
     readonly: Sequence[Path | str],
     compiled: bool,
 ) -> Verdict:
-    """Run a launcher of tests; {secret} and {report} in its arguments become the descriptors of two pipes."""
+    """Run a test launcher; {secret} and {report} in its arguments become the descriptors of two pipes."""
     secret = secrets.token_hex(16)
     secret_fd, fd = os.pipe()
     os.write(fd, secret.encode())
@@ -241,15 +252,15 @@ def run_and_judge(
     limit, status, output = finish(worker, *started)
     seconds = time.monotonic() - began
     lines = read_pipe(report).splitlines()
-    refuse(limit)
-    if not compiled and lines[:1] != ["compiled"]:  # Python, whose launcher writes that before the program runs
+    check_setup(limit)
+    if not compiled and lines[:1] != ["compiled"]:  # Python: its launcher writes this line before the program runs
         reason = "compile_error" if lines[:1] == ["compile_error"] else "compile_limit"
         return Verdict(False, False, False, reason, output, 0.0)
-    told = [line.removeprefix(secret) for line in lines if line.startswith(secret)]
+    reported = [line.removeprefix(secret) for line in lines if line.startswith(secret)]
     if limit:
         reason = limit
-    elif told and not (told[0] == "passed" and status != 0):
-        reason = told[0]
+    elif reported and not (reported[0] == "passed" and status != 0):
+        reason = reported[0]
     elif status == 128 + signal.SIGXCPU:
         reason = "timeout"
     else:
@@ -257,7 +268,7 @@ def run_and_judge(
     return Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)
 
 
-# ------------------------------------------------------------------------------------------------- 3. in the sandbox
+# --------------------------------------------------------------------------------------------------- 3. the sandbox
 def start(
     worker: Worker,
     box: Path,
@@ -270,9 +281,10 @@ def start(
     stdin: int = subprocess.DEVNULL,
     stderr: int = subprocess.STDOUT,
 ) -> tuple[subprocess.Popen, int]:
-    """A command in a sandbox, at home in `box`: its supervisor, and the pipe on which that names the limit it broke.
+    """Start a command in a sandbox with its home in `box`.
 
-    The supervisor's stdin and stdout are the command's. SIGTERM makes it kill the command and all it started.
+    Returns its supervisor, and the pipe on which the supervisor reports a broken limit. Stdin and stdout of the
+    supervisor are the command's. On SIGTERM it kills the command and every process that it started.
     """
     for name in ("home", "root"):
         make_directory(box / name)
@@ -281,7 +293,7 @@ def start(
         "way": worker.way, "argv": argv, "home": f"{box}/home", "root": f"{box}/root", "uid": user_of(worker),
         "readonly": list(map(str, readonly)), "writable": list(map(str, writable)), "pipes": list(pipes),
         "status_fd": status_fd, "parent": os.getpid(), "seconds": seconds,
-        "cpu_seconds": None if seconds is None else int(2 * seconds) + 1,  # of one process: two threads may compute
+        "cpu_seconds": None if seconds is None else int(2 * seconds) + 1,  # per process: two threads may compute
         "memory_bytes": memory_mib * MIB, "disk_bytes": DISK, "num_tasks": NUM_TASKS,
         "environment": {"PATH": "/usr/bin:/bin", "HOME": f"{box}/home", "TMPDIR": f"{box}/home", "LANG": "C.UTF-8"},
     }  # fmt: skip
@@ -302,8 +314,9 @@ def start(
 def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str, int, str]:
     """Wait for a command: the limit it broke or "", its exit status (or 128 + signal), the end of its output.
 
-    The limit is "setup: and why" where the sandbox could not be made: then the command has not run.
+    If the sandbox could not be set up, the limit is "setup: " and the reason; the command has not run.
     """
+    assert process.stdout is not None
     stdout, num_bytes, tail = process.stdout.fileno(), 0, b""
     while True:
         if select.select([stdout], [], [], 1.0)[0]:
@@ -313,7 +326,7 @@ def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str,
             num_bytes, tail = num_bytes + len(chunk), (tail + chunk)[-4 * TAIL :]
             if num_bytes > OUTPUT:
                 process.terminate()
-        elif process.poll() is not None:  # something it started still holds the pipe
+        elif process.poll() is not None:  # ended, but a process that it started holds the pipe open
             break
     code = process.wait()
     process.stdout.close()
@@ -323,15 +336,15 @@ def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str,
     return limit, code if code >= 0 else 128 - code, tail.decode(errors="replace")[-TAIL:]
 
 
-def refuse(limit: str) -> None:
-    """A sandbox that fails is nothing that a program did: no verdict."""
+def check_setup(limit: str) -> None:
+    """Raise InputError if the sandbox could not be set up: that is no verdict on the program."""
     if limit.startswith("setup: "):
         problem = limit.removeprefix("setup: ")
-        raise InputError(f"programs can't be shut off from this machine ({problem}): none may run without that.")
+        raise InputError(f"programs can't be sandboxed on this machine ({problem}): none runs without a sandbox.")
 
 
 def read_pipe(fd: int) -> str:
-    """What lies in a pipe, at most the 64 KiB that one holds; closes it."""
+    """Read what a pipe holds, at most its 64 KiB, and close it."""
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 2**16).decode(errors="replace")
@@ -342,16 +355,16 @@ def read_pipe(fd: int) -> str:
 
 
 def user_of(worker: Worker) -> int | None:
-    """Root runs programs as a user without rights, another one in each worker of each process.
+    """Root runs programs as a user without privileges, a different one per worker and process.
 
-    They are of the range that systemd keeps for such users. Not 65534, nobody: limits would count what others run.
+    From systemd's range for such users. Not 65534, nobody: the limits would count other programs' processes.
     """
     return 61184 + (os.getpid() * 128 + worker.number) % 4096 if os.getuid() == 0 else None
 
 
 def make_directory(path: Path) -> None:
     path.mkdir()
-    path.chmod(0o711)  # those users may pass
+    path.chmod(0o711)  # those users may enter it
 
 
 @contextmanager
@@ -363,7 +376,7 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
     try:
         yield path
     finally:
-        # a program may leave directories that are too deep for shutil.rmtree, or that may not be read
+        # a program may leave directories too deep for shutil.rmtree, or without read permission
         if subprocess.run(["/bin/rm", "-rf", path], stderr=subprocess.DEVNULL).returncode:
             subprocess.run(["/bin/chmod", "-R", "u+rwX", path], stderr=subprocess.DEVNULL)
             subprocess.run(["/bin/rm", "-rf", path], check=True)
@@ -371,9 +384,9 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
 
 # ---------------------------------------------------------------------------------------- 4. compilers, interpreters
 def compile_java(worker: Worker, source: str, classes: Path) -> tuple[str, str]:
-    """("", "") and class files in a directory below `worker.box / "classes"`, or (the reason why not, messages).
+    """Write class files to `classes`, a directory below `worker.box / "classes"`: ("", ""), or (reason, messages).
 
-    One javac a worker stays: a cold one takes ten times as long. It is in a sandbox of its own.
+    Each worker keeps one javac, in its own sandbox: a cold start takes ten times as long.
     """
     if worker.compiler is None:
         box = worker.box / "compiler"
@@ -385,6 +398,7 @@ def compile_java(worker: Worker, source: str, classes: Path) -> tuple[str, str]:
             writable=(worker.box / "classes",), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     process = worker.compiler[0]
+    assert process.stdin is not None
     texts = (str(classes).encode(), source.encode(errors="replace"))
     deadline = time.monotonic() + COMPILE_SECONDS
     try:
@@ -393,14 +407,15 @@ def compile_java(worker: Worker, source: str, classes: Path) -> tuple[str, str]:
         messages = read_exactly(process, length, deadline).decode(errors="replace")
     except TimeoutError:
         stop_compiler(worker)
-        return "compile_limit", f"javac gave no answer within {COMPILE_SECONDS:g} s"
+        return "compile_limit", f"javac did not answer within {COMPILE_SECONDS:g} s"
     except (EOFError, BrokenPipeError):
         return "compile_limit", f"javac crashed {stop_compiler(worker)}"
     return ("" if compiled else "compile_error"), messages[:TAIL]
 
 
 def read_exactly(process: subprocess.Popen, num_bytes: int, deadline: float) -> bytes:
-    """From the process's stdout, or TimeoutError at the deadline (of time.monotonic), EOFError at its end."""
+    """Read from the process's stdout; TimeoutError at the deadline (time.monotonic), EOFError at its end."""
+    assert process.stdout is not None
     data = b""
     while len(data) < num_bytes:
         if not select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -413,15 +428,16 @@ def read_exactly(process: subprocess.Popen, num_bytes: int, deadline: float) -> 
 
 
 def stop_compiler(worker: Worker) -> str:
-    """The limit that it broke, if it is that which had ended it."""
+    """Stop the worker's javac; returns the limit that had already ended it, or ""."""
     if worker.compiler is None:
         return ""
     process, status = worker.compiler
     worker.compiler = None
     process.terminate()
+    assert process.stdin is not None
     process.stdin.close()
     limit = finish(worker, process, status)[0]
-    refuse(limit)
+    check_setup(limit)
     subprocess.run(["/bin/rm", "-rf", worker.box / "compiler"], check=True)
     return "" if limit == "stopped" else limit
 
@@ -432,19 +448,19 @@ def java_home() -> str:
     java = shutil.which("java")
     if java is None:
         raise InputError("no java on the PATH: install a JDK, version 17 or later.")
-    told = subprocess.run([java, "-XshowSettings:properties", "-version"], capture_output=True, text=True)
-    home = re.search(r"^ *java\.home = (.+)$", told.stderr, re.MULTILINE)
+    shown = subprocess.run([java, "-XshowSettings:properties", "-version"], capture_output=True, text=True)
+    home = re.search(r"^ *java\.home = (.+)$", shown.stderr, re.MULTILINE)
     if home is None or not Path(home[1], "bin", "javac").exists():
         raise InputError(f"{java} comes without javac: install a JDK, version 17 or later, not a JRE.")
     return home[1]
 
 
 def java_files() -> tuple[str, ...]:
-    return java_home(), *glob.glob("/etc/java*")  # Debian keeps a JDK's settings there
+    return java_home(), *glob.glob("/etc/java*")  # Debian keeps the JDK's settings there
 
 
 def check_java(way: str) -> None:
-    """A JVM that can't start in a sandbox must not be taken for programs that fail."""
+    """Raise InputError if a JVM can't start in a sandbox: every program would seem to fail."""
     problem = try_way(way, (f"{java_home()}/bin/java", *JVM, "-Xmx64m", "-version"), java_files())[1]
     if problem:
         raise InputError(f"programs can't run {java_home()}/bin/java ({problem}): install a JDK below /usr.")
@@ -452,7 +468,7 @@ def check_java(way: str) -> None:
 
 @functools.cache
 def java_classes() -> Path:
-    """The compiled execution.java, which stays until Python ends."""
+    """A directory with the compiled execution.java, removed at exit."""
     directory = Path(tempfile.mkdtemp(prefix="nanorlhf-java-"))
     atexit.register(shutil.rmtree, directory)
     directory.chmod(0o755)
@@ -462,55 +478,55 @@ def java_classes() -> Path:
 
 @functools.cache
 def python_interpreter(way: str) -> str:
-    """This Python, outside of its virtual environment; the system's where programs can't reach this one (in /root)."""
+    """This Python, outside its virtual environment; the system's if programs can't reach this one (in /root)."""
     for python in (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
         if not try_way(way, (python, "-I", "-c", ""), (sys.base_prefix,))[1]:
             return python
-    raise InputError(f"programs can't run {sys.executable}, nor a python3 of the system: install one below /usr.")
+    raise InputError(f"programs can't run {sys.executable}, nor the system's python3: install one below /usr.")
 
 
-# --------------------------------------------------------------------------------------------- 5. what a system gives
+# ------------------------------------------------------------------------------------------ 5. what a system supports
 def isolation() -> list[str]:
-    """What programs can and can't do on this machine: sentences to print before any of them runs."""
+    """What programs can and can't do on this machine: lines to print before any of them runs."""
     way, parts = best_way()
     if way == "namespaces":
         return [
-            "processes: a PID namespace each, killed with all that they start",
+            "processes: one PID namespace per program, killed with every process in it",
             "network: none",
             "files: the system's, read-only, and an empty home in memory",
             "system calls: " + ("filtered" if parts["seccomp"] else "NOT FILTERED, this system has no seccomp"),
         ]
-    user = "users without rights" if os.getuid() == 0 else "the user who runs this"
-    sentences = [
-        f"no namespaces here ({try_way('namespaces')[1]})",
-        f"processes: they run as {user}, see all others, and are killed with all that they start",
+    user = "users without privileges" if os.getuid() == 0 else "the current user"
+    lines = [
+        f"namespaces: not available ({try_way('namespaces')[1]})",
+        f"processes: run as {user}, see all others, and are killed with every process they start",
         "network: none, and no signals to other processes",
         "files: the system's, and an empty home",
     ]
     if not parts["seccomp"]:
-        sentences[2] = "network: OPEN, and they CAN SIGNAL other processes of that user, this system has no seccomp"
+        lines[2] = "network: OPEN, and they CAN SIGNAL other processes of that user, this system has no seccomp"
     if not parts["landlock"]:
-        sentences[3] = "files: ALL THAT THAT USER MAY READ AND WRITE, this system has no Landlock"
-    return sentences
+        lines[3] = "files: EVERYTHING THAT USER MAY READ AND WRITE, this system has no Landlock"
+    return lines
 
 
 @functools.cache
 def best_way() -> tuple[str, dict[str, bool]]:
-    """Of the two ways of sandbox.py the first that works here, and which of its parts do."""
+    """The first of sandbox.py's two ways that works here, and which of its parts do."""
     if not sys.platform.startswith("linux"):
-        raise InputError("running generated programs needs Linux: elsewhere nothing shuts them off from the machine.")
+        raise InputError("running generated programs needs Linux: the sandbox works on no other system.")
     for way in ("namespaces", "limits"):
         parts, problem = try_way(way)
         if not problem:
             return way, parts
-    raise InputError(f"programs can't be shut off from this machine ({problem}): none may run without that.")
+    raise InputError(f"programs can't be sandboxed on this machine ({problem}): none runs without a sandbox.")
 
 
 @functools.cache
 def try_way(
     way: str, argv: tuple[str, ...] | None = None, readonly: tuple[str, ...] = ()
 ) -> tuple[dict[str, bool], str]:
-    """Run a command in a sandbox, or none: which parts of the sandbox work, and "" or what went wrong."""
+    """Try a sandbox, with a command or without: which of its parts work ({} with a command), and "" or the problem."""
     with temporary_directory() as box:
         worker = Worker(0, box, way, set(), threading.Event())
         started = start(worker, box, argv, seconds=30.0, memory_mib=1024, readonly=readonly)

@@ -1,4 +1,4 @@
-"""What a compiler says of responses: their texts, where they first go wrong, and what of."""
+"""Compiler feedback on responses: their texts, whether they pass, and the token of their first error."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from nanorlhf.errors import InputError
 
 
 def compiler_for(language: str, error_prone_jar: str | None = None) -> JavaCompiler | PythonCompiler:
-    """The static checks of a language, java or python; ErrorProne checks Java alone."""
+    """The static checks of a language, java or python. Raises InputError for ErrorProne with Python."""
     if language == "java":
         return JavaCompiler(error_prone_jar=error_prone_jar)
     if error_prone_jar is not None:
@@ -23,9 +23,9 @@ def compiler_for(language: str, error_prone_jar: str | None = None) -> JavaCompi
 class Checked:
     texts: list[str]
     passes: Tensor  # (B,) bool: no error anywhere, no unused variable in the response
-    error_index: Tensor  # (B,) the token that is blamed; T where the response passes
+    error_index: Tensor  # (B,) the token to blame; T where the response passes
     diagnostics: list[list[Diagnostic]]
-    spans: list[tuple[int, int]]  # of each response in its program, characters
+    spans: list[tuple[int, int]]  # [start, end) of each response in its program, in characters
 
 
 def check_responses(
@@ -37,7 +37,9 @@ def check_responses(
 ) -> Checked:
     """Compile prefix + response + suffix of each row. [RLCF alg 1]
 
-    records     rows of code.jsonl; response (B, T) ids with [PAD] behind their EOS; pieces = token_bytes(tokenizer)
+    records     rows of code.jsonl
+    response    (B, T) ids, [PAD] after EOS
+    pieces      token_bytes(tokenizer)
     """
     T = response.size(1)
     rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
@@ -52,7 +54,7 @@ def check_responses(
         error = first_error(found, *span)
         if error is None:
             error_index.append(T)
-        else:  # an empty response has no token but its EOS
+        else:  # an empty response has no token except EOS
             ends = character_ends(ids, pieces) or [0]
             error_index.append(error_token(ends, error.last - span[0]))
     index = torch.tensor(error_index, device=response.device)

@@ -1,56 +1,30 @@
-"""From an error's place in a program to the response token that is blamed for it. [RLCF alg 1, figure 13]
+"""From an error's position in a program to the response token to blame for it. [RLCF alg 1, figure 13]
 
-The policy wrote tokens, the compiler read characters. A byte-level token is a run of bytes: it may hold a part of a
-character only, and a character may take several tokens. So both are laid over the bytes of the *sampled* ids; the text
-is never tokenised again, since that gives other tokens. With `pieces = token_bytes(tokenizer)`, a row of the batch is
+The policy writes tokens, the compiler reads characters. A byte-level token is a run of bytes: it may hold only part of
+a character, and a character may take several tokens. So both are mapped to the bytes of the *sampled* ids; the text is
+never tokenised again, which could give other tokens. With `pieces = token_bytes(tokenizer)`, one row of the batch:
 
     text = response_text(ids, pieces)
     error = first_error(compiler.check([prefix + text + suffix])[0], len(prefix), len(prefix) + len(text))
     index = len(ids) if error is None else error_token(character_ends(ids, pieces), error.last - len(prefix))
 
-where ids are those up to EOS, without [PAD], and `truncate_at_error` then cuts the batch behind each index.
+where ids are those before EOS, and `truncate_at_error` then cuts the batch after each index.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 import torch
-from tokenizers import decoders
 from torch import Tensor
-
-from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import Tokenizer
-
-
-def byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable characters of Latin-1 stand for themselves, the others for U+0100, U+0101, ..."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """The bytes that each id stands for in a decoded text: none for EOS and [PAD], as in Tokenizer.decode."""
-    if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
-        raise InputError(
-            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): what a single token says isn't known."
-        )
-    alphabet = byte_of_symbol()
-    pieces = {}
-    for symbol, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
-        # a token that was added, such as NeoX's runs of blanks, is written as it reads
-        is_spelt = all(character in alphabet for character in symbol)
-        pieces[i] = bytes(alphabet[character] for character in symbol) if is_spelt else symbol.encode()
-    return pieces | {tokenizer.eos_id: b"", tokenizer.pad_id: b""}
 
 
 def response_text(ids: Iterable[int], pieces: Mapping[int, bytes]) -> str:
-    """What the ids say; bytes that are no UTF-8 become U+FFFD. An id that the tokenizer doesn't know says nothing."""
+    """The text of the ids; bytes that aren't UTF-8 become U+FFFD, ids unknown to the tokenizer are skipped."""
     return b"".join(pieces.get(i, b"") for i in ids).decode("utf-8", errors="replace")
 
 
 def character_ends(ids: Iterable[int], pieces: Mapping[int, bytes]) -> list[int]:
-    """For each token, how many characters of the response's text are complete with it; the last is the text's length.
+    """For each token, how many characters of the response's text are complete after it; the last is the text's length.
 
     ids     ' s'  '+='  ' '  F0 9F  98 80  ';'      the emoji takes two tokens
     ends      2     4    5     5      6     7
@@ -62,7 +36,7 @@ def character_ends(ids: Iterable[int], pieces: Mapping[int, bytes]) -> list[int]
     while rest:
         try:
             valid, broken = rest.decode(), b""
-        except UnicodeDecodeError as error:  # U+FFFD stands for as many bytes as Python says
+        except UnicodeDecodeError as error:  # Python decides how many bytes one U+FFFD stands for
             valid, broken = rest[: error.start].decode(), rest[error.start : error.end]
         for character in valid:
             offset += len(character.encode())
@@ -79,19 +53,19 @@ def character_ends(ids: Iterable[int], pieces: Mapping[int, bytes]) -> list[int]
 
 
 def error_token(ends: list[int], offset: int) -> int:
-    """The index of the token that completes the character at `offset` of the response's text (`character_ends`).
+    """The index of the token that completes the character at `offset` of the response's text.
 
-    What lies outside of the text is the last token's: behind it, where something is missing, and before it, in a text
-    that is right and that the response as a whole has made wrong (`first_error`).
+    ends = character_ends(ids, pieces). An offset outside the text blames the last token: after it, something is
+    missing; before it, the response as a whole broke code that was correct (`first_error`).
     """
     last = len(ends) - 1
     return min(bisect_right(ends, offset), last) if offset >= 0 else last
 
 
 def truncate_at_error(response: Tensor, error_index: Tensor, pad_id: int) -> Tensor:
-    """(B, T) -> (B, T): [PAD] behind the token at fault, which stays; error_index (B,), T where nothing is cut.
+    """(B, T) -> (B, T): [PAD] after the token to blame, which stays; error_index (B,), T where nothing is cut.
 
-    response                a  b  c  d  E  #        error_index 2: the score, -1, is given at c
+    response                a  b  c  d  E  #        error_index 2: the score of -1 goes to c
     truncate_at_error       a  b  c  #  #  #
     """
     index = torch.arange(response.size(1), device=response.device)  # (T,)

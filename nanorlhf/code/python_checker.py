@@ -1,6 +1,6 @@
-"""The other end of PythonCompiler: programs come over stdin, diagnostics go to stdout. Nothing of them is run.
+"""The process behind PythonCompiler: programs from stdin, diagnostics to stdout. No program is run.
 
-Started as a script by nanorlhf/code/compilers.py, so it imports nothing of ours.
+Started as a script by nanorlhf/code/compilers.py, so it imports nothing of this package.
 """
 
 import ast
@@ -16,36 +16,36 @@ from pyflakes.checker import Checker
 UNDEFINED = messages.UndefinedName, messages.UndefinedLocal
 UNUSED = messages.UnusedVariable, messages.UnusedAnnotation
 NAME = re.compile(r"\w+")
-DEEP = 100_000  # Python frames; pyflakes is Python all through, so no stack of C overflows
+DEEP = 100_000  # Python frames; pyflakes is pure Python, so the C stack doesn't overflow
 
 
 def check(program: str) -> list[list]:
-    """[kind, code, start, end, message] of each diagnostic, sorted by where it is."""
+    """[kind, code, start, end, message] of each diagnostic, sorted by position."""
     lines = [match.end() for match in re.finditer(r"\r\n|\r|\n", program)]
     line_starts = [0, *lines]
     line_ends = [*lines, len(program)]
 
     def offset(line: int, column: int) -> int:
-        """Line from 1 and column from 0 -> offset in the program; Python's columns may lie outside of their line."""
+        """Offset in the program of a line (from 1) and column (from 0); Python's columns may lie outside the line."""
         line = min(max(line, 1), len(line_starts))
         return min(line_starts[line - 1] + max(column, 0), line_ends[line - 1])
 
     def offset_of_bytes(line: int, column: int) -> int:
-        """The same where the column counts bytes of UTF-8, as those of a syntax tree do."""
+        """The same for a column in bytes of UTF-8, as in syntax trees."""
         text = program[offset(line, 0) : offset(line, len(program))]
         return offset(line, len(text.encode()[: max(column, 0)].decode(errors="ignore")))
 
     def syntax_error(error: SyntaxError, offset) -> list:
-        """`offset` is the function that fits the unit of error.offset."""
+        """`offset` is the one of the two functions that fits the unit of error.offset."""
         code, message = type(error).__name__, str(error.msg)
         if error.lineno is None or error.offset is None:
             return ["error", code, len(program), len(program), message]
         start = offset(error.lineno, error.offset - 1)
         line = program[offset(error.lineno, 0) : offset(error.lineno, len(program))]
-        if error.text is not None and error.text.strip() not in line:  # the columns of a part of an f-string
+        if error.text is not None and error.text.strip() not in line:  # columns relative to a part of an f-string
             return ["error", code, offset(error.lineno, 0), offset(error.lineno, len(line.rstrip())), message]
         if "was never closed" in message or "unterminated triple-quoted" in message:
-            end = len(program)  # nothing but its end shows it
+            end = len(program)  # only visible at the end
         else:
             end = offset(error.end_lineno or error.lineno, (error.end_offset or 0) - 1)
             end = max(end, min(start + 1, len(program)))
@@ -58,18 +58,18 @@ def check(program: str) -> list[list]:
         tree = ast.parse(program)
     except SyntaxError as error:
         return [syntax_error(error, offset)]
-    except UnicodeEncodeError as error:  # half of a surrogate pair
+    except UnicodeEncodeError as error:  # a lone surrogate
         return [["error", "UnicodeEncodeError", error.start, error.end, error.reason]]
     except (RecursionError, MemoryError) as error:
         return [["error", type(error).__name__, len(program), len(program), "nested too deeply"]]
     try:
-        compile(tree, "<program>", "exec", dont_inherit=True)  # `return` outside of a function, two arguments of a name
+        compile(tree, "<program>", "exec", dont_inherit=True)  # `return` outside a function, duplicate arguments
     except SyntaxError as error:
         return [syntax_error(error, offset_of_bytes)]
     except (RecursionError, MemoryError) as error:
         return [["error", type(error).__name__, len(program), len(program), "nested too deeply"]]
 
-    # what the syntax asks for isn't unused: the names behind `with ... as` here, `except ... as` by its place below
+    # names that the syntax requires aren't unused: of `with ... as` here, of `except ... as` by its position below
     exempt = {
         (name.lineno, name.col_offset)
         for node in ast.walk(tree)
@@ -98,7 +98,7 @@ def check(program: str) -> list[list]:
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO) -> None:
-    """Frames of int id, int bytes and that many bytes, both ways; the id -1 says that we are there."""
+    """Requests and replies: int id, int size, then that many bytes; the first reply has the id -1: ready."""
 
     def reply(index: int, diagnostics: list[list]) -> None:
         content = json.dumps(diagnostics).encode()

@@ -1,17 +1,17 @@
-"""Runs one command shut off from the rest of the machine: execution.py starts this file for every program.
+"""Runs one command isolated from the rest of the machine: execution.py starts this file for every program.
 
     python -I -S sandbox.py '{"way": "namespaces", "argv": ["/usr/bin/java", ...], ...}'
 
-    supervisor                 limits wall time, memory and disk; kills all that is left; exits as the program did
-      init of a PID namespace  (only in the way "namespaces") when it ends, the kernel kills all that it ever started
-        the program            resource limits, no privileges, a filter of system calls
+    supervisor                 limits wall time, memory and disk; kills all processes left; exits as the program did
+      init of a PID namespace  (only in the way "namespaces") when it ends, the kernel kills everything in it
+        the program            resource limits, no privileges, filtered system calls
 
-Two ways. "namespaces": a new root that holds the system's programs, read-only, and an empty home in memory; no network,
-no view of other processes. "limits", where the system gives no namespaces: Landlock (Linux 5.13) shuts off the files,
-the filter of system calls the network and signals to other processes, and the supervisor kills what is left, which it
-finds since orphans become its children. In both, root runs the program as a user of its own without any rights.
+Two ways. "namespaces": a new root with the system's programs, read-only, and an empty home in memory; no network, no
+view of other processes. "limits", if the system has no namespaces: Landlock (Linux 5.13) restricts files, the system
+call filter blocks the network and signals to other processes, and the supervisor kills the processes left, which it
+finds because orphans become its children. In both, root runs the program as a separate user without privileges.
 
-Standard library only, and nothing of ours: it is run as a file. Linux only.
+Standard library only, and no import of this package: it runs as a script. Linux only.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ import struct
 import sys
 import time
 
-# what a program may read: the system's libraries and tools, no /home, /root, /tmp, /var, /mnt or /etc/passwd
+# what a program may read: the system's libraries and tools; not /home, /root, /tmp, /var, /mnt or /etc/passwd
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-POLL_SECONDS = 0.05  # how often memory and disk are looked at
+POLL_SECONDS = 0.05  # between two checks of memory and disk
 SETUP_FAILED = 125
 # <sched.h>, <sys/mount.h>, <sys/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
@@ -38,12 +38,12 @@ MS_PRIVATE, MS_RELATIME, MNT_DETACH = 1 << 18, 1 << 21, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 # numbers of system calls: (x86_64, aarch64)
 DENIED = {
-    "socket": (41, 198),  # socketpair stays: it reaches nobody else
+    "socket": (41, 198),  # socketpair is allowed: it reaches no other process
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),  # other processes
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
-    "unshare": (272, 97), "setns": (308, 268),  # privileges in a namespace of its own
+    "unshare": (272, 97), "setns": (308, 268),  # privileges in a new namespace
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
-    "semget": (64, 190),  # memory that is in no process
+    "semget": (64, 190),  # memory that belongs to no process
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
 }  # fmt: skip
@@ -59,7 +59,7 @@ libc.syscall.restype = ctypes.c_long
 
 
 def call(name: str, *arguments: int | bytes | None) -> int:
-    """A function of the C library; OSError where it fails. Strings are bytes, numbers go as 64 bits."""
+    """Call a function of the C library; OSError if it fails. Strings are bytes, integers are passed as 64 bits."""
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = getattr(libc, name)(*values)
     if result == -1:
@@ -71,18 +71,18 @@ def call(name: str, *arguments: int | bytes | None) -> int:
 # ------------------------------------------------------------------------------------------------------ 1. supervisor
 def main() -> None:
     config = json.loads(sys.argv[1])
-    os.set_inheritable(config["status_fd"], False)  # the program must not write there
+    os.set_inheritable(config["status_fd"], False)  # the program must not write to it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
     with reported(config):
         if config["uid"] is not None:
-            for own in (config["home"], *config["pipes"]):  # the program opens the pipes again, by name
-                os.chown(own, config["uid"], config["uid"])
+            for path_or_fd in (config["home"], *config["pipes"]):  # the program reopens the pipes by name
+                os.chown(path_or_fd, config["uid"], config["uid"])
         if config["way"] == "namespaces":
             enter_pid_namespace(config)
-        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # the program, of the same user, can't write into this process
+        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # else the program, of the same user, could write to our memory
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != config["parent"]:  # it died before we asked to be told
+        if os.getppid() != config["parent"]:  # it died before PR_SET_PDEATHSIG was set
             os._exit(SETUP_FAILED)
         child = os.fork()
         if child == 0:
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 class reported:
-    """Tells whoever started us why the sandbox could not be set up, and ends the process."""
+    """Reports to execution.py why the sandbox could not be set up, and exits."""
 
     def __init__(self, config: dict) -> None:
         self.status_fd = config["status_fd"]
@@ -111,7 +111,7 @@ class reported:
 
 
 def supervise(config: dict, child: int) -> tuple[str, int]:
-    """Wait for the child: ("", its exit status, 128 + signal as shells say it) or (the limit it broke, 0)."""
+    """Wait for the child: ("", its exit status, or 128 + signal as in shells) or (the limit it broke, 0)."""
     deadline = time.monotonic() + (config["seconds"] or float("inf"))
     while True:
         remaining = max(deadline - time.monotonic(), 0)
@@ -126,13 +126,13 @@ def supervise(config: dict, child: int) -> tuple[str, int]:
             return "timeout", 0
         if sum(map(resident_bytes, descendants(os.getpid()))) > config["memory_bytes"]:
             return "memory", 0
-        # in a namespace the home's file system is of limited size itself
+        # with namespaces, the home's file system itself has a size limit
         if config["way"] == "limits" and bytes_below(config["home"]) > config["disk_bytes"]:
             return "disk", 0
 
 
 def reap() -> list[tuple[int, int]]:
-    """(pid, status) of the children that have ended."""
+    """(pid, status) of each child that has ended."""
     ended = []
     try:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -148,7 +148,7 @@ def descendants(pid: int) -> list[int]:
         try:
             with open(f"/proc/{pid}/task/{task}/children") as file:
                 children = list(map(int, file.read().split()))
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             continue
         for child in children:
             found += [child, *descendants(child)]
@@ -171,22 +171,22 @@ def resident_bytes(pid: int) -> int:
 
 
 def bytes_below(directory: str) -> int:
-    """What the files below a directory take; what lies in directories that may not be read doesn't count."""
+    """Disk space of the files below a directory, without those in unreadable directories."""
     total, todo = 0, [directory]
     while todo:
         try:
             with os.scandir(todo.pop()) as entries:
                 for entry in entries:
-                    total += 4096 + entry.stat(follow_symlinks=False).st_blocks * 512  # an inode takes room too
+                    total += 4096 + entry.stat(follow_symlinks=False).st_blocks * 512  # 4096 for the inode
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
-        except OSError:  # gone, forbidden, or a path that is too long
+        except OSError:  # gone, not readable, or the path is too long
             continue
     return total
 
 
 def kill_all() -> None:
-    """Kill every process below this one. All are stopped first: what is stopped can't fork while others are killed."""
+    """Kill every descendant. All are stopped first, so that none can fork while others are killed."""
     stopped: set[int] = set()
     while new := set(descendants(os.getpid())) - stopped:
         for pid in new:
@@ -198,7 +198,7 @@ def kill_all() -> None:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:  # none is left
+        except ChildProcessError:  # no child is left
             return
         time.sleep(0.001)
 
@@ -212,9 +212,9 @@ def send(pid: int, number: int) -> None:
 
 # ------------------------------------------------------------------------------------------------------ 2. namespaces
 def enter_pid_namespace(config: dict) -> None:
-    """The process that is forked next is the first of a PID namespace."""
+    """The next forked process becomes the first of a new PID namespace."""
     uid, gid = os.getuid(), os.getgid()
-    if config["uid"] is None:  # not root: a user namespace gives the right to the others
+    if config["uid"] is None:  # not root: a user namespace permits the other ones
         call("unshare", CLONE_NEWUSER | CLONE_NEWPID)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -224,7 +224,7 @@ def enter_pid_namespace(config: dict) -> None:
 
 
 def init(config: dict) -> None:
-    """PID 1: makes the new root, starts the program and waits for it. All else that runs dies with this process."""
+    """PID 1: make the new root, start the program and wait for it. All other processes die with this one."""
     with reported(config):
         call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
         new_root(config)
@@ -232,7 +232,7 @@ def init(config: dict) -> None:
         if program == 0:
             run(config)
         become(config["uid"])
-        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # becoming another user has changed it
+        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # changing the user has reset it
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     pid = None
     while pid != program:
@@ -242,14 +242,14 @@ def init(config: dict) -> None:
 
 
 def new_root(config: dict) -> None:
-    """The root becomes a file system in memory; `readonly`, `writable` and devices keep their paths in it."""
+    """Make the root a file system in memory; `readonly`, `writable` and devices keep their paths in it."""
     root = config["root"]
-    call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)  # nothing of what follows is seen outside
+    call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)  # the mounts below stay invisible outside
     options = f"size={config['disk_bytes']},nr_inodes=4096,mode=755".encode()
     call("mount", b"tmpfs", root.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
     for path in (*SYSTEM, *config["readonly"], *config["writable"], *DEVICES):
         inside = root + path
-        if not os.path.lexists(path) or os.path.lexists(inside):  # a system without it; or in a directory bound before
+        if not os.path.lexists(path) or os.path.lexists(inside):  # missing here, or in a directory already bound
             continue
         os.makedirs(os.path.dirname(inside), exist_ok=True)
         if os.path.islink(path):  # /bin -> usr/bin
@@ -261,7 +261,7 @@ def new_root(config: dict) -> None:
             os.close(os.open(inside, os.O_CREAT))
         call("mount", path.encode(), inside.encode(), None, MS_BIND | MS_REC, None)
         if path not in (*config["writable"], *DEVICES):
-            flags = os.statvfs(inside).f_flag  # those that a user namespace must not take away stay
+            flags = os.statvfs(inside).f_flag  # a user namespace must keep these flags
             kept = flags & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
             kept |= MS_RELATIME if flags & os.ST_RELATIME else 0
             flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept
@@ -272,14 +272,14 @@ def new_root(config: dict) -> None:
     os.mkdir(root + "/proc")
     call("mount", b"proc", (root + "/proc").encode(), b"proc", MS_NOSUID | MS_NODEV, None)
     os.chdir(root)
-    call("syscall", PIVOT_ROOT[platform.machine() != "x86_64"], b".", b".")  # the old root then lies on top
+    call("syscall", PIVOT_ROOT[platform.machine() != "x86_64"], b".", b".")  # the old root is now on top
     call("umount2", b".", MNT_DETACH)
     os.chdir("/")
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the program
 def run(config: dict) -> None:
-    """Give up every right and become the program."""
+    """Drop all privileges and become the program."""
     with reported(config):
         os.chdir(config["home"])
         num_tasks = config["num_tasks"] + (tasks_of(os.getuid()) if config["uid"] is None else 0)
@@ -289,7 +289,7 @@ def run(config: dict) -> None:
         ):  # fmt: skip
             if limit is not None:
                 number = getattr(resource, f"RLIMIT_{name}")
-                hard = limit + (name == "CPU")  # a second after its SIGXCPU it ends in SIGKILL
+                hard = limit + (name == "CPU")  # SIGXCPU first, SIGKILL a second later
                 allowed = resource.getrlimit(number)[1]
                 hard = hard if allowed == resource.RLIM_INFINITY else min(hard, allowed)
                 resource.setrlimit(number, (min(limit, hard), hard))
@@ -297,11 +297,11 @@ def run(config: dict) -> None:
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         landlock = config["way"] == "limits" and restrict_files(config)
         seccomp = filter_system_calls(deny_signals=config["way"] == "limits")
-        if config["argv"] is None:  # only asked what works here
+        if config["argv"] is None:  # only a check of what works here
             os.write(1, json.dumps({"landlock": landlock, "seccomp": seccomp}).encode())
             os._exit(0)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the program would inherit that
             signal.signal(number, signal.SIG_DFL)
         os.execve(config["argv"][0], config["argv"], config["environment"])
 
@@ -314,7 +314,7 @@ def become(uid: int | None) -> None:
 
 
 def tasks_of(uid: int) -> int:
-    """The user's processes and threads: the limit on their number counts them too, at least in older systems."""
+    """Number of the user's processes and threads: RLIMIT_NPROC counts them too, at least on older systems."""
     total = 0
     for name in os.listdir("/proc"):
         try:
@@ -326,16 +326,16 @@ def tasks_of(uid: int) -> int:
 
 
 def filter_system_calls(deny_signals: bool) -> bool:
-    """Refuse the system calls above with EPERM, for ever and for all children; False on a system without filters."""
+    """Make the system calls above fail with EPERM, for good and for all children; False if filters aren't supported."""
     if platform.machine() not in ARCHITECTURES:
         return False
     column, architecture = ARCHITECTURES[platform.machine()]
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     load, equal, at_least, has_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06  # (operation, skip if true, if false, operand)
     code = [
-        (load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, 0x80000000),  # another one's numbers: kill
+        (load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, 0x80000000),  # another architecture's numbers: kill
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (end, 0, 0, refuse),  # x32's numbers
-        (equal, 0, 1, CLONE3[column]), (end, 0, 0, unknown),  # the C library then takes clone, whose flags one can see
+        (equal, 0, 1, CLONE3[column]), (end, 0, 0, unknown),  # the C library then uses clone, whose flags a filter sees
     ]  # fmt: skip
     for numbers in (*DENIED.values(), *(SIGNALS.values() if deny_signals else ())):
         code += [(equal, 0, 1, numbers[column]), (end, 0, 0, refuse)]
@@ -351,12 +351,12 @@ def filter_system_calls(deny_signals: bool) -> bool:
 
 
 def restrict_files(config: dict) -> bool:
-    """Landlock: nothing but the system's files, `readonly`, `writable` and the home; False on a system without it."""
-    create, add, restrict = 444, 445, 446  # the same numbers everywhere
+    """Landlock: only the system's files, `readonly`, `writable` and the home; False if it isn't supported."""
+    create, add, restrict = 444, 445, 446  # the same numbers on all architectures
     version = libc.syscall(create, None, ctypes.c_long(0), ctypes.c_long(1))
     if version < 1:
         return False
-    every = (1 << (13 + min(version - 1, 2))) - 1  # rights to files: 13 at first, 14 in version 2, 15 in version 3
+    every = (1 << (13 + min(version - 1, 2))) - 1  # file rights: 13 in version 1, 14 in 2, 15 in 3
     network, scopes = 3 if version >= 4 else 0, 3 if version >= 6 else 0  # TCP; abstract sockets and signals
     rules = struct.pack("QQQ", every, network, scopes)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = call("syscall", create, rules, len(rules), 0)

@@ -1,4 +1,4 @@
-"""The same program in other names: where a problem has one solution only, its twin for the discriminator's triplets."""
+"""The same program with other variable names: the positive of a triplet if a problem has only one solution."""
 
 import ast
 import re
@@ -16,14 +16,14 @@ MEMBERS = ("method_declaration", "constructor_declaration", "compact_constructor
 
 
 def rename_variables(program: str, language: str, rng: Random) -> str:
-    """[RLCF discriminator] Every local variable gets another name, the same at each of its places: what it does stays.
+    """[RLCF discriminator] Rename every local variable consistently; the program's behaviour stays the same.
 
     Java: local variables, parameters, variables of for-each, catch and resources. Python: names that a function assigns
-    to. A name that stands for something else somewhere, a field or a method, a global, a builtin or an argument, keeps
-    standing; so does all of a program that doesn't parse.
+    to. A name that is also used for something else (a field, method, global, builtin or argument) is kept, and a
+    program that doesn't parse is returned unchanged.
     """
     places = java_variables(program) if language == "java" else python_variables(program)
-    taken = set(re.findall(r"\w+", program))  # in a comment as well: it costs a name, and no name is missed
+    taken = set(re.findall(r"\w+", program))  # comments included: it only costs a few free names
     names = {}
     for name in sorted(places):
         free = [other for other in NAMES if other not in taken]
@@ -40,16 +40,17 @@ def rename_variables(program: str, language: str, rng: Random) -> str:
 
 
 def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
-    """Name -> where it stands, [start, end) in bytes of UTF-8."""
-    root = Parser(JAVA).parse(program.encode("utf-8", "surrogatepass")).root_node
+    """Name -> its occurrences, [start, end) in bytes of UTF-8."""
+    source = program.encode("utf-8", "surrogatepass")
+    root = Parser(JAVA).parse(source).root_node
     if root.has_error:
         return {}
     places: dict[str, list[tuple[int, int]]] = {}
     declared, others = set(), set()
-    members: dict[str, tuple[set[int], set[int]]] = {}  # in which ones a name stands, and in which it is declared
+    members: dict[str, tuple[set[int], set[int]]] = {}  # name -> members that use it, members that declare it
     for name, field, ancestors in identifiers(root):
         (parent, _), (grandparent, _) = ancestors[-1], ancestors[-2]
-        text = name.text.decode()
+        text = source[name.start_byte : name.end_byte].decode()
         member = next((node for node, _ in ancestors if node.type in MEMBERS), root).start_byte
         seen, declaring = members.setdefault(text, (set(), set()))
         seen.add(member)
@@ -61,33 +62,34 @@ def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
             declared.add(text)
             declaring.add(member)
         elif (
-            field in ("name", "key")  # of a field, a method, a class, a call; of an annotation's value
+            field in ("name", "key")  # of a field, method, class or call; of an annotation's value
             or (field == "field" and parent.type == "field_access")
             or parent.type in ("labeled_statement", "break_statement", "continue_statement")
             or parent.type in ("method_reference", "scoped_identifier")
         ):
             others.add(text)
         places.setdefault(text, []).append((name.start_byte, name.end_byte))
-    # where a member doesn't declare what it names, a class or an import that isn't in the program does
+    # a member that uses a name without declaring it gets it from elsewhere: a superclass, an import
     others |= {text for text, (seen, declaring) in members.items() if seen - declaring}
     return {text: spans for text, spans in places.items() if text in declared - others}
 
 
 def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
-    """Name -> where it stands, [start, end) in bytes of UTF-8."""
+    """Name -> its occurrences, [start, end) in bytes of UTF-8."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escape sequences
+            warnings.simplefilter("ignore")  # invalid escape sequences
             tree, scopes = ast.parse(program), [symtable.symtable(program, "<program>", "exec")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    assigned, others = set(), set()
+    assigned: set[str] = set()
+    others: set[str] = set()
     for scope in scopes:
         scopes += scope.get_children()
         for symbol in scope.get_symbols():
             if scope.get_type() == "function" and symbol.is_local() and not symbol.is_imported():
                 assigned.add(symbol.get_name())
-            elif not symbol.is_free():  # what is free is local to a function around; else a global, a builtin, a member
+            elif not symbol.is_free():  # a free name is a local of an outer function; the rest aren't locals
                 others.add(symbol.get_name())
 
     source = program.encode("utf-8", "surrogatepass")
@@ -95,15 +97,16 @@ def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
     places: dict[str, list[tuple[int, int]]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
+            assert node.end_lineno is not None and node.end_col_offset is not None  # set by ast.parse
             start, end = line_starts[node.lineno - 1] + node.col_offset, line_starts[node.end_lineno - 1]
             places.setdefault(node.id, []).append((start, end + node.end_col_offset))
-        elif isinstance(node, ast.JoinedStr):  # offsets within an f-string aren't those of the file before 3.12
+        elif isinstance(node, ast.JoinedStr):  # before Python 3.12, offsets inside an f-string aren't those of the file
             others.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         elif not isinstance(node, ast.Attribute | ast.Constant):
-            # names that aren't nodes: of arguments, functions, exceptions, patterns, `global`
+            # names stored as strings: of arguments, functions, exceptions, patterns, `global`
             for _, value in ast.iter_fields(node):
                 others.update(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
-    if {"locals", "eval", "exec", "vars", "dir"} & places.keys():  # they see names
+    if {"locals", "eval", "exec", "vars", "dir"} & places.keys():  # they can see variable names
         return {}
-    # nobody complains of a `_` that nothing reads
+    # keep `_`: it may be unused, under another name it would be an error
     return {text: spans for text, spans in places.items() if text in assigned - others - {"_"}}

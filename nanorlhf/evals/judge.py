@@ -1,8 +1,8 @@
-"""The paper's judge of two summaries: a chat model behind a URL, or a file of verdicts given before.
+"""The paper's LLM judge of two summaries: a chat model behind a URL, or a file of earlier verdicts.
 
-The judge sees the query and two summaries, A and B, in an order that a seed decides for each pair. An answer that does
-not end in a verdict is `unparsed`: it is counted apart and no coin is thrown for it. Answers are kept in a cache on
-disk, so that nothing is paid for twice; a cap in calls bounds what a run may spend.
+The judge sees the query and two summaries, A and B, in an order that the seed decides for each pair. An answer that
+does not end in a verdict is `unparsed`: it is counted separately, not replaced by a coin flip. Answers are cached on
+disk, so that nothing is paid for twice; a cap on calls limits what a run may spend.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from tqdm import tqdm
 from nanorlhf import dataset
 from nanorlhf.errors import InputError
 
-WIN = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}  # what a verdict counts in a win rate; any other is in no rate
+WIN = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}  # what a verdict counts in a win rate; others are left out
 NO_VERDICT = ("unparsed", "unanswered")
 
 SYSTEM = "You are a helpful assistant."
-# the words are the paper's, so that win rates compare
+# the paper's words, so that win rates are comparable
 PROMPT = """Which of the following summaries does a better job of summarizing the most important points in the given \
 forum post, without including unimportant or irrelevant details? Judge based on accuracy, coverage, and coherence.
 
@@ -50,12 +50,12 @@ line, state only "A" or "B" to indicate your choice. Your response should use th
 Comparison: <one-sentence comparison and explanation>
 Preferred: <"A" or "B">"""
 
-TRIES = 6  # of one prompt, while the endpoint is busy, slow or talks nonsense
-LONGEST_WAIT = 120.0  # seconds between two tries, whatever Retry-After says
-GIVE_UP = 10  # prompts in a row without an answer: then it isn't the prompts
-REFUSED = (400, 413, 422)  # this prompt alone is at fault: too long, or filtered
-BUSY = (408, 409, 425, 429)  # and whatever is 500 or more
-MOST_BYTES = 2**20  # of an answer
+TRIES = 6  # per prompt, while the endpoint is busy, slow or answers garbage
+LONGEST_WAIT = 120.0  # maximum seconds between two tries, whatever Retry-After says
+GIVE_UP = 10  # prompts in a row without an answer: the prompts are not to blame
+REFUSED = (400, 413, 422)  # the fault of this prompt alone: too long, or filtered
+BUSY = (408, 409, 425, 429)  # and all from 500 on
+MOST_BYTES = 2**20  # maximum size of an answer
 
 
 # ------------------------------------------------------------------------------------------ 1. pairs, orders, verdicts
@@ -81,11 +81,13 @@ def parse(answer: str) -> Literal["A", "B"] | None:
     if plain.count("Preferred:") > 1:  # two verdicts
         return None
     found = re.fullmatch(r'(Preferred:\s*)?("?)(Summary )?([AB])\2', plain[plain.rfind("\n") + 1 :].strip())
-    return found and found[4]
+    if found is None:
+        return None
+    return "A" if found[4] == "A" else "B"
 
 
 def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
-    """Is our summary A? Of the seed and the texts alone, so that a pair is the same prompt in whatever evaluation."""
+    """Is our summary A? By the seed and the texts alone, so that a pair gives the same prompt in every evaluation."""
     if both:
         return [True, False]
     return [hashlib.sha256(json.dumps([seed, *pair]).encode()).digest()[0] % 2 == 0]
@@ -94,10 +96,10 @@ def orders(pair: Pair, seed: int, both: bool) -> list[bool]:
 def judge_pairs(
     pairs: list[Pair], seed: int, both_orders: bool, ask: Callable[[list[str]], dict[str, str]]
 ) -> list[dict]:
-    """A row a pair: its texts, the orders in which it was shown, the answers, and what is `preferred`.
+    """One row per pair: its texts, the orders in which it was shown, the answers, and what is `preferred`.
 
-    `ask` gives the answers by prompt, of some prompts perhaps none. With both orders a pair counts where both answers
-    have a verdict, and is a tie where these differ. Two equal texts are a tie, for which nobody is asked.
+    `ask` maps prompts to answers and may leave some out. With both orders a pair counts if both answers have a
+    verdict, and is a tie if these differ. Two equal texts are a tie, for which nobody is asked.
     """
     shown = [[] if pair.ours.strip() == pair.theirs.strip() else orders(pair, seed, both_orders) for pair in pairs]
     prompts = [[prompt_of(pair, first) for first in firsts] for pair, firsts in zip(pairs, shown, strict=True)]
@@ -118,8 +120,8 @@ def judge_pairs(
 
 
 def load_verdicts(path: Path) -> dict[Pair, str]:
-    """Verdicts given before, by this judge or any other: rows {"query", "ours", "theirs", "preferred"}."""
-    verdicts = {}
+    """Earlier verdicts, by this judge or any other: rows {"query", "ours", "theirs", "preferred"}."""
+    verdicts: dict[Pair, str] = {}
     for where, record in dataset.iter_jsonl(path):
         *texts, preferred = (dataset.field(record, name, str, where) for name in (*Pair._fields, "preferred"))
         if preferred not in (*WIN, *NO_VERDICT):
@@ -140,10 +142,10 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)  # sent as a bearer token, and written nowhere
     temperature: float | None = 0.0
     max_tokens: int | None = 512
-    max_calls: int = 1000  # requests sent, tries included: one that times out may have to be paid too
-    workers: int = 8  # requests at a time
-    timeout: float = 60.0  # seconds a request
-    first_wait: float = 1.0  # seconds before the second try, doubled before each further one
+    max_calls: int = 1000  # requests, retries included: one that times out may be charged too
+    workers: int = 8  # concurrent requests
+    timeout: float = 60.0  # seconds per request
+    first_wait: float = 1.0  # seconds before the second try, doubled for each further one
 
     def body(self, prompt: str) -> dict:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
@@ -155,7 +157,7 @@ class Endpoint:
 
 
 def completions_url(flag: str, url: str) -> str:
-    """http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions; raises InputError for what is no URL."""
+    """http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions; raises InputError unless it is a URL."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -163,7 +165,7 @@ def completions_url(flag: str, url: str) -> str:
         valid = False
     if not valid or not (url.isascii() and url.isprintable()) or " " in url:
         raise InputError(f"{flag} {url}: write a URL such as http://localhost:8000/v1 or https://api.openai.com/v1.")
-    if parts.username or parts.password or parts.query or parts.fragment:  # a URL is logged, so it may hold no secret
+    if parts.username or parts.password or parts.query or parts.fragment:  # URLs are logged: no secrets
         raise InputError(f"{flag}: write the URL without password, ? and #; a key goes by --judge-key-variable.")
     base = url.rstrip("/")
     return base if base.endswith("/chat/completions") else base + "/chat/completions"
@@ -173,13 +175,13 @@ def key_from(flag: str, variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise InputError(f"{flag} {variable}: this environment variable is not set: export it with the key.")
-    if not (key.isascii() and key.isprintable()):  # http.client would print it in its complaint
+    if not (key.isascii() and key.isprintable()):  # http.client would print it in its error
         raise InputError(f"{flag} {variable}: the key holds a character that no HTTP header takes: export it again.")
     return key
 
 
 class _AnyStatus(HTTPErrorProcessor):
-    """Every status is an answer. As it is, urllib follows a redirect and sends the key on to wherever it points."""
+    """Returns every status as an answer. By default urllib follows redirects and sends the key wherever they point."""
 
     def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
         return response
@@ -188,7 +190,7 @@ class _AnyStatus(HTTPErrorProcessor):
 
 
 class _Asker:
-    """Sends prompts until the cap, or an error that no other try can mend. Several threads share one."""
+    """Sends prompts until the cap, or an error that no retry can fix. Shared by several threads."""
 
     def __init__(self, endpoint: Endpoint):
         self.endpoint = endpoint
@@ -216,7 +218,7 @@ class _Asker:
         return False
 
     def ask(self, prompt: str) -> str | None:
-        """The answer; None where there is none to be had."""
+        """The answer; None if there is none."""
         answer = self.try_to_ask(prompt)
         with self.lock:
             self.num_unanswered_in_a_row = 0 if answer is not None else self.num_unanswered_in_a_row + 1
@@ -235,7 +237,7 @@ class _Asker:
                 if status == 200:
                     return self.answer_in(body)
                 self.last_error = f"HTTP {status} {self.safe(body)}".strip()
-            except (OSError, HTTPException, ValueError) as error:  # no connection, time-out, garbage
+            except (OSError, HTTPException, ValueError) as error:  # no connection, timeout, garbage
                 status, later = None, None
                 self.last_error = self.safe(f"{type(error).__name__}: {error}")
             if status in REFUSED:
@@ -243,7 +245,7 @@ class _Asker:
             if status is not None and status < 500 and status not in BUSY:
                 self.stop(f"the endpoint refuses: {self.last_error}")
                 return None
-            # jitter, so that parallel requests that were refused together do not come back together
+            # jitter, so that requests refused together do not come back together
             wait = self.endpoint.first_wait * 2**attempt * random.uniform(0.5, 1)
             wait = min(max(wait, retry_after(later)), LONGEST_WAIT)
         return None
@@ -259,7 +261,7 @@ class _Asker:
         with self.opener.open(request, timeout=endpoint.timeout) as response:
             while piece := response.read1(MOST_BYTES):
                 body += piece
-                if time.monotonic() > deadline:  # the time-out of a socket begins anew with each byte
+                if time.monotonic() > deadline:  # a socket's timeout restarts with each byte
                     raise TimeoutError(f"no whole answer within {endpoint.timeout:g} seconds")
                 if len(body) > MOST_BYTES:
                     raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
@@ -275,16 +277,18 @@ class _Asker:
         return self.without_key(answer)
 
     def safe(self, text: str) -> str:
-        """For a message: the beginning, in one line."""
+        """For a message: the beginning, on one line."""
         return " ".join(self.without_key(text).split())[:160]
 
     def without_key(self, text: str) -> str:
-        """Should the endpoint repeat it."""
+        """The endpoint may repeat the key."""
         return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
 
 
 def retry_after(header: str | None) -> float:
-    """Seconds that a Retry-After header asks to wait, given as such or as a date; 0 where there is none to be read."""
+    """Seconds that a Retry-After header, a number or a date, asks to wait; 0 if it is missing or unreadable."""
+    if header is None:
+        return 0.0
     try:
         return max(0.0, float(header))
     except (TypeError, ValueError):
@@ -297,7 +301,7 @@ def retry_after(header: str | None) -> float:
 
 # -------------------------------------------------------------------------------------- 3. answers, cached as they come
 def read_cache(lines: bytes) -> dict[str, str]:
-    """Key -> answer. A line that a kill cut short is no entry."""
+    """Key -> answer. A line that a kill cut short is skipped."""
     answers = {}
     for line in lines.splitlines():
         try:
@@ -309,8 +313,11 @@ def read_cache(lines: bytes) -> dict[str, str]:
 
 
 def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[dict[str, str], dict]:
-    """Answers by prompt, of the cache or the endpoint, and an account: `num_calls`, and `stopped` and `last_error`,
-    which are empty where nothing went wrong. Never raises for what the endpoint does: what was answered stays."""
+    """Prompt -> answer, from the cache or the endpoint, and an account of the calls.
+
+    The account has `num_calls`, and `stopped` and `last_error`, which are empty if nothing went wrong. Never raises for
+    what the endpoint does: the answers received so far are kept.
+    """
     lines = cache.read_bytes() if cache.exists() else b""
     known = read_cache(lines)
     keys = {prompt: endpoint.cache_key(prompt) for prompt in prompts}
@@ -321,7 +328,7 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
         cache.parent.mkdir(parents=True, exist_ok=True)
         with cache.open("ab") as file, ThreadPoolExecutor(endpoint.workers) as pool:
             if lines and not lines.endswith(b"\n"):
-                file.write(b"\n")  # ends the line that was cut short
+                file.write(b"\n")  # end the line that was cut short
             futures = {pool.submit(asker.ask, prompt): prompt for prompt in waiting}
             try:
                 for future in tqdm(as_completed(futures), total=len(futures), desc="judge", unit=" prompts"):
@@ -331,7 +338,7 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
                         file.write(json.dumps({"key": keys[prompt], "answer": answer}).encode() + b"\n")
                         file.flush()
             finally:
-                asker.over.set()  # if this is an interrupt: no further request
+                asker.over.set()  # after an interrupt: no further request
     unanswered = len(answers) < len(keys)
     return answers, {
         "num_calls": asker.num_calls,

@@ -1,11 +1,11 @@
-"""Do people rank answers as the reward model does, and as each other do? The human study of the STR paper.
+"""Do people agree with the reward model, and with each other, on how to rank answers? The human study of STR.
 
-Rankings come from people, by `python -m data.rank` or otherwise, a line a question and annotator:
+People's rankings are read from JSON Lines, one line per question and annotator, as `python -m data.rank` writes them:
 
     {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
 
-`ranking` names the answers by their index, from 0, the best one first. Below, a ranking is such a list; several of them
-are (questions, m), m answers a question, and raise ValueError if a row is no permutation of 0 to m-1.
+`ranking` lists the answers' indices, from 0, best first. Below, a ranking is such a list; several are (questions, m),
+m answers per question, and raise ValueError unless each row is a permutation of 0 to m-1.
 """
 
 import itertools
@@ -29,22 +29,22 @@ from nanorlhf.selfrank.text_rank import rank_order
 class RankedQuestion:
     query: str
     answers: list[str]
-    rankings: dict[str, list[int]]  # of each annotator
+    rankings: dict[str, list[int]]  # by annotator
 
 
 # ---------------------------------------------------------------------------------------------------------- 1. the file
 def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """The rows of one file, each with its place, checked one by one."""
+    """The checked rows of one file, each with its place `file:line`. Raises InputError for a broken row."""
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
         answers, ranking = field(row, "answers", list, where), field(row, "ranking", list, where)
         if len(answers) < 2 or not all(isinstance(answer, str) for answer in answers):
             raise InputError(f"{where}: the field 'answers' must be a list of two texts or more.")
-        # a bool is an int to Python
+        # in Python, a bool is an int
         if {type(index) for index in ranking} != {int} or sorted(ranking) != list(range(len(answers))):
             raise InputError(
                 f"{where}: the field 'ranking' is {ranking}: it must name each answer once, from 0 to "
-                f"{len(answers) - 1}, the best one first."
+                f"{len(answers) - 1}, best first."
             )
         if not field(row, "annotator", str, where).strip():
             raise InputError(f"{where}: the field 'annotator' is empty: name the person.")
@@ -52,7 +52,10 @@ def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
-    """The questions of one file or several, as they first come; all have the same number of answers."""
+    """The questions of one or several files, in order of first appearance; all have the same number of answers.
+
+    Raises InputError where two annotators ranked different lists of answers, or one ranked a question twice.
+    """
     questions: dict[str, RankedQuestion] = {}
     places: dict[tuple[str, str], str] = {}
     for path in paths:
@@ -64,10 +67,12 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
                 [*_, other] = question.rankings
                 raise InputError(
                     f"{where}: {annotator!r} ranked other answers, or in another order, than {other!r} did at "
-                    f"{places[query, other]}: all must be given the same list for a question."
+                    f"{places[query, other]}: all annotators must rank the same list for a question."
                 )
             if len(answers) != len(first.answers):
-                raise InputError(f"{where}: {len(answers)} answers, elsewhere {len(first.answers)}: keep them apart.")
+                raise InputError(
+                    f"{where}: {len(answers)} answers, elsewhere {len(first.answers)}: evaluate them separately."
+                )
             if annotator in question.rankings:
                 raise InputError(
                     f"{where}: {annotator!r} ranked this question at {places[query, annotator]} too: "
@@ -78,22 +83,22 @@ def load_rankings(paths: Iterable[str | Path]) -> list[RankedQuestion]:
     return list(questions.values())
 
 
-# --------------------------------------------------------------------------------------- 2. (a) machine against people
+# ------------------------------------------------------------------------------------ 2. (a) reward model and people
 def consensus(rankings: Iterable[list[int]]) -> list[int]:
-    """One ranking of all annotators' of a question: by mean rank, equal ones in the order in which the answers stand.
+    """One ranking from all annotators' rankings of a question: by mean rank, ties in the order of the answers.
 
     >>> consensus([[0, 1, 2, 3], [1, 0, 2, 3], [2, 1, 0, 3]])  # mean ranks from 0: 1, 2/3, 4/3, 3
     [1, 0, 2, 3]
     """
     ranks = ranks_of(list(rankings))  # (annotators, m)
-    return rank_order(-ranks.sum(0)).tolist()  # sums order as means do, and are exact
+    return rank_order(-ranks.sum(0)).tolist()  # sums order like means, and are exact
 
 
 def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict:
-    """[STR human study] The share of questions of which both rank all answers in the very same order.
+    """[STR human study] The share of questions where both rankings are identical.
 
-    order_probability, its 95% interval (Wilson) in order_probability_ci, num_questions, and chance, 1/m!: 4.17% of 4.
-    The paper's 83.33% can't be a share of its 100 questions, so the number of questions stands beside it.
+    Returns order_probability, its 95% interval (Wilson) as order_probability_ci, num_questions, and chance, 1/m!: 4.17%
+    for m = 4. The paper's 83.33% can't be a share of its 100 questions, so num_questions is always reported.
     """
     ours, theirs = paired(rm_rankings, human_rankings)
     share = float((ours == theirs).all(1).mean())
@@ -106,32 +111,32 @@ def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict
 
 
 def pairwise_agreement(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
-    """[STR human study] The share of pairs of answers to a question that both put in the same order; chance is 1/2."""
+    """[STR human study] The share of pairs of answers to a question that both rank in the same order; chance is 1/2."""
     ours, theirs = map(ranks_of, paired(rm_rankings, human_rankings))
     first, second = np.triu_indices(ours.shape[1], k=1)  # the pairs
     return float(((ours[:, first] < ours[:, second]) == (theirs[:, first] < theirs[:, second])).mean())
 
 
 def kendall_tau(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
-    """[STR human study] Kendall's tau of the two rankings of a question, mean over questions; chance is 0.
+    """[STR human study] Kendall's tau of the two rankings, mean over questions; chance is 0.
 
-    Rankings have no ties, so it is twice the pairwise agreement less 1: the same fact on the scale that others report.
+    Without ties it equals 2 * pairwise_agreement - 1: the same fact, on the scale that is usually reported.
     """
     pairs = zip(*map(ranks_of, paired(rm_rankings, human_rankings)), strict=True)
     return fmean(float(stats.kendalltau(ours, theirs).statistic) for ours, theirs in pairs)
 
 
-# ---------------------------------------------------------------------------------------- 3. (b) people against people
+# ------------------------------------------------------------------------------------------ 3. (b) people and people
 def annotator_kappas(questions: list[RankedQuestion]) -> dict:
-    """[STR human study] How far annotators agree, beyond chance, on the rank of each answer.
+    """[STR human study] How much annotators agree, beyond chance, on the rank of each answer.
 
-    The items are answers, their labels the ranks. The paper says no more than "kappa", so there are two:
+    The items are answers, their labels are ranks. The paper just says "kappa", so we report two:
 
-        cohen_kappa    of two annotators on the questions that both ranked, mean over num_pairs pairs that share any
-        fleiss_kappa   of all num_annotators on the num_common questions that all ranked; None if there is none
+        cohen_kappa    per pair of annotators, on the questions both ranked; mean over the num_pairs pairs with any
+        fleiss_kappa   all num_annotators, on the num_common questions that all ranked; None if there are none
 
-    An annotator gives each rank once a question, so that chance is 1/m exactly, and where all rank all questions the
-    two kappas are one number. Raises InputError where no question has two rankings.
+    An annotator gives each rank once per question, so chance is exactly 1/m, and where everyone ranks every question
+    the two kappas are equal. Raises InputError where no question has two rankings.
     """
     names = list(dict.fromkeys(name for question in questions for name in question.rankings))
     cohen = []
@@ -159,10 +164,12 @@ def annotator_kappas(questions: list[RankedQuestion]) -> dict:
 
 
 def cohen_kappa(ours: ArrayLike, theirs: ArrayLike) -> float:
-    """Cohen (1960), of two people's labels (items,): (observed - expected) / (1 - expected).
+    """Cohen (1960): agreement of two people's labels (items,), (observed - expected) / (1 - expected).
 
     observed   share of items with the same label
-    expected   that of two people who label at random, each with their own frequencies; NaN where it is 1
+    expected   the same for two people who label at random, each with their own label frequencies
+
+    NaN where expected is 1. Raises ValueError unless the two have the same items, at least one.
     """
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:
@@ -173,15 +180,19 @@ def cohen_kappa(ours: ArrayLike, theirs: ArrayLike) -> float:
 
 
 def fleiss_kappa(counts: ArrayLike) -> float:
-    """Fleiss (1971), of how many people gave each item each label: counts (items, labels), rows of an equal sum >= 2.
+    """Fleiss (1971), from counts (items, labels): how many people gave each item each label.
 
     observed   share of pairs of people who agree on an item, mean over items
-    expected   that of pairs who label at random, with the frequencies of all together; NaN where it is 1
+    expected   the same for pairs who label at random, with the label frequencies of all people
+
+    NaN where expected is 1. Raises ValueError unless all rows have the same sum, at least 2.
     """
     counts = np.asarray(counts)
     num_people = counts.sum(1)
     if num_people.min() != num_people.max() or num_people[0] < 2:
-        raise ValueError(f"items have {num_people.min()} to {num_people.max()} labels: all need the same, 2 or more")
+        raise ValueError(
+            f"items have {num_people.min()} to {num_people.max()} labels: all need the same number, 2 or more"
+        )
     n = num_people[0]
     observed = (counts * (counts - 1)).sum(1).mean() / (n * (n - 1))
     expected = (counts.mean(0) / n) @ (counts.mean(0) / n)
@@ -190,7 +201,7 @@ def fleiss_kappa(counts: ArrayLike) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ 4. arrays
 def ranks_of(rankings: ArrayLike) -> np.ndarray:
-    """(questions, m) answers, best first -> (questions, m) the rank of each answer, from 0."""
+    """Rankings (questions, m) -> (questions, m) the rank of each answer, from 0."""
     return np.argsort(checked(rankings), axis=1)
 
 

@@ -1,8 +1,8 @@
-"""Does a reward model rank pairs as people did, and is it as sure of it as it should be?
+"""Accuracy and calibration of reward models on pairs that people ranked.
 
-A margin is the score of the chosen response less that of the rejected one. Margins below are arrays (seeds, pairs):
-several models that differ by their seed alone, on the same pairs. A standard deviation over seeds is that of a sample
-(n - 1), and None of a single seed.
+A margin is the score of the chosen response minus that of the rejected one. Margins are arrays (seeds, pairs): models
+that differ only in their seed, on the same pairs. Standard deviations over seeds are sample ones (n - 1), None for a
+single seed.
 """
 
 import re
@@ -14,15 +14,16 @@ from nanorlhf.dataset import Comparison, field
 from nanorlhf.errors import InputError
 
 BIN_WIDTH = 0.5  # of |margin|, in score units
-FEW = 10  # pairs: a bin with fewer says nothing much
+FEW = 10  # pairs: a bin with fewer is drawn hollow
 
 
 # --------------------------------------------------------------------------------------------------------- 1. accuracy
 def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list[int]]:
-    """[N+ 16] Which rows are of each batch, confidence, split and pair of policies: (by, value) -> their indices.
+    """[N+ 16] Row indices by batch, confidence, split and pair of policies: (by, value) -> indices.
 
-    In the order of a table: all of them, then by by, numbers in a value counted as numbers, pairs by how many they are.
-    A row that lacks something in its `meta` is in no group of it; the two policies of a pair have no order.
+    In table order: all rows first; then each `by`, its values sorted by their number, policy pairs by frequency.
+    A row without such a field in its `meta` is in none of its groups; the two policies of a pair are unordered. Raises
+    InputError for a malformed `meta`.
     """
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -34,7 +35,7 @@ def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list
         if meta.get("policies") is not None:
             policies = field(meta, "policies", list, where)
             if len(policies) != 2 or not all(isinstance(name, str) for name in policies):
-                raise InputError(f"{where}: 'policies' in the field 'meta' must be two names: mend or delete the line.")
+                raise InputError(f"{where}: 'policies' in the field 'meta' must be two names: fix or delete the line.")
             groups["policies", " / ".join(sorted(policies))].append(index)
 
     def place(group: tuple[str, str]) -> tuple:
@@ -47,7 +48,7 @@ def pair_groups(rows: list[Comparison], path: str) -> dict[tuple[str, str], list
 
 
 def mean_and_std(values: np.ndarray) -> dict[str, float | None]:
-    """Over seeds; NaN is a seed that has no such value."""
+    """Over seeds (seeds,); NaN marks a seed without a value."""
     values = values[~np.isnan(values)]
     return {
         "mean": float(values.mean()) if len(values) else None,
@@ -56,7 +57,7 @@ def mean_and_std(values: np.ndarray) -> dict[str, float | None]:
 
 
 def accuracy_table(groups: dict[tuple[str, str], list[int]], margins: dict[str, np.ndarray]) -> list[dict]:
-    """[N+ 16] Table 5: of each group of pairs, how many there are, and the share that each model ranks as people did.
+    """[N+ 16] Table 5: per group, the number of pairs and the share that each model ranks as people did.
 
     margins: model -> (seeds, pairs). A tie is wrong. Each row has by, value, num_pairs and models: name -> mean, std.
     """
@@ -73,18 +74,19 @@ def accuracy_table(groups: dict[tuple[str, str], list[int]], margins: dict[str, 
 
 # ------------------------------------------------------------------------------------------------------ 2. calibration
 def calibration(margins: np.ndarray) -> dict:
-    """[N+ 18] How often is a margin of some size right? Bradley-Terry says sigmoid(|margin|); Figure 7, right.
+    """[N+ 18] Accuracy by the size of the margin; Bradley-Terry predicts sigmoid(|margin|). Figure 7, right.
 
-    margins (seeds, pairs). Bins of BIN_WIDTH on |margin| from 0 to the 99.5% quantile of the margins of all seeds,
-    rounded to that width; what lies beyond is one more bin, which the figure leaves out. Gives
+    margins (seeds, pairs). Bins of BIN_WIDTH on |margin| cover 0 to the 99.5% quantile of all seeds' margins, rounded
+    to that width; larger margins share one more bin, which the figure omits. Returns
 
-        bins   of each its middle, its pairs (mean over seeds), and mean and std of its accuracy over seeds
-        ece    expected calibration error: |accuracy - mean of sigmoid(|margin|)| of a bin, mean over the pairs; over
-               seeds as mean and std
+        bins        per bin its middle, its pairs (mean over seeds), and its accuracy (mean and std over seeds)
+        num_beyond  pairs in the bin that the figure omits, mean over seeds
+        ece         expected calibration error: |accuracy - mean of sigmoid(|margin|)| per bin, averaged over pairs;
+                    mean and std over seeds
     """
     steps = max(1, round(float(np.quantile(margins, 0.995)) / BIN_WIDTH))
     size, right = np.abs(margins), margins > 0  # (seeds, pairs)
-    bins = np.minimum((size / BIN_WIDTH).astype(int), steps)  # (seeds, pairs) `steps` is the one beyond
+    bins = np.minimum((size / BIN_WIDTH).astype(int), steps)  # (seeds, pairs) bin `steps` is the one beyond
     confidence = 1 / (1 + np.exp(-size))
     accuracies, gaps = np.full((len(margins), steps), np.nan), np.zeros(len(margins))
     for seed in range(len(margins)):
@@ -109,6 +111,6 @@ def calibration(margins: np.ndarray) -> dict:
 
 
 def score_statistics(scores: np.ndarray) -> dict[str, dict[str, float | None]]:
-    """max, mean, min and std over the responses of scores (seeds, responses), each as mean and std over seeds."""
+    """Maximum, mean, minimum and std of scores (seeds, responses) over responses, each as mean and std over seeds."""
     columns = {"max": scores.max(1), "mean": scores.mean(1), "min": scores.min(1), "std": scores.std(1)}
     return {name: mean_and_std(column) for name, column in columns.items()}

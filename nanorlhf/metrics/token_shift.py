@@ -1,8 +1,8 @@
-"""What alignment changed, token by token: how likely was each token of a response under the model before it?
+"""What alignment changed, token by token: the rank of each response token under the model before it. (N+ Table 8)
 
-A token's rank under the base model, given the same query and the same response so far, is 1 plus the number of tokens
-that the base model finds likelier. Rank 1 is unshifted: the base model, greedy, would have written it too; 2 and 3 are
-marginal; the others shifted. (N+ Table 8)
+A token's rank under the base model, given the same query and the response so far, is 1 plus the number of tokens that
+the base model finds likelier. Rank 1 is unshifted: greedy decoding of the base model would have written it too. Ranks 2
+and 3 are marginal, the rest shifted.
 """
 
 import html
@@ -15,9 +15,9 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 
 KINDS = ("unshifted", "marginal", "shifted")
-COLORS = {"unshifted": "34", "marginal": "33", "shifted": "31"}  # blue, yellow, red of a terminal
-MARKS = {"unshifted": "{}", "marginal": "({})", "shifted": "[{}]"}  # where there are no colours
-LOGITS = 2**24  # made at a time: 64 MB in float32
+COLORS = {"unshifted": "34", "marginal": "33", "shifted": "31"}  # ANSI codes of blue, yellow, red
+MARKS = {"unshifted": "{}", "marginal": "({})", "shifted": "[{}]"}  # for terminals without colours
+LOGITS = 2**24  # computed at once: 64 MB in float32
 
 
 def kind_of(rank: int) -> str:
@@ -26,17 +26,17 @@ def kind_of(rank: int) -> str:
 
 @torch.no_grad()
 def token_ranks(base: GPT, query: Tensor, response: Tensor, pad_id: int) -> Tensor:
-    """The rank of each response token under `base`, from 1 on; 0 at [PAD].
+    """The rank of each response token under `base`, from 1; 0 at [PAD].
 
-    query (B, Q) left-padded, response (B, T) [PAD] behind its end -> (B, T). Tokens as likely as the one that stands
-    there don't push it back. Logits are made where a token counts, LOGITS of them at a time.
+    query (B, Q) left-padded, response (B, T) right-padded -> (B, T). Tokens exactly as likely as the response's don't
+    raise its rank. Logits are computed for real tokens only, LOGITS of them at a time.
     """
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
     hidden = base(query_response, query_response != pad_id, last=response.size(1) + 1)[:, :-1]  # (B, T, C)
     counts = response != pad_id  # (B, T)
     hidden = hidden[counts].to(base.lm_head.weight.dtype)  # (N, C)
     size, ranks = max(1, LOGITS // base.config.vocab_size), [response.new_zeros(0)]
-    with torch.autocast(hidden.device.type, enabled=False):  # among bf16 logits many are equal
+    with torch.autocast(hidden.device.type, enabled=False):  # many bfloat16 logits are equal
         for h, ids in zip(micro_batches(hidden, size), micro_batches(response[counts], size), strict=True):
             logits = base.logits(h)  # (n, V)
             ranks.append(1 + (logits > logits.gather(1, ids[:, None])).sum(1))
@@ -44,16 +44,16 @@ def token_ranks(base: GPT, query: Tensor, response: Tensor, pad_id: int) -> Tens
 
 
 def shift_shares(ranks: Tensor) -> dict[str, float]:
-    """The share of tokens of each kind; ranks as `token_ranks` gives them, at least one above 0."""
+    """The share of tokens of each kind; `ranks` from `token_ranks`, at least one of them above 0."""
     counted = ranks[ranks > 0]
     kinds = {"unshifted": counted == 1, "marginal": (counted == 2) | (counted == 3), "shifted": counted > 3}
     return {name: is_one.float().mean().item() for name, is_one in kinds.items()}
 
 
 def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, bytes]) -> list[tuple[str, int]]:
-    """Tokens as text, each with its value. Tokens that share a character are one piece, with the largest of theirs.
+    """Tokens as text, each with its value. Tokens that share one character become one piece with their largest value.
 
-    `pieces` as `token_bytes` gives them; a token without any, EOS, is written as a sign.
+    `pieces` are those of `token_bytes`; a token that has none (EOS) is shown as ∎.
     """
     result: list[tuple[str, int]] = []
     held, largest = b"", 0
@@ -83,7 +83,7 @@ def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
 
 
 def to_html(pieces: list[tuple[str, int]]) -> str:
-    """A <span> a token, its kind as class and its rank as title; the page's style has the colours."""
+    """One <span> per token: its class is the kind, its title the rank; the page's stylesheet has the colours."""
     return "".join(
         f'<span class="{kind_of(rank)}" title="rank {rank}">{html.escape(text)}</span>' for text, rank in pieces
     )

@@ -1,4 +1,4 @@
-"""Figures of several answers a question: metric@k curves of policies side by side, and how far the metrics agree."""
+"""Figures for several answers per question: metric@k curves of all policies, and how much the metrics agree."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -7,18 +7,18 @@ from numpy.typing import ArrayLike
 from nanorlhf.metrics import metric_at_k
 from nanorlhf.report.page import BLUE, GREY, ORANGE, panel
 
-# a colour and a marker each, so that they differ in grey too; more policies than these share them
+# colour and marker of each policy, distinct in greyscale too; reused where there are more policies
 LINES = ((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D"), (GREY, "v"), ("#1c2024", "x"))
 
 
 def metric_at_k_figures(scores: dict[str, dict[str, ArrayLike]]) -> list[Figure]:
-    """Figure 3 of the paper, a panel a metric: the expected best of k answers, a curve a policy, k from 1 to n.
+    """SO Figure 3: one panel per metric, one curve per policy: the expected best of k answers, k from 1 to n.
 
-    scores: policy -> metric -> (questions, n). The names are the labels; a policy may lack a metric.
+    scores: policy -> metric -> (questions, n). The names become labels; a policy may lack a metric.
     """
     figures = []
     for metric in dict.fromkeys(metric for columns in scores.values() for metric in columns):
-        figure, axes = panel(f"{metric} @ k", "k, answers to choose from", f"{metric}, best of k")
+        figure, axes = panel(f"{metric} @ k", "k, number of answers", f"{metric}, best of k")
         for number, (policy, columns) in enumerate(scores.items()):
             if metric not in columns:
                 continue
@@ -26,14 +26,14 @@ def metric_at_k_figures(scores: dict[str, dict[str, ArrayLike]]) -> list[Figure]
             ks = range(1, np.shape(columns[metric])[1] + 1)
             values = [metric_at_k(columns[metric], k) for k in ks]
             axes.plot(ks, values, color=color, marker=marker, markersize=4, linewidth=1.8, label=policy)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params("x", integer=True)
         axes.legend(frameon=False)
         figures.append(figure)
     return figures
 
 
 def spearman_figure(title: str, names: list[str], matrix: np.ndarray) -> Figure:
-    """Figures A1 to A3: a matrix of rank correlations (m, m) as a heat map, its numbers in the cells; NaN is a dash."""
+    """SO Figures A1 to A3: a matrix of rank correlations (m, m) as a heat map with numbers; NaN is a dash."""
     figure, axes = panel(title, "", "")
     figure.set_size_inches(5.2, 4.6)
     axes.grid(False)

@@ -1,10 +1,11 @@
-"""The tables and the page of an evaluation with several answers a question. [SO table 1]"""
+"""Tables and report.html of an evaluation with several answers per question. [SO table 1]"""
 
 import html
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from nanorlhf.report.answer_figures import metric_at_k_figures, spearman_figure
 from nanorlhf.report.page import SEARCH, aligned, answer, curves, html_table, image, write_page
@@ -24,13 +25,13 @@ Lines = list[list[str]]
 
 
 def metrics_of(result: dict) -> list[str]:
-    """Those that were measured, in the order of the tables."""
+    """The measured metrics, in table order."""
     measured = next(iter(result["policies"].values()))["metrics"]
     return [metric for metric in METRICS if metric in measured]
 
 
 def means(result: dict) -> Lines:
-    """[SO table 1] Mean and standard deviation over all answers."""
+    """[SO table 1] Mean and standard deviation over all answers, per metric and policy."""
     metrics = metrics_of(result)
     lines = [["mean ± std over answers", *(METRICS[metric][0] for metric in metrics), "EOS rate", "length, tokens"]]
     known = result["reference"]
@@ -46,7 +47,7 @@ def means(result: dict) -> Lines:
 
 
 def best_of(result: dict) -> Lines:
-    """[SO metric@k] Table 2: the best of all answers to a question."""
+    """[SO metric@k] Table 2: the best of all n answers to a question, mean over questions."""
     metrics, n = metrics_of(result), result["num_samples"]
     lines = [[f"metric@{n}", *(METRICS[metric][0] for metric in metrics)]]
     for name, row in result["policies"].items():
@@ -55,7 +56,7 @@ def best_of(result: dict) -> Lines:
 
 
 def reciprocal_ranks(result: dict) -> Lines:
-    """[SO mrr@k] Table 3: how early a useful answer comes if a metric ranks them; empty without labels."""
+    """[SO mrr@k] Table 3: how early a useful answer comes when a metric ranks the answers; empty without labels."""
     metrics, n = metrics_of(result), result["num_samples"]
     labelled = {name: row for name, row in result["policies"].items() if "mrr_at_k" in row}
     lines = [[f"MRR@{n}", "questions", *(METRICS[metric][0] for metric in metrics)]]
@@ -65,7 +66,7 @@ def reciprocal_ranks(result: dict) -> Lines:
 
 
 def differences(result: dict) -> Lines:
-    """Each policy against the one before it: does it differ, and by how much?"""
+    """Each policy against the one before it: the mean difference, and tests of significance."""
     names = list(result["policies"])
     neighbours = set(zip(names[1:], names, strict=False))
     lines = [["difference", "metric", "of means", "95% interval", "KS", "p", "Mann-Whitney p"]]
@@ -84,14 +85,15 @@ def differences(result: dict) -> Lines:
 
 
 def notes(result: dict) -> list[str]:
+    """What the tables rest on, and what was left out."""
     settings = result["args"]
     sentences = [
-        f"{result['num_questions']} questions, {result['num_samples']} answers each, at temperature "
-        f"{settings['temperature']}, top-k {settings['top_k']}, top-p {settings['top_p']}, no "
-        f"{settings['no_repeat_ngram_size']}-gram twice; seed {settings['seed']}."
+        f"{result['num_questions']} questions, {result['num_samples']} answers each; temperature "
+        f"{settings['temperature']}, top-k {settings['top_k']}, top-p {settings['top_p']}, no repeated "
+        f"{settings['no_repeat_ngram_size']}-gram, seed {settings['seed']}."
     ]
     if result["encoder"]:
-        sentences.append(f"BERTScore is the raw F1 of {result['encoder']}.")
+        sentences.append(f"BERTScore is the raw F1 with {result['encoder']}.")
     else:
         sentences.append("BERTScore is left out: --encoder names the directory or Hub id of an encoder.")
     if not reciprocal_ranks(result):
@@ -100,14 +102,14 @@ def notes(result: dict) -> list[str]:
 
 
 def tables(result: dict) -> str:
-    """For the terminal."""
+    """All tables and notes, for the terminal."""
     parts = [means(result), best_of(result), reciprocal_ranks(result), differences(result)]
     return "\n\n".join([*(aligned(lines) for lines in parts if len(lines) > 1), "\n".join(notes(result))])
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def sample_card(sample: dict) -> str:
-    """A question, the site's answer, and of each policy the first answer."""
+    """A question, the site's answer, and the first answer of each policy."""
     answers = [answer("the site's best answer", sample["reference"], {})]
     for name, column in sample["policies"].items():
         numbers = {METRICS[metric][0]: column[0][metric] for metric in METRICS if metric in column[0]}
@@ -117,6 +119,7 @@ def sample_card(sample: dict) -> str:
 
 
 def figures(drawn: list[Figure], caption: str) -> str:
+    """Figures with one caption, as HTML."""
     images = "".join(map(image, drawn))
     return f"<figure><div>{images}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
 
@@ -126,9 +129,10 @@ def write_report(
 ) -> None:
     """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
 
-    measured: policy -> metric -> (questions, n), what `result` was made of.
+    measured: policy -> metric -> (questions, n), from which `result` was computed.
     """
     metrics = metrics_of(result)
+    named: dict[str, dict[str, ArrayLike]]
     named = {name: {METRICS[metric][0]: columns[metric] for metric in metrics} for name, columns in measured.items()}
     curves_at_k = metric_at_k_figures(named)
     heat_maps = [
@@ -149,21 +153,21 @@ def write_report(
         html_table(best_of(result)),
         figures(
             curves_at_k,
-            "The best of k answers, expected over which k are drawn, mean over questions. At k = 1 it is the mean "
-            "answer; a curve that rises has answers that differ, and gains from whatever can choose among them.",
+            "Expected best score among k answers, mean over questions; k = 1 is the mean score. A rising curve means "
+            "that the answers differ, so that choosing among them pays.",
         ),
         f"<h2>How early a useful answer comes</h2>{html_table(ranked)}" if ranked else "",
         "<h2>Do they differ?</h2>",
         html_table(differences(result)),
-        '<p class="quiet">The interval resamples whole questions. Both p take single answers for independent, which '
-        "answers to one question are not, so they are too small.</p>",
+        '<p class="quiet">The interval resamples whole questions. Both p-values treat all answers as independent; '
+        "answers to the same question are not, so the p-values are too small.</p>",
         "<h2>Do the metrics agree?</h2>",
         figures(
             heat_maps,
-            f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}: 1, two metrics order the answers "
-            "alike; 0, they know nothing of each other; a dash, one of them gives all answers the same score.",
+            f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}. 1: both metrics give the same "
+            "order; 0: their orders are unrelated; a dash: one metric gives all answers the same score.",
         ),
         *(text for _, text in sorted(map(curves, runs))),
-        f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
+        f"<h2>Samples side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
     ]
     write_page(path, str(result["args"]["out"]), "\n".join(parts))

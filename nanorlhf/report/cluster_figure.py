@@ -1,4 +1,4 @@
-"""Figure 2 of the STR paper: the answers to one question as points, what ranked them and what clustered them."""
+"""STR Figure 2: the answers to one question as points in the plane, with their ranks and clusters."""
 
 import matplotlib
 import numpy as np
@@ -16,16 +16,17 @@ INK = "#1c2024"
 def pca(vectors: ArrayLike, num_components: int = 2) -> tuple[Tensor, Tensor]:
     """[STR figure 2] Principal components of m vectors (m, d), by SVD, in float64.
 
-    Gives the points (m, num_components) and the share of the variance that each component explains (num_components,).
-    A direction is as good as its opposite: the entry of it that is largest in magnitude, the first of equal ones, is
-    positive. Components that there aren't, as of one vector or of equal ones, are 0 and explain 0.
+    Returns the points (m, num_components) and the share of variance that each component explains (num_components,).
+    The sign of a direction is arbitrary: we make its largest entry in magnitude (the first in a tie) positive. Missing
+    components, as for a single vector or equal ones, are 0 and explain 0. Raises ValueError for vectors that are not
+    (m, d) or not finite.
     """
     points = torch.as_tensor(vectors, dtype=torch.float64)
     if points.ndim != 2 or points.numel() == 0 or not points.isfinite().all():
         raise ValueError(f"the vectors {tuple(points.shape)} must be (m, d), at least one of each, and finite")
     centred = points - points.mean(0)
     _, lengths, directions = torch.linalg.svd(centred, full_matrices=False)  # (r,), (r, d), r = min(m, d)
-    # what centring leaves of equal vectors is rounding: no direction
+    # centred equal vectors are rounding noise, not a direction
     noise = torch.finfo(points.dtype).eps * max(points.shape) * points.norm()
     lengths = torch.where(lengths > noise, lengths, 0)
 
@@ -43,11 +44,12 @@ def pca(vectors: ArrayLike, num_components: int = 2) -> tuple[Tensor, Tensor]:
 def cluster_figure(
     title: str, vectors: ArrayLike, weights: ArrayLike, clusters: ArrayLike, representatives: list[int]
 ) -> Figure:
-    """[STR figure 2] Sampled answers to a question: where they lie, which are alike, which one stands for each cluster.
+    """[STR figure 2] Sampled answers to a question: their positions, ranks, clusters and representatives.
 
-    vectors (m, d) are embeddings, as in the paper by an encoder that had no part in the ranking; weights (m,) are
-    TextRank's, whose order is the colour; clusters (m,) are ISODATA's, each a star around its representative, which is
-    ringed and carries its rank. Equal answers lie on each other, the better one on top, with their number beside.
+    vectors (m, d) are embeddings, in the paper from an encoder that took no part in the ranking; weights (m,) are
+    TextRank's, and set the colour; clusters (m,) are ISODATA's, each a star around its representative, which is ringed
+    and labelled with its rank. Equal answers coincide, the best on top, with their count beside them. Raises ValueError
+    where the arguments are not of the same answers.
     """
     points, explained = (tensor.numpy() for tensor in pca(vectors))  # (m, 2), (2,)
     order, clusters = rank_order(weights), np.asarray(clusters)  # (m,)
@@ -61,28 +63,30 @@ def cluster_figure(
 
     first, second = explained
     labels = f"first component, {first:.0%} of the variance", f"second component, {second:.0%}"
-    with matplotlib.rc_context({"text.parse_math": False}):  # a question may be of $5 or $6
+    with matplotlib.rc_context({"text.parse_math": False}):  # the title may contain dollar signs
         figure, axes = panel(title, *labels)
     figure.set_size_inches(6.4, 4.6)
     low, high = points.min(0), points.max(0)
-    half = 0.58 * (high - low).max() or 1  # a little air round the points
+    half = 0.58 * (high - low).max() or 1  # with a margin around the points
     x, y = (low + high) / 2
     axes.set(xlim=(x - half, x + half), ylim=(y - half, y + half))
-    axes.set_aspect("equal")  # or distances would depend on the direction
+    axes.set_aspect("equal")  # otherwise distances would depend on direction
     for point, cluster in zip(points, clusters.tolist(), strict=True):
         middle = points[middles[cluster]]
         axes.plot(*zip(middle, point, strict=True), color=GREY, linewidth=1, zorder=1)
     worst_first = order[::-1]
     representative = np.isin(worst_first, representatives)  # (m,) True = ringed
+    xs, ys = points[worst_first].T
     dots = axes.scatter(
-        *points[worst_first].T, c=ranks[worst_first], cmap="viridis", vmin=1, vmax=m, zorder=2,
-        s=np.where(representative, 210, 45), linewidths=np.where(representative, 2, 0.6),
+        xs, ys, c=ranks[worst_first], cmap="viridis", vmin=1, vmax=m, zorder=2,
+        s=np.where(representative, 210, 45), linewidths=np.where(representative, 2, 0.6).tolist(),
         edgecolors=[INK if ringed else "white" for ringed in representative],
     )  # fmt: skip
     for index in representatives:
         rank = ranks[index]
-        color = "white" if rank <= 0.6 * m else INK  # on the darker colours, on the lighter ones
-        axes.text(*points[index], str(rank), ha="center", va="center_baseline", fontsize=8, color=color)
+        color = "white" if rank <= 0.6 * m else INK  # readable on dark and on light colours
+        x, y = points[index]
+        axes.text(x, y, str(rank), ha="center", va="center_baseline", fontsize=8, color=color)
     places, counts = np.unique(points.round(6), axis=0, return_counts=True)
     for place, count in zip(places[counts > 1], counts[counts > 1], strict=True):
         axes.annotate(f"×{count}", place, xytext=(9, 6), textcoords="offset points", fontsize=9, color=INK)

@@ -1,17 +1,18 @@
-"""Several runs on one page: curves with a band over seeds, over-optimisation, size, and reward whitening.
+"""Compare several runs on one page: curves with bands over seeds, over-optimisation, size, reward whitening.
 
     python -m nanorlhf.report.compare_runs --runs ppo runs/1b/ppo_1 ppo runs/1b/ppo_2 no_kl runs/1b/no_kl \\
         --out runs/compared
     python -m nanorlhf.report.compare_runs --runs ppo runs/1b/ppo ppo runs/6.9b/ppo rm runs/1b/rm rm runs/6.9b/rm \\
         --evals runs/1b/eval runs/6.9b/eval --out runs/compared
 
-Runs of one name and one size are seeds of each other. Win rates come from evaluations that held the runs' checkpoints.
-A figure of the paper for which something is missing is left out, and the page says what.
+Runs with the same name and size count as seeds. Win rates come from evaluations of the runs' checkpoints. A figure
+that can't be drawn is left out, and the page says why.
 """
 
 import html
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,41 +24,42 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.report.answer_figures import LINES
-from nanorlhf.report.page import Rows, html_table, image, panel, series, smooth, write_page
+from nanorlhf.report.page import html_table, image, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
+from nanorlhf.training.run_directory import Rows
 
 CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
-    "objective/rlhf_reward": ("Score less the KL penalty", "score"),
+    "objective/rlhf_reward": ("Score minus the KL penalty", "score"),
     "objective/score": ("Score of the rollouts", "score"),
     "gold_score": ("Gold score of the rollouts", "score"),
-    "objective/kl": ("KL to the reference", "nats a response"),
+    "objective/kl": ("KL to the reference", "nats per response"),
     "response_length": ("Response length", "tokens"),
     "eos_rate": ("Responses that end in EOS", "share"),
 }
-# settings in which seeds of one comparison may differ, besides those that never matter
-OF_A_SEED = MAY_CHANGE | {"seed", "data", "sft", "reward_model", "value_model", "tokenizer", "whiten_rewards"}
+# settings that may differ between seeds of one run, besides those that never matter
+MAY_DIFFER = MAY_CHANGE | {"seed", "data", "sft", "reward_model", "value_model", "tokenizer", "whiten_rewards"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     runs: tuple[str, ...]
-    """pairs of a name and a run directory; runs that share a name are seeds of each other, or its sizes"""
+    """pairs of a name and a run directory; runs that share a name are its seeds, or its sizes"""
     out: Path
     """directory of compare.html"""
     evals: tuple[Path, ...] = ()
-    """directories of eval.py, whose win rates go to the runs that were evaluated there"""
+    """output directories of eval.py that hold the runs' win rates"""
 
 
 @dataclass(frozen=True)
-class RunOf:
+class ComparedRun:
     name: str
     place: Path
     rows: Rows  # of metrics.jsonl
     settings: dict  # args.json
     size: int | None  # parameters; None where the checkpoint is gone
     win_rate: float | None  # against the references
-    judge: str | None  # whose verdict that is
-    accuracy: float | None  # of a reward model, on the validation pairs
+    decided_by: str | None  # the judge or the gold score
+    accuracy: float | None  # of a reward model, on validation pairs
 
     @property
     def is_ppo(self) -> bool:
@@ -66,6 +68,7 @@ class RunOf:
 
 # ----------------------------------------------------------------------------------------------------- 1. reading
 def read_json(path: Path) -> dict:
+    """A JSON object. Raises InputError for anything else."""
     try:
         value = json.loads(path.read_text())
     except (ValueError, OSError) as error:
@@ -75,7 +78,8 @@ def read_json(path: Path) -> dict:
     return value
 
 
-def parameters_of(place: Path) -> int | None:
+def num_parameters(place: Path) -> int | None:
+    """The number of parameters in a checkpoint directory; None without weights."""
     path = place / "model.safetensors"
     if not path.exists():
         return None
@@ -87,7 +91,7 @@ def parameters_of(place: Path) -> int | None:
 
 
 def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
-    """Checkpoint directory -> its win rate against the references, and who judged: an external judge before gold."""
+    """Checkpoint directory -> win rate against the references, and what decided it: a judge, else the gold score."""
     rates = {}
     for place in evals:
         result = read_json(place / "eval.json")
@@ -102,12 +106,13 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
     return rates
 
 
-def read_runs(args: Args) -> list[RunOf]:
+def read_runs(args: Args) -> list[ComparedRun]:
+    """All of --runs, in order. Raises InputError for a directory that is missing, repeated or unreadable."""
     names, places = args.runs[::2], args.runs[1::2]
     if not names or len(names) != len(places):
         raise InputError(f"--runs {' '.join(args.runs)}: write pairs of a name and a directory, such as ppo runs/ppo.")
     if len({Path(place).resolve() for place in places}) < len(places):
-        raise InputError("--runs: a directory comes twice: each run counts once.")
+        raise InputError("--runs: a directory comes twice: name each run once.")
     rates, runs = win_rates(args.evals), []
     for name, place in zip(names, map(Path, places), strict=True):
         if not (place / "metrics.jsonl").exists():
@@ -116,14 +121,19 @@ def read_runs(args: Args) -> list[RunOf]:
             )
         rows = read_jsonl(place / "metrics.jsonl", {"step": int})
         summary = read_json(place / "summary.json") if (place / "summary.json").exists() else {}
-        win_rate, judge = rates.get(place.resolve(), (None, None))
+        win_rate, decided_by = rates.get(place.resolve(), (None, None))
         accuracy = summary.get("validation_accuracy")
         settings = read_json(place / "args.json")
-        runs.append(RunOf(name, place, rows, settings, parameters_of(place), win_rate, judge, accuracy))
+        runs.append(ComparedRun(name, place, rows, settings, num_parameters(place), win_rate, decided_by, accuracy))
     return runs
 
 
 def in_words(size: int | None) -> str:
+    """A number of parameters with three digits and a unit.
+
+    >>> in_words(6_900_000_000)
+    '6.9B'
+    """
     if size is None:
         return "size unknown"
     for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
@@ -132,28 +142,28 @@ def in_words(size: int | None) -> str:
     return str(size)
 
 
-def groups(runs: list[RunOf]) -> dict[str, list[RunOf]]:
-    """Runs that are seeds of each other: by name, and by size where a name has several."""
-    sizes = defaultdict(set)
+def groups(runs: list[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """Runs grouped into seeds: by name, and by size where a name has several sizes."""
+    sizes: dict[str, set[int | None]] = defaultdict(set)
     for run in runs:
         sizes[run.name].add(run.size)
-    found = defaultdict(list)
+    found: dict[str, list[ComparedRun]] = defaultdict(list)
     for run in runs:
         found[run.name if len(sizes[run.name]) == 1 else f"{run.name}, {in_words(run.size)}"].append(run)
     return dict(found)
 
 
 # ----------------------------------------------------------------------------------------------------- 2. the figures
-def mean_and_sd(runs: list[RunOf], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Episodes that all of the runs logged, mean and standard deviation (n - 1) over the runs; of a single run 0."""
+def mean_and_sd(runs: list[ComparedRun], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Episodes that all runs logged, mean and standard deviation (n - 1; 0 for one run) over runs, all (episodes,)."""
     columns = [dict(zip(*series(run.rows, key, "episode"), strict=True)) for run in runs]
     episodes = sorted(set.intersection(*map(set, columns)))
     values = np.array([[column[x] for x in episodes] for column in columns]).reshape(len(runs), len(episodes))
     return np.array(episodes), values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(episodes))
 
 
-def curve_figure(by_name: dict[str, list[RunOf]], key: str, title: str, unit: str) -> Figure | None:
-    """A line a name, its band one standard deviation over the seeds; None where no run logged the metric."""
+def curve_figure(by_name: dict[str, list[ComparedRun]], key: str, title: str, unit: str) -> Figure | None:
+    """One line per name, with a band of one standard deviation over seeds; None if no run logged the metric."""
     figure, axes = panel(title, "episode", unit)
     for number, (name, runs) in enumerate(by_name.items()):
         have = [run for run in runs if any(key in row and "episode" in row for row in run.rows)]
@@ -172,9 +182,11 @@ def curve_figure(by_name: dict[str, list[RunOf]], key: str, title: str, unit: st
     return figure
 
 
-def over_optimisation_figure(by_name: dict[str, list[RunOf]]) -> Figure | None:
-    """Proxy and gold score, change since the first update, against sqrt(KL), as running means in the order of training;
-    a line a run, as no two share their KL. None where no run logged a gold score."""
+def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | None:
+    """Change of proxy and gold score since the first update, against sqrt(KL), as running means in training order.
+
+    One line per run, because runs differ in KL; None if no run logged a gold score.
+    """
     figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the start")
     for number, (name, runs) in enumerate(by_name.items()):
         for run in runs:
@@ -182,7 +194,7 @@ def over_optimisation_figure(by_name: dict[str, list[RunOf]]) -> Figure | None:
             if not rows:
                 continue
             width = max(3, len(rows) // 10)
-            distance = np.sqrt(np.maximum([row["objective/kl"] for row in rows], 0))  # an estimate may be negative
+            distance = np.sqrt(np.maximum([row["objective/kl"] for row in rows], 0))  # the estimate may be negative
             for key, style, kind in (("objective/score", "--", "proxy"), ("gold_score", "-", "gold")):
                 scores = np.array([row[key] for row in rows])
                 label = f"{name}, {kind}"
@@ -197,10 +209,12 @@ def over_optimisation_figure(by_name: dict[str, list[RunOf]]) -> Figure | None:
     return figure
 
 
-def size_figure(runs: list[RunOf], field: str, title: str, unit: str) -> Figure | None:
-    """N+ Figure 1: a value by number of parameters: a dot a run, a line of means a name, bars of one standard
-    deviation; None unless one name has the value at two sizes."""
-    values = defaultdict(lambda: defaultdict(list))  # name -> size -> value of each seed
+def size_figure(runs: list[ComparedRun], field: str, title: str, unit: str) -> Figure | None:
+    """N+ Figure 1: `field` of the runs by number of parameters; None unless one name has it at two sizes.
+
+    One dot per run, one line of means per name, with bars of one standard deviation over seeds.
+    """
+    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))  # name -> size -> seeds' values
     for run in runs:
         if run.size and getattr(run, field) is not None:
             values[run.name][run.size].append(getattr(run, field))
@@ -213,7 +227,7 @@ def size_figure(runs: list[RunOf], field: str, title: str, unit: str) -> Figure 
         sizes = sorted(of_size)
         for size in sizes:
             axes.scatter([size] * len(of_size[size]), of_size[size], s=12, color=color, alpha=0.5)
-        sds = [np.std(of_size[size], ddof=1) if len(of_size[size]) > 1 else 0 for size in sizes]
+        sds = [float(np.std(of_size[size], ddof=1)) if len(of_size[size]) > 1 else 0.0 for size in sizes]
         axes.errorbar(
             sizes, [np.mean(of_size[size]) for size in sizes], sds, color=color, marker=marker, capsize=3, label=name
         )
@@ -224,27 +238,29 @@ def size_figure(runs: list[RunOf], field: str, title: str, unit: str) -> Figure 
     return figure
 
 
-def whitening_figures(runs: list[RunOf]) -> list[Figure]:
-    """N+ Figure 11: runs with and without reward whitening that share all their other settings, seeds and paths apart;
-    one pair of lines for each such setting."""
-    alike = defaultdict(lambda: defaultdict(list))  # settings and size -> whitened -> runs
+def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
+    """N+ Figure 11: runs with and without reward whitening whose other settings are equal, except seeds and paths.
+
+    One pair of lines per such group of settings.
+    """
+    alike: dict[tuple, dict[bool, list[ComparedRun]]] = defaultdict(lambda: defaultdict(list))  # by settings, whitened
     for run in runs:
         if run.is_ppo and "whiten_rewards" in run.settings:
-            rest = {name: value for name, value in run.settings.items() if name not in OF_A_SEED}
+            rest = {name: value for name, value in run.settings.items() if name not in MAY_DIFFER}
             alike[run.size, json.dumps(rest, sort_keys=True)][run.settings["whiten_rewards"]].append(run)
     pairs = [found for found in alike.values() if len(found) == 2]
-    by_name = {}
+    by_name: dict[str, list[ComparedRun]] = {}
     for found in pairs:
         suffix = "" if len(pairs) == 1 else f", {found[True][0].name}"
-        by_name |= {f"rewards as they are{suffix}": found[False], f"rewards whitened{suffix}": found[True]}
+        by_name |= {f"rewards not whitened{suffix}": found[False], f"rewards whitened{suffix}": found[True]}
     figures = [curve_figure(by_name, key, f"{title}, by whitening", unit)
                for key, (title, unit) in CURVES.items() if key != "eos_rate"]  # fmt: skip
     return [figure for figure in figures if figure]
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
-def table_of(by_name: dict[str, list[RunOf]]) -> list[list[str]]:
-    """A row a run: what it is, and how it ended."""
+def table_of(by_name: dict[str, list[ComparedRun]]) -> list[list[str]]:
+    """One row per run: its name, seed, size and final numbers."""
     lines = [["run", "directory", "seed", "parameters", "score", "gold score", "KL, nats", "win rate", "RM accuracy"]]
     for name, runs in by_name.items():
         for run in runs:
@@ -257,37 +273,37 @@ def table_of(by_name: dict[str, list[RunOf]]) -> list[list[str]]:
 
 
 def main(args: Args) -> list[str]:
-    """Write compare.html; returns the figures that could not be drawn, each with the reason."""
+    """Write compare.html; returns the figures that could not be drawn, each with its reason."""
     if args.out.exists() and not args.out.is_dir():
         raise InputError(f"--out {args.out} is a file: name a directory.")
     runs = read_runs(args)
     by_name = groups(runs)
     ppo = {name: [run for run in group if run.is_ppo] for name, group in by_name.items()}
     ppo = {name: group for name, group in ppo.items() if group}
-    judges = sorted({run.judge for run in runs if run.judge})
-    sections = {  # heading: figures, why there is none
+    deciders = sorted({run.decided_by for run in runs if run.decided_by})
+    sections: dict[str, tuple[Sequence[Figure | None], str]] = {  # heading: figures, why there are none
         "Training (Figure 10)": (
             [curve_figure(ppo, key, title, unit) for key, (title, unit) in CURVES.items()],
-            "no run is one of train_ppo.py",
+            "no run is of train_ppo.py",
         ),
         "Over-optimisation": (
             [over_optimisation_figure(ppo)],
-            "no run logged a gold score, which train_ppo.py does with --gold in an embedded world",
+            "no run logged a gold score: pass --gold to train_ppo.py",
         ),
         "Size: win rate (Figure 1)": (
             [
-                size_figure([run for run in runs if run.judge == judge], "win_rate", f"Win rate by {judge}", "share")
-                for judge in judges
+                size_figure([run for run in runs if run.decided_by == by], "win_rate", f"Win rate by {by}", "share")
+                for by in deciders
             ],
             "no name has two sizes whose win rates the --evals hold",
         ),
         "Size: reward model (Figure 1)": (
             [size_figure(runs, "accuracy", "Accuracy of the reward model", "share of validation pairs")],
-            "no name has two sizes of reward models that were trained to the end",
+            "no name has two sizes of finished reward models",
         ),
         "Reward whitening (Figure 11)": (
             whitening_figures(runs),
-            "no two runs differ in --whiten-rewards and nothing else but seed and paths",
+            "no two runs differ only in --whiten-rewards, seed and paths",
         ),
     }
     body, missing = [], []
@@ -300,9 +316,9 @@ def main(args: Args) -> list[str]:
     left_out = "".join(f"<li>{html.escape(line)}</li>" for line in missing)
     bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
     args.out.mkdir(parents=True, exist_ok=True)
-    page = f"<h1>Runs compared</h1><p class='quiet'>{bands}</p>{html_table(table_of(by_name))}{''.join(body)}"
+    page = f"<h1>Comparison of runs</h1><p class='quiet'>{bands}</p>{html_table(table_of(by_name))}{''.join(body)}"
     write_page(args.out / "compare.html", str(args.out), page + (left_out and f"<h2>Not drawn</h2><ul>{left_out}</ul>"))
-    print("\n".join([*missing, f"written, to look at: {args.out / 'compare.html'}"]))
+    print("\n".join([*missing, f"written: {args.out / 'compare.html'}"]))
     return missing
 
 

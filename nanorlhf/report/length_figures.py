@@ -1,4 +1,4 @@
-"""Do longer responses win, or better ones? N+ Figures 12 and 13: wins by length ratio, win rate by mean length."""
+"""Do longer responses win? N+ Figures 12 and 13: wins by length ratio, and win rate by mean length."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,17 +10,17 @@ from nanorlhf.metrics import wilson_interval
 from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.page import GREY, panel
 
-NUM_EDGES = 10  # of equally spaced bins, so that there are nine
-FEW = 10  # pairs in a bin, below which its point is hollow
+NUM_EDGES = 10  # of nine equally spaced bins
+FEW = 10  # pairs: a bin with fewer is drawn hollow
 
 
 def log_length_ratio(ours: ArrayLike, theirs: ArrayLike) -> np.ndarray:
-    """log(length of ours / length of theirs), in tokens without EOS; an empty response counts as one token long."""
+    """log(our length / their length), in tokens without EOS; an empty response counts as one token."""
     return np.log(np.maximum(ours, 1) / np.maximum(theirs, 1))
 
 
 def binned(x: np.ndarray, wins: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Middle, share of wins and number of pairs of each bin that has any; the last one includes its right edge."""
+    """Middle, share of wins and number of pairs of each non-empty bin (bins,); the last bin includes its right edge."""
     edges = np.linspace(x.min(), x.max(), NUM_EDGES)
     index = np.clip(np.digitize(x, edges) - 1, 0, NUM_EDGES - 2)  # (pairs,)
     counts = np.bincount(index, minlength=NUM_EDGES - 1)
@@ -30,9 +30,9 @@ def binned(x: np.ndarray, wins: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def logistic_fit(x: np.ndarray, wins: np.ndarray) -> tuple[float, float] | None:
-    """a and b of P(win) = sigmoid(a + b x), the likeliest of all pairs; a tie is half a win and half a loss.
+    """Maximum-likelihood a and b of P(win) = sigmoid(a + b x); a tie is half a win and half a loss.
 
-    None where no likeliest one exists: x parts wins from losses, or there are only wins or only losses.
+    None where no maximum exists: x separates wins from losses, or there are only wins or only losses.
     """
     won, lost = x[wins > 0], x[wins < 1]
     if not (len(won) and len(lost) and won.min() < lost.max() and lost.min() < won.max()):
@@ -48,18 +48,19 @@ def logistic_fit(x: np.ndarray, wins: np.ndarray) -> tuple[float, float] | None:
 
 
 def length_figures(
-    lengths: dict[str, list[int]], wins: dict[str, list[float | None]], against: str, judge: str
+    lengths: dict[str, list[int]], wins: dict[str, list[float | None]], against: str, decided_by: str
 ) -> list[Figure]:
-    """A panel of wins by length ratio, and one of win rate by mean length; a policy each colour and marker.
+    """A panel of wins by length ratio, and one of win rate by mean length; one colour and marker per policy.
 
-    lengths: tokens without EOS of each response by policy, and of what they are judged against. wins: by policy 1, 0 or
-    0.5 a pair, None where there is no verdict. A policy without any verdict is left out; none has one: no figure.
+    lengths: policy -> tokens of each response without EOS; also for `against`. wins: policy -> 1, 0 or 0.5 per pair,
+    None without a verdict, as decided by the judge or the gold score. Policies without any verdict are left out; if
+    none has one, there are no figures.
     """
     wins = {name: column for name, column in wins.items() if any(win is not None for win in column)}
     if not wins:
         return []
-    of_ratio, axes = panel("Wins by length", f"log(length / length of {against})", f"preferred by {judge}, share")
-    of_mean, mean_axes = panel("Win rate and length", "mean length, tokens without EOS", f"win rate by {judge}")
+    of_ratio, axes = panel("Wins by length", f"log(length / length of {against})", f"preferred by {decided_by}, share")
+    of_mean, mean_axes = panel("Win rate and length", "mean length, tokens without EOS", f"win rate by {decided_by}")
     for number, (name, column) in enumerate(wins.items()):
         color, marker = LINES[number % len(LINES)]
         known = [i for i, win in enumerate(column) if win is not None]
@@ -73,7 +74,7 @@ def length_figures(
                 middles[chosen], shares[chosen], s=26, marker=marker, color=color,
                 facecolors=color if enough else "white", zorder=3,
             )  # fmt: skip
-        a, b = logistic_fit(x, won) or (np.nan, np.nan)  # NaN draws no line, and the legend has the name
+        a, b = logistic_fit(x, won) or (np.nan, np.nan)  # NaN draws no line, but keeps the legend entry
         line = np.linspace(x.min(), x.max(), 100)
         axes.plot(line, expit(a + b * line), color=color, marker=marker, ms=5, markevery=[], linewidth=1.8, label=name)
         rate = won.mean()
@@ -81,11 +82,11 @@ def length_figures(
         mean_axes.errorbar(
             ours.mean(), rate, np.abs(ends - rate)[:, None], color=color, marker=marker, ms=7, capsize=3, label=name
         )
-    judged = [length for i, length in enumerate(lengths[against]) if any(c[i] is not None for c in wins.values())]
-    mean_axes.axvline(np.mean(judged), color=GREY, linewidth=1, linestyle=":", label=against)
+    compared = [length for i, length in enumerate(lengths[against]) if any(c[i] is not None for c in wins.values())]
+    mean_axes.axvline(float(np.mean(compared)), color=GREY, linewidth=1, linestyle=":", label=against)
     axes.axvline(0, color=GREY, linewidth=1, linestyle=":")
     for each in (axes, mean_axes):
         each.axhline(0.5, color=GREY, linewidth=1, linestyle=":")
         each.set_ylim(-0.04, 1.04)
-        each.figure.legend(loc="outside lower center", ncols=3, frameon=False)  # inside it would hide points
+        each.figure.legend(loc="outside lower center", ncols=3, frameon=False)  # inside, it would hide points
     return [of_ratio, of_mean]

@@ -1,4 +1,4 @@
-"""What an evaluation looks like: a table for the terminal, and report.html, one file that needs no network."""
+"""What all reports share: the table for the terminal, figures, and report.html, one file that needs no network."""
 
 import base64
 import html
@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS, to_html
 from nanorlhf.report.details_index import details_section
-
-Rows = list[dict[str, float]]
+from nanorlhf.training.run_directory import Rows, read_metrics
 
 # column of the table: key in eval.json, heading, digits
 COLUMNS = (
@@ -32,7 +31,11 @@ COLUMNS = (
     ("kl", "KL, nats", 2),
     ("response_length", "length, tokens", 1),
 )
-LEGEND = {"unshifted": "first, it would have written it too", "marginal": "second or third", "shifted": "beyond"}
+LEGEND = {
+    "unshifted": "first: greedy decoding writes it too",
+    "marginal": "second or third",
+    "shifted": "fourth or lower",
+}
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
 STYLE = """
 :root { color-scheme: light; }
@@ -72,7 +75,7 @@ pre { margin: 0; padding: .7rem 1rem; background: #f5f7f9; white-space: pre-wrap
   figure .wide img { max-width: 100%; height: auto; } a { color: inherit; text-decoration: none; } }
 """
 SEARCH = """<p class="search">
-<input type="search" id="search" placeholder="words to find" aria-label="search the samples">
+<input type="search" id="search" placeholder="search words" aria-label="search the samples">
 <output id="found" class="quiet"></output></p>
 <script>
 addEventListener("DOMContentLoaded", () => {
@@ -90,8 +93,7 @@ addEventListener("DOMContentLoaded", () => {
 
 # ------------------------------------------------------------------------------------------------------- 1. the table
 def cells(result: dict) -> list[list[str]]:
-    """Heading and rows of the table as text; `-` where a number does not apply. Columns that apply to no row are not
-    there."""
+    """The table as text, headings first; `-` where a row lacks a number, no column where all rows lack it."""
     rows = {"reference": result["reference"], **result["policies"]}
     columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows.values())]
     lines = [["policy", *(heading for _, heading, _ in columns)]]
@@ -108,12 +110,12 @@ def cells(result: dict) -> list[list[str]]:
 
 
 def table(result: dict) -> str:
-    """For the terminal."""
+    """The table for the terminal, with a line about the reward model and one about the LLM judge."""
     return "\n".join([aligned(cells(result)), *filter(None, [reward_model_line(result), judge_line(result)])])
 
 
 def aligned(lines: list[list[str]]) -> str:
-    """Lines of cells for the terminal: the first column to the left, numbers to the right."""
+    """Lines of cells for the terminal: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
     for line in lines:
@@ -123,20 +125,21 @@ def aligned(lines: list[list[str]]) -> str:
 
 
 def reward_model_line(result: dict) -> str:
-    judged = result["reward_model"]
-    if judged is None:
+    """The reward model's accuracy, and how often the gold score agrees with it; empty without a reward model."""
+    measured = result["reward_model"]
+    if measured is None:
         return ""
-    low, high = judged["validation_accuracy_ci"]
-    agreement = judged["gold_agreement"]
+    low, high = measured["validation_accuracy_ci"]
+    agreement = measured["gold_agreement"]
     return (
-        f"reward model: accuracy {judged['validation_accuracy']:.3f} [{low:.3f}, {high:.3f}] on {judged['num_pairs']} "
-        "validation pairs"
+        f"reward model: accuracy {measured['validation_accuracy']:.3f} [{low:.3f}, {high:.3f}] on "
+        f"{measured['num_pairs']} validation pairs"
         + (f", agrees with the gold score on {agreement:.3f} of them" if agreement is not None else "")
     )
 
 
 def judge_line(result: dict) -> str:
-    """Who judged, how many pairs have no verdict and why, and how far the reward model agrees. [N+ 17]"""
+    """The judge, the pairs without a verdict and why, and how often the reward model agrees. [N+ 17]"""
     judge = result.get("judge")
     if not judge:
         return ""
@@ -157,25 +160,21 @@ def judge_line(result: dict) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ 2. the figures
-def read_metrics(run: str) -> Rows:
-    """metrics.jsonl of a run directory; empty where there is none, as for a model from the Hub."""
-    path = Path(run) / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def series(rows: Rows, key: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """The points of a metric, in the rows that have it."""
+    """The points (x, metric) of the rows that have both: two arrays (points,)."""
     points = [(row[x], row[key]) for row in rows if key in row and x in row]
-    return tuple(np.array(points, dtype=float).reshape(-1, 2).T)
+    xs, values = np.array(points, dtype=float).reshape(-1, 2).T
+    return xs, values
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """A running mean over `width` points, over fewer at the ends."""
+    """Running mean over `width` points, fewer at the ends."""
     kernel = np.ones(max(1, min(width, len(values))))
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: bool = False) -> None:
+    """The curve of one metric; smoothed: a running mean, with the single points faint behind it."""
     steps, values = series(rows, key)
     if smoothed:
         axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
@@ -184,7 +183,7 @@ def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: boo
 
 
 def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """One figure with one panel: a phone shows them below each other."""
+    """A figure with a single panel, so that a narrow screen can stack them."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
@@ -196,7 +195,8 @@ def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def sft_figures(rows: Rows) -> list[Figure]:
-    figure, axes = panel("Loss", "step", "nats a token")
+    """Training and validation loss."""
+    figure, axes = panel("Loss", "step", "nats per token")
     draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
     draw(axes, rows, "validation_loss", "validation", ORANGE)
     axes.legend(frameon=False)
@@ -204,11 +204,12 @@ def sft_figures(rows: Rows) -> list[Figure]:
 
 
 def rm_figures(rows: Rows) -> list[Figure]:
+    """Loss and accuracy; for DPO also the implicit rewards."""
     regression = any("absolute_error" in row for row in rows)
     loss, axes = panel("Loss", "step", "squared error" if regression else "-log sigmoid(margin), nats")
     draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
     draw(axes, rows, "validation_loss", "validation", ORANGE)
-    title = "Scores of the right sign" if regression else "Pairs ranked as the labeller did"
+    title = "Scores with the right sign" if regression else "Pairs ranked as the labeller did"
     accuracy, axes = panel(title, "step", "share")
     draw(axes, rows, "accuracy", "training batch, running mean", BLUE, smoothed=True)
     draw(axes, rows, "validation_accuracy", "validation", ORANGE)
@@ -224,17 +225,17 @@ def rm_figures(rows: Rows) -> list[Figure]:
 
 
 def ppo_figures(rows: Rows) -> list[Figure]:
-    """Score, KL, length and EOS rate; where the run logged gold scores, also what the KL bought of them."""
+    """Score, KL, length and EOS rate; where the run logged gold scores, also both scores against sqrt(KL)."""
     scores = [("objective/score", "proxy: the reward model", BLUE)]
     if any("gold_score" in row for row in rows):
-        scores.append(("gold_score", "gold: the labeller, unseen by PPO", ORANGE))
+        scores.append(("gold_score", "gold: the labeller, hidden from PPO", ORANGE))
     figure, axes = panel("Score of the rollouts", "update", "score")
     for key, label, color in scores:
         draw(axes, rows, key, label, color)
     axes.legend(frameon=False, loc="lower right")
     figures = [figure]
     for key, title, unit in (
-        ("objective/kl", "KL to the reference", "nats a response"),
+        ("objective/kl", "KL to the reference", "nats per response"),
         ("response_length", "Response length", "tokens"),
         ("eos_rate", "Responses that end in EOS", "share"),
     ):
@@ -254,37 +255,37 @@ def ppo_figures(rows: Rows) -> list[Figure]:
 
 
 def image(figure: Figure) -> str:
-    """A figure as an <img> that carries its own SVG."""
+    """A figure as an <img> with its SVG inside."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):  # the same figure gives the same bytes
+    with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):  # the same figure always gives the same bytes
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img alt="{html.escape(figure.axes[0].get_title("left"))}" src="data:image/svg+xml;base64,{data}">'
 
 
 def curves(run: str) -> tuple[int, str]:
-    """The number of the stage of a run directory, which shows in what it logged, and its curves as HTML."""
+    """The stage of a run directory (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), and its curves as HTML."""
     rows = read_metrics(run)
     name = html.escape(Path(run).name)
     if not rows:
-        return 4, f"<h2>{name}</h2><p>{html.escape(run)} holds no metrics.jsonl, so there is no curve to draw.</p>"
+        return 4, f"<h2>{name}</h2><p>{html.escape(run)} holds no metrics.jsonl, so there are no curves.</p>"
     last = rows[-1]
     if "objective/kl" in last:
         stage, title, figures = 3, "PPO", ppo_figures(rows)
         caption = (
-            f"{len(rows)} updates; at the last one a score of {last['objective/score']:.2f}, a KL of "
-            f"{last['objective/kl']:.2f} nats, {last['eos_rate']:.0%} EOS. A first score far from 0, where the "
-            "references are, a KL that runs away and an EOS rate that falls are the three signs of trouble."
+            f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
+            f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "
+            "first score far from 0, the mean score of the references; a KL that explodes; a falling EOS rate."
         )
     elif any("accuracy" in row for row in rows):
         stage, title, figures = 2, "reward model", rm_figures(rows)
-        caption = "The accuracy of a small batch is noisy; validation is on all held-out rows."
+        caption = "Accuracy on a training batch is noisy; validation uses all held-out rows."
         if any("chosen_reward" in row for row in rows):
             title = "DPO"
-            caption += " A margin may grow while both rewards fall: then both responses became less likely."
+            caption += " The margin may grow while both rewards fall: then both responses became less likely."
     else:
         stage, title, figures = 1, "supervised fine-tuning", sft_figures(rows)
-        caption = "The negative log-likelihood of the references."
+        caption = "Negative log-likelihood of the reference responses."
     images = "".join(map(image, figures))
     text = f"<h2>{name}: {title}</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
     return stage, text
@@ -292,7 +293,7 @@ def curves(run: str) -> tuple[int, str]:
 
 # --------------------------------------------------------------------------------------------------------- 3. the page
 def answer(name: str, text: str, scores: dict[str, float | None], pieces: list[tuple[str, int]] | None = None) -> str:
-    """A response and its scores; with pieces, tokens and their ranks, in colour."""
+    """A response and its scores; with `pieces` (tokens and their ranks), coloured by token."""
     known = " · ".join(f"{label} {value:z.2f}" for label, value in scores.items() if value is not None)
     shown = to_html(pieces) if pieces else html.escape(text.strip()) or "<i>empty</i>"
     return f"<div><b>{html.escape(name)}</b>{shown}<br><small>{known}</small></div>"
@@ -310,9 +311,10 @@ def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> str:
 
 
 def length_section(figures: list[Figure]) -> str:
+    """The figures of length_figures.py with their caption, as HTML."""
     caption = (
-        "Wins by length: a point is a ninth of the range of a policy's length ratios, hollow where it has fewer than "
-        "ten pairs; the curve is a logistic fit to all pairs, and missing where the ratio parts wins from losses. "
+        "Wins by length: each point is a ninth of the range of a policy's length ratios, hollow if it has fewer than "
+        "ten pairs; the curve is a logistic fit to all pairs, absent where the ratio separates wins from losses. "
         "Win rate and length: with Wilson's 95% interval."
     )
     images = "".join(map(image, figures))
@@ -320,20 +322,20 @@ def length_section(figures: list[Figure]) -> str:
 
 
 def shift_lines(result: dict) -> list[list[str]]:
-    """How many of each policy's tokens the base model would have written too."""
+    """The share of each policy's tokens by their rank under the base model."""
     shift = result["token_shift"]
-    lines = [[f"tokens, by rank under {shift['base']}", "1", "2 or 3", "beyond"]]
+    lines = [[f"tokens by rank under {shift['base']}", "1", "2 or 3", "4 or more"]]
     return lines + [[name, *(f"{100 * row[kind]:.1f}%" for kind in KINDS)] for name, row in shift["shares"].items()]
 
 
 def settings_section(settings: dict, runs: list[str]) -> str:
-    """What was run: the settings of the evaluation and of each run directory."""
+    """The settings of the evaluation and of each run directory."""
     blocks = {"this evaluation": settings}
     for run in runs:
         path = Path(run) / "args.json"
         if path.exists():
             blocks[run] = json.loads(path.read_text())
-    parts = ['<h2 id="settings">What was run</h2>']
+    parts = ['<h2 id="settings">Settings</h2>']
     for name, block in blocks.items():
         lines = [["setting", "value"], *([key, str(value)] for key, value in block.items())]
         parts.append(f"<details><summary>{html.escape(name)}</summary>{html_table(lines)}</details>")
@@ -350,20 +352,21 @@ def write_report(
 ) -> None:
     """Write report.html, whole or not at all: settings, the table, the curves of `runs`, and `samples` side by side.
 
-    shifts: of each sample, name -> tokens and their ranks under the base model. sections: HTML of its own heading each.
+    shifts: per sample, name -> tokens and their ranks under the base model. sections: HTML, each with its heading.
     """
     settings = result["args"]
-    judged = f"{result['num_queries']} validation queries, judged at temperature {settings['temperature']}"
+    about = f"{result['num_queries']} validation queries, responses sampled at temperature {settings['temperature']}"
     notes = (
-        "Gold win rate and ROUGE are against each query's reference; a tie is half a win; intervals are Wilson's, 95%. "
+        "Gold win rate and ROUGE are against each query's reference; a tie counts half; intervals are Wilson's, 95%. "
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
-        "The RM score is that of the last token, without the EOS trick."
+        "The RM score is the one at the last token, without the EOS trick."
     )
     legend = "".join(f'<span class="{kind}">{words}</span> ' for kind, words in LEGEND.items())
-    cards = (sample_card(*pair) for pair in zip_longest(samples, shifts, fillvalue={}))
+    base = html.escape(result["token_shift"]["base"])
+    pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
     parts = [
-        f'<h1>What each stage gained</h1><p class="quiet">{html.escape(judged)}; seed {settings["seed"]}.</p>',
-        '<nav><a href="#settings">what was run</a><a href="#samples">samples</a>'
+        f'<h1>What each stage gained</h1><p class="quiet">{html.escape(about)}; seed {settings["seed"]}.</p>',
+        '<nav><a href="#settings">settings</a><a href="#samples">samples</a>'
         '<a href="#details">details of the paper</a></nav>',
         html_table(cells(result)),
         f"<p>{html.escape(reward_model_line(result))}</p><p>{html.escape(judge_line(result))}</p>",
@@ -371,25 +374,25 @@ def write_report(
         settings_section(settings, runs),
         *(text for _, text in sorted(map(curves, runs))),
         *sections,
-        '<h2 id="samples">Samples, side by side</h2>',
-        f'<p class="legend">Tokens by their rank under {html.escape(result["token_shift"]["base"])}: {legend}</p>',
+        '<h2 id="samples">Samples side by side</h2>',
+        f'<p class="legend">Tokens coloured by their rank under {base}: {legend}</p>',
         html_table(shift_lines(result)),
         SEARCH,
-        *cards,
+        *(sample_card(*pair) for pair in pairs),
         details_section(path),
     ]
     write_page(path, str(settings["out"]), "\n".join(parts))
 
 
 def html_table(lines: list[list[str]]) -> str:
-    """The first line is the heading."""
+    """Lines of cells as HTML; the first line holds the headings."""
     head = "".join(f"<th>{html.escape(cell).replace('-', '&#8209;')}</th>" for cell in lines[0])  # ROUGE-1 stays whole
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[1:])
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def write_page(path: Path, title: str, body: str) -> None:
-    """One file that needs no network, whole or not at all."""
+    """Write one HTML file that needs no network, whole or not at all."""
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>nanorlhf: {html.escape(title)}</title><link rel="icon" href="data:,">

@@ -1,16 +1,17 @@
-"""Figures of generated programs: how many pass, what is wrong with them, and how both changed in training."""
+"""Figures of generated programs: how many pass, their errors, and how both changed in training."""
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.report.answer_figures import LINES
-from nanorlhf.report.page import Rows, draw, panel, series
+from nanorlhf.report.page import draw, panel, series
+from nanorlhf.training.run_directory import Rows
 
 CURVES = {  # metric of train_ppo: title, unit
     "compile_rate": ("Responses that pass the static checks", "share"),
-    "discriminator/accuracy": ("Discriminator: pairs told apart", "share"),
-    **{f"errors/{name}": (f"Errors: {name.replace('_', ' ')}", "a response") for name in CATEGORIES},
+    "discriminator/accuracy": ("Discriminator accuracy", "share"),
+    **{f"errors/{name}": (f"Errors: {name.replace('_', ' ')}", "per response") for name in CATEGORIES},
 }
 
 
@@ -19,7 +20,7 @@ def color_of(number: int) -> str:
 
 
 def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
-    """Bars of pass@k in one panel, of exec and comp at the smallest k in another; a colour a policy, whiskers of 95%.
+    """One panel of pass@k, one of exec@k and comp@k at the smallest k; one colour per policy, 95% intervals.
 
     policies: name -> `at_k` of eval.json.
     """
@@ -49,9 +50,9 @@ def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
 
 
 def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
-    """[RLCF figure 4] Errors a response by category, a bar a policy; categories that no policy has are left out."""
+    """[RLCF figure 4] Errors per response by category, one bar per policy; categories without errors are left out."""
     shown = [name for name in CATEGORIES if any(errors[name] for errors in policies.values())]
-    figure, axes = panel("What is wrong with a response", "errors a response", "")
+    figure, axes = panel("Errors by category", "errors per response", "")
     figure.set_size_inches(5.2, 1.4 + 0.3 * len(shown) * max(1, len(policies) / 2))
     height = 0.8 / len(policies)
     for number, (policy, errors) in enumerate(policies.items()):
@@ -65,10 +66,10 @@ def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
 
 
 def training_figures(runs: dict[str, Rows]) -> list[Figure]:
-    """[RLCF figure 11] Static checks, kinds of error and the discriminator over the updates, a line a run.
+    """[RLCF figure 11] Compile rate, errors by category and discriminator accuracy over updates, one line per run.
 
-    runs: name -> rows of metrics.jsonl. A run without a metric has no line; a metric that no run has, and a kind of
-    error that never came up, no panel.
+    runs: name -> rows of metrics.jsonl. A run without a metric has no line; a metric that no run has, or an error
+    category that never occurs, has no panel.
     """
     figures = []
     runs = {name: rows for name, rows in runs.items() if any(key in row for row in rows for key in CURVES)}

@@ -1,4 +1,4 @@
-"""The tables and the page of an evaluation that compiles and runs what policies wrote."""
+"""Tables and report.html of an evaluation that compiles and runs generated programs."""
 
 import html
 from collections import Counter
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.report.answer_report import figures
-from nanorlhf.report.page import SEARCH, aligned, curves, html_table, read_metrics, write_page
+from nanorlhf.report.page import SEARCH, aligned, curves, html_table, write_page
 from nanorlhf.report.program_figures import at_k_figures, error_figure, training_figures
+from nanorlhf.training.run_directory import read_metrics
 
 Lines = list[list[str]]
 STYLE = """<style>
@@ -21,11 +22,12 @@ STYLE = """<style>
 
 
 def percent(share: float, interval: tuple[float, float] | None = None) -> str:
+    """A share in percent, and its interval in brackets."""
     return f"{100 * share:.2f}" + (" [{:.2f}, {:.2f}]".format(*(100 * end for end in interval)) if interval else "")
 
 
 def at_k(result: dict) -> Lines:
-    """pass@k, and exec and comp at the smallest k, each at the best temperature of its k."""
+    """pass@k, and exec@k and comp@k at the smallest k, each at the best temperature for its k."""
     ks = result["args"]["ks"]
     lines = [["%", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}", "temperature"]]
     for name, row in result["policies"].items():
@@ -39,7 +41,7 @@ def at_k(result: dict) -> Lines:
 
 
 def best_rows(result: dict) -> dict[str, dict]:
-    """Of each policy what was found at the best temperature of the smallest k."""
+    """Per policy, the results at the best temperature of the smallest k."""
     return {
         name: next(r for r in row["temperatures"] if r["temperature"] == row["at_k"][0]["temperature"])
         for name, row in result["policies"].items()
@@ -47,9 +49,9 @@ def best_rows(result: dict) -> dict[str, dict]:
 
 
 def errors(result: dict) -> Lines:
-    """[RLCF figure 4] in numbers; categories that no policy has are left out."""
+    """[RLCF figure 4] as a table; categories without errors are left out."""
     best = best_rows(result)
-    lines = [["errors a response", *best]]
+    lines = [["errors per response", *best]]
     for category in CATEGORIES:
         if any(row["errors"][category] for row in best.values()):
             lines.append([category.replace("_", " "), *(f"{row['errors'][category]:.3f}" for row in best.values())])
@@ -58,17 +60,17 @@ def errors(result: dict) -> Lines:
 
 
 def reasons(result: dict) -> Lines:
-    """How the runs ended."""
+    """How the program runs ended: counts by reason."""
     best = best_rows(result)
     total = sum((Counter(row["reasons"]) for row in best.values()), Counter())
-    lines = [["how runs ended", *best]]
+    lines = [["outcome of runs", *best]]
     for reason in sorted(total, key=lambda reason: (reason != "passed", -total[reason])):
         lines.append([reason.replace("_", " "), *(f"{row['reasons'].get(reason, 0):,}" for row in best.values())])
     return lines
 
 
 def temperatures(result: dict) -> Lines:
-    """Every temperature of every policy; the best of a k, which the first table shows, has a star."""
+    """All temperatures of all policies; a star marks the best for a k, which the first table shows."""
     ks = result["args"]["ks"]
     heading = ["policy", "temperature", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}"]
     lines = [[*heading, "EOS rate", "length, tokens"]]
@@ -83,28 +85,29 @@ def temperatures(result: dict) -> Lines:
 
 
 def notes(result: dict) -> list[str]:
+    """What the tables rest on, and what their columns mean."""
     settings = result["args"]
     return [
-        f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} samples of "
-        f"each at every temperature, top-p {settings['top_p']}, at most {settings['response_length']} tokens; a run "
-        f"may take {settings['timeout']:g} s; seed {settings['seed']}.",
-        "comp: compiles, tests included; exec: compiles, and all tests run without a crash or a timeout; pass: and all "
-        "answers are right. The temperature is that of the best pass@k, for each k; exec and comp are at the same. "
-        "Intervals are of 95%, over problems.",
-        f"Errors and endings are those at the best temperature of k = {settings['ks'][0]}; errors are those of the "
-        "compiler in the program without its tests, and local variables of the response that nothing reads.",
+        f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} samples "
+        f"per problem and temperature; top-p {settings['top_p']}, at most {settings['response_length']} tokens, "
+        f"timeout {settings['timeout']:g} s, seed {settings['seed']}.",
+        "comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or a timeout. "
+        "pass: also, all results are right. For each k, the temperature is the one with the best pass@k; exec and comp "
+        "use the same one. Intervals are 95%, over problems.",
+        f"Errors and outcomes are those at the best temperature for k = {settings['ks'][0]}. Errors are those of the "
+        "compiler in the program without its tests, and local variables of the response that are never read.",
     ]
 
 
 def tables(result: dict) -> str:
-    """For the terminal."""
+    """The main tables and notes, for the terminal."""
     parts = (aligned(part(result)) for part in (at_k, errors, reasons))
     return "\n\n".join([*parts, "\n".join(notes(result))])
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def marked(text: str, error: dict | None) -> str:
-    """A response as HTML, what the checks blame in red: `(here)` where nothing shows, at the end of a line or text."""
+    """A response as HTML with the error in red; `(here)` where the error is whitespace or the end of the text."""
     if error is None:
         return html.escape(text)
     before, blamed, after = text[: error["start"]], text[error["start"] : error["end"]], text[error["end"] :]
@@ -113,10 +116,10 @@ def marked(text: str, error: dict | None) -> str:
 
 
 def program(name: str, row: dict) -> str:
-    """One response with its verdict, and what was said of it."""
+    """One response with its outcome, and the messages of the compiler and the run."""
     error, reason = row["error"], row["reason"]
     said = [" ".join(error["message"].split())] if error else []
-    if reason != "passed" and not (error and reason == "compile_error"):  # that would be said twice
+    if reason != "passed" and not (error and reason == "compile_error"):  # would repeat the message
         said.append(row["output"])
     return (
         f'<div><b>{html.escape(name)}</b><span class="verdict {reason}">{reason.replace("_", " ")}</span>'
@@ -126,7 +129,7 @@ def program(name: str, row: dict) -> str:
 
 
 def sample_card(sample: dict) -> str:
-    """A problem, and of each policy the first response."""
+    """A problem, and the first response of each policy."""
     programs = "".join(program(name, row) for name, row in sample["policies"].items())
     query = f"{html.escape(sample['task'])}\n\n{html.escape(sample['query'])}"
     return f'<div class="sample"><pre>{query}</pre><div class="programs">{programs}</div></div>'
@@ -135,7 +138,7 @@ def sample_card(sample: dict) -> str:
 def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[dict]) -> None:
     """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
 
-    runs: run directory -> the name that it goes by.
+    runs: run directory -> its name.
     """
     logged = {run: rows for run in runs if (rows := read_metrics(run))}
     drawn = training_figures({runs[run]: rows for run, rows in logged.items()})
@@ -149,29 +152,29 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
         f'<p class="quiet">{html.escape(about[1])}</p>',
         figures(
             at_k_figures({name: row["at_k"] for name, row in result["policies"].items()}),
-            "A problem counts for pass@k by the probability that at least one of k samples passes. What compiles need "
-            "not run, and what runs need not be right.",
+            "pass@k is the probability that at least one of k samples passes, mean over problems. A program that "
+            "compiles may crash, and one that runs may be wrong.",
         ),
-        "<h2>What is wrong with them?</h2>",
+        "<h2>Errors</h2>",
         f'<p class="quiet">{html.escape(about[2])}</p>',
         html_table(errors(result)),
         figures(
             [error_figure({name: row["errors"] for name, row in best.items()})],
-            "One slip may count several times: a variable that was never declared is an error wherever it is used.",
+            "One mistake may count several times: an undeclared variable is an error wherever it is used.",
         ),
-        "<h2>How did the runs end?</h2>",
+        "<h2>Outcomes</h2>",
         html_table(reasons(result)),
-        f'<p class="quiet">Programs ran shut off from the machine ({html.escape("; ".join(result["isolation"]))}).</p>',
-        "<h2>Every temperature</h2>",
+        f'<p class="quiet">Programs ran in a sandbox ({html.escape("; ".join(result["isolation"]))}).</p>',
+        "<h2>All temperatures</h2>",
         html_table(temperatures(result)),
-        '<p class="quiet">In %; a star: the best pass@k of that policy.</p>',
+        '<p class="quiet">In %. A star marks the best pass@k of each policy.</p>',
     ]
     if drawn:
         caption = (
-            "Responses of the rollouts, so at the temperature of training and on its queries; a running mean over the "
-            "single updates behind it. A discriminator at 0.5 can't tell the policy's code from people's."
+            "Measured on the rollouts, so on the training queries and at the training temperature; running means, with "
+            "the single updates faint. At 0.5, the discriminator can't tell the policy's code from people's."
         )
         parts += ["<h2>In training</h2>", figures(drawn, caption)]
     parts += [text for _, text in sorted(map(curves, logged))]
-    parts.append(f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}")
+    parts.append(f"<h2>Samples side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}")
     write_page(path, str(result["args"]["out"]), "\n".join(parts))

@@ -1,4 +1,4 @@
-"""The tables and the page of an evaluation of replies: their overlap with references, and who ranked the answers."""
+"""Tables and report.html of an evaluation of replies: overlap with references, self-ranking and the human study."""
 
 import html
 from pathlib import Path
@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nanorlhf.report.answer_report import figures
-from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, read_metrics, write_page
+from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, write_page
+from nanorlhf.training.run_directory import read_metrics
 
 # metric in eval.json: heading, factor, digits
 METRICS = {
@@ -21,7 +22,7 @@ METRICS = {
     "gold_score": ("gold score", 100, 2),
     "rm_score": ("RM score", 1, 2),
 }
-SQUAD, OVERLAP, JUDGES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
+SQUAD, OVERLAP, SCORES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
 Interval = tuple[float, float]
 Lines = list[list[str]]
 STYLE = """<style>
@@ -33,17 +34,18 @@ STYLE = """<style>
 
 # ---------------------------------------------------------------------------------------------------------- 1. numbers
 def percent(value: float, ends: Interval | None = None, sign: str = "") -> str:
+    """`value` times 100, and its interval in brackets."""
     return scaled(value, ends, 100, 2, sign)
 
 
 def scaled(value: float, ends: Interval | None, factor: int, digits: int, sign: str = "") -> str:
-    """`value`, and its interval in brackets."""
+    """`value` times `factor`, and its interval in brackets."""
     text, *limits = (f"{factor * x:{sign}.{digits}f}" for x in (value, *(ends or ())))
     return f"{text} [{', '.join(limits)}]" if limits else text
 
 
 def measured(result: dict, metrics: tuple[str, ...]) -> list[str]:
-    """Those of the metrics that there are."""
+    """Which of `metrics` the evaluation has."""
     known = next(iter(result["policies"].values()))["metrics"]
     return [metric for metric in metrics if metric in known]
 
@@ -55,10 +57,10 @@ def with_unit(metric: str) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- 2. tables
 def means(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """[STR tables] A row a policy, with 95% intervals over questions; empty if nothing of it was measured."""
+    """[STR tables] One row per policy, with 95% intervals over questions; empty if none of `metrics` was measured."""
     found = measured(result, metrics)
     headings = [METRICS[metric][0] for metric in found]
-    if "meteor" in found:  # its numbers with and without synonyms don't compare
+    if "meteor" in found:  # scores with and without synonyms are not comparable
         headings[found.index("meteor")] += f" ({result['meteor_matching']})"
     lines = [["× 100", *headings]]
     for name, row in result["policies"].items():
@@ -67,9 +69,9 @@ def means(result: dict, metrics: tuple[str, ...]) -> Lines:
     return lines if found else []
 
 
-def judges(result: dict) -> Lines:
-    """What the reward model and the embedded world say, and how replies end, with the data's own beside."""
-    found, reference = measured(result, JUDGES), result["reference"]
+def scores(result: dict) -> Lines:
+    """Gold and RM score, EOS rate and length, of the references and of each policy."""
+    found, reference = measured(result, SCORES), result["reference"]
     lines = [["policy", *map(with_unit, found), "EOS rate", "length, tokens"]]
     known = [scaled(reference[metric], None, *METRICS[metric][1:]) for metric in found]
     lines.append(["reference", *known, "-", f"{reference['response_length']:.1f}"])
@@ -81,7 +83,7 @@ def judges(result: dict) -> Lines:
 
 
 def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """The last policy less each of those before it; empty if there is only one, or nothing of it was measured."""
+    """The last policy minus each one before it; empty for a single policy, or if none of `metrics` was measured."""
     *others, last = result["policies"]
     found = measured(result, metrics)
     rows = {(row["ours"], row["theirs"], row["metric"]): row for row in result["differences"]}
@@ -94,13 +96,13 @@ def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
 
 
 def self_ranking(result: dict) -> Lines:
-    """Pairs of self-ranking as the reward model ranks them, and as the truth does; empty if none were judged."""
+    """How often the reward model and the truth agree with self-ranking, in groups of pairs; empty without either."""
     columns = {
-        "rm_accuracy": "RM ranks them so",
+        "rm_accuracy": "RM agrees",
         "chosen_better": "chosen is better",
         "chosen_as_good": "at least as good",
-        "gold_agreement": "unequal ones: better",
-        "rm_gold_agreement": "unequal ones: RM right",
+        "gold_agreement": "unequal pairs: better",
+        "rm_gold_agreement": "unequal pairs: RM right",
     }
     groups = result["self_ranking"] or [{}]
     found = [column for column in columns if column in groups[0]]
@@ -111,7 +113,7 @@ def self_ranking(result: dict) -> Lines:
             name = "without noise" if group["noise"] == "none" else f"noise: {group['noise']}"
         elif "distance" in group:
             name = f"{group['distance']} rank{'s' * (group['distance'] != 1)} apart"
-        bare = ("chosen_better", "chosen_as_good")  # there is no chance level to hold them against
+        bare = ("chosen_better", "chosen_as_good")  # no chance level to compare them with
         ends = [None if column in bare else group[f"{column}_ci"] for column in found]
         cells = ["-" if group[c] is None else percent(group[c], e) for c, e in zip(found, ends, strict=True)]
         lines.append([name, f"{group.get('num_pairs', 0):,}", *cells])
@@ -119,7 +121,7 @@ def self_ranking(result: dict) -> Lines:
 
 
 def first_answers(result: dict) -> Lines:
-    """Whether self-ranking puts right answers first, where the truth is known."""
+    """How often self-ranking puts a right answer first, where the truth is known; else empty."""
     rows = result["first_answers"]
     names = {
         "first": "TextRank's first",
@@ -137,12 +139,12 @@ def first_answers(result: dict) -> Lines:
 
 
 def human_study(result: dict) -> Lines:
-    """[STR human study] The reward model against people, and people against each other, times 100."""
+    """[STR human study] Agreement of the reward model with people, and of people with each other, times 100."""
     study = result["human_study"]
     if study is None:
         return []
     both = f"RM and people, {study['num_questions']} questions"
-    lines = [["agreement × 100", "", "chance", "of"]]
+    lines = [["agreement × 100", "", "chance", "between"]]
     for measure, name, chance in (
         ("order_probability", f"same order of all {study['num_answers']}", study["chance"]),
         ("pairwise_agreement", "pairs in the same order", 0.5),
@@ -160,14 +162,17 @@ def human_study(result: dict) -> Lines:
 
 
 def notes(result: dict) -> list[str]:
+    """What the tables rest on, and what was left out."""
     settings = result["args"]
     sentences = [
-        f"{result['num_questions']} {settings['split']} questions, a reply each, at temperature "
-        f"{settings['temperature']}, top-p {settings['top_p']}, at most {settings['response_length']} tokens; seed "
-        f"{settings['seed']}. Intervals are of 95%, over questions."
+        f"{result['num_questions']} {settings['split']} questions, one reply each; temperature "
+        f"{settings['temperature']}, top-p {settings['top_p']}, at most {settings['response_length']} tokens, seed "
+        f"{settings['seed']}. Intervals are 95%, over questions."
     ]
     if result["self_ranking"] is None:
-        sentences.append("Pairs of self-ranking are left out: --data holds none, or there is nothing to judge them.")
+        sentences.append(
+            "Pairs of self-ranking are left out: --data holds none, or there is nothing to compare them with."
+        )
     if result["human_study"] is None:
         sentences.append("The human study is left out: it needs --rankings, which `python -m data.rank` makes.")
     elif result["human_study"]["annotators"] is None:
@@ -178,16 +183,16 @@ def notes(result: dict) -> list[str]:
 
 
 def tables(result: dict) -> str:
-    """For the terminal."""
-    parts = [means(result, SQUAD), means(result, OVERLAP), judges(result)]
-    parts += [differences(result, metrics) for metrics in (SQUAD, OVERLAP, JUDGES)]
+    """All tables and notes, for the terminal."""
+    parts = [means(result, SQUAD), means(result, OVERLAP), scores(result)]
+    parts += [differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)]
     parts += [self_ranking(result), first_answers(result), human_study(result)]
     return "\n\n".join([*(aligned(lines) for lines in parts if lines), "\n".join(notes(result))])
 
 
 # ------------------------------------------------------------------------------------------------------------- 3. page
 def interval_figures(result: dict) -> list[Figure]:
-    """A panel a metric, a bar a policy, its interval as a whisker."""
+    """One panel per metric, one bar per policy, with its interval."""
     drawn = []
     for metric in measured(result, tuple(METRICS)):
         name, factor, _ = METRICS[metric]
@@ -210,36 +215,37 @@ def interval_figures(result: dict) -> list[Figure]:
 
 
 def figure_2(figure: Figure, drawn: dict) -> str:
-    """The picture, and below it the answers it is of."""
+    """STR Figure 2, and below it its answers, best first."""
     items = []
     for row in drawn["answers"]:
         text = html.escape(row["text"].strip()) or "<i>empty</i>"
         text = f"<b>{text}</b>" if row["representative"] else text
         items.append(f"<li>{text} <small>weight {row['weight']:.3f}, cluster {row['cluster']}</small></li>")
     caption = (
-        f"Sampled answers as {drawn['encoder']} sees them, in two dimensions. The colour is TextRank's order. Ringed "
-        "are the representatives of ISODATA's clusters, with their ranks; lines lead to them. The pairs for the reward "
-        "model are made of these alone. In the paper the encoder of the picture had no part in the ranking."
+        f"Embeddings of the sampled answers by {drawn['encoder']}, in two dimensions. The colour is the rank by "
+        "TextRank. Each cluster's representative is ringed and labelled with its rank, and lines join it to the other "
+        "members; the reward model's pairs are made of representatives only. In the paper, the encoder of this figure "
+        "took no part in the ranking."
     )
     return (
-        f"<h2>Answers, ranked and sorted into kinds</h2>{figures([figure], caption)}"
+        f"<h2>Answers to one question, ranked and clustered</h2>{figures([figure], caption)}"
         f'<div class="sample"><pre>{html.escape(drawn["query"])}</pre><ol class="ranked">{"".join(items)}</ol></div>'
     )
 
 
 def sample_card(sample: dict) -> str:
-    """A question, its references, and the reply of each policy."""
+    """A question, its references, and each policy's reply."""
     answers = [answer("reference", " / ".join(text.strip() for text in sample["references"]), {})]
     for name, row in sample["policies"].items():
-        shown = [metric for metric in ("exact_match", "f1", "bleu4", "meteor", *JUDGES) if metric in row]
-        shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # of SQuAD its own
+        shown = [metric for metric in ("exact_match", "f1", "bleu4", "meteor", *SCORES) if metric in row]
+        shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # SQuAD has its own
         answers.append(answer(name, row["response"], {METRICS[m][0]: METRICS[m][1] * row[m] for m in shown}))
     query = html.escape(sample["query"])
     return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
 
 
 def section(title: str, parts: list[Lines], about: str) -> str:
-    """A heading, those of the tables that aren't empty, and what they say; nothing if all are."""
+    """A heading, the non-empty tables and a note, as HTML; empty if all tables are."""
     filled = "".join(html_table(lines) for lines in parts if lines)
     return filled and f'<h2>{title}</h2>{filled}<p class="quiet">{about}</p>'
 
@@ -247,44 +253,44 @@ def section(title: str, parts: list[Lines], about: str) -> str:
 def write_report(path: Path, result: dict, runs: list[str], samples: list[dict], figure: Figure | None) -> None:
     """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
 
-    figure is Figure 2, of what result["figure"] holds.
+    figure: STR Figure 2, of the answers in result["figure"].
     """
     parts = [
         STYLE,
         "<h1>What each stage gained</h1>",
         f'<p class="quiet">{html.escape(" ".join(notes(result)))}</p>',
-        *(html_table(lines) for lines in (means(result, SQUAD), means(result, OVERLAP), judges(result)) if lines),
+        *(html_table(lines) for lines in (means(result, SQUAD), means(result, OVERLAP), scores(result)) if lines),
         figures(
             interval_figures(result),
-            "Overlap asks whether a reply is like the reference, and a dialogue goes on in many ways that are as good: "
-            "such numbers are low.",
+            "Overlap measures similarity to the reference. A dialogue can continue in many equally good ways, so the "
+            "numbers are low.",
         ),
         section(
             "Do they differ?",
-            [differences(result, metrics) for metrics in (SQUAD, OVERLAP, JUDGES)],
-            "An interval that leaves out 0: they differ. It resamples questions, each with both replies to it, so that "
-            "how hard a question is drops out.",
+            [differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)],
+            "Two policies differ where the interval excludes 0. It resamples questions, each with both replies, so how "
+            "hard a question is cancels out.",
         ),
         section(
             "Does the reward model rank as self-ranking did?",
             [self_ranking(result)],
-            "Validation pairs; chance is 50. A model that has learnt the order knows it best of answers far apart in "
-            "rank; noise of a kind whose number is near 50 it does not see. Where the truth is known: how often the "
-            "chosen answer is better than the rejected one, how often better or as good, and, of pairs of which one "
-            "answer is better, how often that is the chosen one, and how often the one that the reward model prefers.",
+            "Validation pairs; chance is 50. Accuracy should rise with the distance in rank; noise of a type with "
+            "accuracy near 50 goes unnoticed by the reward model. Where the truth is known: how often the chosen "
+            "answer is better than the rejected one, and how often at least as good; and, of pairs whose answers "
+            "differ in gold score, how often the better one is chosen, and how often the reward model prefers it.",
         ),
         section(
             "Does self-ranking put right answers first?",
             [first_answers(result)],
-            "The answer that is most like the others is not always a right one: where most are wrong, neither is it.",
+            "The answer most similar to the others is not always right: where most answers are wrong, so is it.",
         ),
         section(
             "Do people agree with it?",
             [human_study(result)],
-            "People's ranking is that of their mean ranks. Kappa takes the rank of each answer for a label.",
+            "People's ranking is by their mean ranks. Kappa treats the rank of each answer as a label.",
         ),
         figure_2(figure, result["figure"]) if figure else "",
         *(text for _, text in sorted(curves(run) for run in dict.fromkeys(runs) if read_metrics(run))),
-        f"<h2>Samples, side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
+        f"<h2>Samples side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
     ]
     write_page(path, str(result["args"]["out"]), "\n".join(parts))

@@ -1,4 +1,4 @@
-"""Figures of reward models: is a margin worth what Bradley and Terry say it is?"""
+"""Figures of reward models: calibration, accuracy against the size of the margin."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -8,9 +8,9 @@ from nanorlhf.report.page import BLUE, GREY, panel
 
 
 def calibration_figure(name: str, calibration: dict) -> Figure:
-    """[N+ 18] Figure 7, right: accuracy by the size of the margin, beside the logistic curve.
+    """[N+ 18] Figure 7, right: accuracy by the size of the margin, with the logistic curve.
 
-    Points are hollow where pairs are few; the band is one standard deviation over seeds; the title has the expected
+    Points of few pairs are hollow; the band is one standard deviation over seeds; the title has the expected
     calibration error.
     """
     bins = [row for row in calibration["bins"] if row["mean"] is not None]
@@ -18,7 +18,7 @@ def calibration_figure(name: str, calibration: dict) -> Figure:
     std = np.array([row["std"] or 0.0 for row in bins])
     is_few = np.array([row["num_pairs"] < FEW for row in bins], dtype=bool)
     title = f"{name}: calibration error {calibration['ece']['mean']:.3f}"
-    figure, axes = panel(title, "|margin|", "share ranked right")
+    figure, axes = panel(title, "|margin|", "share ranked correctly")
     line = np.linspace(0, calibration["bins"][-1]["middle"] + 0.25, 100)
     axes.plot(line, 1 / (1 + np.exp(-line)), color=GREY, linestyle="--", linewidth=1.4, label="sigmoid(|margin|)")
     axes.fill_between(x, y - std, y + std, color=BLUE, alpha=0.18, linewidth=0)

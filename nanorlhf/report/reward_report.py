@@ -1,4 +1,4 @@
-"""The tables and figures of reward models and implicit rewards: as a part of a page, as one of its own, and as text."""
+"""Tables and figures of reward models and implicit rewards: as text, as a section, and as a page of their own."""
 
 import html
 from pathlib import Path
@@ -13,14 +13,14 @@ Lines = list[list[str]]
 
 
 def number(cell: dict[str, float | None], digits: int = 3) -> str:
-    """Mean, and standard deviation over seeds where there are several."""
+    """The mean, and the standard deviation where there are several seeds."""
     if cell["mean"] is None:
         return "-"
     return f"{cell['mean']:.{digits}f}" + ("" if cell["std"] is None else f" ± {cell['std']:.{digits}f}")
 
 
 def accuracy_lines(table: list[dict], by: str) -> Lines:
-    """[N+ 16] One part of Table 5; empty where no pair says this of itself."""
+    """[N+ 16] One part of Table 5: accuracy by `by`; empty if no pair has that field."""
     rows = [row for row in table if row["by"] == by]
     if not rows:
         return []
@@ -32,14 +32,15 @@ def accuracy_lines(table: list[dict], by: str) -> Lines:
 
 
 def score_lines(result: dict) -> Lines:
-    """What the references score."""
+    """Statistics of the references' scores."""
     columns = ("max", "mean", "min", "std")
     lines = [["score of the references", *columns]]
     return lines + [[name, *(number(row[c], 2) for c in columns)] for name, row in result["references"].items()]
 
 
 def notes(result: dict) -> list[str]:
-    sentences = ["An accuracy is the share of pairs that a model ranks as people did; a tie is wrong."]
+    """What the tables show."""
+    sentences = ["Accuracy is the share of pairs that a model ranks as people did; a tie counts as wrong."]
     if any(n > 1 for n in result["num_seeds"].values()):
         counts = ", ".join(f"{n} of {name}" for name, n in result["num_seeds"].items())
         sentences.append(f"Mean ± standard deviation over seeds: {counts}.")
@@ -50,7 +51,7 @@ def notes(result: dict) -> list[str]:
 
 
 def tables(result: dict) -> str:
-    """For the terminal: all of Table 5 but the pairs of policies."""
+    """For the terminal: Table 5 without the pairs of policies, calibration errors and notes."""
     parts = []
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
@@ -67,22 +68,25 @@ def section(result: dict) -> str:
     parts = [f'<h2 id="reward-models">Reward models</h2><p class="quiet">{html.escape(" ".join(notes(result)))}</p>']
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
-        parts.append(f"<h3>{SETS[name]}: who is ranked right?</h3>")
+        parts.append(f"<h3>{SETS[name]}: accuracy</h3>")
         blocks = [html_table(lines) for by in HEADINGS if (lines := accuracy_lines(table, by))]
         parts.append(f'<div class="blocks">{"".join(blocks)}</div>')
         hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
         if hidden > 0:
-            parts.append(f'<p class="quiet">{hidden} more pairs of policies, with fewer comparisons, in eval.json.</p>')
+            parts.append(
+                f'<p class="quiet">{hidden} more pairs of policies, with fewer comparisons, are in eval.json.</p>'
+            )
         images = [image(calibration_figure(model, row)) for model, row in measured["calibration"].items()]
         caption = (
-            "Is a margin worth what it says? Above the curve the model is right more often than its margins claim, "
-            "below it less often: too sure. The calibration error is that distance, mean over all pairs."
+            "Calibration: accuracy against the size of the margin. Above the curve, the model is right more often than "
+            "its margins claim (underconfident); below it, less often (overconfident). The calibration error is the "
+            "distance to the curve, mean over all pairs."
         )
         parts.append(f"<figure><div>{''.join(images)}</div><figcaption>{caption}</figcaption></figure>")
     return "\n".join([*parts, html_table(score_lines(result))])
 
 
 def write_report(path: Path, result: dict, runs: list[str]) -> None:
-    """Write report.html of an evaluation of reward models alone, whole or not at all."""
+    """Write report.html of an evaluation of reward models only, whole or not at all."""
     parts = [section(result), *(text for _, text in sorted(map(curves, runs)))]
     write_page(path, str(result["args"]["out"]), "<h1>Reward models</h1>" + "\n".join(parts))

@@ -1,4 +1,4 @@
-"""A response token by token: the reward model's logits (N+ Figure 6), and what PPO makes of them (Figure 9)."""
+"""One response token by token: the reward model's logits (N+ Figure 6), and PPO's rewards, values and KL (Figure 9)."""
 
 import html
 
@@ -8,18 +8,19 @@ from matplotlib.figure import Figure
 
 from nanorlhf.report.page import BLUE, GREY, ORANGE, html_table, image, panel
 
-# a response: the text of each token, and columns of numbers beside it; None where a token has no such number
+# the columns of `token_rewards`: the text of each token, and numbers, None where a token has no such number
 Tokens = dict[str, list]
-WIDTH = 5.2  # inches of a figure, enough for 21 tokens
+WIDTH = 5.2  # of a figure in inches, enough for 21 tokens
 COLUMNS = {"rm_logit": "RM logit", "kl": "KL, nats", "reward": "reward", "value": "value"}
 
 
 def numbers(tokens: Tokens, name: str) -> np.ndarray:
+    """A column (T,), with NaN for None."""
     return np.array([np.nan if x is None else x for x in tokens[name]])
 
 
 def token_axes(title: str, y_label: str, texts: list[str]) -> tuple[Figure, Axes]:
-    """A panel whose x axis is the response."""
+    """A panel with the tokens of a response along the x axis."""
     figure, axes = panel(title, "", y_label)
     figure.set_size_inches(max(WIDTH, 0.24 * len(texts)), 3.4)
     axes.set_xticks(range(len(texts)), [repr(text)[1:-1] for text in texts], rotation=60, ha="right", fontsize=8)
@@ -28,7 +29,7 @@ def token_axes(title: str, y_label: str, texts: list[str]) -> tuple[Figure, Axes
 
 
 def reward_logit_figure(name: str, tokens: Tokens) -> Figure:
-    """Figure 6: the reward model has a number at each token; the last one, orange, is the score."""
+    """N+ Figure 6: the reward model's logit at each token; the last one, orange, is the score."""
     figure, axes = token_axes(f"{name}: reward logits", "RM logit", tokens["text"])
     logits = numbers(tokens, "rm_logit")
     last = np.flatnonzero(~np.isnan(logits))[-1]
@@ -37,7 +38,7 @@ def reward_logit_figure(name: str, tokens: Tokens) -> Figure:
 
 
 def ppo_figure(name: str, tokens: Tokens) -> Figure:
-    """Figure 9: rewards as bars, values and the KL as lines."""
+    """N+ Figure 9: rewards as bars, values and KL as lines."""
     figure, axes = token_axes(f"{name}: rewards, values and KL", "score units; KL in nats", tokens["text"])
     axes.bar(range(len(tokens["text"])), numbers(tokens, "reward"), color=ORANGE, alpha=0.75, label="reward")
     axes.plot(numbers(tokens, "value"), color=BLUE, marker="o", markersize=3.5, linewidth=1.6, label="value")
@@ -47,6 +48,7 @@ def ppo_figure(name: str, tokens: Tokens) -> Figure:
 
 
 def token_lines(tokens: Tokens) -> list[list[str]]:
+    """The table of one response: headings, then one line per token."""
     names = [name for name in COLUMNS if name in tokens]
     lines = [["token", *(COLUMNS[name] for name in names)]]
     for i, text in enumerate(tokens["text"]):
@@ -56,20 +58,20 @@ def token_lines(tokens: Tokens) -> list[list[str]]:
 
 
 def section(query: str, policies: dict[str, Tokens]) -> str:
-    """One query, and the response of each policy token by token, as HTML."""
+    """One query, and each policy's response token by token, as HTML."""
     parts = [
-        '<h2 id="tokens">One response, token by token</h2><p class="quiet">The reward model was trained on its number '
-        "at the last token alone, so those before it mean little. PPO's reward is -beta * KL at each token and the "
-        f"score at the end; the value is read before the token.</p><pre>{html.escape(query)}</pre>"
+        '<h2 id="tokens">One response, token by token</h2><p class="quiet">The reward model was trained on its logit '
+        "at the last token only, so earlier ones mean little. PPO's reward is -beta * KL at each token, plus the score "
+        f"at the end; the value is read before the token.</p><pre>{html.escape(query)}</pre>"
     ]
     figures = [reward_logit_figure(name, tokens) for name, tokens in policies.items() if "rm_logit" in tokens]
     figures += [ppo_figure(name, tokens) for name, tokens in policies.items() if "value" in tokens]
-    for is_long in (False, True):  # short responses beside each other, long ones to scroll
+    for is_long in (False, True):  # short responses side by side, long ones scroll
         drawn = [image(figure) for figure in figures if (figure.get_figwidth() > WIDTH) == is_long]
         wide = "".join(f'<div class="wide">{one}</div>' for one in drawn)
         side_by_side = f"<div>{''.join(drawn)}</div>"
         parts.append(f"<figure>{wide if is_long else side_by_side}</figure>" if drawn else "")
     for name, tokens in policies.items():
         table = html_table(token_lines(tokens))
-        parts.append(f"<details><summary>{html.escape(name)}, the numbers</summary>{table}</details>")
+        parts.append(f"<details><summary>{html.escape(name)}: numbers</summary>{table}</details>")
     return "\n".join(parts)

@@ -1,11 +1,11 @@
-"""Noise on the worse answer of a pair: small damage, so that a reward model sees more ways in which texts go wrong.
+"""Noise on the worse answer of a pair, so that the reward model sees more ways in which texts can be wrong.
 
-    ngram      one to three words deleted, replaced by as many words of another answer, or so many of them inserted
-    negation   one removed ("is not" -> "is", "can't" -> "can"); where there is none, one added behind an auxiliary
-    shuffle    the sentences in another order
+    ngram      delete one to three words, replace them by as many words of another answer, or insert such words
+    negation   remove one ("is not" -> "is", "can't" -> "can"); where there is none, add one after an auxiliary verb
+    shuffle    reorder the sentences
 
-The paper puts "not" before a verb, and to find one takes a tagger; a list of auxiliaries does without. The lists are
-English. Each function gives None where it doesn't apply; a result is never empty, and never the text itself.
+The paper puts "not" before a verb; finding verbs takes a tagger, so we use a list of auxiliaries. The lists are
+English. Each function returns None where it doesn't apply; a result is never empty and never equals the text.
 """
 
 import re
@@ -15,16 +15,16 @@ import numpy as np
 MAX_NGRAM = 3
 AUXILIARIES = "am|is|are|was|were|do|does|did|have|has|had|can|could|will|would|shall|should|may|might|must".split("|")
 STEMS = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}  # of contractions that lose more than "n't"
-# isn't, isn’t; is n't and isn ’ t, as tokenised corpora have it
+# isn't, isn’t; also is n't and isn ’ t, as in tokenised corpora
 CONTRACTION = re.compile(rf"\b({'|'.join([*AUXILIARIES, 'need', *STEMS])}) ?n ?['’] ?t\b", re.IGNORECASE)
 NEGATION = re.compile(rf"{CONTRACTION.pattern}|\bcannot\b|\s?\b(?:not|never)\b", re.IGNORECASE)
 AUXILIARY = re.compile(rf"(?:\b(?:{'|'.join(AUXILIARIES)})|\b ?['’] ?(?:m|re|ve|ll))\b(?! ?['’-])", re.IGNORECASE)
 
 
 def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[str, str] | None:
-    """[STR noise] The text with one damage, and the damage's name, drawn among those that apply; None if none does.
+    """[STR noise] The text with noise of one type, and the type's name, drawn among those that apply; else None.
 
-    `others` are texts that words are taken from. Blanks at the ends of the text go.
+    `others` are the texts that new words are taken from. The result is stripped.
     """
     for kind in rng.permutation(["ngram", "negation", "shuffle"]).tolist():
         if kind == "ngram":
@@ -37,11 +37,11 @@ def add_noise(text: str, others: list[str], rng: np.random.Generator) -> tuple[s
 
 
 def ngram_noise(text: str, others: list[str], rng: np.random.Generator) -> str | None:
-    """Delete, replace or insert one to three words; words are what blanks part."""
-    words = re.findall(r"\s+\S+", " " + text.strip())  # each with the blanks before it
+    """Delete, replace or insert one to three words, as separated by whitespace."""
+    words = re.findall(r"\s+\S+", " " + text.strip())  # each with the whitespace before it
     operations = [(name, n) for name in ("delete", "replace", "insert") for n in range(1, MAX_NGRAM + 1)]
     for name, n in rng.permutation(np.array(operations, dtype=object)):
-        starts = len(words) + 1 - (0 if name == "insert" else n)  # places where the n-gram may begin
+        starts = len(words) + 1 - (0 if name == "insert" else n)  # positions where the n-gram may begin
         if starts < 1 or (name == "delete" and n == len(words)):
             continue
         start = int(rng.integers(starts))
@@ -61,16 +61,17 @@ def ngram_noise(text: str, others: list[str], rng: np.random.Generator) -> str |
 
 def negation_noise(text: str, rng: np.random.Generator) -> str | None:
     """Remove one negation, or add one to a text without any."""
-    found, change = list(NEGATION.finditer(text)), without_negation
-    if not found:
-        found, change = list(AUXILIARY.finditer(text)), with_negation
+    negations = list(NEGATION.finditer(text))
+    change = without_negation if negations else with_negation
+    found = negations or AUXILIARY.finditer(text)
     results = [(text[: match.start()] + change(match[0]) + text[match.end() :]).strip() for match in found]
     results = [result for result in results if result]
     return results[rng.integers(len(results))] if results else None
 
 
 def without_negation(negation: str) -> str:
-    """
+    """What is left of a match of NEGATION.
+
     >>> [without_negation(words) for words in ("isn't", "Won ’ t", "cannot", " never")]
     ['is', 'Will', 'can', '']
     """
@@ -82,11 +83,15 @@ def without_negation(negation: str) -> str:
 
 
 def with_negation(auxiliary: str) -> str:
+    """
+    >>> [with_negation(verb) for verb in ("is", "can", "'ll")]
+    ['is not', 'cannot', "'ll not"]
+    """
     return auxiliary + ("not" if auxiliary.lower() == "can" else " not")
 
 
 def shuffle_noise(text: str, rng: np.random.Generator) -> str | None:
-    """The sentences in another order; what parts them stays in place. A sentence ends in .!? before a blank."""
+    """Reorder the sentences; the whitespace between them stays in place. A sentence ends in .!? before whitespace."""
     pieces = re.split(r"(?<=[.!?])(\s+)", text.strip())
     sentences = pieces[::2]
     if len(set(sentences)) < 2:

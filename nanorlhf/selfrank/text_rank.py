@@ -1,30 +1,30 @@
-"""TextRank over sentences (Mihalcea and Tarau 2004): the answer that is most like all others comes first.
+"""TextRank (Mihalcea and Tarau 2004): ranks the answers to a question by how similar they are to all others.
 
-A dimension of the similarity is an answer, the question's answers are the nodes of a complete weighted graph, and the
-weights are those of PageRank on it, times the number of nodes.
+The answers are the nodes of a complete graph whose edge weights are their similarities; TextRank's weights are PageRank
+on it, times the number of nodes.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-DECIMALS = 6  # of a weight that count: rounding errors must not decide between two answers that are alike
+DECIMALS = 6  # of weights in `rank_order`: rounding errors must not decide between equal answers
 
 
 def text_rank(
     similarity: ArrayLike, damping: float = 0.85, max_iterations: int = 1000, tolerance: float = 1e-9
 ) -> np.ndarray:
-    """[STR eq 4] How much each of m answers is voted for: similarity (m, m), such as cosines -> weights (m,), float64.
+    """[STR eq 4] How strongly the others vote for each answer: similarity (m, m), e.g. cosines -> weights (m,).
 
         W_i = (1 - d) + d * sum over j != i of S_ji / (sum over k != j of S_jk) * W_j        d = damping, W = 1 at first
 
-    In the paper the outer sum runs over the neighbours of j; it must be those of i, who vote for it. Its algorithm
-    shows one pass; here all weights are updated at once (Jacobi) until none changes by `tolerance`. A pass shrinks the
-    error by the damping, so that far more than DECIMALS of a weight are right.
+    The paper's outer sum runs over the neighbours of j; it must be those of i, which vote for it. Its algorithm shows
+    one pass; here all weights are updated at once (Jacobi) until none changes by `tolerance`. Each pass shrinks the
+    error by the damping factor, so far more than DECIMALS of the digits are right.
 
-    The diagonal doesn't count and negative similarities are no votes. Weights sum to m, save that an answer without
-    votes keeps 1 - d. Raises ValueError where the matrix is not square, is empty, or holds NaN or infinity.
+    The diagonal is ignored, negative similarities count as 0. Weights sum to m, except that an answer without votes
+    keeps 1 - d. Raises ValueError where the matrix is not square, is empty, or holds NaN or infinity.
 
-    >>> text_rank([[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]]).round(4)  # the middle one is like both others
+    >>> text_rank([[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]]).round(4)  # the middle one is similar to both others
     array([0.7703, 1.4595, 0.7703])
     """
     edges = np.asarray(similarity, dtype=np.float64)  # (m, m)
@@ -35,8 +35,8 @@ def text_rank(
     edges = edges.clip(min=0)
     np.fill_diagonal(edges, 0)
 
-    given = edges.sum(1)  # (m,) what answer j gives away in all
-    shares = (edges / np.where(given > 0, given, 1)[:, None]).T  # (m, m) of i in what j gives
+    given = edges.sum(1)  # (m,) the sum of j's edges
+    shares = (edges / np.where(given > 0, given, 1)[:, None]).T  # (m, m) [i, j]: share of j's vote that goes to i
     weights = np.ones(len(edges))
     for _ in range(max_iterations):
         before, weights = weights, (1 - damping) + damping * shares @ weights
@@ -46,5 +46,5 @@ def text_rank(
 
 
 def rank_order(weights: ArrayLike) -> np.ndarray:
-    """(m,) -> (m,) indices, the highest weight first; of equal ones the earlier sample."""
-    return np.argsort(-np.round(weights, DECIMALS), kind="stable")
+    """(m,) -> (m,) indices, highest weight first; ties in sampling order."""
+    return np.argsort(-np.round(np.asarray(weights), DECIMALS), kind="stable")

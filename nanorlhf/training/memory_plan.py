@@ -1,26 +1,25 @@
-"""What a run takes of a GPU's memory, on paper: `python train_ppo.py tldr --sft EleutherAI/pythia-1b-deduped --plan`.
+"""Estimate per-GPU memory of a run: `python train_ppo.py tldr --sft EleutherAI/pythia-1b-deduped --plan`.
 
-Weights, gradients and AdamW are arithmetic: float32, so 4, 4 and 8 bytes a parameter that is trained. What the passes
-take is no formula: the models' own code runs once on tensors that have a shape and no memory (fake tensors: meta
-tensors that say which device they stand for), and `Live` adds up the storages that are alive at each moment. So
-activation checkpointing, autocast's copies of the weights and an LM head that never holds all logits are in it as they
-are in the code. Each phase of a run has a peak of its own:
+Weights, gradients and AdamW's state are arithmetic: float32, so 4, 4 and 8 bytes per trained parameter. Activations are
+measured: the models' own code runs once on fake tensors, which have a shape and a device but no memory, and `Live` sums
+the storages that are alive at each moment. So activation checkpointing, autocast's copies of the weights and an LM head
+that never stores all logits count as in the code. Each phase of a run has its own peak:
 
     sampling     KV cache and prefill of --rollout-batch-size rows
     scoring      the same rows through all models, without gradients
-    updating     forward and backward of --micro-batch-size rows, all of them as long as they may be
-    exchanging   the gradients once more: several GPUs add them up in one piece
+    updating     forward and backward of --micro-batch-size rows, all of maximum length
+    exchanging   a second copy of the gradients, all-reduced across GPUs as one tensor
 
-How it is spread over W GPUs is arithmetic again, of what these flags mean:
+How this is distributed over W GPUs is arithmetic again:
 
-    --shard none   everything is on each GPU
-    --shard fsdp   1/W of weights, gradients and optimizer, of the frozen models too. Whole, in the type of the
-                   computation: embedding and head, two blocks (one computes, the next is on its way), and of two blocks
-                   the gradients, which leave in float32. What samples or validates is a whole float32 copy
-    --offload      frozen models wait in the CPU's memory and come one at a time
+    --shard none   everything on each GPU
+    --shard fsdp   1/W of weights, gradients and optimizer state, of the frozen models too. In full, in the dtype of the
+                   computation: embedding and head, two blocks (one computes, the next is being gathered), and the
+                   gradients of two blocks, reduced in float32. Sampling and validation use a full float32 copy
+    --offload      frozen models stay in CPU memory and are moved to the GPU one at a time
 
-The fake tensors are on a CPU. CUDA's attention keeps the same tensors for the backward pass; its LM head works on 64 MB
-of logits at a time where the CPU's takes 8. Not counted: CUDA's context and libraries, NCCL's buffers, fragmentation;
+The fake tensors are on a CPU. CUDA's attention saves the same tensors for the backward pass; its LM head works on 64 MB
+of logits at a time, the CPU's on 8 MB. Not counted: CUDA's context and libraries, NCCL's buffers, fragmentation;
 USABLE leaves room for them.
 """
 
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -50,13 +49,14 @@ from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel
 from nanorlhf.peft import tune
 from nanorlhf.training.optimizer import train_linear_layers
 
-MACHINES = ((8, 80), (1, 141))  # GPUs of a node, GB of each
-USABLE = 0.9  # of a GPU's nominal size
+Label = tuple[str, str]  # (column of the table, role of a model or "")
+MACHINES = ((8, 80), (1, 141))  # (GPUs of a node, GB of each)
+USABLE = 0.9  # fraction of a GPU's nominal memory
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "KV-cache", "activations", "head", "temporary")
 
 PYTHIA = {  # Biderman et al. 2023, Table 1, and the config.json of EleutherAI/pythia-{1b,2.8b,6.9b}, deduped or not
     size: GPTConfig(
-        vocab_size=vocab_size,  # GPT-NeoX pads it to a multiple of 128 times the GPUs that share a layer
+        vocab_size=vocab_size,  # GPT-NeoX pads it to a multiple of 128 times its tensor-parallel size
         n_ctx=2048,
         d_model=d_model,
         n_layer=n_layer,
@@ -72,19 +72,20 @@ PYTHIA = {  # Biderman et al. 2023, Table 1, and the config.json of EleutherAI/p
 }
 
 
-# ------------------------------------------------------------------------------------------------ what is alive, when
+# -------------------------------------------------------------------------------------------------------- live storages
 class Live(TorchDispatchMode):
-    """Bytes of the storages that operations within it made and that are still alive, by label, and their peak.
+    """Counts the bytes, by label, of the storages that are created under this mode and still alive, and their peak.
 
-    A label is (column, role) and stays with a storage from the moment it was made; a weight that autocast copies has
-    ("copies", role). Columns in `ignored` are not counted. Fake and real tensors are counted alike.
+    A storage keeps the label it was created under; a weight's copy made by autocast has ("copies", role). Columns in
+    `ignored` are not counted. Fake and real tensors are counted alike.
     """
 
     def __init__(self, ignored: tuple[str, ...] = ()):
         super().__init__()
         self.ignored, self.label = ignored, ("other", "")
-        self.bytes, self.peak = Counter(), Counter()
-        self.labels = weakref.WeakKeyDictionary()  # storage: its label
+        self.bytes: Counter[Label] = Counter()
+        self.peak: Counter[Label] = Counter()
+        self.labels: weakref.WeakKeyDictionary[UntypedStorage, Label] = weakref.WeakKeyDictionary()
 
     @contextmanager
     def labelled(self, column: str, role: str = "") -> Iterator[None]:
@@ -94,7 +95,7 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves((args, kwargs)):  # views and writes in place make no storage
+        for tensor in tree_leaves((args, kwargs)):  # views and in-place writes create no storage
             if isinstance(tensor, Tensor):
                 self.labels.setdefault(tensor.untyped_storage(), ("other", ""))
         for tensor in tree_leaves(result):
@@ -112,10 +113,10 @@ class Live(TorchDispatchMode):
         return result
 
 
-# ----------------------------------------------------------------------------------------------- what a script does
+# -------------------------------------------------------------------------------------------------- the phases of a run
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What may change to make a run fit; the result stays the same."""
+    """The flags that may change to make a run fit; its result stays the same."""
 
     micro_batch_size: int
     rollout_batch_size: int | None = None  # None: the script has no such flag
@@ -135,22 +136,22 @@ class Flags:
 class Phase:
     name: str
     run: Callable[..., None]  # update, sample or score
-    roles: tuple[str, ...]  # whose models take part, in this order
-    flag: str | None  # the one that says of how many examples; None: of one
-    rows: int = 1  # of an example
+    roles: tuple[str, ...]  # the models that take part, in order
+    flag: str | None  # the flag with the number of examples; None: one example
+    rows: int = 1  # rows per example
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Work:
-    models: dict[str, Callable[[], GPT | ScalarModel]]  # by role; called, it makes one with requires_grad set
+    models: dict[str, Callable[[], GPT | ScalarModel]]  # role: builds the model, with requires_grad set
     phases: tuple[Phase, ...]
-    flags: Flags  # as asked for
-    minibatch: int  # examples of an optimizer step, over all GPUs
-    rollout: int | None = None  # and of a rollout
+    flags: Flags  # as requested
+    minibatch: int  # examples per optimizer step, over all GPUs
+    rollout: int | None = None  # examples per rollout, over all GPUs
     dtype: str
     query_length: int
     response_length: int
-    logprobs_of_all: bool = False  # of the query's tokens too
+    logprobs_of_all: bool = False  # log-probabilities of the query's tokens too
     notes: tuple[str, ...] = ()
 
 
@@ -159,24 +160,24 @@ def autocast(work: Work) -> torch.autocast:
 
 
 def forward(live: Live, role: str, model: GPT | ScalarModel, rows: int, work: Work) -> Tensor:
-    """Log-probabilities (b * S,), or values or scores (b, S), of so many rows as long as they may be."""
+    """Log-probabilities (b * S,), or values or scores (b, S), of `rows` rows of maximum length."""
     L = work.query_length + work.response_length
     ids, mask = torch.zeros((rows, L), dtype=torch.long), torch.ones((rows, L), dtype=torch.bool)
     last = L if work.logprobs_of_all else work.response_length + 1
     is_kept = torch.is_grad_enabled()
-    with live.labelled(*(("activations", role) if is_kept else ("temporary",))):
+    with live.labelled(*(("activations", role) if is_kept else ("temporary", ""))):
         output = model(ids, mask, last=last)[:, :-1]  # (b, S, C) or (b, S)
     if isinstance(model, ScalarModel):
         return output
-    with live.labelled(*(("head", role) if is_kept else ("temporary",))):
-        # as `response_logprobs` where all tokens count: which of them do is nothing that a shape could say
-        hidden = output.flatten(0, 1)  # a copy, as picking them is
+    with live.labelled(*(("head", role) if is_kept else ("temporary", ""))):
+        # as `response_logprobs` with nothing masked: fake tensors have no mask values
+        hidden = output.flatten(0, 1)  # a copy, as indexing by the mask is
         labels = torch.zeros(len(hidden), dtype=torch.long)
         return linear_logprobs(hidden, model.lm_head.weight, labels, model.head_bias)[0]
 
 
 def update(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Work) -> None:
-    """A micro-batch behind the first: gradients are there already."""
+    """Any micro-batch after the first: the gradients already exist."""
     total = torch.zeros(())
     for role, model in models.items():
         with live.labelled("gradients", role):
@@ -206,15 +207,16 @@ def sample(live: Live, models: dict[str, GPT], rows: int, work: Work) -> None:
 
 @torch.no_grad()
 def score(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Work) -> None:
-    with autocast(work):  # one for all: copies of the weights that are trained stay until its end
+    """A forward pass of each model."""
+    with autocast(work):  # one context: it keeps its copies of trained weights until it ends
         for role, model in models.items():
             forward(live, role, model, rows, work)
 
 
-# ------------------------------------------------------------------------------------------------- bytes of one GPU
+# -------------------------------------------------------------------------------------------------------- bytes per GPU
 @cache
-def passes(work: Work, phase: Phase, rows: int, checkpoint_activations: bool, copies: bool) -> Counter:
-    """What a phase takes at its peak beyond weights and gradients: bytes by (column, role)."""
+def passes(work: Work, phase: Phase, rows: int, checkpoint_activations: bool, copies: bool) -> Counter[Label]:
+    """Bytes by label at the peak of a phase, without weights and gradients."""
     ignored = ("weights", "gradients") if copies else ("weights", "gradients", "copies")
     with FakeTensorMode(), Live(ignored) as live:
         models = {}
@@ -232,8 +234,8 @@ class Size:
 
     all: int
     trained: int
-    block: int
-    rest: int  # in no block
+    block: int  # of one block
+    rest: int  # outside the blocks
 
 
 @cache
@@ -250,9 +252,10 @@ def sizes(work: Work) -> dict[str, Size]:
     return found
 
 
-def resident(work: Work, flags: Flags, num_gpus: int) -> Counter:
-    """What is there from the first update on: bytes by (column, role)."""
-    share, held = num_gpus if flags.shard == "fsdp" else 1, Counter()
+def resident(work: Work, flags: Flags, num_gpus: int) -> Counter[Label]:
+    """Bytes by label that are held from the first update on."""
+    share = num_gpus if flags.shard == "fsdp" else 1
+    held: Counter[Label] = Counter()
     for role, size in sizes(work).items():
         held["weights", role] = 0 if flags.offload and not size.trained else 4 * size.all // share
         held["gradients", role] = 4 * size.trained // share
@@ -260,8 +263,8 @@ def resident(work: Work, flags: Flags, num_gpus: int) -> Counter:
     return held
 
 
-def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counter:
-    """What is alive at the peak of a phase, the resident part included: bytes by (column, role)."""
+def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counter[Label]:
+    """Bytes by label at the peak of a phase, including `resident`."""
     rows = phase.rows * (getattr(flags, phase.flag) if phase.flag else 1)
     is_sharded, taking_part = flags.shard == "fsdp", {role: sizes(work)[role] for role in phase.roles}
     held = resident(work, flags, num_gpus)
@@ -273,7 +276,7 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
         held["copies", ""] += 2 * block * width
         for role, size in taking_part.items():
             is_whole = phase.run is not update and (role == "policy" or phase.name == "validating")
-            # `distributed.plain` gathers float32, of which autocast keeps a copy
+            # `distributed.plain` gathers float32, and autocast adds a bfloat16 copy
             held["copies", role] += size.all * (4 if width == 4 else 6) if is_whole else size.rest * width
         if phase.run is update:
             held["temporary", ""] += 2 * block * (width + 4)
@@ -282,8 +285,8 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
     return held
 
 
-def peaks(work: Work, flags: Flags, num_gpus: int) -> dict[str, Counter]:
-    """{phase: bytes by (column, role) at its peak}"""
+def peaks(work: Work, flags: Flags, num_gpus: int) -> dict[str, Counter[Label]]:
+    """{phase: bytes by label at its peak}"""
     found = {phase.name: phase_bytes(work, phase, flags, num_gpus) for phase in work.phases}
     if num_gpus > 1 and flags.shard == "none":
         found["exchanging"] = resident(work, flags, num_gpus)
@@ -291,37 +294,41 @@ def peaks(work: Work, flags: Flags, num_gpus: int) -> dict[str, Counter]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------- flags that make it fit
+# ----------------------------------------------------------------------------------------------- flags that make it fit
 def asked_flags(work: Work, num_gpus: int) -> Flags:
-    """No more rows at once than a GPU's share."""
+    """The flags as requested, with batch sizes capped at a GPU's share of the rows."""
     flags = replace(work.flags, micro_batch_size=min(work.flags.micro_batch_size, -(-work.minibatch // num_gpus)))
-    if work.rollout is None:
+    if work.rollout is None or flags.rollout_batch_size is None:
         return flags
     return replace(flags, rollout_batch_size=min(flags.rollout_batch_size, -(-work.rollout // num_gpus)))
 
 
 def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, bool]:
-    """The flags that cost least of those that keep every phase below `usable` bytes, and True; or the last resort.
+    """The cheapest flags that keep every phase within `usable` bytes, and True; else the smallest flags, and False.
 
-    Smaller batches cost next to nothing while they keep a GPU busy; then come frozen models on the CPU, shards,
-    activation checkpointing (a third more time in the update), and batches of a few rows.
+    In order of cost: smaller batches, almost free while they keep a GPU busy; offloading frozen models; sharding;
+    activation checkpointing (a third more time per update); batches of a few rows.
     """
     asked = asked_flags(work, num_gpus)
     has_frozen = any(size.trained == 0 for size in sizes(work).values())
-    ways = product(
+    combinations = product(
         [True] if asked.checkpoint_activations else [False, True],
         ["fsdp"] if asked.shard == "fsdp" and num_gpus > 1 else ["none", "fsdp"] if num_gpus > 1 else ["none"],
         [True] if asked.offload else [False, True] if has_frozen else [False],
     )
-    ways = [dict(zip(("checkpoint_activations", "shard", "offload"), way, strict=True)) for way in ways]
+    names = ("checkpoint_activations", "shard", "offload")
+    ways: list[dict[str, Any]] = [dict(zip(names, combination, strict=True)) for combination in combinations]
 
-    def largest(flags: Flags, name: str, least: int) -> int | None:
-        """The first of size, size / 2, size / 4, ... with which the phases that it rules fit."""
+    def largest(flags: Flags, name: str, least: int) -> Flags | None:
+        """The flags with the first of size, size / 2, ..., least for which the phases of this flag fit; None: none."""
+
+        def with_size(size: int) -> Flags:
+            change: dict[str, Any] = {name: size}
+            return replace(flags, **change)
 
         def fits(size: int) -> bool:
-            ruled = [phase for phase in work.phases if phase.flag == name]
-            some = replace(flags, **{name: size})
-            return all(phase_bytes(work, phase, some, num_gpus).total() <= usable for phase in ruled)
+            phases = [phase for phase in work.phases if phase.flag == name]
+            return all(phase_bytes(work, phase, with_size(size), num_gpus).total() <= usable for phase in phases)
 
         size = getattr(flags, name)
         least = min(least, size)
@@ -329,26 +336,26 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
             return None
         while not fits(size):
             size = max(size // 2, least)
-        return size
+        return with_size(size)
 
     for few in (False, True):
         for way in ways:
-            flags = replace(asked, **way)
-            if resident(work, flags, num_gpus).total() > usable:
+            start = replace(asked, **way)
+            if resident(work, start, num_gpus).total() > usable:
                 continue
+            flags: Flags | None = start
             for name, least in (("micro_batch_size", 1 if few else 4), ("rollout_batch_size", 1 if few else 16)):
                 if flags is not None and getattr(flags, name) is not None:
-                    size = largest(flags, name, least)
-                    flags = size and replace(flags, **{name: size})
-            if flags and all(held.total() <= usable for held in peaks(work, flags, num_gpus).values()):
+                    flags = largest(flags, name, least)
+            if flags is not None and all(held.total() <= usable for held in peaks(work, flags, num_gpus).values()):
                 return flags, True
     return replace(asked, **ways[-1], micro_batch_size=1, rollout_batch_size=work.rollout and 1), False
 
 
 def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) -> str:
-    """A table for each kind of machine: (GPUs, GB of each)."""
+    """One table per kind of machine, (number of GPUs, GB of each)."""
     lines = [
-        f"GB (10^9 bytes) a GPU in {work.dtype}, rows of {work.query_length} + {work.response_length} tokens",
+        f"GB (10^9 bytes) per GPU in {work.dtype}, rows of {work.query_length} + {work.response_length} tokens",
         f"{'':<14}{'parameters':>12}" + "".join(f"{column:>12}" for column in COLUMNS) + f"{'all':>12}",
     ]
     for num_gpus, gigabytes in machines:
@@ -363,7 +370,7 @@ def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) ->
         else:
             lines.append(f"{num_gpus} x {gigabytes} GB with {flags}: {verdict}")
         for role, size in sizes(work).items():
-            # a model's own columns at the peaks of the phases that have them
+            # each column of a model at the phase where it is largest
             cells = [max(bytes_of[column, role] for bytes_of in held.values()) for column in COLUMNS]
             lines.append(table_row(role, f"{size.all / 1e6:,.1f}M", cells, None))
         for name, bytes_of in held.items():
@@ -377,9 +384,12 @@ def table_row(name: str, number: str, cells: list[int], total: int | None) -> st
     return (f"  {name:<12}{number:>12}" + "".join(f"{word:>12}" for word in words)).rstrip()
 
 
-# ------------------------------------------------------------------------------------------------------- the scripts
+# ---------------------------------------------------------------------------------------------------------- the scripts
 def shape_of(flag: str, where: str, num_tokens: int) -> GPTConfig:
-    """A published shape by its Hub id, or config.json of a directory or Hub id; the weights are left alone."""
+    """The model's shape: of a Pythia by its Hub id, else from config.json of a directory or Hub id; loads no weights.
+
+    Raises InputError, naming `flag`, if there is no config.json or `num_tokens` exceed the positions.
+    """
     published = re.fullmatch(r"EleutherAI/pythia-(.+?)(-deduped)?", where)
     if published and published[1] in PYTHIA:
         config = PYTHIA[published[1]]
@@ -405,20 +415,28 @@ def ppo_plan(args: Any) -> str:
     """What `train_ppo.py --plan` prints; args are its settings."""
     check_ranges(args)
     num_tokens = args.max_query_length + args.response_length
-    config, notes = shape_of("--sft", args.sft, num_tokens), []
-    value_config, models = config, {"policy": lambda: GPT(config), "reference": lambda: frozen(GPT(config))}
+    config = value_config = shape_of("--sft", args.sft, num_tokens)
+    models: dict[str, Callable[[], GPT | ScalarModel]] = {
+        "policy": lambda: GPT(config),
+        "reference": lambda: frozen(GPT(config)),
+    }
+    notes = []
+
+    def reward_shape(flag: str, where: str) -> GPTConfig:
+        if Path(where).is_dir():
+            return shape_of(flag, where, num_tokens)
+        notes.append(f"({flag} {where} isn't there: taken to be as large as the policy)")
+        return config
+
     if args.reward_model is not None:
-        if Path(args.reward_model).is_dir():
-            value_config = reward_config = shape_of("--reward-model", args.reward_model, num_tokens)
-        else:
-            reward_config = config
-            notes.append(f"(--reward-model {args.reward_model} isn't there: taken to be as large as the policy)")
+        value_config = reward_config = reward_shape("--reward-model", args.reward_model)
         models["reward"] = lambda: frozen(ScalarModel(reward_config))
+    if args.gold is not None and ".py:" not in args.gold:  # a larger reward model
+        gold_config = reward_shape("--gold", args.gold)
+        models["gold"] = lambda: frozen(ScalarModel(gold_config))
     if args.value_model is not None:
         value_config = shape_of("--value-model", args.value_model, num_tokens)
     models["value"] = lambda: ScalarModel(value_config)
-    if args.objective != "ppo":
-        raise InputError(f"--plan does not know the passes of --objective {args.objective}: leave one of them out.")
     if args.discriminator is not None:
         notes.append(f"(--discriminator {args.discriminator} is not counted)")
     work = Work(
@@ -448,7 +466,7 @@ def ppo_plan(args: Any) -> str:
 def work_without_rollouts(
     args: Any, models: dict[str, Callable[[], GPT | ScalarModel]], phases: tuple[Phase, ...], logprobs_of_all: bool
 ) -> Work:
-    """Of the first two stages, whose settings have the same names."""
+    """The work of SFT or reward-model training, whose settings have the same names."""
     return Work(
         models=models,
         phases=phases,
@@ -469,7 +487,7 @@ def sft_plan(args: Any) -> str:
     """What `train_sft.py --plan` prints."""
     check_ranges(args)
     if args.model is None:
-        raise InputError("--model None: --plan needs a shape: name a checkpoint or a Hub id.")
+        raise InputError("--model None: --plan needs a shape: name a checkpoint directory or a Hub id.")
     config = shape_of("--model", args.model, args.max_query_length + args.max_response_length)
 
     def policy() -> GPT:
@@ -485,10 +503,10 @@ def sft_plan(args: Any) -> str:
 
 
 def rm_plan(args: Any) -> str:
-    """What `train_rm.py --plan` prints, of a reward model."""
+    """What `train_rm.py --plan` prints."""
     check_ranges(args)
     if args.loss == "dpo":
-        raise InputError("--plan does not know --loss dpo: ask train_sft.py, and add the weights of the reference.")
+        raise InputError("--plan can't estimate --loss dpo: use that of train_sft.py and add the reference's weights.")
     config = shape_of("--sft", args.sft, args.max_query_length + args.max_response_length)
 
     def reward() -> ScalarModel:

@@ -1,7 +1,8 @@
-"""Which weights are trained, which of them decay, and a step that a gradient of NaN cannot poison."""
+"""Optimizer steps that skip a loss or gradient of NaN, and which weights are trained and which decay."""
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,26 +10,28 @@ from torch import nn
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
+from nanorlhf.training.settings import SupervisedArgs
 
 
 class FiniteSteps:
-    """Steps of an optimizer, of which those with a loss or gradient that is not finite are skipped and counted.
+    """Steps of an optimizer; those whose loss or gradient is not finite are skipped and counted.
 
-    A skipped step leaves weights and the optimizer's state as they are. More than `limit` in a row end the run:
+    A skipped step leaves weights and optimizer state as they are. More than --max-skipped-steps in a row raise
     InputError with `advice`, which names what to change.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, limit: int, advice: str):
-        self.optimizer, self.limit, self.advice = optimizer, limit, advice
+    def __init__(self, optimizer: torch.optim.Optimizer, args: Any, advice: str):
+        self.optimizer, self.limit = optimizer, args.max_skipped_steps
+        self.advice = f"{advice}; {args.out} keeps the last checkpoint before it."
         self.skipped, self.in_a_row = 0, 0
 
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
-        """Whether it was taken. A gradient that is longer than max_norm is shortened to that; None leaves it.
+        """Take a step, its gradient clipped to max_norm unless that is None; returns whether it was taken.
 
         Loss and gradients are those of the global batch, so all ranks decide alike.
         """
         parameters = [parameter for parameter in parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if not math.isfinite(loss) or not distributed.whole(norm).isfinite():
             self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
             if self.in_a_row > self.limit:
@@ -43,6 +46,10 @@ class FiniteSteps:
         self.in_a_row = 0
         return True
 
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
     def state_dict(self) -> dict:
         return {"optimizer": self.optimizer.state_dict(), "skipped": self.skipped, "in_a_row": self.in_a_row}
 
@@ -51,8 +58,16 @@ class FiniteSteps:
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
 
 
+def adamw_steps(model: nn.Module, args: SupervisedArgs) -> FiniteSteps:
+    """Steps of AdamW on the weights of a model that are trained."""
+    groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
+    # fused: one pass over the weights instead of one per operation
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
+    return FiniteSteps(optimizer, args, f"lower --lr ({args.lr})")
+
+
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:
-    """For AdamW: what is trained, in one group, or biases and layer norms (1-D) in a second one that doesn't decay."""
+    """Parameter groups for AdamW: all in one, or biases and layer norms (1-D) in a second one without weight decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_vectors:
         return [{"params": trained, "weight_decay": weight_decay}]

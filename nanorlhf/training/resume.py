@@ -1,12 +1,12 @@
-"""Training states on disk: what it takes to go on bit for bit, whenever and however a run ends.
+"""Training states on disk: all it takes to resume bit for bit, whenever and however a run ended.
 
     state/step-00000500/state.pt        weights, optimizers, counters, and every random number generator of each process
                        /args.json       the settings they belong to
                        /manifest.json   the SHA-256 of the two
 
-A state is written to state/.partial, forced to the disk and then renamed: whatever ends the run in the middle of it, a
-full disk included, leaves the states before as they were. One that a disk has damaged since is known by its checksums,
-and the run goes on from the one before it. Only rank 0 writes.
+A state is written to state/.partial, synced to disk and then renamed: whatever interrupts this, a full disk included,
+leaves the earlier states as they were. Checksums tell a state that the disk has damaged since, and the run resumes from
+the one before it. Only rank 0 writes.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ import os
 import pickle
 import random
 import shutil
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -26,9 +25,11 @@ import torch
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import to_disk
-from nanorlhf.errors import InputError, Interrupted
+from nanorlhf.errors import InputError
 
-# what may differ when a run goes on: anything else would make it another run
+# of what a state holds; one that another version wrote is refused
+FORMAT = 2
+# settings that may differ on --resume: any other would make it a different run
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
     + ("eval_every", "save_every", "sample_every", "keep_last", "max_skipped_steps", "shard", "offload")
@@ -46,7 +47,7 @@ def save_state(out: Path, args: Any, step: int, keep_last: int, state: dict[str,
     remove(partial)  # of a save that was killed
     partial.mkdir(parents=True)
     try:
-        write_tensors({**state, "step": step, "generators": generators}, partial / "state.pt")
+        write_tensors({**state, "format": FORMAT, "step": step, "generators": generators}, partial / "state.pt")
         (partial / "args.json").write_text(json.dumps(asdict(args), indent=2, default=str) + "\n")
         manifest = {path.name: sha256(path) for path in sorted(partial.iterdir())}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
@@ -128,6 +129,16 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
             print(f"{path} is damaged ({reason}): {before}.", file=sys.stderr)
     if found is None:
         raise InputError(f"--resume: {out} holds no state that can be read: start anew with --overwrite.")
+    try:  # mapped: ranks that read the same file share its memory
+        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"--resume: {found} can't be read ({reason}): start anew with --overwrite.") from error
+    if state.pop("format", 1) != FORMAT:
+        raise InputError(
+            f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
+            "anew with --overwrite."
+        )
     before = json.loads((found / "args.json").read_text())
     now = json.loads(json.dumps(asdict(args), default=str))
     for name in sorted((before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)):
@@ -138,11 +149,6 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
                 f"--resume: the run in {out} was started with --{name.replace('_', '-')} {before[name]}, "
                 f"not {now[name]}: pass the same, or start anew with --overwrite."
             )
-    try:  # mapped: ranks that read the same file share its memory
-        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"--resume: {found} can't be read ({reason}): start anew with --overwrite.") from error
     generators = state.pop("generators")
     # with another number of processes the run is the same to rounding, so nothing is refused
     set_generator_states(generators[distributed.rank() % len(generators)])
@@ -150,8 +156,8 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
 
 
 def newest_whole_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """It, and what is wrong with each that is newer."""
-    damages = []
+    """The newest undamaged state, and what is wrong with each newer one."""
+    damages: list[tuple[Path, str]] = []
     for path in states(out):
         reason = damage(path)
         if reason is None:
@@ -179,38 +185,3 @@ def damage(state: Path) -> str | None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ----------------------------------------------------------------------------------------------------------------- stop
-class StopSignals:
-    """From here on SIGTERM and SIGINT wait for the end of a step: the loop asks `received` after each one.
-
-    A second one isn't waited for, except under `torchrun`, which passes on what the terminal may have sent already and
-    kills what takes longer than its --shutdown-timeout.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def _note(self, number: int, _: object) -> None:
-        self.number = number
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            self.restore()
-
-    def received(self) -> bool:
-        """Whether any process has been told to stop; the same answer on all of them."""
-        self.number = distributed.largest(self.number)
-        return self.number != 0
-
-    def stop(self, out: Path, step: int) -> None:
-        """End the process, now that its state is saved."""
-        self.restore()
-        name = signal.Signals(self.number).name
-        sentence = f"stopped by {name} after {step} steps: {out} holds the state, --resume goes on from it."
-        # one process speaks for all; the exit code is what shells make of a signal
-        raise Interrupted(sentence if distributed.rank() == 0 else "", 128 + self.number)
-
-    def restore(self) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

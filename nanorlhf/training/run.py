@@ -1,76 +1,189 @@
-"""A run's directory: settings, metrics, samples, and the state to go on from.
+"""What all training programs share of a run: its directory, progress bar, saving, stopping and resuming.
 
-    args.json         the settings          metrics.jsonl   one object a logged step
-    samples.jsonl     what the model said   summary.json    the final numbers; where it is, the run is finished
-    state/            what --resume goes on from (resume.py)        events.out.tfevents.*   TensorBoard
+    args.json         the settings          metrics.jsonl   one object per logged step
+    samples.jsonl     what the model said   summary.json    the final numbers; where it exists, the run is finished
+    state/            what --resume loads (resume.py)       events.out.tfevents.*   TensorBoard
 
 The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
 
+import functools
 import json
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import to_disk
+from nanorlhf.checkpoint import save, to_disk
+from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.training.resume import forget, save_state, states
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.resume import forget, load_state, save_state, states
+from nanorlhf.training.signals import StopSignals
 
+Main = Callable[[Any], dict[str, float]]
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 
 
+def or_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
+    """With --plan the decorated `main` prints plan(args) and trains nothing."""
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def planned(args: Any) -> dict[str, float]:
+            if not args.plan:
+                return main(args)
+            print(plan(args))
+            return {}
+
+        return planned
+
+    return decorate
+
+
+def begin(args: Any, *batch_sizes: str) -> torch.device:
+    """Check the settings, join the other ranks and seed; returns this rank's device.
+
+    batch_sizes: the flags whose batches are shared by the ranks. Raises InputError, before anything is written.
+    """
+    check_ranges(args)
+    check_output(args.out, args.overwrite, args.resume)
+    device = distributed.setup(args.device)
+    torch.manual_seed(args.seed)
+    world = distributed.world_size()
+    for name in batch_sizes:
+        if getattr(args, name) % world:
+            raise InputError(
+                f"--{name.replace('_', '-')} {getattr(args, name)} can't be shared by {world} processes: make it a "
+                f"multiple of {world}."
+            )
+    return device
+
+
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
-    """Refuse to write over a run. Call it before anything slow; it writes nothing."""
+    """Refuse to overwrite a run, before anything slow; writes nothing."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file: name a directory.")
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: {parent} is no directory that can be written to: name another.")
     if overwrite and resume:
-        raise InputError("--resume and --overwrite: pass only one, a run goes on or begins anew.")
+        raise InputError("--resume and --overwrite: pass only one: a run continues or starts anew.")
     if (out / "summary.json").exists() and not overwrite:
         raise InputError(f"--out {out} holds a finished run: name another directory, or pass --overwrite.")
     if (out / "metrics.jsonl").exists() and not overwrite and not resume:
-        raise InputError(f"--out {out} holds an interrupted run: pass --resume to go on or --overwrite to begin anew.")
+        raise InputError(
+            f"--out {out} holds an interrupted run: pass --resume to continue it or --overwrite to start anew."
+        )
     if resume and not states(out):
         instead = "with --overwrite" if (out / "metrics.jsonl").exists() else "without --resume"
-        raise InputError(f"--resume: nothing to go on from, {out / 'state'} holds no state yet: start {instead}.")
+        raise InputError(f"--resume: {out / 'state'} holds no state yet: start {instead}.")
 
 
 class Run:
-    """Writes what a run leaves behind."""
+    """One training run: its directory, its state, its progress bar, and how it stops and resumes.
 
-    def __init__(self, out: Path, args: Any, first_step: int = 0):
-        self.out, self.args = out, args
+    parts  all that the run consists of, name -> module, optimizer, generator or dict: what a state saves and --resume
+           restores, in this one place
+    write  writes the checkpoint; every rank calls it
+
+        run = Run(args, "SFT", {"model": model, "steps": steps}, write)
+        for step in run.steps(num_steps):
+            ...
+            run.log(step, metrics, loss=f"{loss:.3f}")
+        run.finish(summary)
+    """
+
+    def __init__(self, args: Any, name: str, parts: dict[str, Any], write: Callable[[], None], **state_settings: Any):
+        self.out, self.args, self.name, self.parts, self.write = args.out, args, name, parts, write
         self.main = distributed.rank() == 0
-        if not self.main:
-            return
-        out.mkdir(parents=True, exist_ok=True)
-        if first_step == 0:
-            # in this order: what a kill leaves of the old run is neither a finished one nor a state without metrics
-            (out / "summary.json").unlink(missing_ok=True)
-            forget(out)
+        self.first_step = 0
+        self.metrics: dict[str, float] = {}  # of the last logged step
+        if args.resume:
+            state = load_state(args.out, args, **state_settings)
+            for part_name, part in parts.items():
+                restore(part, state[part_name])
+            self.first_step, self.metrics = state["step"], state["metrics"]
+        if self.main:
+            self._open()
+
+    def _open(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        if self.first_step == 0:
+            # in this order: a kill leaves of the old run neither a finished one nor a state without metrics
+            (self.out / "summary.json").unlink(missing_ok=True)
+            forget(self.out)
             for name in OF_A_RUN:
-                (out / name).unlink(missing_ok=True)
-            for events in out.glob("events.out.tfevents.*"):
+                (self.out / name).unlink(missing_ok=True)
+            for events in self.out.glob("events.out.tfevents.*"):
                 events.unlink()
-        else:  # resumed: forget what was logged after the state was saved
-            for path in (out / "metrics.jsonl", out / "samples.jsonl"):
+        else:  # resumed: drop what was logged after the state was saved
+            for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
                 lines = path.read_text().splitlines(keepends=True) if path.exists() else []
                 rows = [json.loads(line) for line in lines if line.endswith("\n")]  # killed while writing the last one?
                 if lines:
-                    write_jsonl(path, [row for row in rows if row["step"] < first_step])
-        write_json(out / "args.json", asdict(args))
-        self.board = SummaryWriter(str(out), purge_step=first_step)
+                    write_jsonl(path, [row for row in rows if row["step"] < self.first_step])
+        write_json(self.out / "args.json", asdict(self.args))
+        self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one row to metrics.jsonl and to TensorBoard."""
+    def print(self, text: str) -> None:
+        """On rank 0."""
+        if self.main:
+            print(text)
+
+    def warn(self, text: str) -> None:
+        """On rank 0, above the progress bar."""
+        if self.main:
+            self.progress.write(text)
+
+    def steps(self, num_steps: int) -> Iterator[int]:
+        """The remaining steps, with a progress bar; saves every --save-every steps, at the end and on a signal."""
+        self.progress = tqdm(
+            range(self.first_step, num_steps),
+            initial=self.first_step,
+            total=num_steps,
+            desc=self.name,
+            disable=not self.main,
+        )
+        signals = StopSignals()
+        try:
+            for step in self.progress:
+                yield step
+                stopping = signals.received()
+                if stopping or step + 1 == num_steps or (step + 1) % self.args.save_every == 0:
+                    self.save(step + 1)
+                if stopping:
+                    signals.stop(self.out, step + 1)
+        finally:
+            signals.restore()
+
+    def save(self, step: int) -> None:
+        """Write the checkpoint and, after so many steps, the state to resume from; every rank calls it."""
+        check_weights(step - 1, *(part for part in self.parts.values() if isinstance(part, nn.Module)))
+        self.write()
+        if self.main:
+            self.board.flush()
+            for name in ("metrics.jsonl", "samples.jsonl"):  # a row that is lost is not logged again on --resume
+                if (self.out / name).exists():
+                    to_disk(self.out / name)
+        state = {name: snapshot(part) for name, part in self.parts.items()} | {"metrics": self.metrics}
+        save_state(self.out, self.args, step, self.args.keep_last, distributed.on_first(state))
+        distributed.barrier()
+
+    def log(self, step: int, metrics: dict[str, float], **shown: str) -> None:
+        """Append one row to metrics.jsonl and to TensorBoard; `shown` goes to the progress bar."""
+        self.metrics = metrics
+        if shown:
+            self.progress.set_postfix(**shown)
         if not self.main:
             return
         with (self.out / "metrics.jsonl").open("a") as file:
@@ -86,15 +199,6 @@ class Run:
             for sample in samples:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
-    def save_state(self, step: int, **state: Any) -> None:
-        """What `--resume` goes on from, after so many steps; every rank calls it. See resume.py."""
-        if self.main:
-            self.board.flush()
-            for name in ("metrics.jsonl", "samples.jsonl"):  # no row may be lost that the state won't write again
-                if (self.out / name).exists():
-                    to_disk(self.out / name)
-        save_state(self.out, self.args, step, self.args.keep_last, distributed.on_first(state))
-
     def finish(self, summary: dict[str, float]) -> None:
         """Write summary.json, last of all."""
         if self.main:
@@ -102,11 +206,48 @@ class Run:
             write_json(self.out / "summary.json", summary)
 
 
-def check_weights(step: int, *models: nn.Module) -> None:
-    """Stop before weights that a step has made NaN or infinite replace the last good checkpoint.
+def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
+    """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload)."""
+    for model in trained:
+        model.transformer.checkpoint_activations = args.checkpoint_activations
+        if args.shard == "none":
+            model.to(device)
+    if args.shard == "fsdp":
+        for model in trained:
+            distributed.shard(model, device, args.dtype == "bfloat16")
+        for model in frozen:
+            distributed.shard(model, device, args.dtype == "bfloat16", args.offload)
 
-    Every rank calls it.
-    """
+
+def snapshot(part: Any) -> Any:
+    """What a state keeps of a part of a run."""
+    if isinstance(part, dict):
+        return dict(part)
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+
+
+def restore(part: Any, saved: Any) -> None:
+    """Set a part of a run to what `snapshot` gave."""
+    if isinstance(part, dict):
+        part.update(saved)
+    elif isinstance(part, torch.Generator):
+        part.set_state(saved)
+    elif isinstance(part, nn.Module):
+        distributed.load_model(part, saved)
+    else:
+        part.load_state_dict(saved)
+
+
+def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Tokenizer) -> None:
+    """Save a model, sharded or not, as a Hugging Face directory; every rank calls it."""
+    whole = distributed.plain(model)
+    if distributed.rank() == 0:
+        assert isinstance(whole, GPT | ScalarModel)
+        save(whole, directory, tokenizer)
+
+
+def check_weights(step: int, *models: nn.Module) -> None:
+    """Refuse to replace the last good checkpoint with weights that are NaN or infinite; every rank calls it."""
     bad = [
         name
         for model in models
@@ -116,7 +257,7 @@ def check_weights(step: int, *models: nn.Module) -> None:
     for name in distributed.all_gather_objects(bad):
         raise InputError(
             f"after step {step} the weights {name} are not finite: lower --lr; "
-            "the last checkpoint that was saved before is left as it is."
+            "the last checkpoint before it is left as it is."
         )
 
 

@@ -1,13 +1,13 @@
-"""Learning rate over a run."""
+"""Learning-rate schedules."""
 
 import math
 
 
 def lr_factor(schedule: str, step: int, num_steps: int, warmup_steps: int = 0) -> float:
-    """What the peak learning rate is multiplied by at step 0, 1, ..., num_steps - 1.
+    """The factor on the peak learning rate at step 0, 1, ..., num_steps - 1.
 
     linear: 1 - step / num_steps [N+ 20];  cosine: half a cosine down to 0 [N+ 9, 10];  constant: 1.
-    Before that, warmup_steps of a straight line up.
+    Before that, warmup_steps of linear warm-up.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -1,4 +1,4 @@
-"""What the compilers refuse and where, that nothing a program does harms another one's verdict, and how we end."""
+"""What the compilers reject and where, isolation of programs from each other, and the life of their processes."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,6 @@ from nanorlhf.code.compilers import (
 from nanorlhf.errors import InputError
 
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
-
-
-@pytest.fixture(scope="module")
-def java():
-    with JavaCompiler(workers=2) as compiler:
-        yield compiler
-
-
-@pytest.fixture(scope="module")
-def python():
-    with PythonCompiler() as compiler:
-        yield compiler
 
 
 def method(body: str) -> str:
@@ -87,25 +76,25 @@ def errors(program: str, diagnostics: list[Diagnostic]) -> list[tuple[str, str]]
         ("Map<String> x = null; return x.size();", "wrong.number.type.args", ">"),
     ],
 )  # fmt: skip
-def test_the_culprit_of_an_error_is_the_lexeme_that_a_reader_would_point_at(java, body, code, culprit):
+def test_the_culprit_is_the_lexeme_that_a_reader_would_point_at(java_compiler, body, code, culprit):
     program = method(body)
-    found_code, found = errors(program, java.check([program])[0])[0]
+    found_code, found = errors(program, java_compiler.check([program])[0])[0]
     assert found_code.startswith(code) and found == culprit  # later JDKs have "expected2" where 17 has "expected"
 
 
 @needs_jdk
-def test_offsets_count_characters_not_utf16_units_nor_columns(java):
+def test_offsets_count_characters_not_utf16_units_nor_columns(java_compiler):
     program = 'class A {\r\n\t\tString s = "😀𝒳é"; /* 😀 */\tint x = y; }'
-    (diagnostic,) = java.check([program])[0]
+    (diagnostic,) = java_compiler.check([program])[0]
     assert (diagnostic.start, diagnostic.end) == (program.index("y;"), program.index("y;") + 1)
     assert diagnostic.last == diagnostic.start and "variable y" in diagnostic.message
 
 
 @needs_jdk
-def test_errors_come_in_the_order_of_the_text_and_hide_none(java):
-    # a flow error, a type error and, behind both, a syntax error; javac alone would tell of the last
+def test_errors_are_in_text_order_and_hide_no_other(java_compiler):
+    # a flow error, a type error and, after both, a syntax error; javac alone would report only the last
     program = method("int x; n = x; n = s; l = ; return n;")
-    found = errors(program, java.check([program])[0])
+    found = errors(program, java_compiler.check([program])[0])
     assert found == [
         ("var.might.not.have.been.initialized", "x"), ("prob.found.req", "s"), ("illegal.start.of.expr", ";")
     ]  # fmt: skip
@@ -115,28 +104,28 @@ def test_errors_come_in_the_order_of_the_text_and_hide_none(java):
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("int # = 3; return n;", [("illegal.char", "#")]),  # "not a statement: int" comes before it
-        ("n = s + 1 2; return n;", [("expected", "2")]),  # not that s + 1 is no int: it may be half of a value
+        ("int # = 3; return n;", [("illegal.char", "#")]),  # not "not a statement: int", which comes first
+        ("n = s + 1 2; return n;", [("expected", "2")]),  # not the type of s + 1: it may be half of a value
         ("n = s; n = s n; return n;", [("prob.found.req", "s"), ("expected", "n"), ("not.stmt", "n")]),
     ],
 )
-def test_what_a_parser_makes_of_the_statement_it_stumbled_in_is_left_out(java, body, expected):
+def test_artefacts_of_error_recovery_are_left_out(java_compiler, body, expected):
     program = method(body)
-    assert errors(program, java.check([program])[0]) == expected
+    assert errors(program, java_compiler.check([program])[0]) == expected
 
 
-def test_ctrl_c_in_a_terminal_does_not_reach_a_compiler(python):
-    """The run that it interrupts still has to end its step."""
-    python.check(["x = 1"])
-    assert os.getsid(python.server.process.pid) != os.getsid(0)
+def test_ctrl_c_in_a_terminal_does_not_reach_a_compiler(python_compiler):
+    """The interrupted run still needs it to finish its step."""
+    python_compiler.check(["x = 1"])
+    assert os.getsid(python_compiler.server.process.pid) != os.getsid(0)
 
 
 @needs_jdk
 @pytest.mark.parametrize(
     "program", ["class A {", "class A { void f() { ", "class A { /* never closed } ", 'class A { String s = """\n }']
 )
-def test_what_only_the_end_shows_is_blamed_on_the_end(java, program):
-    diagnostics = java.check([program])[0]
+def test_an_error_that_only_the_end_shows_is_at_the_end(java_compiler, program):
+    diagnostics = java_compiler.check([program])[0]
     assert diagnostics[-1].last == len(program) and diagnostics[0].end == len(program)
     response = program.index("{") + 1
     assert first_error(diagnostics, response, len(program)) in (None, *diagnostics)
@@ -144,16 +133,18 @@ def test_what_only_the_end_shows_is_blamed_on_the_end(java, program):
 
 
 @needs_jdk
-def test_all_errors_are_found_however_many(java):
+def test_all_errors_are_found_however_many(java_compiler):
     program = method("".join(f"n = a{i}; " for i in range(150)) + "return n;")
-    assert [culprit for _, culprit in errors(program, java.check([program])[0])] == [f"a{i}" for i in range(150)]
+    assert [culprit for _, culprit in errors(program, java_compiler.check([program])[0])] == [
+        f"a{i}" for i in range(150)
+    ]
 
 
 @needs_jdk
-def test_a_file_is_named_after_its_public_class(java):
+def test_a_file_has_the_name_of_its_public_class(java_compiler):
     programs = ["class A { } public class Any { } class B { }", "class A { }", "public class A { } public class B { }",
                 "module m { }", "", "package p.q; public class C { }"]  # fmt: skip
-    assert [bool(errors(p, d)) for p, d in zip(programs, java.check(programs), strict=True)] == [
+    assert [bool(errors(p, d)) for p, d in zip(programs, java_compiler.check(programs), strict=True)] == [
         False, False, True, True, False, False
     ]  # fmt: skip
 
@@ -175,39 +166,39 @@ def test_a_program_sees_the_jdk_and_nothing_else(tmp_path, monkeypatch):
 
 
 @needs_jdk
-def test_any_string_is_a_program(java):
+def test_any_string_is_a_program(java_compiler):
     programs = ["\0", "class A { \0 }", "\ud800", 'class A { String s = "\udc00"; int x = y; }', "\ufeff", "é" * 70_000]
-    diagnostics = java.check(programs)
+    diagnostics = java_compiler.check(programs)
     assert all(errors(p, d) for p, d in zip(programs, diagnostics, strict=True))
     assert all(0 <= d.start <= d.end <= len(p) for p, ds in zip(programs, diagnostics, strict=True) for d in ds)
 
 
 @needs_jdk
-def test_nothing_hides_behind_a_ctrl_z(java):
+def test_ctrl_z_hides_no_text(java_compiler):
     program = "class A { }\x1a this is no Java"
-    assert errors(program, java.check([program])[0]) == [("illegal.char", "\x1a")]
-    assert java.check(["class A { }\x1a"]) == [[]]  # as the language has it
+    assert errors(program, java_compiler.check([program])[0]) == [("illegal.char", "\x1a")]
+    assert java_compiler.check(["class A { }\x1a"]) == [[]]  # the language allows it at the end
 
 
 @needs_jdk
-def test_verdicts_do_not_depend_on_company_or_order(java):
+def test_results_depend_neither_on_the_other_programs_nor_on_their_order(java_compiler):
     programs = [
         method(f"int x{i} = {'s' if i % 3 else 'n'}; return x{i} + {'y' if i % 5 == 0 else 1};") for i in range(40)
     ]
-    alone = [java.check([program])[0] for program in programs]
-    together = java.check(programs)
+    alone = [java_compiler.check([program])[0] for program in programs]
+    together = java_compiler.check(programs)
     assert together == alone and sum(map(bool, alone)) == 26 + 8 - 5
-    assert java.check(programs[::-1]) == alone[::-1]
-    assert java.check([]) == []
+    assert java_compiler.check(programs[::-1]) == alone[::-1]
+    assert java_compiler.check([]) == []
 
 
-# ------------------------------------------------------------------------------------------ 2. what goes wrong for good
-# lambdas in lambdas: javac's inference doubles its work at every level
+# ------------------------------------------------------------------------------------------------ 2. hangs and crashes
+# nested lambdas: javac's inference doubles its work at every level
 HANGS = (
     "import java.util.function.*; class A { static <T, R> R f(T t, Function<T, R> g) { return null; } Object o = "
     + "".join(f"f(1, x{i} -> {{ return " for i in range(16)) + "1" + "; })" * 16 + "; }"
 )  # fmt: skip
-# constants are folded: each string is twice as long as the one before
+# constant folding: each string is twice as long as the one before
 BURSTS = (
     'class A { static final String s0 = "xxxxxxxxxxxxxxxx";'
     + "".join(f"static final String s{i + 1} = s{i} + s{i};" for i in range(28))
@@ -217,7 +208,7 @@ GOOD, BAD = "class A { }", "class A { int x = y; }"
 
 
 @needs_jdk
-def test_a_program_that_hangs_is_wrong_at_its_end_and_the_others_keep_their_verdicts():
+def test_a_program_that_hangs_is_an_error_at_its_end_and_changes_no_other_result():
     with JavaCompiler(workers=2, timeout=3) as compiler:
         start = time.monotonic()
         good, hangs, bad, *rest = compiler.check([GOOD, HANGS, BAD] + [GOOD, BAD] * 4)
@@ -228,34 +219,34 @@ def test_a_program_that_hangs_is_wrong_at_its_end_and_the_others_keep_their_verd
 
 
 @needs_jdk
-def test_an_overflow_of_the_stack_costs_no_other_program_its_verdict(java):
-    # 64 MB of stack: what a program of flesh and blood nests is no matter
+def test_a_stack_overflow_changes_no_other_result(java_compiler):
+    # 64 MB of stack: more than enough for real programs
     deep, deeper = (f"class A {{ int x = {'(' * n}1{')' * n}; }}" for n in (5_000, 500_000))
-    assert java.check([GOOD, deep])[1] == []
-    process = java.server.process
-    good, crash, bad = java.check([GOOD, deeper, BAD])
-    assert good == [] and len(bad) == 1 and java.server.process is process
+    assert java_compiler.check([GOOD, deep])[1] == []
+    process = java_compiler.server.process
+    good, crash, bad = java_compiler.check([GOOD, deeper, BAD])
+    assert good == [] and len(bad) == 1 and java_compiler.server.process is process
     assert [(d.kind, d.code, d.start) for d in crash] == [("error", "crash", len(deeper))]
 
 
 @needs_jdk
 @pytest.mark.slow
-def test_a_program_that_bursts_the_memory_is_found_among_the_others(java):
-    diagnostics = java.check([GOOD, BAD, BURSTS, BAD, GOOD])
+def test_a_program_that_exhausts_the_memory_is_found_among_the_others(java_compiler):
+    diagnostics = java_compiler.check([GOOD, BAD, BURSTS, BAD, GOOD])
     assert [[d.code for d in ds] for ds in diagnostics] == [
         [], ["compiler.err.cant.resolve.location"], ["crash"], ["compiler.err.cant.resolve.location"], []
     ]  # fmt: skip
 
 
 @needs_jdk
-def test_a_compiler_that_was_killed_meanwhile_is_started_again(java):
-    java.check([GOOD])
-    java.server.process.kill()
-    java.server.process.wait()
-    assert len(java.check([BAD])[0]) == 1
+def test_a_killed_compiler_is_restarted(java_compiler):
+    java_compiler.check([GOOD])
+    java_compiler.server.process.kill()
+    java_compiler.server.process.wait()
+    assert len(java_compiler.check([BAD])[0]) == 1
 
 
-# a process that speaks the protocol: it dies of "die", and of "unlucky" the first time; "nap" and "hang" take long
+# a process that speaks the protocol: "die" kills it, "unlucky" only the first time; "nap" and "hang" take long
 FAKE = """
 import struct, sys, time, pathlib
 stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
@@ -274,7 +265,7 @@ while len(head := stdin.read(8)) == 8:
         sys.exit(1)
     time.sleep({b"nap": 0.8, b"hang": 1000}.get(content, 0))
     held.append((index, content))
-    if len(held) == int(sys.argv[2]):  # two at a time, answered the wrong way round
+    if len(held) == int(sys.argv[2]):  # answered in reverse order
         for index, content in reversed(held):
             reply(index, content.upper())
         held = []
@@ -285,14 +276,14 @@ def fake(tmp_path: Path, window: int = 1, hold: int = 1, timeout: float = 60) ->
     return Server([sys.executable, "-c", FAKE, str(tmp_path / "seen"), str(hold)], window, timeout)
 
 
-def test_replies_find_their_requests_in_any_order(tmp_path):
+def test_replies_in_any_order_match_their_requests(tmp_path):
     server = fake(tmp_path, window=2, hold=2)
     assert server.ask([b"a", b"b", b"c" * 100_000, b"d"]) == [b"A", b"B", b"C" * 100_000, b"D"]
     server.stop()
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_only_the_request_that_kills_alone_is_condemned(tmp_path, window):
+def test_only_a_request_that_crashes_the_process_alone_is_a_crash(tmp_path, window):
     server = fake(tmp_path, window)
     replies = server.ask([b"a", b"unlucky", b"b", b"die", b"die", b"c"])
     assert [r.code if isinstance(r, Failure) else r for r in replies] == [
@@ -306,14 +297,14 @@ def test_only_the_request_that_kills_alone_is_condemned(tmp_path, window):
     server.stop()
 
 
-def test_the_clock_of_a_request_starts_when_it_is_sent(tmp_path):
+def test_a_timeout_starts_when_the_request_is_sent(tmp_path):
     server = fake(tmp_path, timeout=1.5)
-    replies = server.ask([b"a", b"hang", b"b", b"hang", b"c"])  # the last waits for three seconds, and isn't late
+    replies = server.ask([b"a", b"hang", b"b", b"hang", b"c"])  # the last waits for three seconds, but isn't late
     assert [r.code if isinstance(r, Failure) else r for r in replies] == [b"A", "timeout", b"B", "timeout", b"C"]
     server.stop()
 
 
-def test_a_request_that_was_under_way_beside_a_late_one_is_asked_again(tmp_path):
+def test_a_request_in_flight_beside_a_late_one_is_sent_again(tmp_path):
     server = fake(tmp_path, window=2, timeout=2)
     replies = server.ask([b"nap", b"hang", b"a"])  # `a` is sent when the nap is over, and has time left
     assert replies[::2] == [b"NAP", b"A"] and replies[1].code == "timeout"
@@ -321,7 +312,7 @@ def test_a_request_that_was_under_way_beside_a_late_one_is_asked_again(tmp_path)
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_process_is_renewed_before_it_gets_slow(tmp_path, monkeypatch, window):
+def test_a_process_is_replaced_before_it_gets_slow(tmp_path, monkeypatch, window):
     monkeypatch.setattr(compilers, "RENEW_AFTER", 3)
     server, start, starts = fake(tmp_path, window), Server.start, []
     monkeypatch.setattr(Server, "start", lambda self: (starts.append(self.num_sent), start(self)))
@@ -331,7 +322,7 @@ def test_a_process_is_renewed_before_it_gets_slow(tmp_path, monkeypatch, window)
     server.stop()
 
 
-def test_an_interrupted_question_leaves_no_reply_behind(tmp_path, monkeypatch):
+def test_an_interrupted_request_leaves_no_reply_behind(tmp_path, monkeypatch):
     server = fake(tmp_path)
     server.ask([b"a"])
 
@@ -346,7 +337,7 @@ def test_an_interrupted_question_leaves_no_reply_behind(tmp_path, monkeypatch):
 
 
 @needs_jdk
-def test_the_process_ends_with_the_compiler_and_with_us():
+def test_the_process_ends_with_the_compiler_and_with_python():
     with JavaCompiler(workers=1) as compiler:
         compiler.check([GOOD])
         process = compiler.server.process
@@ -372,7 +363,7 @@ def is_running(pid: int) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ 3. bad settings
-def test_a_missing_jdk_is_said_at_once():
+def test_a_missing_jdk_is_reported_at_once():
     with pytest.raises(InputError, match="java-of-nowhere not found: install a JDK 17"):
         JavaCompiler(java="java-of-nowhere")
 
@@ -400,7 +391,7 @@ def test_settings_that_cannot_work_are_refused(settings, words):
 
 
 # -------------------------------------------------------------------------------------------------------- 4. ErrorProne
-# takes ErrorProne's place: a javac plug-in of its name that looks into javac and finds variables called `wrong`
+# stands in for ErrorProne: a javac plug-in of that name that uses javac's internals and reports variables named `wrong`
 PLUGIN = """
 import com.sun.source.tree.*;
 import com.sun.source.util.*;
@@ -447,27 +438,31 @@ def plugin(tmp_path_factory) -> Path:
     return directory / "plugin.jar"
 
 
+@pytest.fixture(scope="module")
+def error_prone(plugin):
+    with JavaCompiler(workers=1, error_prone_jar=plugin) as compiler:
+        yield compiler
+
+
 @needs_jdk
-def test_findings_of_error_prone_are_errors_at_their_place(plugin):
+def test_error_prone_findings_are_errors_at_their_position(error_prone):
     program = method("int wrong = n; return wrong;")
-    with JavaCompiler(workers=1, error_prone_jar=plugin) as compiler:
-        for count in (1, 2):  # the plug-in is loaded once and serves every program
-            (diagnostic,), nothing = compiler.check([program, GOOD])
-            assert nothing == [] and diagnostic.message == f"[Wrong] {count}"
-            assert (diagnostic.kind, program[diagnostic.start : diagnostic.end]) == ("error", "wrong")
+    for count in (1, 2):  # the plug-in is loaded once and serves every program
+        (diagnostic,), nothing = error_prone.check([program, GOOD])
+        assert nothing == [] and diagnostic.message == f"[Wrong] {count}"
+        assert (diagnostic.kind, program[diagnostic.start : diagnostic.end]) == ("error", "wrong")
 
 
 @needs_jdk
-def test_a_plug_in_that_fails_is_an_error_at_the_programs_end(plugin):
+def test_a_plug_in_that_fails_is_an_error_at_the_programs_end(error_prone):
     program = method("int fatal = n; return fatal;")
-    with JavaCompiler(workers=1, error_prone_jar=plugin) as compiler:
-        (diagnostic,), nothing = compiler.check([program, GOOD])
+    (diagnostic,), nothing = error_prone.check([program, GOOD])
     assert nothing == [] and "dear me" in diagnostic.message
     assert (diagnostic.kind, diagnostic.code, diagnostic.last) == ("error", "crash", len(program))
 
 
 @needs_jdk
-def test_a_jar_without_the_plug_in_is_said_before_any_program(tmp_path):
+def test_a_jar_without_the_plug_in_is_reported_before_any_program(tmp_path):
     with zipfile.ZipFile(tmp_path / "empty.jar", "w") as jar:
         jar.writestr("nothing.txt", "")
     with pytest.raises(InputError, match="ErrorProne"):
@@ -475,7 +470,7 @@ def test_a_jar_without_the_plug_in_is_said_before_any_program(tmp_path):
 
 
 @needs_jdk
-def test_the_command_line_is_that_of_error_prones_manual(tmp_path):
+def test_the_command_line_follows_error_prones_manual(tmp_path):
     jars = [tmp_path / "a.jar", tmp_path / "b.jar"]
     for jar in jars:
         jar.touch()
@@ -503,11 +498,11 @@ def test_the_command_line_is_that_of_error_prones_manual(tmp_path):
         ("int a = 0; return a++;", []),
         ("int a = 0; n = a += 2; return n;", []),
         ("int a; n = a = 2; return n;", ["a"]),
-        ("int[] a = new int[3]; a[0] = n; return n;", []),  # which array it is was read
+        ("int[] a = new int[3]; a[0] = n; return n;", []),  # the array's name was read
         ("for (int i = 0; i < n; i++) { } return n;", []),
         ("for (int i = 0, j = 0; i < n; i++, j++) { } return n;", ["j"]),
         ("for (int i = 0; n < 3; i++) { } for (int i = 0; i < 3; i++) { } return n;", ["i"]),
-        ("{ int a = 1; } { int a = 2; n = a; } return n;", ["a"]),  # of two with one name the first
+        ("{ int a = 1; } { int a = 2; n = a; } return n;", ["a"]),  # the first of two with the same name
         ("int length = 3; return s.length();", ["length"]),
         ("int value = 3; return this.value;", ["value"]),
         ("String s2 = s; return s2.length();", []),
@@ -531,12 +526,12 @@ def test_a_local_variable_is_unused_if_nothing_reads_it(body, unused):
     assert {d.kind for d in found} <= {"unused"} and all(program[d.start - 1] in " ," for d in found)
 
 
-def test_the_first_of_two_namesakes_is_meant():
+def test_of_two_variables_with_one_name_the_unused_one_is_reported():
     program = method("{ int a = 1; } { int a = 2; n = a; } return n;")
     assert unused_variables(program)[0].start == program.index("a = 1")
 
 
-def test_nesting_costs_no_more_than_its_length():
+def test_nesting_takes_linear_time():
     program = method("int a = 1; return n" + " + n" * 30_000 + ";")
     start = time.monotonic()
     assert len(unused_variables(program)) == 1
@@ -544,16 +539,16 @@ def test_nesting_costs_no_more_than_its_length():
 
 
 @needs_jdk
-def test_unused_variables_stand_among_the_errors_by_their_place(java):
+def test_unused_variables_and_errors_are_sorted_by_position(java_compiler):
     program = method("int a = 1; int b = y; int c = 2; return n;")
-    assert [(d.kind, program[d.start : d.end]) for d in java.check([program])[0]] == [
+    assert [(d.kind, program[d.start : d.end]) for d in java_compiler.check([program])[0]] == [
         ("unused", "a"), ("unused", "b"), ("error", "y"), ("unused", "c")
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ 6. javac is the judge
+# ----------------------------------------------------------------------------------------------- 6. compared with javac
 def mbjp(real_data: Path) -> dict[str, str]:
-    """Problem -> its program with a model's completion, of which some don't compile."""
+    """Problem -> its program with a model's completion; some don't compile."""
     folder = real_data / "mxeval_java" / "mbxp"
     problems = [json.loads(line) for line in (folder / "mbjp_release_v1.2.jsonl").read_text().splitlines()]
     samples = [json.loads(line) for line in (folder / "examples" / "mbjp_samples.jsonl").read_text().splitlines()]
@@ -562,40 +557,49 @@ def mbjp(real_data: Path) -> dict[str, str]:
 
 
 @needs_jdk
-def test_solutions_of_the_benchmark_compile(java, real_data):
+def test_solutions_of_the_benchmark_compile(java_compiler, real_data):
     rows = (real_data / "mxeval_java" / "mbxp" / "mbjp_release_v1.2.jsonl").read_text().splitlines()
     problems = [row for row in map(json.loads, rows) if row["canonical_solution"] is not None]
     programs = [row["prompt"] + row["canonical_solution"] + row["test"] for row in problems[::8]]
-    assert not any(errors(p, d) for p, d in zip(programs, java.check(programs), strict=True))
+    assert not any(errors(p, d) for p, d in zip(programs, java_compiler.check(programs), strict=True))
 
 
 @needs_jdk
 @pytest.mark.slow
-def test_verdicts_and_lines_are_those_of_javac_as_a_process(java, real_data, tmp_path, monkeypatch):
+def test_results_and_lines_are_those_of_a_javac_process(java_compiler, real_data, tmp_path, monkeypatch):
     programs = list(mbjp(real_data).values())
-    broken = [p for p, d in zip(programs, java.check(programs), strict=True) if errors(p, d)]
+    broken = [p for p, d in zip(programs, java_compiler.check(programs), strict=True) if errors(p, d)]
     assert len(broken) == 33
     rng = random.Random(0)
-    for program in rng.sample(broken, 3) + rng.sample(programs, 2) + [corrupt(p, rng) for p in rng.sample(programs, 5)]:
-        public = re.search(r"public\s+class\s+(\w+)", program)
-        file = tmp_path / f"{public.group(1) if public else 'Main'}.java"
-        file.write_text(program)
-        options = ["-proc:none", "-XDrawDiagnostics", "--should-stop=ifError=FLOW", "-d", tmp_path]
-        javac = subprocess.run(["javac", *options, file], capture_output=True, text=True)
-        lines = [int(line) for line in re.findall(r"\.java:(\d+):\d+: compiler\.err", javac.stderr)]
-        # javac's own places, before we look for the culprit
-        monkeypatch.setattr(compilers, "culprit", lambda program, start, position, end: (position, position))
-        ours = [d for d in java.check([program])[0] if d.kind == "error"]
-        monkeypatch.undo()
-        assert bool(ours) == (javac.returncode != 0)
+    drawn = rng.sample(broken, 3) + rng.sample(programs, 2) + [corrupt(p, rng) for p in rng.sample(programs, 5)]
+
+    def javac(number: int) -> tuple[bool, list[int]]:
+        """A fresh javac on one program: whether it compiles, and the lines of the errors."""
+        public = re.search(r"public\s+class\s+(\w+)", drawn[number])
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        file = directory / f"{public.group(1) if public else 'Main'}.java"
+        file.write_text(drawn[number])
+        options = ["-J-XX:TieredStopAtLevel=1", "-proc:none", "-XDrawDiagnostics", "--should-stop=ifError=FLOW"]
+        done = subprocess.run(["javac", *options, "-d", directory, file], capture_output=True, text=True)
+        lines = re.findall(r"\.java:(\d+):\d+: compiler\.err", done.stderr)
+        return done.returncode == 0, [int(line) for line in lines]
+
+    with ThreadPoolExecutor(2) as pool:
+        plain = list(pool.map(javac, range(len(drawn))))
+    # javac's own positions, before the search for the culprit
+    monkeypatch.setattr(compilers, "culprit", lambda program, start, position, end: (position, position))
+    for program, diagnostics, (compiles, lines) in zip(drawn, java_compiler.check(drawn), plain, strict=True):
+        ours = [d for d in diagnostics if d.kind == "error"]
+        assert bool(ours) != compiles
         if ours:
             first = min(ours, key=lambda d: d.start).start
-            # an error that only the end shows is ours at the end, javac's at the last lexeme
+            # an error that only the end shows: ours is at the end, javac's at the last lexeme
             assert min(lines) == program[: min(first, len(program.rstrip()))].count("\n") + 1
 
 
 def corrupt(program: str, rng: random.Random) -> str:
-    """One of its lexemes is gone, or another one stands there."""
+    """The program with one lexeme deleted or replaced."""
     lexemes = [m for m in compilers.LEXEME.finditer(program) if not m.group().isspace()]
     there = rng.choice(lexemes)
     return program[: there.start()] + rng.choice(["", " foo ", rng.choice(lexemes).group()]) + program[there.end() :]
@@ -610,10 +614,10 @@ def corrupt(program: str, rng: random.Random) -> str:
         ("print(1)\r\nx = = 2", [("error", "SyntaxError", "=", 14)]),
         ("a = 1\rb c", [("error", "SyntaxError", "c", 8)]),
         ("é = 'ü😀' ü", [("error", "SyntaxError", "ü", 9)]),
-        ("é = '😀'; return", [("error", "SyntaxError", "return", 9)]),  # found behind the parser: columns in bytes
+        ("é = '😀'; return", [("error", "SyntaxError", "return", 9)]),  # found after parsing: columns in bytes
         ("if 1:\npass", [("error", "IndentationError", "pass", 6)]),
         ("def f(a,\n a): pass", [("error", "SyntaxError", "a", 10)]),
-        ("x = (1, 2\n", [("error", "SyntaxError", "(1, 2\n", 4)]),  # only the end shows that nothing closes it
+        ("x = (1, 2\n", [("error", "SyntaxError", "(1, 2\n", 4)]),  # only the end shows that it is unclosed
         ("x = '''abc\n", [("error", "SyntaxError", "'''abc\n", 4)]),
         ("x = 1\0", [("error", "SyntaxError", "\0", 5)]),
         ("x = '\ud800'", [("error", "UnicodeEncodeError", "\ud800", 5)]),
@@ -626,31 +630,31 @@ def corrupt(program: str, rng: random.Random) -> str:
         ("import sys; sys.exit(3)", []),  # nothing is run
     ],
 )  # fmt: skip
-def test_python_is_checked_without_being_run(python, program, expected):
-    found = [(d.kind, d.code, program[d.start : d.end], d.start) for d in python.check([program])[0]]
+def test_python_is_checked_without_being_run(python_compiler, program, expected):
+    found = [(d.kind, d.code, program[d.start : d.end], d.start) for d in python_compiler.check([program])[0]]
     assert found == expected
 
 
-def test_an_error_within_an_f_string_is_blamed_on_its_line(python):
+def test_an_error_inside_an_f_string_is_on_its_line(python_compiler):
     program = "a = b = 1\nx = f'{a b}'\n"
-    (diagnostic,) = python.check([program])[0]
+    (diagnostic,) = python_compiler.check([program])[0]
     assert program.index("x") <= diagnostic.start <= program.index("a b")
     assert program.index("b}") <= diagnostic.last <= program.index("'\n")
 
 
 @pytest.mark.parametrize("program", ["x = " + "-" * 100_000 + "1", "x = 1" + " + 1" * 20_000])
-def test_nesting_too_deep_for_python_is_an_error_at_the_end(python, program):
-    (diagnostic,) = python.check([program])[0]
+def test_nesting_too_deep_for_python_is_an_error_at_the_end(python_compiler, program):
+    (diagnostic,) = python_compiler.check([program])[0]
     assert diagnostic.kind == "error" and diagnostic.last == len(program)
 
 
-def test_nesting_that_python_takes_is_no_error(python):
-    assert python.check(["x = 1" + " + 1" * 800, "def f(a):\n    return a" + ".b" * 800]) == [[], []]
+def test_nesting_that_python_accepts_is_no_error(python_compiler):
+    assert python_compiler.check(["x = 1" + " + 1" * 800, "def f(a):\n    return a" + ".b" * 800]) == [[], []]
 
 
-def test_what_kills_python_is_an_error_and_the_others_keep_their_verdicts(python):
+def test_a_program_that_crashes_python_is_an_error_and_changes_no_other_result(python_compiler):
     kills = "y = []\n[x " + "for x in y " * 100_000 + "]"  # overflows the stack of CPython 3.11
-    good, killed, bad = python.check(["x = 1", kills, "x = ="])
+    good, killed, bad = python_compiler.check(["x = 1", kills, "x = ="])
     assert good == [] and bad[0].code == "SyntaxError"
     assert [(d.kind, d.last) for d in killed] in ([("error", len(kills))], [])  # other versions may survive it
 

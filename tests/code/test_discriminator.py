@@ -1,4 +1,4 @@
-"""RLCF's discriminator: antisymmetric, blind to padding and neighbours, grounded in the compiler, whole on the disk."""
+"""RLCF's discriminator: antisymmetric, independent of padding and batch, grounded in the compiler, saved and loaded."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def our_own(seed=0, **config):
     model = Discriminator(
         Transformer(GPTConfig(vocab_size=tokenizer.vocab_size, n_ctx=64, **shape)), tokenizer, max_length=64
     )
-    with torch.no_grad():  # far from uniform attention, where a wrong mask would hardly show
+    with torch.no_grad():  # away from uniform attention, where a wrong mask would hardly show
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model
@@ -85,12 +85,12 @@ def model(request):
 @torch.no_grad()
 def test_the_order_of_the_two_programs_only_changes_the_sign(model):
     there, back = model.compare(QUERIES, FIRST, SECOND), model.compare(QUERIES, SECOND, FIRST)
-    # another place in the batch may be rounded in another way
+    # the position in the batch may change the rounding
     assert torch.allclose(there, -back, atol=1e-6) and there.abs().min() > 1e-3 and there.abs().max() < 1
     assert torch.allclose(model.compare(QUERIES, FIRST, FIRST), torch.zeros(3), atol=1e-6)
 
 
-def test_the_order_changes_nothing_but_the_sign_to_the_last_bit_where_m_is_the_same():
+def test_with_the_same_m_the_order_changes_only_the_sign_bit_for_bit():
     model, numbers = our_own(), dict(zip(FIRST + SECOND, torch.randn(6).tolist(), strict=True))
     model.forward = lambda queries, responses: torch.tensor([numbers[response] for response in responses])
     there, back = model.compare(QUERIES, FIRST, SECOND), model.compare(QUERIES, SECOND, FIRST)
@@ -99,7 +99,7 @@ def test_the_order_changes_nothing_but_the_sign_to_the_last_bit_where_m_is_the_s
 
 
 @torch.no_grad()
-def test_it_is_tanh_of_the_difference_of_two_numbers_a_text(model):
+def test_d_is_tanh_of_the_difference_of_one_number_per_text(model):
     m = [model([q], [r]).item() for q, r in zip(QUERIES * 2, FIRST + SECOND, strict=True)]
     expected = [math.tanh(a - b) for a, b in zip(m[:3], m[3:], strict=True)]
     assert model.compare(QUERIES, FIRST, SECOND).tolist() == pytest.approx(expected, abs=1e-5)
@@ -115,7 +115,7 @@ def test_neither_the_batch_nor_padding_changes_a_number(model):
 
 
 @torch.no_grad()
-def test_our_encoder_is_the_mean_over_the_tokens_and_a_pretrained_ones_is_the_first(roberta):
+def test_our_embedding_is_the_mean_over_tokens_and_a_pretrained_one_is_the_first_token(roberta):
     ours = our_own()
     hidden = ours.encoder(torch.tensor([ours.ids(QUERIES[0], FIRST[0])]))[0]  # (L, C)
     assert torch.allclose(ours.embed(QUERIES[:1], FIRST[:1])[0], hidden.mean(0), atol=1e-5)
@@ -128,7 +128,7 @@ def test_our_encoder_is_the_mean_over_the_tokens_and_a_pretrained_ones_is_the_fi
 def test_the_difference_of_two_numbers_is_not_rounded_to_bf16():
     """Under autocast m is a number like 3.14159: in bf16 it would be 3.140625 or 3.15625, and D a multiple of 1/64."""
     model = our_own()
-    model.mlp[2].bias.fill_(100.0)  # drops out of the difference; in bf16 it would swallow it
+    model.mlp[2].bias.fill_(100.0)  # cancels in the difference; in bf16 it would absorb it
     with torch.autocast("cpu", torch.bfloat16):
         scores, comparison = model(QUERIES, FIRST), model.compare(QUERIES, FIRST, SECOND)
     assert scores.dtype == torch.float32
@@ -136,7 +136,7 @@ def test_the_difference_of_two_numbers_is_not_rounded_to_bf16():
 
 
 # ------------------------------------------------------------------------------------------------------- 2. its input
-def test_the_prompt_loses_its_beginning_and_the_response_nothing():
+def test_a_long_row_loses_the_start_of_its_prompt():
     model = our_own()
     model.encode = lambda text: [ord(c) for c in text]
     e = model.tokenizer.eos_id
@@ -155,7 +155,7 @@ def test_the_prompt_loses_its_beginning_and_the_response_nothing():
     assert ids("", "") == "" and ids("abcdefgh", "") == "cdefgh"
 
 
-def test_the_special_tokens_of_a_pretrained_encoder_are_those_it_puts_round_a_text(roberta):
+def test_special_tokens_are_those_of_the_pretrained_tokenizer(roberta):
     model = discriminator_from_encoder(roberta)
     assert model.max_length == 32 and model.pad_id == 1
     assert model.ids("", "return 0") == model.tokenizer("return 0")["input_ids"]
@@ -165,7 +165,7 @@ def test_the_special_tokens_of_a_pretrained_encoder_are_those_it_puts_round_a_te
 
 
 @torch.no_grad()
-def test_a_later_token_is_seen_by_an_earlier_one_unless_the_trunk_is_causal():
+def test_earlier_tokens_attend_to_later_ones_unless_the_trunk_is_causal():
     ids = torch.tensor([our_own().ids(QUERIES[0], FIRST[0])])
     other = ids.clone()
     other[0, -2] += 1
@@ -176,7 +176,7 @@ def test_a_later_token_is_seen_by_an_earlier_one_unless_the_trunk_is_causal():
 
 def test_gradients_reach_every_weight_of_trunk_and_head(model):
     model.compare(QUERIES, FIRST, SECOND).sum().backward()
-    # the last bias drops out of a difference; RoBERTa's pooler, behind [CLS], is not used
+    # the last bias cancels in a difference; RoBERTa's pooler after [CLS] is not used
     idle = {n for n, p in model.named_parameters() if (p.grad is None or not p.grad.any())}
     assert idle <= {"mlp.2.bias", "encoder.pooler.dense.weight", "encoder.pooler.dense.bias"} | {
         # a key's bias adds the same to all logits of a query: no softmax sees it
@@ -195,7 +195,7 @@ def test_the_compiler_decides_where_the_programs_differ_and_the_discriminator_wh
     assert (grounding(second, first, -comparison) == -grounding(first, second, comparison)).all()
 
 
-def test_what_the_discriminator_says_of_a_program_that_fails_does_not_matter():
+def test_the_discriminator_is_ignored_for_a_program_that_fails():
     passes = torch.tensor([True, False])
     comparison = torch.tensor([0.5, torch.nan], requires_grad=True)
     scores = grounding(passes, torch.ones_like(passes), comparison)
@@ -206,7 +206,7 @@ def test_what_the_discriminator_says_of_a_program_that_fails_does_not_matter():
 
 # ---------------------------------------------------------------------------------------------------------- 4. triplets
 def triplets_by_hand(anchors, positives, problems, margin):
-    """A double loop in float64: loss, rows that are right."""
+    """A double loop in float64: the loss, and the number of rows ordered right."""
     programs = [*zip(anchors.double(), problems, strict=True), *zip(positives.double(), problems, strict=True)]
     total, num_right = 0 * (anchors.double().sum() + positives.double().sum()), 0
     for anchor, positive, problem in zip(anchors.double(), positives.double(), problems, strict=True):
@@ -244,13 +244,13 @@ def test_the_triplet_loss_is_that_of_a_double_loop_in_value_and_gradient(problem
         assert 0 < expected_right < 5 and loss.item() > 0
 
 
-def test_a_row_without_a_negative_counts_nothing_and_one_alone_has_none():
+def test_a_row_without_a_negative_adds_nothing():
     anchors, positives = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
     loss, num_right = triplet_loss(anchors, positives, torch.tensor([5]), 0.5)
     assert loss.item() == 0 and num_right.item() == 0
 
 
-def test_a_negative_that_is_far_enough_has_no_pull_and_the_nearest_one_is_taken():
+def test_the_nearest_negative_counts_and_one_beyond_the_margin_has_no_gradient():
     """On a line: anchors at 0 and 10, their positives at 1 and 10; the nearest to 0 of the other problem is 10."""
     anchors = torch.tensor([[0.0], [10.0]], requires_grad=True)
     positives = torch.tensor([[1.0], [10.0]], requires_grad=True)
@@ -259,7 +259,7 @@ def test_a_negative_that_is_far_enough_has_no_pull_and_the_nearest_one_is_taken(
     loss, num_right = triplet_loss(anchors, positives, torch.tensor([0, 1]), 90.0)
     assert loss.item() == 9.0 and num_right.item() == 2  # row 1: 0 - 81 + 90, its negative is the positive of row 0
     loss.backward()
-    assert positives.grad.tolist() == [[2 * (10 - 1)], [0.0]]  # |10 - p|^2 has to grow: down goes p at 1
+    assert positives.grad.tolist() == [[2 * (10 - 1)], [0.0]]  # |10 - p|^2 has to grow: p moves down from 1
     assert anchors.grad.tolist() == [[0.0], [-2 * (10 - 1)]]
 
 
@@ -270,9 +270,9 @@ def test_equal_programs_have_a_finite_gradient():
     assert loss.item() == 1.0 and num_right.item() == 0 and anchors.grad.isfinite().all()
 
 
-# ---------------------------------------------------------------------------------------------------------- 5. the disk
+# ------------------------------------------------------------------------------------------------- 5. save and load
 @torch.no_grad()
-def test_what_was_saved_gives_the_same_numbers(model, tmp_path):
+def test_a_loaded_discriminator_gives_the_same_scores(model, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("somebody's\n")
     for _ in range(2):  # the second one replaces the first
         save_discriminator(model, tmp_path)
@@ -286,7 +286,7 @@ def test_what_was_saved_gives_the_same_numbers(model, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == "somebody's\n" and not (tmp_path / ".partial").exists()
 
 
-def test_a_save_that_fails_leaves_the_discriminator_that_was_there(tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_previous_discriminator(tmp_path, monkeypatch):
     model = our_own()
     save_discriminator(model, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -306,7 +306,7 @@ def test_a_save_that_fails_leaves_the_discriminator_that_was_there(tmp_path, mon
     ["discriminator.json", "no settings", "model.safetensors", "no weights", "fewer weights", "tokenizer.json",
      "no tokenizer", "config"],
 )  # fmt: skip
-def test_what_is_damaged_or_missing_is_one_sentence(kind, damage, tmp_path, request):
+def test_a_damaged_or_missing_file_is_reported_in_one_sentence(kind, damage, tmp_path, request):
     model = our_own() if kind == "ours" else discriminator_from_encoder(request.getfixturevalue("roberta"))
     save_discriminator(model, tmp_path)
     settings = json.loads((tmp_path / "discriminator.json").read_text())
@@ -333,13 +333,13 @@ def test_what_is_damaged_or_missing_is_one_sentence(kind, damage, tmp_path, requ
     assert str(raised.value).endswith((".", "!")) and len(str(raised.value)) < 400
 
 
-def test_a_directory_of_something_else_is_named(roberta, tmp_path):
+def test_another_directory_is_reported_by_name(roberta, tmp_path):
     for where in (roberta, tmp_path, tmp_path / "nowhere", "/nowhere/at/all"):
         with pytest.raises(InputError, match="holds no discriminator.json"):
             load_discriminator(where)
 
 
-def test_only_an_encoder_of_transformers_is_taken_for_one(tmp_path, roberta):
+def test_only_a_whole_encoder_directory_is_accepted(tmp_path, roberta):
     with pytest.raises(InputError, match="holds no config.json"):
         discriminator_from_encoder(tmp_path)
     shutil.copytree(roberta, tmp_path / "cut")
@@ -347,5 +347,5 @@ def test_only_an_encoder_of_transformers_is_taken_for_one(tmp_path, roberta):
     with pytest.raises(InputError, match="can't be read as an encoder"):
         discriminator_from_encoder(tmp_path / "cut")
     shutil.copytree(roberta, tmp_path / "mute", ignore=shutil.ignore_patterns("*token*"))
-    with pytest.raises(InputError, match="mute has no tokenizer"):  # transformers would make one without a token
+    with pytest.raises(InputError, match="mute has no tokenizer"):  # transformers would make an empty one
         discriminator_from_encoder(tmp_path / "mute")

@@ -1,10 +1,10 @@
-"""Every kind of error that javac and Python find comes under its name, and counts each time that it is there."""
+"""Every kind of error of javac and Python gets its category, and counts each time it occurs."""
 
 import shutil
 
 import pytest
 
-from nanorlhf.code.compilers import Diagnostic, JavaCompiler, PythonCompiler
+from nanorlhf.code.compilers import Diagnostic
 from nanorlhf.code.error_profile import CATEGORIES, error_category, error_profile
 
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
@@ -59,21 +59,19 @@ def python_program(body: str) -> str:
 
 
 @needs_jdk
-def test_each_of_javacs_errors_has_the_name_that_a_reader_would_give_it():
-    programs = [java_program(body) for body in JAVA]
-    with JavaCompiler(workers=1) as compiler:
-        found = [{error_category(d) for d in diagnostics} for diagnostics in compiler.check(programs)]
+def test_each_of_javacs_errors_has_its_category(java_compiler):
+    checked = java_compiler.check([java_program(body) for body in JAVA])
+    found = [{error_category(d) for d in diagnostics} for diagnostics in checked]
     assert dict(zip(JAVA, found, strict=True)) == {body: {category} for body, category in JAVA.items()}
 
 
-def test_each_of_pythons_errors_has_the_name_that_a_reader_would_give_it():
-    with PythonCompiler() as compiler:
-        checked = compiler.check([python_program(body) for body in PYTHON])
+def test_each_of_pythons_errors_has_its_category(python_compiler):
+    checked = python_compiler.check([python_program(body) for body in PYTHON])
     found = {body: error_category(diagnostics[0]) for body, diagnostics in zip(PYTHON, checked, strict=True)}
     assert found == PYTHON
 
 
-def test_warnings_are_no_errors_and_what_has_no_name_is_other():
+def test_warnings_have_no_category_and_unknown_codes_are_other():
     def category(kind: str, code: str) -> str | None:
         return error_category(Diagnostic(kind, code, 0, 1, ""))
 
@@ -83,22 +81,23 @@ def test_warnings_are_no_errors_and_what_has_no_name_is_other():
 
 
 @needs_jdk
-def test_the_profile_of_three_programs_is_the_count_by_hand():
+def test_the_profile_of_three_programs_is_the_count_by_hand(java_compiler):
     programs = [
-        java_program("m = m + n; return s;"),  # m twice, and a String where an int should be
-        java_program("int before = n; /* the response: */ int m = n; return 1;"),  # two unused, one of them its own
+        java_program("m = m + n; return s;"),  # m twice, and a String instead of an int
+        java_program(
+            "int before = n; /* the response: */ int m = n; return 1;"
+        ),  # two unused, one of them in the response
         java_program("return n;"),
     ]
     start = programs[1].index("/* the response")
     spans = [(0, len(programs[0])), (start, len(programs[1])), (0, len(programs[2]))]
-    with JavaCompiler(workers=1) as compiler:
-        profile = error_profile(compiler.check(programs), spans)
+    profile = error_profile(java_compiler.check(programs), spans)
     expected = dict.fromkeys(CATEGORIES, 0.0) | {"cannot_find_symbol": 2 / 3, "type": 1 / 3, "unused": 1 / 3}
     assert profile == pytest.approx(expected) and list(profile) == list(CATEGORIES)
 
 
-def test_an_error_counts_outside_of_the_response_and_an_unused_variable_does_not():
-    error = Diagnostic("error", "SyntaxError", 30, 31, "")  # in the suffix: the response has made it wrong
+def test_an_error_counts_outside_the_response_and_an_unused_variable_does_not():
+    error = Diagnostic("error", "SyntaxError", 30, 31, "")  # in the suffix: the response broke it
     for lasts, num_inside in (((8, 9, 10), 1), ((19, 20, 25), 1)):
         unused = [Diagnostic("unused", "UnusedVariable", last - 1, last + 1, "") for last in lasts]
         profile = error_profile([[*unused, error]], [(10, 20)])

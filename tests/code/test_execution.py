@@ -1,7 +1,11 @@
+"""Verdicts on programs, and a sandbox that no program gets out of."""
+
+import atexit
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nanorlhf.code import execution, sandbox
-from nanorlhf.code.execution import MIB, Verdict, isolation, run_all_tests, run_programs, try_way
+from nanorlhf.code.execution import MIB, Verdict, isolation, program_of, run_all_tests, run_programs, try_way
 from nanorlhf.errors import InputError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
@@ -30,16 +35,30 @@ def way(request):
     return request.param
 
 
-def sandboxed_processes():
-    """Supervisors, programs and what those have started: by user, by environment, by command line."""
-    found = []
+@pytest.fixture(scope="module", autouse=True)
+def scratch():
+    """The directory of all sandboxes of this module, which tells its processes from those of other test runs.
+
+    Not tmp_path: programs of other users must be able to enter it.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="nanorlhf-tests-"))
+    directory.chmod(0o711)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # runs after java_classes has removed its own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(directory))
+        yield directory
+
+
+def sandboxed_processes(scratch):
+    """Supervisors, programs and what these have started: by user, by environment, by command line."""
+    found, first = [], execution.user_of(execution.Worker(0, scratch, "limits", set(), None))  # None: not root
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            uid = os.stat(f"/proc/{pid}").st_uid
+            is_ours = first is not None and first <= os.stat(f"/proc/{pid}").st_uid < first + 128
             text = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        if 61184 <= uid < 65280 or b"sandbox.py" in text or b"HOME=/tmp/nanorlhf-" in text:
+        if is_ours or bytes(scratch) in text:
             found.append(int(pid))
     return found
 
@@ -52,18 +71,18 @@ def wait_for(condition, seconds=20.0):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left():
+def nothing_is_left(scratch):
     """After every test: no process, no file."""
-    before = set(sandboxed_processes()), set(Path("/tmp").glob("nanorlhf-*"))
+    before = set(sandboxed_processes(scratch)), set(scratch.glob("nanorlhf-*"))
     yield
-    assert wait_for(lambda: not set(sandboxed_processes()) - before[0], 1.0), "processes are left"
-    left = {path for path in set(Path("/tmp").glob("nanorlhf-*")) - before[1] if "java" not in path.name}
+    assert wait_for(lambda: not set(sandboxed_processes(scratch)) - before[0], 1.0), "processes are left"
+    left = {path for path in set(scratch.glob("nanorlhf-*")) - before[1] if "java" not in path.name}
     assert not left, "files are left"
 
 
 # ---------------------------------------------------------------------------------------------- verdicts on Java
 def java(body, tests="", classes=""):
-    """A program of the form of MBJP's: class Problem with problem(), and class Main."""
+    """A program in the form of MBJP: class Problem with problem(), and class Main."""
     return (
         f"import java.util.*;\n{classes}\nclass Problem {{ public static Integer problem(int n) throws Exception {{\n"
         f"{body}\n}} }}\nclass Main {{ public static void main(String[] args) throws Exception {{\n{tests}\n}} }}\n"
@@ -111,7 +130,7 @@ JAVA_VERDICTS = {  # name: (program, reason)
     "exit that says it has passed": (
         java('System.out.println("passed"); System.err.println("passed"); System.exit(0); return 1;', TWO_TESTS),
         "exit"),
-    "status 3 behind the tests": (java(
+    "status 3 after the tests": (java(
         "Runtime.getRuntime().addShutdownHook(new Thread(() -> Runtime.getRuntime().halt(3))); return n * n;",
         TWO_TESTS), "exit"),
     "a thread that throws": (
@@ -140,11 +159,15 @@ def test_a_java_program_gets_its_verdict(java_verdicts, name):
     assert (verdict.seconds > 0) == verdict.compiled
 
 
-def test_a_verdict_keeps_the_end_of_what_was_said(java_verdicts):
+def test_a_verdict_keeps_the_end_of_the_output(java_verdicts):
     assert "Main.java:4: error: cannot find symbol" in java_verdicts["type error"].output
     for case in (0, 1):  # both tests ran
         assert f"test case {case} did not pass. x{case} = 7" in java_verdicts["all wrong"].output
     assert "ArrayIndexOutOfBoundsException" in java_verdicts["crash"].output
+
+
+def test_a_program_is_prefix_response_suffix_and_tests_with_nothing_between():
+    assert program_of({"prefix": "a {", "suffix": "}", "tests": " b"}, "return") == "a {return} b"
 
 
 def test_only_the_tests_throw_is_rewritten():
@@ -176,7 +199,7 @@ def test_a_compiler_that_breaks_a_limit_is_replaced(monkeypatch):
     assert [verdict.reason for verdict in verdicts] == ["compile_limit", "compile_error", "passed"]
     monkeypatch.setattr(execution, "read_exactly", read_exactly)
     monkeypatch.setattr(execution, "COMPILE_SECONDS", 0.01)
-    assert run_programs([right], "java", TIMEOUT)[0].output == "javac gave no answer within 0.01 s"
+    assert run_programs([right], "java", TIMEOUT)[0].output == "javac did not answer within 0.01 s"
 
 
 # -------------------------------------------------------------------------------------------- verdicts on Python
@@ -192,7 +215,7 @@ PYTHON_VERDICTS = {
     "exit that says it has passed": (
         "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'passed')\n    except OSError: pass\n"
         "os._exit(0)", "exit"),
-    "status 3 behind the tests": ("import atexit, os\natexit.register(lambda: os._exit(3))", "exit"),
+    "status 3 after the tests": ("import atexit, os\natexit.register(lambda: os._exit(3))", "exit"),
     "segmentation fault": ("import ctypes\nctypes.string_at(0)", "signal"),
     "script": ("import sys\nassert __name__ == '__main__' and len(sys.argv) == 1\n"
                "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: 'int'", "passed"),
@@ -218,17 +241,17 @@ def test_a_python_program_gets_its_verdict():
 
 def test_verdicts_come_in_order_and_equal_programs_run_once(monkeypatch):
     programs = [f"import time\nprint({i % 3}, time.time_ns())\nassert {i % 3}" for i in range(7)]
-    judge, judged = execution.judge_python, []
-    monkeypatch.setattr(execution, "judge_python", lambda *arguments: judged.append(arguments) or judge(*arguments))
+    run_python, runs = execution.run_python, []
+    monkeypatch.setattr(execution, "run_python", lambda *arguments: runs.append(arguments) or run_python(*arguments))
     verdicts = run_programs(programs, "python", TIMEOUT, workers=3)
-    assert len(judged) == 3
+    assert len(runs) == 3
     assert [int(verdict.output.split("AssertionError\n")[-1][0]) for verdict in verdicts] == [0, 1, 2, 0, 1, 2, 0]
     assert verdicts[0] == verdicts[3] == verdicts[6] and len(set(verdicts)) == 3
     assert run_programs([], "python") == []
 
 
 def test_workers_and_processes_share_no_user(monkeypatch):
-    """Else the limit on the number of processes would be one for all of them."""
+    """Else they would share one limit on the number of processes."""
     monkeypatch.setattr(os, "getuid", lambda: 0)
     users = set()
     for pid in range(1000, 1032):
@@ -237,8 +260,8 @@ def test_workers_and_processes_share_no_user(monkeypatch):
     assert len(users) == 32 * 128 and min(users) >= 61184 and max(users) < 65520
 
 
-def test_a_program_meets_its_secret_nowhere():
-    """Not in its frames, objects, environment, arguments or files: only in a pipe, which it would have to read."""
+def test_a_program_does_not_see_its_secret():
+    """Not in its frames, objects, environment, arguments or files, only in a pipe that it would have to read."""
     program = """
 import gc, os, sys
 frame = sys._getframe()
@@ -259,7 +282,7 @@ for thing in gc.get_objects():
 
 # --------------------------------------------------------------------------------------------------- hostile programs
 LOOK = 'String seen; try { %s seen = "DONE"; } catch (Throwable e) { seen = "DENIED"; } System.out.println(seen);'
-HOSTILE_JAVA = {  # name: (program, the reasons allowed)
+HOSTILE_JAVA = {  # name: (program, allowed reasons)
     "infinite loop, deaf to signals": (
         "Runtime.getRuntime().addShutdownHook(new Thread(() -> { while (true); })); while (true);", {"timeout"}),
     "infinite output": ('while (true) System.out.println("all work and no play");', {"output"}),
@@ -342,7 +365,7 @@ HOSTILE_PYTHON = {
 
 @pytest.fixture(scope="module")
 def canary():
-    """A directory that belongs to whoever runs the tests, but that all may read and write."""
+    """A directory of the user who runs the tests, which everyone may read and write."""
     with tempfile.TemporaryDirectory(prefix="canary-") as directory:
         os.chmod(directory, 0o777)
         yield Path(directory)
@@ -361,13 +384,13 @@ def run_hostile(language, hostile, way, canary):
             for word, value in words.items():
                 program = program.replace(word, value)
             programs.append(java("return 1;", program) if language == "java" else program)
-        before = resource.getrlimit(resource.RLIMIT_CPU)
+        before, children = resource.getrlimit(resource.RLIMIT_CPU), set(sandbox.descendants(os.getpid()))
         verdicts = dict(zip(hostile, run_programs(programs, language, TIMEOUT, 2, 256, way), strict=True))
         with pytest.raises(BlockingIOError):
-            server.accept()  # nobody came
+            server.accept()  # no program connected
     assert secret.read_text() == "the secret"
     assert resource.getrlimit(resource.RLIMIT_CPU) == before
-    assert not sandbox.descendants(os.getpid())
+    assert not set(sandbox.descendants(os.getpid())) - children  # those are the other tests' compilers
     assert not set(canary.iterdir()) - {secret}
     return verdicts
 
@@ -399,7 +422,7 @@ def test_hostile_python_programs_harm_nothing(way, canary):
     assert (files, core) == ([256, 256], [0, 0]) and execution.NUM_TASKS <= tasks[1] < 10000
 
 
-def test_root_is_nobody_in_there(way):
+def test_root_has_no_privileges_in_the_sandbox(way):
     program = "import os\nprint(os.getuid(), os.geteuid(), os.getgroups(), open('/proc/self/status').read())"
     [verdict] = run_programs([program], "python", TIMEOUT, way=way)
     assert re.search(r"CapEff:\t0{16}\n", verdict.output) and re.search(r"NoNewPrivs:\t1\n", verdict.output)
@@ -407,7 +430,7 @@ def test_root_is_nobody_in_there(way):
         assert re.match(r"(6[1-5]\d\d\d) \1 \[\]", verdict.output)
 
 
-def test_other_processes_are_out_of_sight():
+def test_other_processes_are_invisible():
     if try_way("namespaces")[1]:
         pytest.skip("no namespaces here")
     program = "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()), os.listdir('/'))"
@@ -417,38 +440,40 @@ def test_other_processes_are_out_of_sight():
 
 # ---------------------------------------------------------------------------------------------- interrupts, bad systems
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_an_interrupt_kills_all_programs(way, number, code):
+def test_an_interrupt_kills_all_programs(way, scratch, number, code):
     script = (
         "import sys\nfrom nanorlhf.code.execution import run_programs\n"
         f"try: run_programs([f'while {{i}}: pass' for i in range(1, 9)], 'python', 60, workers=2, way={way!r})\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
-    before = set(sandboxed_processes())
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    before = set(sandboxed_processes(scratch))
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment)
+    before.add(process.pid)
 
     def num_running():  # programs, by their script
-        lines = (Path(f"/proc/{pid}/cmdline") for pid in set(sandboxed_processes()) - before)
+        lines = (Path(f"/proc/{pid}/cmdline") for pid in set(sandboxed_processes(scratch)) - before)
         return sum(b"program.py" in line.read_bytes()[-20:] for line in lines if line.exists())
 
     assert wait_for(lambda: num_running() == 2)
     process.send_signal(number)
     assert process.wait(20) == code
-    assert wait_for(lambda: not set(sandboxed_processes()) - before, 5.0)
-    if number == signal.SIGKILL:  # nobody could
-        for path in Path("/tmp").glob("nanorlhf-*"):
+    assert wait_for(lambda: not set(sandboxed_processes(scratch)) - before, 5.0)
+    if number == signal.SIGKILL:  # it could not remove its files
+        for path in scratch.glob("nanorlhf-*"):
             if "java" not in path.name:
                 subprocess.run(["rm", "-rf", path], check=True)
 
 
-def test_what_no_sandbox_holds_does_not_run(monkeypatch):
+def test_no_program_runs_without_a_sandbox(monkeypatch):
     monkeypatch.setattr(execution, "python_interpreter", lambda way: "/no/such/python")
-    with pytest.raises(InputError, match=r"can't be shut off from this machine \(.*No such file"):
+    with pytest.raises(InputError, match=r"can't be sandboxed on this machine \(.*No such file"):
         run_programs(["print(1)"], "python")
     monkeypatch.setattr(execution, "HERE", Path("/no/such/directory"))
     execution.try_way.cache_clear()
     execution.best_way.cache_clear()
     try:
-        with pytest.raises(InputError, match="can't be shut off from this machine"):
+        with pytest.raises(InputError, match="can't be sandboxed on this machine"):
             isolation()
     finally:
         execution.try_way.cache_clear()
@@ -473,12 +498,12 @@ def test_unknown_languages_systems_and_missing_compilers_are_refused(monkeypatch
         run_programs(["1"], "python")
 
 
-def test_isolation_is_said_in_sentences(monkeypatch):
-    assert all(isinstance(sentence, str) and sentence for sentence in isolation())
+def test_isolation_describes_what_this_machine_supports(monkeypatch):
+    assert all(isinstance(line, str) and line for line in isolation())
     monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": True, "landlock": True}))
-    assert not re.search("OPEN|CAN SIGNAL|ALL THAT", " ".join(isolation()))
+    assert not re.search("OPEN|CAN SIGNAL|EVERYTHING", " ".join(isolation()))
     monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": False, "landlock": False}))
-    assert re.search("OPEN.*CAN SIGNAL.*ALL THAT", " ".join(isolation()))
+    assert re.search("OPEN.*CAN SIGNAL.*EVERYTHING", " ".join(isolation()))
 
 
 def test_numbers_of_system_calls_are_those_of_the_headers():
@@ -494,10 +519,12 @@ def test_numbers_of_system_calls_are_those_of_the_headers():
 
 # ------------------------------------------------------------------------------------------------------ the real slices
 def plain_verdict(program, directory):
-    """What javac and java in a fresh directory say: (compiled, passed)."""
+    """(compiled, passed) by plain javac and java in a new directory."""
     directory.mkdir()
     (directory / "Main.java").write_text(program)
-    if subprocess.run(["javac", "Main.java"], cwd=directory, capture_output=True).returncode:
+    if subprocess.run(
+        ["javac", "-J-XX:TieredStopAtLevel=1", "Main.java"], cwd=directory, capture_output=True
+    ).returncode:
         return False, False
     done = subprocess.run(["java", "Main"], cwd=directory, capture_output=True, timeout=20)
     return True, done.returncode == 0
@@ -518,8 +545,9 @@ def test_real_programs_get_the_verdicts_of_plain_javac_and_java(real_data, tmp_p
         problems, samples = read(directory / problems), read(directory / samples)
         for task_id in list(samples)[:: len(samples) // 6]:
             programs.append(problems[task_id]["prompt"] + samples[task_id]["completion"] + problems[task_id]["test"])
-    verdicts = run_programs(programs, "java")
-    plain = [plain_verdict(program, tmp_path / str(i)) for i, program in enumerate(programs)]
+    verdicts = run_programs(programs, "java", workers=2)
+    with ThreadPoolExecutor(2) as pool:
+        plain = list(pool.map(plain_verdict, programs, [tmp_path / str(i) for i in range(len(programs))]))
     assert [(verdict.compiled, verdict.passed) for verdict in verdicts] == plain
     assert len(Counter(plain)) > 1
 

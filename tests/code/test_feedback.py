@@ -1,4 +1,4 @@
-"""What a compiler says of responses: their text, the verdict, the token that is blamed; for programs typed by hand."""
+"""Compiler feedback on hand-typed responses: their texts, whether they pass, and the token to blame."""
 
 import shutil
 import signal
@@ -6,33 +6,22 @@ import signal
 import pytest
 import torch
 
-from nanorlhf.code.compilers import PythonCompiler
+from nanorlhf.code.compilers import JavaCompiler, PythonCompiler
 from nanorlhf.code.feedback import check_responses, compiler_for
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.errors import InputError
 from nanorlhf.padding import right_pad
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.tokenizer import token_bytes, train_tokenizer
 
 TEXTS = ["    total = 0\n    return total\n", "return größer;\n    }\n", "int sum = a + b; # größer"] * 20
-# a tokenizer of bytes alone: every character of ASCII is a token, and its place in the text is its index
+# a tokenizer without merges: every ASCII character is a token, and its position in the text is its index
 BYTES = train_tokenizer([], 257)
 WORDS = train_tokenizer(TEXTS, 320)
 
 
-@pytest.fixture(scope="module")
-def compiler():
-    opened = {}
-
-    def get(language):
-        if language == "java" and shutil.which("javac") is None:
-            pytest.skip("no JDK on this machine")
-        if language not in opened:
-            opened[language] = compiler_for(language)
-        return opened[language]
-
-    yield get
-    for one in opened.values():
-        one.close()
+@pytest.fixture
+def compiler(request):
+    """By language."""
+    return lambda language: request.getfixturevalue(f"{language}_compiler")
 
 
 PLACES = {
@@ -42,7 +31,7 @@ PLACES = {
 
 
 def check(compiler, language, texts, tokenizer=BYTES, ends=True, T=None, place=None):
-    """Responses of these texts, with EOS unless it is said; [PAD] behind."""
+    """Check responses of these texts, each with EOS and then [PAD], or without EOS."""
     rows = [tokenizer.encode(text) + [tokenizer.eos_id] * ends for text in texts]
     response = right_pad(rows, tokenizer.pad_id, T)
     records = [PLACES[language] if place is None else place] * len(texts)
@@ -50,7 +39,7 @@ def check(compiler, language, texts, tokenizer=BYTES, ends=True, T=None, place=N
 
 
 def blamed(checked, response, b, tokenizer=BYTES):
-    """The text up to the token that is blamed, with it; None where there is none."""
+    """The text up to and including the token to blame; None if there is none."""
     index = checked.error_index[b].item()
     if index == response.size(1):
         return None
@@ -58,14 +47,14 @@ def blamed(checked, response, b, tokenizer=BYTES):
     return kept.decode("utf-8", errors="replace")
 
 
-PYTHON = [  # response, what is left of it where it fails
+PYTHON = [  # response, the part of it up to the token to blame
     ("    return a + b", None),
     ("    return a + B", "    return a + B"),
     ("    return a + B + C", "    return a + B"),  # the first one
     ("    return x.y(a, ) + b", "    return x"),
     ("    return a b", "    return a b"),
-    ("    c = a\n    return b", "    c"),  # nothing reads c
-    ("    c = a\n    d = B\n    return b", "    c"),  # an unused variable is an error as well, and comes first
+    ("    c = a\n    return b", "    c"),  # c is unused
+    ("    c = a\n    d = B\n    return b", "    c"),  # an unused variable is an error too, and is first
     ("    return D\n    c = a", "    return D"),
     ("    return (a + b", "    return (a + b"),  # never closed: the last token
     ("    return a + b\n  return a", "    return a + b\n  return a"),
@@ -82,8 +71,8 @@ JAVA = [
     ("        return a b;\n    }", "        return a b"),
     ("        int c = a;\n        return b;\n    }", "        int c"),
     ("        int c = a;\n        return B;\n    }", "        int c"),
-    ("        return a + b;\n", "        return a + b;\n"),  # without its brace, which shows behind it: the last token
-    ("        return a + b\n    }", "        return a + b\n    }"),  # what stands where the semicolon is missing
+    ("        return a + b;\n", "        return a + b;\n"),  # the missing brace shows only after it: the last token
+    ("        return a + b\n    }", "        return a + b\n    }"),  # the lexeme in place of the missing semicolon
     ("        return a + b;\n    } }", "        return a + b;\n    } }"),
     ("        int grö = 1;\n        return a; // größer\n    }", "        int grö"),
     ('        String s = "😀";\n        return s + ü;\n    }', '        String s = "😀";\n        return s + ü'),
@@ -110,7 +99,7 @@ def test_a_program_passes_or_ends_with_the_token_of_its_first_error(compiler, la
 
 
 def test_the_blamed_token_of_a_word_is_the_one_that_completes_it(compiler):
-    """Not the next one, nor the one before: each token of a response that is cut right behind it ends there."""
+    """Not the next one, nor the one before it."""
     checked, response = check(compiler, "python", ["    return total"], WORDS)
     pieces = [token_bytes(WORDS)[i].decode() for i in response[0, :-1].tolist()]
     assert "".join(pieces) == "    return total" and len(pieces) < 6
@@ -121,7 +110,7 @@ def test_the_blamed_token_of_a_word_is_the_one_that_completes_it(compiler):
 def test_an_empty_response_is_compiled_and_blamed_at_its_eos(compiler, language):
     checked, response = check(compiler, language, ["", ""], T=5)
     assert checked.texts == ["", ""]
-    assert checked.error_index.tolist() == [0, 0]  # a function needs a body, a class its brace
+    assert checked.error_index.tolist() == [0, 0]  # a function needs a body, a class its closing brace
     assert response[0].tolist() == [BYTES.eos_id] + [BYTES.pad_id] * 4
     place = {"python": {"prefix": "x = 1\n", "suffix": ""}, "java": {"prefix": "class A { }", "suffix": ""}}
     checked, _ = check(compiler, language, [""], T=5, place=place[language])
@@ -130,7 +119,7 @@ def test_an_empty_response_is_compiled_and_blamed_at_its_eos(compiler, language)
 
 @pytest.mark.parametrize("language", ["python", "java"])
 def test_a_response_without_eos_is_compiled_as_it_is(compiler, language):
-    """One that reaches the horizon is no failure as such: it fails at its end if something is missing there."""
+    """One that reaches the maximum length is no error as such: it fails at its end if something is missing."""
     texts = {"python": ["    return a", "    return ("], "java": ["return a; }", "return a; "]}[language]
     width = max(map(len, texts))
     texts = [text.rjust(width) for text in texts] if language == "java" else texts
@@ -139,7 +128,7 @@ def test_a_response_without_eos_is_compiled_as_it_is(compiler, language):
     assert response.size(1) == width and checked.error_index.tolist() == [width, width - 1]
 
 
-def test_nothing_behind_the_first_eos_is_compiled(compiler):
+def test_nothing_after_the_first_eos_is_compiled(compiler):
     row = BYTES.encode("    return a") + [BYTES.eos_id] + BYTES.encode(" + B") + [BYTES.eos_id]
     checked = check_responses(
         [PLACES["python"]], torch.tensor([row]), compiler("python"), token_bytes(BYTES), BYTES.eos_id
@@ -147,8 +136,8 @@ def test_nothing_behind_the_first_eos_is_compiled(compiler):
     assert checked.texts == ["    return a"] and checked.passes.tolist() == [True]
 
 
-def test_half_a_character_is_a_character_that_stands_for_it(compiler):
-    """F0 9F alone is no UTF-8: in a comment it passes, elsewhere it is blamed."""
+def test_half_a_character_is_one_replacement_character(compiler):
+    """F0 9F alone isn't UTF-8: in a comment it passes, elsewhere it is an error."""
     half = BYTES.encode("😀")[:2]
     comment, code = BYTES.encode("    return a  # "), BYTES.encode("    return a + ")
     rows = [comment + half + [BYTES.eos_id], code + half + BYTES.encode(" + b") + [BYTES.eos_id]]
@@ -156,10 +145,13 @@ def test_half_a_character_is_a_character_that_stands_for_it(compiler):
     checked = check_responses([PLACES["python"]] * 2, response, compiler("python"), token_bytes(BYTES), BYTES.eos_id)
     assert checked.texts == ["    return a  # \ufffd", "    return a + \ufffd + b"]
     assert checked.passes.tolist() == [True, False]
-    assert checked.error_index.tolist() == [response.size(1), len(code) + 1]  # the token that makes it one character
+    assert checked.error_index.tolist() == [
+        response.size(1),
+        len(code) + 1,
+    ]  # the token that completes the replacement character
 
 
-def test_an_error_around_the_response_is_its_own_and_unused_variables_around_it_are_not(compiler):
+def test_errors_outside_the_response_count_and_unused_variables_outside_do_not(compiler):
     place = {"prefix": "def f(a):\n    c = 1\n", "suffix": "\n    d = 2\n"}
     checked, _ = check(compiler, "python", ["    return a", "    try: pass"], place=place)
     assert checked.passes.tolist() == [True, False]
@@ -167,7 +159,7 @@ def test_an_error_around_the_response_is_its_own_and_unused_variables_around_it_
     assert [d.kind for d in checked.diagnostics[0]] == ["unused", "unused"]
 
 
-def test_one_row_does_not_change_the_verdict_on_another(compiler):
+def test_one_row_does_not_change_the_result_of_another(compiler):
     texts = [text for text, _ in PYTHON]
     together, _ = check(compiler, "python", texts, T=60)
     for b, text in enumerate(texts):
@@ -176,14 +168,22 @@ def test_one_row_does_not_change_the_verdict_on_another(compiler):
         assert alone.diagnostics[0] == together.diagnostics[b] and alone.spans[0] == together.spans[b]
 
 
-def test_what_the_compiler_hangs_on_fails_at_its_last_token():
+def test_a_response_that_hangs_the_compiler_fails_at_its_last_token():
     row = BYTES.encode("    return a") + [BYTES.eos_id]
     with PythonCompiler(timeout=0.2) as compiler:
         compiler.server.start()
-        compiler.server.process.send_signal(signal.SIGSTOP)  # whatever it is asked, it doesn't answer
+        compiler.server.process.send_signal(signal.SIGSTOP)  # it no longer answers
         checked = check_responses([PLACES["python"]], torch.tensor([row]), compiler, token_bytes(BYTES), BYTES.eos_id)
     assert [d.code for d in checked.diagnostics[0]] == ["timeout"]
     assert checked.error_index.tolist() == [len(row) - 2]
+
+
+@pytest.mark.parametrize(("language", "kind"), [("python", PythonCompiler), ("java", JavaCompiler)])
+def test_each_language_has_its_compiler(language, kind):
+    if language == "java" and shutil.which("java") is None:
+        pytest.skip("no JDK on this machine")
+    with compiler_for(language) as compiler:  # no process starts before the first check
+        assert isinstance(compiler, kind)
 
 
 def test_error_prone_is_for_java():

@@ -1,17 +1,15 @@
-"""From a character of a program to the token that wrote it, whatever the tokens are."""
+"""From a character of a program to the token that completes it, for any tokens."""
 
 import shutil
 
 import pytest
-import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanorlhf.code.compilers import Diagnostic, JavaCompiler, first_error
-from nanorlhf.code.localisation import character_ends, error_token, response_text, token_bytes, truncate_at_error
-from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from nanorlhf.code.compilers import Diagnostic, first_error
+from nanorlhf.code.localisation import character_ends, error_token, response_text, truncate_at_error
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes, train_tokenizer
 
 PIECES = {0: b"", 1: b" s", 2: b"+=", 3: b" ", 4: b"\xf0\x9f", 5: b"\x98\x80", 6: b";", 7: b"\x80", 8: b"ab\xf0"}
 BYTES = {i: bytes([i]) for i in range(256)}
@@ -40,18 +38,17 @@ def test_figure_13_ends_on_the_operand():
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
-def test_from_the_compiler_to_the_token(tokenizer):
+def test_from_the_compiler_to_the_token(java_compiler, tokenizer):
     prefix = "class A {\n    static int f(int[] numbers) { // 😀\n"
     responses = [
         "\tint sum = 0; // größer 😀\n\tfor (int i = 0; i < 3; i++) sum += B;\n\treturn sum;\n}",  # figure 13
         "\tint sum = 0; // größer 😀\n\tfor (int i : numbers) sum += i;\n\treturn sum;\n}",
         "\tint größe = 0;\n\treturn numbers.length;\n}",
-        "\treturn numbers.length;\n}\n}",  # a brace too many shows in the suffix
+        "\treturn numbers.length;\n}\n}",  # an extra brace: the error is in the suffix
     ]
     pieces = token_bytes(tokenizer)
     ids = [tokenizer.encode(response) + [tokenizer.eos_id] for response in responses]
-    with JavaCompiler(workers=1) as compiler:
-        checked = compiler.check([prefix + response + "\n}" for response in responses])
+    checked = java_compiler.check([prefix + response + "\n}" for response in responses])
     kept = []
     for row, response, diagnostics in zip(ids, responses, checked, strict=True):
         error = first_error(diagnostics, len(prefix), len(prefix) + len(response))
@@ -63,20 +60,20 @@ def test_from_the_compiler_to_the_token(tokenizer):
     assert kept[3] == ids[3] and checked[3]
 
 
-def test_what_lies_outside_of_the_text_is_the_last_tokens():
-    ends = character_ends([1, 2, 6, 0], PIECES)  # the last is EOS and says nothing
+def test_an_offset_outside_the_text_blames_the_last_token():
+    ends = character_ends([1, 2, 6, 0], PIECES)  # the last is EOS, without text
     assert ends == [2, 4, 5, 5]
     assert [error_token(ends, offset) for offset in (4, 5, 1000, -1, -1000)] == [2, 3, 3, 3, 3]
 
 
-def test_broken_bytes_count_as_the_characters_that_stand_for_them():
+def test_broken_bytes_count_as_their_replacement_characters():
     # 80 can't begin a character; F0 9F is one broken character, as the next byte shows; so is F0 at the end
     ids = [7, 4, 6, 8]
     assert response_text(ids, PIECES) == "\ufffd\ufffd;ab\ufffd"
     assert character_ends(ids, PIECES) == [1, 2, 3, 6]
 
 
-def test_an_unknown_id_says_nothing():
+def test_an_unknown_id_is_skipped():
     assert response_text([1, 99, 6], PIECES) == " s;" and character_ends([1, 99, 6], PIECES) == [2, 2, 3]
 
 
@@ -90,24 +87,20 @@ def test_the_text_up_to_the_blamed_token_is_the_shortest_that_holds_the_characte
     if not 0 <= offset < len(text):
         assert index == len(ids) - 1
         return
-    # brute force: how many bytes of the whole are needed until its text has that character in its final form
+    # brute force: the number of bytes after which the text has that character in its final form
     needed = next(n for n in range(len(whole) + 1) if final_characters(whole, n) > offset)
     assert len(before) < needed <= len(kept)
 
 
 def final_characters(whole: bytes, n: int) -> int:
-    """How many characters of the whole text lie wholly in its first n bytes: what follows can't be part of them."""
+    """How many characters of the text lie completely in its first n bytes."""
     characters = whole.decode(errors="replace")
-    for count in range(len(characters), -1, -1):
-        for split in range(n + 1):
-            first, second = whole[:split].decode(errors="replace"), whole[split:].decode(errors="replace")
-            if first + second == characters and len(first) == count:
-                return count
-    raise AssertionError
+    halves = [(whole[:i].decode(errors="replace"), whole[i:].decode(errors="replace")) for i in range(n + 1)]
+    return max(len(first) for first, second in halves if first + second == characters)
 
 
 @given(ids=st.lists(st.integers(0, 300), max_size=40))
-def test_the_bytes_of_tokens_make_the_text_that_the_tokenizer_decodes(tokenizer, ids):
+def test_the_text_of_ids_is_what_the_tokenizer_decodes(tokenizer, ids):
     assert response_text(ids, token_bytes(tokenizer)) == tokenizer.decode(ids)
 
 
@@ -123,7 +116,7 @@ def test_every_character_of_an_encoded_text_is_found(tokenizer, text):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox_20b"])
-def test_real_vocabularies_decode_alike(real_data, name):
+def test_the_text_of_ids_is_what_published_tokenizers_decode(real_data, name):
     files = real_data / "tokenizers" / name
     tokenizer = load_tokenizer(next(files.glob("*tokenizer.json"), files))
     pieces = token_bytes(tokenizer)
@@ -135,13 +128,7 @@ def test_real_vocabularies_decode_alike(real_data, name):
         assert character_ends(row, pieces)[-1] == len(tokenizer.decode(row))
 
 
-def test_a_tokenizer_of_words_is_refused():
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<|endoftext|>": 1, "[PAD]": 2}, unk_token="a"))
-    with pytest.raises(InputError, match="byte-level"):
-        token_bytes(Tokenizer(backend, 1, 2))
-
-
-def test_a_response_is_cut_behind_the_token_at_fault():
+def test_a_response_is_cut_after_the_token_to_blame():
     response = torch.tensor([[5, 6, 7, 8, 1, 0], [5, 6, 7, 8, 9, 9], [5, 6, 7, 1, 0, 0]])
     cut = truncate_at_error(response, torch.tensor([2, 5, 6]), pad_id=0)
     assert cut.tolist() == [[5, 6, 7, 0, 0, 0], [5, 6, 7, 8, 9, 9], [5, 6, 7, 1, 0, 0]]
@@ -159,15 +146,15 @@ def error(start: int, end: int, kind: str = "error") -> Diagnostic:
         ([error(12, 13, "warning")], None),
         ([error(12, 13), error(15, 16)], 0),
         ([error(12, 13, "unused"), error(15, 16)], 0),
-        ([error(3, 4), error(12, 13)], 1),  # in the prefix, which is right: the other one says more
+        ([error(3, 4), error(12, 13)], 1),  # the first is in the prefix, which is correct: blame the other
         ([error(3, 4)], 0),
         ([error(25, 26)], 0),
-        ([error(3, 4, "unused"), error(25, 26, "unused")], None),  # the prefix declares what the response may ignore
+        ([error(3, 4, "unused"), error(25, 26, "unused")], None),  # variables of the code around the response
         ([error(3, 4, "unused"), error(30, 30)], 1),
-        ([error(8, 11)], 0),  # a word of which the prefix wrote the beginning
+        ([error(8, 11)], 0),  # a word that begins in the prefix
         ([error(9, 10, "unused"), error(19, 21, "unused")], None),
         ([error(20, 20)], 0),  # a file that ends with the response
     ],
 )
-def test_a_response_fails_for_the_first_error_of_its_own(diagnostics, blamed):
+def test_a_response_fails_with_its_own_first_error(diagnostics, blamed):
     assert first_error(diagnostics, 10, 20) is (None if blamed is None else diagnostics[blamed])

@@ -1,4 +1,4 @@
-"""Renaming local variables: other names, the same program."""
+"""Renaming local variables: other names, the same behaviour."""
 
 import ast
 import contextlib
@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import programs
-from nanorlhf.code.compilers import JavaCompiler
 from nanorlhf.code.execution import run_programs
 from nanorlhf.code.transformations import NAMES, rename_variables
 
@@ -32,7 +31,7 @@ def words(text):
 
 # ----------------------------------------------------------------------------------------------------------- 1. Python
 def printed(program):
-    """What it prints, and how it ends."""
+    """What the program prints, and the exception that ends it."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
             exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "__main__"})
@@ -41,7 +40,7 @@ def printed(program):
     return out.getvalue()
 
 
-# name of the trap -> program, the locals that stay, those that go
+# name of the trap -> program, the locals that keep their name, those that change it
 PYTHON = {
     "parameter": ("def f(n, k=2):\n    m = n + k\n    return m\nprint(f(1), f(n=1, k=3))", "n k", "m"),
     "keyword": ("def f(n):\n    size = 2\n    return dict(size=size, n=n)\nprint(f(1), f(n=3))", "size n", ""),
@@ -179,9 +178,9 @@ def scopes(program):
 
 
 def alpha_equivalent(program, other):
-    """The same tree but for a one-to-one change of names, which leaves every name in every scope what it was.
+    """The same tree up to a one-to-one change of names, where every name keeps its kind in every scope.
 
-    Names of the module, globals and builtins may not change at all.
+    Names of the module, globals and builtins must not change at all.
     """
     names = {}
     tree, its = ast.parse(program), ast.parse(other)
@@ -216,14 +215,14 @@ MODULES = "bisect heapq textwrap fnmatch string shlex calendar colorsys statisti
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_real_modules_are_the_same_up_to_names(module):
+def test_real_modules_differ_only_in_names(module):
     program = Path(__import__(module).__file__).read_text(encoding="utf-8")
     text = renamed(program, "python")
     assert alpha_equivalent(program, text)
     assert text != program
 
 
-def test_the_judge_of_real_modules_sees_a_wrong_renaming():
+def test_alpha_equivalence_rejects_a_wrong_renaming():
     program = "def f(v):\n    low = sum(v)\n    return low\n"
     assert alpha_equivalent(program, program.replace("low", "k"))
     for wrong in (
@@ -236,7 +235,7 @@ def test_the_judge_of_real_modules_sees_a_wrong_renaming():
         assert not alpha_equivalent(program, wrong)
 
 
-def test_the_solutions_of_the_embedded_world_still_solve_under_other_names():
+def test_solutions_of_the_embedded_world_pass_under_other_names():
     rng = random.Random(0)
     num_changed = 0
     for _ in range(60):
@@ -254,7 +253,7 @@ def java(members):
     return "import java.util.*;\nimport java.util.function.*;\nclass A {\n" + textwrap.dedent(members).strip() + "\n}\n"
 
 
-# name of the trap -> members of a class, the names that stay, those that go
+# name of the trap -> members of a class, the names that stay, those that change
 JAVA = {
     "locals, parameters and loops": (
         "static int f(int size, int... rest) { int low = 0; for (int i1 = 0; i1 < size; i1++) low += i1;\n"
@@ -350,29 +349,25 @@ JAVA = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def compiler():
-    with JavaCompiler(workers=1) as compiler:
-        yield compiler
-
-
 def found_in(compiler, texts):
     return [[(d.kind, d.code) for d in diagnostics] for diagnostics in compiler.check(texts)]
 
 
 @needs_jdk
-def test_a_java_program_has_the_same_diagnostics_under_other_names(compiler):
-    """None, for each of the traps; and the names that can't be mistaken did change."""
+def test_a_java_program_has_the_same_diagnostics_under_other_names(java_compiler):
+    """None, for each of the traps."""
     texts = {trap: java(members) for trap, (members, _, _) in JAVA.items()}
     texts["a static import"] = "import static java.lang.Math.*;\n" + texts["a static import"]
-    assert dict(zip(texts, found_in(compiler, list(texts.values())), strict=True)) == {trap: [] for trap in texts}
+    assert dict(zip(texts, found_in(java_compiler, list(texts.values())), strict=True)) == {trap: [] for trap in texts}
     for seed in range(3):
         twins = {trap: renamed(text, "java", seed) for trap, text in texts.items()}
-        assert dict(zip(twins, found_in(compiler, list(twins.values())), strict=True)) == {trap: [] for trap in texts}
+        assert dict(zip(twins, found_in(java_compiler, list(twins.values())), strict=True)) == {
+            trap: [] for trap in texts
+        }
 
 
 @pytest.mark.parametrize("trap", JAVA)
-def test_java_names_that_stand_for_something_else_stay_and_the_others_go(trap):
+def test_java_names_with_another_meaning_stay_and_the_others_change(trap):
     members, stay, go = JAVA[trap]
     text = renamed(java(members), "java")
     assert words(text) >= set(stay.split()) and not words(text) & set(go.split()), text
@@ -391,8 +386,8 @@ class Main {{
 
 
 @needs_jdk
-def test_java_programs_pass_their_tests_under_other_names_as_they_did_before():
-    """The same verdict, right and wrong alike."""
+def test_java_programs_get_the_same_verdict_under_other_names():
+    """Correct or not."""
     rng = random.Random(3)
     cases = []
     for _ in range(2):
@@ -415,13 +410,13 @@ def test_java_programs_pass_their_tests_under_other_names_as_they_did_before():
 
 
 @needs_jdk
-def test_solutions_of_people_have_the_same_diagnostics_under_other_names(real_data, compiler):
-    """Those that compile still do, and no variable that nothing reads appears or goes."""
+def test_human_solutions_have_the_same_diagnostics_under_other_names(real_data, java_compiler):
+    """Those that compile still do, with the same unused variables."""
     rows = [json.loads(line) for line in (real_data / "mxeval_java/mbxp/mbjp_release_v1.2.jsonl").open()]
     texts = [row["prompt"] + row["canonical_solution"] for row in rows if row["canonical_solution"]][::12]
     twins = [renamed(text, "java", seed) for seed, text in enumerate(texts)]
     assert len(texts) > 40 and sum(text != twin for text, twin in zip(texts, twins, strict=True)) == len(texts)
-    assert found_in(compiler, twins) == found_in(compiler, texts)
+    assert found_in(java_compiler, twins) == found_in(java_compiler, texts)
 
 
 # ------------------------------------------------------------------------------------------------------------- 3. both
@@ -439,13 +434,13 @@ def test_a_program_that_does_not_parse_comes_back_unchanged(language):
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
-def test_the_seed_alone_decides_about_the_names(language):
+def test_the_names_depend_on_the_seed_alone(language):
     rng = random.Random(5)
     problem = programs.draw_problem(rng)
     program = programs.solution(problem, programs.draw_style(problem, rng), language)
     assert renamed(program, language, 3) == renamed(program, language, 3)
     assert len({renamed(program, language, seed) for seed in range(20)}) > 10
-    # its own draws are all that it takes from the generator's state, whatever the hash seed of this process
+    # one draw per variable, whatever the hash seed of this process
     assert renamed("def f():\n    low, part = 1, 2\n    return low + part\n", "python", 0) == (
         "def f():\n    " + "{0}, {1} = 1, 2\n    return {0} + {1}\n".format(*first_two_draws(0))
     )
@@ -458,7 +453,7 @@ def first_two_draws(seed):
     return first, rng.choice([name for name in free if name != first])
 
 
-def test_no_two_variables_get_one_name_and_what_finds_none_keeps_its_own():
+def test_two_variables_never_get_one_name_and_without_a_free_name_they_keep_theirs():
     many = [f"v{i}" for i in range(40)]
     program = "def f():\n" + "".join(f"    {name} = {i}\n" for i, name in enumerate(many))
     program += f"    return {', '.join(many)}\nprint(f())\n"
@@ -478,7 +473,7 @@ STATEMENTS = (
 
 
 @given(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=6), st.booleans())
-def test_any_mixture_of_scopes_is_the_same_up_to_names(statements, is_method):
+def test_any_mixture_of_scopes_differs_only_in_names(statements, is_method):
     program = "low = q = 0\ndef f(self, q=1):\n" + "".join(f"    {statement}\n" for statement in statements)
     if is_method:
         program = "class A:\n" + textwrap.indent(program, "    ")

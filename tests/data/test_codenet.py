@@ -19,6 +19,7 @@ from nanorlhf.code.compilers import JavaCompiler, PythonCompiler, first_error
 from nanorlhf.dataset import load_programs, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.data.rows import read
 
 needs_jdk = pytest.mark.skipif(shutil.which("java") is None, reason="no JDK on this machine")
 
@@ -59,18 +60,13 @@ def args(tmp_path):
 
 
 def convert(args):
-    """The rows that come of the source, by file."""
+    """The rows made from the source, by file."""
     codenet.main(args)
     return read(args.out)
 
 
-def read(out):
-    files = sorted(out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
-
-
 def parts(program, methods):
-    """Of each place to cut at: the method, and the response."""
+    """(method, response) of each cut."""
     return [[(cut.method, program[cut.start : cut.end]) for cut in cuts] for cuts in methods]
 
 
@@ -105,7 +101,7 @@ def test_a_python_function_can_be_cut_at_the_lines_that_begin_with_a_statement()
         ("f = lambda: 1\nclass A:\n    x = 1\n", []),
     ],
 )
-def test_where_a_python_statement_has_no_line_of_its_own_nothing_is_cut(program, responses):
+def test_python_is_cut_only_at_statements_that_start_a_line(program, responses):
     assert [program[cut.start : cut.end] for cuts in codenet.python_methods(program) for cut in cuts] == responses
 
 
@@ -124,7 +120,7 @@ GAPS = st.sampled_from(["\n", "\n\t", "\r\n  ", " ", " // } é\n", "/* } \U0001f
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_places_in_java_are_those_where_its_statements_were_put(data):
+def test_java_is_cut_exactly_at_the_generated_statements(data):
     text, expected = "/* é */ class A<T> {", []
     for i in range(data.draw(st.integers(0, 4))):
         head = data.draw(st.sampled_from([f"static <U> void é{i}(U[] u, int... n)", "A(int n)"]))
@@ -146,7 +142,7 @@ def test_the_places_in_java_are_those_where_its_statements_were_put(data):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_places_in_python_are_those_where_its_statements_were_put(data):
+def test_python_is_cut_exactly_at_the_generated_statements(data):
     newline = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
     text, expected = f"# é{newline}", []
     for i in range(data.draw(st.integers(0, 4))):
@@ -229,7 +225,7 @@ def test_the_problem_is_the_codenet_id_else_the_folder_else_the_file(args):
 
 
 @pytest.mark.parametrize("inside", [".", "data", "data/p00001"])
-def test_texts_and_what_was_accepted_are_found_beside_the_programs(args, capsys, inside):
+def test_descriptions_and_submission_tables_are_found_above_the_programs(args, capsys, inside):
     for name in ("s1", "s2", "s3"):
         write(args.source / "data" / "p00001" / "Python" / f"{name}.py", SHORT.format(number=name[1]))
     table = "submission_id,status,é\ns1,Accepted,1\ns2,Wrong Answer,\ns4,Accepted,"
@@ -241,7 +237,7 @@ def test_texts_and_what_was_accepted_are_found_beside_the_programs(args, capsys,
     assert row["query"].startswith("# Sum\n# x\n#\n# y1 < n\n# n ≤ 9\ndef f(n):\n")
     assert row["prefix"].startswith("def f(n):\n")
     printed = capsys.readouterr().out
-    assert re.search(r"^ +1  with a text\n +1  with a table", printed, re.M)
+    assert re.search(r"^ +1  with a description\n +1  with a table", printed, re.M)
     assert re.search(r"^ +2  program: not Accepted, .*; the first: \S*s2.py$", printed, re.M)
 
 
@@ -255,13 +251,13 @@ def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     rows = convert(args)["code.train"]
     assert [(row["meta"]["file"], row["language"]) for row in rows] == [("p00001/s1.java", "java")] * 5 + [
         ("p00002/s3.java", "java")
-    ] * 2  # behind the unused variable: return, and the other constructor
+    ] * 2  # cuts after the unused variable: return, and the other constructor
     assert all("unused" in row["prefix"] + row["suffix"] for row in rows[5:])
     assert len({row["prefix"] for row in rows[:5]}) == 5
     printed = capsys.readouterr().out
     assert re.search(r"^ +4  row: its response doesn't compile; the first: p00003/s4.java$", printed, re.M)
-    assert re.search(r"^ +5  row: its response has a variable that nothing reads; the first: p00002", printed, re.M)
-    write(args.source / "p00001" / "s1.java", "\ufeff" + JAVA)  # a byte order mark is no text
+    assert re.search(r"^ +5  row: its response has an unused variable; the first: p00002", printed, re.M)
+    write(args.source / "p00001" / "s1.java", "\ufeff" + JAVA)  # a byte order mark is not text
     args = replace(args, vocab_size=300)
     assert convert(args)["code.train"] == rows
     tokenizer = load_tokenizer(args.out)
@@ -285,21 +281,21 @@ def test_each_program_left_out_is_counted_by_its_reason(args, capsys):
     assert Counter(row["meta"]["file"] for row in rows) == {"p00001/a.py": 2, "p00002/b.py": 2}
     printed = capsys.readouterr().out
     expected = [
-        "2  problems", "8  programs in .py", "7  in UTF-8", "6  distinct", "5  that parse", "4  with a method",
-        "6  rows, --cuts 2", "6  of any length", "4  whose response passes", "4  code.train.jsonl, of 2 problems",
-        "1  program: the same as another of its problem, apart from blanks; the first: p00001/b.py",
+        "2  problems", "8  programs in .py", "7  in UTF-8", "6  distinct", "5  that parse", "4  with a method to cut",
+        "6  rows, --cuts 2", "6  of any length", "4  whose response passes", "4  code.train.jsonl, from 2 problems",
+        "1  program: the same as another of its problem, apart from whitespace; the first: p00001/b.py",
         "1  program: not UTF-8; the first: p00001/c.py",
         "1  program: doesn't parse; the first: p00001/d.py",
-        "1  program: no method that has a statement to cut at; the first: p00001/e.py",
+        "1  program: no method with a statement to cut at; the first: p00001/e.py",
         "1  row: its response doesn't compile; the first: p00001/f.py",
-        "1  row: its response has a variable that nothing reads; the first: p00001/g.py",
+        "1  row: its response has an unused variable; the first: p00001/g.py",
     ]  # fmt: skip
     for line in expected:
         assert re.search(rf"^ +{re.escape(line)}", printed, re.M), line
     assert "note: no code.validation.jsonl" in printed
 
 
-def test_rows_beyond_the_limits_are_left_out_and_training_reads_the_others(args, capsys):
+def test_rows_beyond_the_limits_are_left_out_and_training_loads_the_others(args, capsys):
     for i in range(40):
         write(args.source / f"p{i:05}" / "s.py", "x = 1\n" * (i % 7), SHORT.format(number="n + " * (i % 5) + "1"))
     args = replace(args, cuts=2, vocab_size=300, validation_share=0.3)
@@ -334,7 +330,7 @@ def test_rows_beyond_the_limits_are_left_out_and_training_reads_the_others(args,
     assert convert(replace(args, vocab_size=None)) == every
 
 
-def test_all_programs_of_a_problem_are_on_one_side(args):
+def test_all_programs_of_a_problem_are_in_the_same_split(args):
     for problem in range(30):
         for i in range(3):
             write(args.source / f"p{problem:05}" / f"s{i}.py", SHORT.format(number=i))
@@ -342,10 +338,10 @@ def test_all_programs_of_a_problem_are_on_one_side(args):
     train, validation = (Counter(row["meta"]["problem"] for row in rows[f"code.{s}"]) for s in ("train", "validation"))
     assert set(train.values()) == set(validation.values()) == {3} and not set(train) & set(validation)
     assert 3 <= len(validation) <= 15 and len(train) + len(validation) == 30
-    assert set(convert(args)) == {"code.train"}  # no validation file of the run before stays
+    assert set(convert(args)) == {"code.train"}  # the earlier run's validation file is gone
 
 
-def test_a_draw_is_a_function_of_seed_and_path(args):
+def test_a_draw_depends_only_on_seed_and_path(args):
     body = "".join(f"    n = n + {i}\n" for i in range(30))
     for name in "abcdefgh":
         write(args.source / "p00001" / f"{name}.py", f"def {name}(n):\n{body}    return n\n")
@@ -361,7 +357,7 @@ def test_a_draw_is_a_function_of_seed_and_path(args):
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
-def test_what_cannot_be_used_gets_one_sentence_and_nothing_is_written(args, tmp_path, monkeypatch):
+def test_unusable_input_is_refused_in_one_sentence_and_nothing_is_written(args, tmp_path, monkeypatch):
     write(args.source / "p00001" / "s.py", SHORT)
     table = write(tmp_path / "table" / "metadata" / "p00001.csv", "submission_id\ns\n").parent.parent
     write(table / "p00001" / "s.py", SHORT)
@@ -370,13 +366,13 @@ def test_what_cannot_be_used_gets_one_sentence_and_nothing_is_written(args, tmp_
     (latin / "problem_descriptions" / "p00001.html").write_bytes(b"<p>\xe9</p>")
     empty = write(tmp_path / "empty" / "s.py", "x = 1\n").parent
     for changes, reason in (
-        ({"source": tmp_path / "none"}, "--source .*none: there is no such directory"),
+        ({"source": tmp_path / "none"}, "--source .*none: no such directory"),
         ({"source": args.source / "p00001" / "s.py"}, "s.py is a file: name the directory"),
-        ({"language": "java"}, "no .java file is in it"),
-        ({"source": empty}, "no row could be made of 1 programs, .*'program: no method that has .*1 times, first s.py"),
+        ({"language": "java"}, "it has no .java file"),
+        ({"source": empty}, "no row could be made from 1 programs, .*'program: no method with .*1 times, first s.py"),
         ({"source": table}, "p00001.csv: no column submission_id or status"),
         ({"source": latin}, r"p00001.html: not UTF-8 \(byte 3\)"),
-        ({"cuts": 0}, "--cuts 0: must be at least 1"),
+        ({"cuts": 0}, "--cuts 0: it must be at least 1"),
         ({"validation_share": 1.0}, "--validation-share 1.0"),
         ({"validation_share": float("nan")}, "--validation-share nan"),
         ({"max_query_length": 0}, "--max-query-length 0"),
@@ -417,13 +413,13 @@ def test_the_command_ends_with_one_line_and_code_2(tmp_path):
     flags = ["--source", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
     done = subprocess.run([sys.executable, "-m", "data.codenet", *flags], capture_output=True, text=True)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: --source \S+: there is no such directory[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: --source \S+: no such directory[^\n]*\n", done.stderr)
 
 
 # ------------------------------------------------------------------------------------------------------ the real slices
 @pytest.mark.slow
 @needs_jdk
-def test_real_solutions_become_rows_that_compile_and_are_cut_where_a_statement_may_begin(real_data, args):
+def test_real_solutions_become_rows_that_compile_and_are_cut_before_a_statement(real_data, args):
     solutions = {}  # file -> program
     for line in (real_data / "mxeval_java" / "mbxp" / "mbjp_release_v1.2.jsonl").read_text().splitlines():
         problem = json.loads(line)
@@ -434,10 +430,10 @@ def test_real_solutions_become_rows_that_compile_and_are_cut_where_a_statement_m
         write(args.source / name, program)
     rows = convert(replace(args, language="java"))["code.train"]
     assert len(solutions) == 524
-    assert 490 <= len(rows) <= 515  # 5 are refused by javac, about 10 have an unused variable behind the cut
+    assert 490 <= len(rows) <= 515  # 5 are refused by javac, about 10 have an unused variable after the cut
     for row in rows:
         assert row["prefix"] + row["response"] + row["suffix"] == solutions[row["meta"]["file"]]
-    # an empty block may stand wherever a statement begins, and nowhere else in a line of them
+    # an empty block is legal exactly where a statement may begin
     marked = [row["prefix"] + "{}" + row["response"] + row["suffix"] for row in rows]
     with JavaCompiler() as compiler:
         for row, program, diagnostics in zip(rows, marked, compiler.check(marked), strict=True):
@@ -445,7 +441,7 @@ def test_real_solutions_become_rows_that_compile_and_are_cut_where_a_statement_m
 
 
 def test_a_response_is_the_rest_of_its_function():
-    """Told by another parse, of this very file: what stands for the response is the function's last statement then."""
+    """Replacing the response with `return here` must make that the function's last statement, tested on this file."""
     program = Path(__file__).read_text()
     for cut in codenet.draw(codenet.python_methods(program), 20, random.Random(0)):
         indentation = re.match(" *", program[cut.start :])[0]

@@ -1,5 +1,4 @@
 import ast
-import json
 import re
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ from data import dialogue
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.data.rows import read
 
 TOKENIZER = train_tokenizer(["Dialogue:\nhello there\nhow are you ?\nReply: fine , and you ?"] * 3, 320)
 
@@ -28,7 +28,7 @@ def write(args, name, content):
 
 
 def cornell(args, lines, conversations):
-    """Both files, of tuples of fields, with CRLF as published."""
+    """Write both files of the corpus from tuples of fields, with CRLF as published."""
     for name, rows in (("movie_lines.txt", lines), ("movie_conversations.txt", conversations)):
         write(args, name, b"".join(b" +++$+++ ".join(map(as_bytes, row)) + b"\r\n" for row in rows))
 
@@ -39,8 +39,7 @@ def as_bytes(field):
 
 def convert(args):
     dialogue.main(args)
-    files = sorted(args.out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+    return read(args.out)
 
 
 def texts(rows):
@@ -63,7 +62,7 @@ def test_every_turn_from_the_second_on_answers_the_three_before_it(args):
     assert texts(convert(replace(args, history=1))["sft.test"])[3] == ("Dialogue:\nD\nReply:", " E !")
 
 
-def test_the_splits_are_those_of_files_and_folders(args):
+def test_files_and_folders_name_the_split(args):
     for name in ("dialogues_train.txt", "validation/dialogues_validation.txt", "test/dialogues_test.txt"):
         write(args, name, f"{name} __eou__ yes __eou__\n")
     rows = convert(args)
@@ -78,20 +77,20 @@ def test_the_splits_are_those_of_files_and_folders(args):
     assert len(convert(resplit)["sft.validation"]) == 3
 
 
-def test_the_whole_file_beside_those_of_the_splits_is_not_read_twice(args, capsys):
+def test_the_combined_file_is_not_read_in_addition_to_the_split_files(args, capsys):
     write(args, "train/dialogues_train.txt", "a __eou__ b __eou__\n")
     write(args, "dialogues_text.txt", "a __eou__ b __eou__\n")
     assert texts(convert(args)["sft.train"]) == [("Dialogue:\na\nReply:", " b")]
     assert re.search(r"^ +1  file dialogues_text.txt: the files of the splits", capsys.readouterr().out, re.M)
 
 
-def test_the_coin_never_puts_equal_dialogues_on_both_sides(args):
+def test_equal_dialogues_are_in_the_same_split(args):
     lines = [f"question {i % 50} ? __eou__ yes __eou__ no __eou__" for i in range(200)]
     write(args, "dialogues_text.txt", "\n".join(lines))  # no newline at the end
     rows = convert(replace(args, validation_share=0.3))
     openings = {name: {row["query"].split("\n")[1] for row in found} for name, found in rows.items()}
     assert not openings["sft.train"] & openings["sft.validation"] and len(set.union(*openings.values())) == 50
-    assert 5 <= len(openings["sft.validation"]) <= 25  # 15 expected, 3.2 the standard deviation
+    assert 5 <= len(openings["sft.validation"]) <= 25  # 15 expected, standard deviation 3.2
     assert sum(map(len, rows.values())) == 400
 
 
@@ -104,7 +103,7 @@ LINES = [  # in descending order, as published
 ]
 
 
-def test_only_the_conversations_give_cornells_lines_their_order(args):
+def test_cornell_lines_are_ordered_by_their_conversation(args):
     cornell(args, LINES, [("u0", "u1", "m0", "['L10', 'L11', 'L12']")])
     assert convert(replace(args, validation_share=0.0)) == {
         "sft.train": [
@@ -122,30 +121,30 @@ def test_only_the_conversations_give_cornells_lines_their_order(args):
     }
 
 
-def test_an_empty_turn_is_no_reply_and_ends_the_history_of_those_behind_it(args, capsys):
+def test_an_empty_turn_is_not_a_reply_and_cuts_later_histories_short(args, capsys):
     cornell(args, LINES, [("u0", "u1", "m0", "['L10', 'L9', 'L11', 'L12']")])
     [row] = convert(replace(args, validation_share=0.0))["sft.train"]
     assert row["query"] == "Dialogue:\nIt’s café time…\nReply:"
     printed = capsys.readouterr().out
     assert re.search("^ +1  an empty reply$", printed, re.M)
-    assert re.search("^ +1  an empty turn before the reply$", printed, re.M)
+    assert re.search("^ +1  an empty turn right before the reply$", printed, re.M)
 
 
-def test_an_empty_text_whose_last_blank_was_stripped_is_still_a_line(args):
+def test_an_empty_text_without_its_trailing_space_is_still_a_line(args):
     cornell(args, LINES[:3], [("u0", "u1", "m0", "['L10', 'L11']")])
     with (args.source / "movie_lines.txt").open("ab") as file:
         file.write(b"L9 +++$+++ u0 +++$+++ m0 +++$+++ ANNA +++$+++\r\n")
     assert len(convert(replace(args, validation_share=0.0))["sft.train"]) == 1
 
 
-def test_a_conversation_of_lines_that_are_not_there_is_counted(args, capsys):
+def test_conversations_with_missing_lines_are_counted(args, capsys):
     cornell(args, LINES, [("u0", "u1", "m0", "['L10', 'L11']"), ("u0", "u1", "m0", "['L12', 'L13']")])
     assert len(convert(replace(args, validation_share=0.0))["sft.train"]) == 1
-    assert re.search(r"^ +1  a conversation that names a line which movie_lines", capsys.readouterr().out, re.M)
+    assert re.search(r"^ +1  a conversation that names a line missing from movie_lines", capsys.readouterr().out, re.M)
 
 
 # -------------------------------------------------------------------------------------------------------------- lengths
-def test_a_long_history_loses_its_oldest_turns_and_no_more_than_needed():
+def test_a_long_history_loses_only_as_many_old_turns_as_needed():
     history = ["one two three", "hello there", "you ?"]
     queries = [f"Dialogue:\n{text}\nReply:" for text in ("\n".join(history), "hello there\nyou ?", "you ?")]
     for query, shorter in zip(queries, [*queries[1:], None], strict=True):
@@ -162,7 +161,7 @@ def test_a_row_whose_last_turn_is_too_long_is_left_out_and_counted(args, capsys)
     assert f"1  a last turn longer than --max-query-length {length}\n" in capsys.readouterr().out
 
 
-def test_a_reply_that_is_too_long_is_counted_and_its_eos_counts(args, capsys):
+def test_a_reply_that_is_too_long_with_its_eos_is_left_out_and_counted(args, capsys):
     write(args, "dialogues_train.txt", "hello __eou__ fine and you __eou__ you __eou__\n")
     length = len(TOKENIZER.encode(" fine and you"))
     assert len(convert(replace(args, max_response_length=length + 1))["sft.train"]) == 2
@@ -185,7 +184,7 @@ def test_a_tokenizer_is_trained_on_the_train_split(args):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("a __eou__ b __eou__\na __eou__ b\n", "2: no __eou__ behind the last turn"),
+        ("a __eou__ b __eou__\na __eou__ b\n", "2: no __eou__ after the last turn"),
         ("a __eou__ b __eou__\nplain text\n", "2: no __eou__"),
         ("a __eou__ b __eou__\n\n", "2: the line is blank"),
         (b"a __eou__ caf\xe9 __eou__\n", r"1: not UTF-8 \(byte 13\)"),
@@ -201,9 +200,9 @@ def test_a_malformed_dialogue_names_file_and_line_and_nothing_is_written(args, c
 @pytest.mark.parametrize(
     ("lines", "conversations", "reason"),
     [
-        ([("L1", "u0", "m0", "hi")], [], "movie_lines.txt:1: 4 fields, not 5"),
-        (LINES + [LINES[1]], [], "movie_lines.txt:5: L11 stands above already"),
-        (LINES, [("u0", "u1", "['L10', 'L11']")], "movie_conversations.txt:1: 3 fields, not 4"),
+        ([("L1", "u0", "m0", "hi")], [], "movie_lines.txt:1: 4 fields separated by .*, not 5"),
+        (LINES + [LINES[1]], [], "movie_lines.txt:5: duplicate line id L11"),
+        (LINES, [("u0", "u1", "['L10', 'L11']")], "movie_conversations.txt:1: 3 fields separated by .*, not 4"),
         (LINES, [("u0", "u1", "m0", "['L10', 'L11'")], "movie_conversations.txt:1: the last field must be a list"),
         (LINES, [("u0", "u1", "m0", "[10, 11]")], "movie_conversations.txt:1: the last field must be a list"),
         (LINES, [("u0", "u1", "m0", "['L7', 'L8']")], r"no row could be made \(1 x a conversation that names"),
@@ -220,17 +219,17 @@ def test_a_malformed_corpus_names_file_and_line_and_nothing_is_written(args, lin
     ("change", "reason"),
     [
         ({"source": "nowhere"}, "no such file or directory"),
-        ({"source": "."}, r"holds neither dialogues_\*.txt nor movie_lines.txt"),
+        ({"source": "."}, r"has neither dialogues_\*.txt nor movie_lines.txt"),
         ({"source": "movie_lines.txt"}, "name its directory"),
         ({"source": "dialogues_act.txt"}, "holds labels, not dialogues"),
         ({"history": 0}, "--history 0"),
         ({"max_query_length": 0}, "--max-query-length 0"),
         ({"validation_share": 1.5}, "--validation-share 1.5"),
-        ({"vocab_size": 500}, "--vocab-size trains a tokenizer, --tokenizer brings one"),
+        ({"vocab_size": 500}, "--vocab-size trains a tokenizer and --tokenizer names one"),
         ({"vocab_size": 200, "tokenizer": None}, "--vocab-size 200"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(args, change, reason):
+def test_impossible_settings_are_refused(args, change, reason):
     if "source" in change:
         change = {"source": args.source / change["source"]}
         if change["source"].suffix == ".txt":
@@ -240,14 +239,14 @@ def test_settings_that_cannot_be_meant_are_refused(args, change, reason):
     assert not args.out.exists()
 
 
-def test_half_of_the_cornell_corpus_is_refused(args):
+def test_the_cornell_corpus_needs_both_files(args):
     write(args, "movie_lines.txt", "x\n")
-    with pytest.raises(InputError, match="holds no movie_conversations.txt"):
+    with pytest.raises(InputError, match="has no movie_conversations.txt"):
         dialogue.main(args)
 
 
 # --------------------------------------------------------------------------------------------------------- real slices
-def test_real_dailydialog_gives_a_row_for_each_turn_but_the_first(real_data, args):
+def test_real_dailydialog_has_a_row_per_turn_but_the_first(real_data, args):
     args = replace(args, source=real_data / "dailydialog", tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(replace(args, max_response_length=10_000))
     for split, num_dialogues in (("validation", 1000), ("test", 500)):
@@ -265,7 +264,7 @@ def test_real_dailydialog_gives_a_row_for_each_turn_but_the_first(real_data, arg
     assert row.query + row.response[:-1] == tokenizer.encode(row.record["query"] + row.record["response"])
 
 
-def test_real_cornell_gives_a_row_for_each_line_but_the_first_and_the_empty(real_data, args, capsys):
+def test_real_cornell_has_a_row_per_line_but_first_and_empty_ones(real_data, args, capsys):
     args = replace(args, source=real_data / "cornell_movie_dialogs", tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(replace(args, max_response_length=10_000))
     said = {}

@@ -9,12 +9,13 @@ from data import hh
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.data.rows import read
 
 TOKENIZER = train_tokenizer(["\n\nHuman: my cat sat on the mat\n\nAssistant: it is fat"] * 3, 320)
 
 
 def dialogue(*turns):
-    """Human and assistant by turns."""
+    """Turns of human and assistant in alternation."""
     return "".join(f"\n\n{'Assistant' if i % 2 else 'Human'}: {turn}" for i, turn in enumerate(turns))
 
 
@@ -40,13 +41,8 @@ def convert(args, *records, name="test.jsonl"):
     return read(args.out)
 
 
-def read(out):
-    files = sorted(out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
-
-
 @pytest.mark.parametrize("name", ["test.jsonl", "test.jsonl.gz"])
-def test_the_prompt_is_what_the_transcripts_share(args, name):
+def test_the_query_is_what_the_transcripts_share(args, name):
     rows = convert(args, pair("hi", "hello", "cat?", chosen=" my cat", rejected=" my mat"), name=name)
     query = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: cat?\n\nAssistant:"
     meta = {"batch": "harmless-base", "confidence": None, "split": "test", "policies": None}
@@ -66,7 +62,7 @@ def test_the_prompt_is_what_the_transcripts_share(args, name):
         (dialogue("a", "b\n\nAssistant: c"), dialogue("a", "d")),  # one reply is two turns
     ],
 )
-def test_transcripts_that_part_early_are_no_pair(chosen, rejected):
+def test_transcripts_that_differ_early_make_no_pair(chosen, rejected):
     assert hh.split_pair(chosen, rejected) is None
     assert hh.split_pair(rejected, chosen) is None
 
@@ -85,27 +81,27 @@ def test_unusable_pairs_are_left_out_and_counted(args, capsys):
     assert {name: len(found) for name, found in rows.items()} == {"comparisons.train": 1, "sft.train": 1}
     printed = capsys.readouterr().out
     for count, reason in (
-        (1, "transcripts that part before the last turn"),
+        (1, "transcripts that differ before the last turn"),
         (2, "an empty reply"),
-        (1, "two replies that are the same"),
+        (1, "two identical replies"),
         (1, "a reply longer than --max-response-length 20"),
         (1, "a last turn longer than --max-query-length 60"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE)
 
 
-def test_a_long_prompt_loses_whole_oldest_turns_and_no_more_than_needed(args, capsys):
+def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
     record = pair("my cat " * 20, "fat", "the mat", "it is", "sat?")
     short, shorter = (dialogue(*turns) + "\n\nAssistant:" for turns in (("the mat", "it is", "sat?"), ("sat?",)))
     length = len(TOKENIZER.encode(short))
     [row] = convert(replace(args, max_query_length=length), record)["comparisons.train"]
     assert row["query"] == short
-    assert "1 queries of 1 lost old turns" in capsys.readouterr().out
+    assert "1 of 1 queries lost old turns" in capsys.readouterr().out
     [row] = convert(replace(args, max_query_length=length - 1), record)["comparisons.train"]
     assert row["query"] == shorter
 
 
-def test_an_opening_is_never_on_both_sides(args):
+def test_pairs_with_the_same_opening_are_in_the_same_split(args):
     records = [pair(f"question {i % 50}", "yes", f"and {i}") for i in range(200)]
     rows = convert(replace(args, validation_share=0.3), *records)
     openings = {
@@ -114,7 +110,7 @@ def test_an_opening_is_never_on_both_sides(args):
     }
     assert not openings["train"] & openings["validation"]
     assert len(openings["train"]) + len(openings["validation"]) == 50
-    assert 5 <= len(openings["validation"]) <= 25  # 15 expected, 3.2 the standard deviation
+    assert 5 <= len(openings["validation"]) <= 25  # 15 expected, standard deviation 3.2
     for split in openings:
         assert [row["query"] for row in rows[f"sft.{split}"]] == [row["query"] for row in rows[f"comparisons.{split}"]]
 
@@ -131,7 +127,7 @@ def test_published_splits_can_be_kept_by_two_runs(args):
         ("{", "malformed JSON"),
         ({"chosen": dialogue("a", "b")}, "the field 'rejected' is missing"),
         ({"chosen": [], "rejected": dialogue("a", "b")}, "the field 'chosen' must be str, not list"),
-        ({"chosen": dialogue("a", "b"), "rejected": "b"}, "'rejected' is no transcript"),
+        ({"chosen": dialogue("a", "b"), "rejected": "b"}, "'rejected' is not a transcript"),
     ],
 )
 def test_a_broken_pair_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
@@ -146,14 +142,14 @@ def test_no_usable_pair_is_an_error(args):
     assert not args.out.exists()
 
 
-def test_real_hh_gives_all_its_pairs_but_those_that_are_known_odd(real_data, tmp_path, capsys):
+def test_real_hh_has_all_pairs_but_eight_known_odd_ones(real_data, tmp_path, capsys):
     tokenizer_file = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
     args = hh.Args(
         source=str(real_data / "hh_rlhf"), out=tmp_path, tokenizer=str(tokenizer_file), max_response_length=600
     )
     hh.main(args)
     printed = capsys.readouterr().out
-    assert re.search(r"^ +4  transcripts that part before the last turn$", printed, re.MULTILINE)
+    assert re.search(r"^ +4  transcripts that differ before the last turn$", printed, re.MULTILINE)
     assert re.search(r"^ +4  an empty reply$", printed, re.MULTILINE)
     tokenizer = load_tokenizer(tmp_path)
     rows = {
@@ -174,5 +170,5 @@ def test_real_hh_gives_all_its_pairs_but_those_that_are_known_odd(real_data, tmp
             num_cut += 1
             assert any(c.endswith(chosen) and r.endswith(rejected) for c, r in transcripts)
             assert record["query"].startswith("\n\nHuman:")
-        assert row.query + row.chosen[:-1] == tokenizer.encode(chosen)  # apart and joined agree
-    assert f"\n{num_cut} queries of 1780 lost old turns" in printed
+        assert row.query + row.chosen[:-1] == tokenizer.encode(chosen)  # tokenised apart and joined they agree
+    assert f"\n{num_cut} of 1780 queries lost old turns" in printed

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from data import label
-from data.label import Args, load_labels
+from data.label import Args
 from nanorlhf.dataset import read_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.metrics.labels import load_labels
 
 
 def rows(num_questions=3, n=2):
@@ -29,7 +30,7 @@ def args(tmp_path) -> Args:
 
 
 def press(monkeypatch, keys: str) -> list[str]:
-    """Each key is a line; behind the last the input ends. Gives what was asked."""
+    """Type each key as a line, then end the input; returns the prompts."""
     pending, prompts = list(keys), []
 
     def read(prompt):
@@ -42,19 +43,19 @@ def press(monkeypatch, keys: str) -> list[str]:
     return prompts
 
 
-def test_every_answer_gets_its_label_once_and_in_the_order_shown(args, monkeypatch, capsys):
+def test_every_answer_is_labelled_once_in_the_order_shown(args, monkeypatch, capsys):
     press(monkeypatch, "yn" * 6)
     label.main(args)
     labels = read_jsonl(args.out, {"query": str, "policy": str, "index": int, "useful": bool})
     assert len({(row["query"], row["policy"], row["index"]) for row in labels}) == len(labels) == 12
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("sft ", "ppo "))]
     assert [row["response"] for row in labels] == shown and [row["useful"] for row in labels] == [True, False] * 6
-    for i in range(0, 12, 4):  # a question's answers stand together, its policies mixed
+    for i in range(0, 12, 4):  # a question's answers are consecutive, its policies mixed
         assert len({row["query"] for row in labels[i : i + 4]}) == 1
     assert "policy" not in "".join(shown)
 
 
-def test_quitting_loses_nothing_and_the_same_command_goes_on(args, monkeypatch):
+def test_quitting_loses_nothing_and_the_same_command_resumes(args, monkeypatch):
     press(monkeypatch, "yyyq")
     label.main(args)
     first = read_jsonl(args.out, {})
@@ -65,15 +66,15 @@ def test_quitting_loses_nothing_and_the_same_command_goes_on(args, monkeypatch):
     assert labels[:3] == first and len(labels) == 12 and not any(row["useful"] for row in labels[3:])
 
 
-def test_back_changes_a_label_skip_takes_it_away_and_other_keys_do_nothing(args, monkeypatch, capsys):
+def test_back_changes_a_label_skip_removes_it_and_other_keys_do_nothing(args, monkeypatch, capsys):
     press(monkeypatch, "yx" + "bn" + "y" + "bs")
     label.main(args)
     labels = read_jsonl(args.out, {})
     assert [row["useful"] for row in labels] == [False]
-    assert "'x' is no key" in capsys.readouterr().out
+    assert "unknown key 'x'" in capsys.readouterr().out
 
 
-def test_a_higher_number_of_questions_keeps_the_lower_ones(args, monkeypatch):
+def test_a_higher_number_of_questions_includes_those_of_a_lower_one(args, monkeypatch):
     press(monkeypatch, "y" * 4)
     label.main(replace(args, num_questions=1))
     [query] = {row["query"] for row in read_jsonl(args.out, {})}
@@ -93,7 +94,7 @@ def test_labels_become_arrays_with_nan_where_there_is_none(args, monkeypatch):
         assert table[row["policy"]][int(row["query"].split()[1]), row["index"]] == row["useful"]
 
 
-def test_control_characters_of_a_sample_reach_no_terminal(tmp_path, monkeypatch, capsys):
+def test_control_characters_in_a_sample_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
     samples = rows(1, 1)
     samples[0]["policies"]["sft"][0]["response"] = "\x1b[2Jwiped \x07"
     write_jsonl(tmp_path / "samples.jsonl", samples)
@@ -117,11 +118,11 @@ def test_labels_of_other_samples_are_refused(args, line, sentence):
         label.main(args)
 
 
-def test_a_label_that_comes_twice_is_refused(args, monkeypatch):
+def test_a_second_label_for_an_answer_is_refused(args, monkeypatch):
     press(monkeypatch, "y")
     label.main(args)
     args.out.write_text(args.out.read_text() * 2)
-    with pytest.raises(InputError, match="labels.jsonl:2: this answer has a label further up"):
+    with pytest.raises(InputError, match="labels.jsonl:2: a second label for this answer"):
         load_labels(args.out, rows())
 
 
@@ -129,7 +130,7 @@ def test_a_label_that_comes_twice_is_refused(args, monkeypatch):
     ("change", "sentence"),
     [({"num_questions": 0}, "--num-questions 0"), ({"seed": -1}, "--seed -1")],
 )
-def test_bad_settings_are_refused(args, change, sentence):
+def test_impossible_settings_are_refused(args, change, sentence):
     with pytest.raises(InputError, match=sentence):
         label.main(replace(args, **change))
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from data import mxeval
+from nanorlhf.code.execution import program_of
 from nanorlhf.errors import InputError
+from tests.data.rows import read
 
 TEST = """
 
@@ -45,15 +47,10 @@ def write(path, *records):
 
 
 def convert(args, *records):
-    """The rows that come of `records`, by file."""
+    """The rows made from `records`, by file."""
     write(args.out.parent / "source" / "problems.jsonl", *records)
     mxeval.main(args)
     return read(args.out)
-
-
-def read(out):
-    files = sorted(out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -82,15 +79,15 @@ def test_a_problem_becomes_a_row_of_the_data_contract(args):
     }
 
 
-def test_a_program_is_prompt_completion_and_test_and_nothing_else(args):
+def test_a_program_is_prompt_completion_and_tests_and_nothing_else(args):
     [row] = convert(args, PROBLEM)["code.test"]
-    assert mxeval.program_of(row, "return 0;}}") == PROBLEM["prompt"] + "return 0;}}" + TEST
+    assert program_of(row, "return 0;}}") == PROBLEM["prompt"] + "return 0;}}" + TEST
 
 
 def test_samples_in_the_source_are_left_out_and_counted(args, capsys):
     write(args.out.parent / "source" / "examples" / "samples.jsonl", SAMPLE, SAMPLE)
     assert len(convert(args, PROBLEM)["code.test"]) == 1
-    assert re.search(r"^ +2  a sample: --samples", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ +2  a sample, not a problem: --samples", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_seeded_coin_draws_the_test_set(args, capsys):
@@ -100,16 +97,16 @@ def test_a_seeded_coin_draws_the_test_set(args, capsys):
     rows = convert(args, *problems)
     tested = {row["meta"]["task_id"] for row in rows["code.test"]}
     trained = {row["meta"]["task_id"] for row in rows["code.train"]}
-    assert 40 <= len(tested) <= 80 and not tested & trained  # 60 expected, 6.5 the standard deviation
+    assert 40 <= len(tested) <= 80 and not tested & trained  # 60 expected, standard deviation 6.5
     assert all(row["response"] for row in rows["code.train"])
     left_out = 200 - len(tested) - len(trained)
-    expected = rf"^ +{left_out}  mathqa: to train on, without a canonical solution$"
+    expected = rf"^ +{left_out}  mathqa: a problem to train on, without a canonical solution$"
     assert left_out > 0 and re.search(expected, capsys.readouterr().out, re.MULTILINE)
     assert convert(args, *reversed(problems))["code.test"][::-1] == rows["code.test"]
     assert convert(replace(args, seed=2), *problems) != rows
 
 
-def test_a_second_coin_draws_the_validation_set_from_what_is_not_tested(args):
+def test_a_second_coin_draws_the_validation_set_from_the_rest(args):
     problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(100)]
     before = convert(replace(args, test_share=0.3), *problems)
     rows = convert(replace(args, test_share=0.3, validation_share=0.5), *problems)
@@ -124,9 +121,9 @@ def test_a_second_coin_draws_the_validation_set_from_what_is_not_tested(args):
     ("record", "reason"),
     [
         ("{", "malformed JSON"),
-        (PROBLEM, "MBJP/2 stands at .*problems.jsonl:1 already"),
+        (PROBLEM, "MBJP/2 is also at .*problems.jsonl:1"),
         (PROBLEM | {"language": "python"}, "'language' is 'python'"),
-        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3': it begins with none of MBJP, MathQA"),
+        (PROBLEM | {"task_id": "CodeNet/3"}, "'task_id' is 'CodeNet/3': it must begin with one of MBJP, MathQA"),
         (PROBLEM | {"test": "check();"}, "'test' has no class Main"),
         (PROBLEM | {"prompt": None}, "'prompt' must be str, not NoneType"),
         (PROBLEM | {"canonical_solution": 3}, "'canonical_solution' must be str, not int"),
@@ -141,7 +138,7 @@ def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args,
     assert not args.out.exists()
 
 
-def test_flags_and_samples_that_cannot_be_used_get_one_sentence(args, tmp_path):
+def test_unusable_flags_and_samples_are_refused_in_one_sentence(args, tmp_path):
     for changes, reason in (
         ({"test_share": 1.5}, "--test-share 1.5"),
         ({"validation_share": -0.1}, "--validation-share -0.1"),
@@ -157,7 +154,7 @@ def test_flags_and_samples_that_cannot_be_used_get_one_sentence(args, tmp_path):
         assert not args.out.exists()
     with pytest.raises(InputError, match="--check: no problem .* has a canonical solution"):
         convert(replace(args, check=True), UNSOLVED)
-    with pytest.raises(InputError, match="no problem could be used, of 1"):
+    with pytest.raises(InputError, match="none of 1 problems could be used"):
         convert(replace(args, test_share=0.0), UNSOLVED)
     assert not args.out.exists()
 
@@ -171,7 +168,7 @@ def test_the_command_ends_with_one_line_and_code_2(args, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------ programs
-def test_check_and_samples_print_shares_and_name_what_fails(args, tmp_path, capsys):
+def test_check_and_samples_print_shares_and_name_failures(args, tmp_path, capsys):
     wrong = PROBLEM | {"task_id": "MBJP/3", "canonical_solution": "return 1; } }"}
     completions = "return n * n; } }", "return n; } }", "return n / 0; } }", "return m; } }"
     samples = write(tmp_path / "samples.jsonl", *[SAMPLE | {"completion": completion} for completion in completions])
@@ -181,7 +178,7 @@ def test_check_and_samples_print_shares_and_name_what_fails(args, tmp_path, caps
     assert "  MBJP/3: wrong_answer: Exception -- test case 0 did not pass. x0 = 1\n" in printed
     assert re.search(
         r"samples.jsonl\n.*\nmbjp +4 +75.00% +50.00% +25.00%   1 wrong_answer, 1 exception, 1 compile_error\n"
-        r"4 programs in [\d.]+ s, [\d.]+ a second, 2 at a time\n", printed,
+        r"4 programs in [\d.]+ s: [\d.]+ per second, 2 in parallel\n", printed,
     )  # fmt: skip
     assert "network: none" in printed
 
@@ -192,7 +189,7 @@ def test_every_real_problem_is_a_row(real_data, args, capsys):
     rows = read(args.out)["code.test"]
     assert len(rows) == 580 + 97 + 1130
     assert sum(bool(row["response"]) for row in rows) == 524
-    assert re.search(r"^ +1710  a sample", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ +1,710  a sample", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.slow

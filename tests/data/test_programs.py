@@ -1,4 +1,4 @@
-"""The embedded world of programs: what the comment says is what the answer is, and every solution gives it."""
+"""The embedded world of programs: the answer is what the comment says, and every solution computes it."""
 
 import builtins
 import itertools
@@ -24,7 +24,7 @@ COMMENT = re.compile(
 
 
 def read_comment(text, numbers, bound):
-    """The answer, from the words of the comment alone."""
+    """The answer, computed from the comment alone."""
     fold, squares, k, relation, last = COMMENT.fullmatch(text).groups()
     found = []
     for n in numbers:
@@ -32,14 +32,14 @@ def read_comment(text, numbers, bound):
             continue
         found.append(n**2 if squares else n * int(k or 1))
     if fold == "largest":
-        result = sorted(found)[-1] if found else 0  # where there is none
+        result = sorted(found)[-1] if found else 0  # of an empty list
     else:
         result = len(found) if fold == "number" else sum(found)
     return result + int(last or 0)
 
 
 def drawn(num_problems, seed=0):
-    """Problems with a style each; all loops, folds, filters, terms and ends are among some hundred of them."""
+    """Random (problem, style, rng); a hundred of them include all loops, folds, filters, terms and ends."""
     rng = random.Random(seed)
     for _ in range(num_problems):
         problem = programs.draw_problem(rng)
@@ -76,14 +76,14 @@ def test_there_are_enough_problems_for_the_largest_world():
     assert 30_000 < len(programs.ITEMS) * num_filters * num_folded * 5 < 35_000
 
 
-def test_no_name_of_a_program_stands_for_two_things():
+def test_no_name_in_a_program_means_two_things():
     items = {name for pair in programs.ITEMS.items() for name in pair}
     accumulators = {name for names in programs.ACCUMULATORS.values() for name in names}
     others = {"i", "j", "at", "part", "value", "answer", "solve"}
     assert len(items) == 2 * len(programs.ITEMS) and not items & accumulators
     assert not (items | accumulators) & others and not set(programs.BOUNDS) & (accumulators | others)
     assert not set(programs.BOUNDS) & set(programs.ITEMS)
-    own = "|".join(programs.SYLLABLES)  # a word that a programmer makes up is none that means something
+    own = "|".join(programs.SYLLABLES)  # no made-up word has another meaning
     words = {*items, *accumulators, *others, *programs.BOUNDS, *keyword.kwlist, *dir(builtins)}
     assert not [word for word in words if re.fullmatch(f"({own}){{3}}", word)]
     num_own = 0
@@ -96,7 +96,7 @@ def test_no_name_of_a_program_stands_for_two_things():
 
 
 # ------------------------------------------------------------------------------------------------------- 2. solutions
-def test_every_python_solution_passes_its_tests_and_has_nothing_to_complain_of():
+def test_every_python_solution_passes_its_tests_without_a_diagnostic():
     texts = []
     for problem, style, rng in drawn(150):
         for accumulator in programs.ACCUMULATORS[problem.fold]:
@@ -111,7 +111,7 @@ def test_every_python_solution_passes_its_tests_and_has_nothing_to_complain_of()
         assert not any(compiler.check(texts))
 
 
-def test_the_python_tests_refuse_a_wrong_answer():
+def test_the_python_tests_fail_on_a_wrong_answer():
     for problem, style, rng in drawn(20, seed=1):
         wrong = programs.solution(problem, style, "python").replace("    return ", "    return 1 + ")
         with pytest.raises(AssertionError):
@@ -130,7 +130,7 @@ def test_no_java_solution_has_a_diagnostic():
 
 
 @needs_jdk
-def test_java_solutions_pass_their_tests_and_wrong_ones_do_not():
+def test_java_solutions_pass_their_tests_and_wrong_ones_fail():
     texts = []
     for problem, style, rng in itertools.islice(drawn(20, seed=2), 6):
         text, tests = programs.solution(problem, style, "java"), programs.tests(problem, "java", rng)
@@ -140,7 +140,7 @@ def test_java_solutions_pass_their_tests_and_wrong_ones_do_not():
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
-def test_the_styles_differ_in_the_text_and_not_in_the_method_that_is_asked_for(language):
+def test_styles_change_the_text_but_not_the_signature(language):
     for problem, _, rng in drawn(20):
         texts = {programs.solution(problem, programs.draw_style(problem, rng), language) for _ in range(30)}
         assert len(texts) >= 8
@@ -169,7 +169,7 @@ def comment_of(row):
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
-def test_no_problem_is_in_two_places_and_none_comes_twice(tmp_path, language):
+def test_every_problem_occurs_once(tmp_path, language):
     programs.main(replace(SMALL, out=tmp_path, language=language))
     texts = [path.read_text() for path in (tmp_path / "sources/problem_descriptions").glob("*.html")]
     texts = [re.fullmatch(r"<p>(.*)</p>\n", text)[1] for text in texts]
@@ -181,7 +181,7 @@ def test_no_problem_is_in_two_places_and_none_comes_twice(tmp_path, language):
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
-def test_a_row_of_the_bench_is_a_program_that_passes_from_the_head_of_its_method_on(tmp_path, language):
+def test_a_row_of_bench_is_a_passing_program_cut_after_the_signature(tmp_path, language):
     if language == "java" and shutil.which("javac") is None:
         pytest.skip("no JDK on this machine")
     programs.main(replace(SMALL, out=tmp_path, language=language, num_bench=(3, 1, 1)))
@@ -195,35 +195,35 @@ def test_a_row_of_the_bench_is_a_program_that_passes_from_the_head_of_its_method
         else:
             assert row["query"] == f"# {comment}\n" + row["prefix"] + "    # <your_code_here>\n"
         assert COMMENT.fullmatch(comment) and row["language"] == language
-        assert row["prefix"].count("\n") == (1 if language == "python" else 2)  # the head alone is given
+        assert row["prefix"].count("\n") == (1 if language == "python" else 2)  # only the signature is given
 
 
 @pytest.mark.parametrize("language", ["java", "python"])
-def test_the_sources_are_read_as_codenet_is(tmp_path, language, capsys):
+def test_data_codenet_reads_the_sources(tmp_path, language, capsys):
     if language == "java" and shutil.which("javac") is None:
         pytest.skip("no JDK on this machine")
     programs.main(replace(SMALL, out=tmp_path, language=language))
     codenet.main(codenet.Args(source=tmp_path / "sources", out=tmp_path / "data", language=language, vocab_size=300))
-    assert re.search(r"\n +8  with a text\n", capsys.readouterr().out)
+    assert re.search(r"\n +8  with a description\n", capsys.readouterr().out)
     rows = [json.loads(line) for path in (tmp_path / "data").glob("*.jsonl") for line in path.open()]
     programs_of_sources = len(list((tmp_path / "sources/data").rglob("s*.*")))
-    assert 8 < len(rows) <= programs_of_sources  # none fails the static checks; some are the same apart from blanks
+    assert 8 < len(rows) <= programs_of_sources  # none fails the static checks; some differ only in whitespace
     assert all(COMMENT.fullmatch(comment_of(row)) for row in rows)
 
 
-def test_the_seed_decides_about_everything_and_another_seed_leaves_nothing_behind(tmp_path):
+def test_the_seed_fixes_every_file_and_another_seed_replaces_them_all(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for out in (one, two):
         programs.main(replace(SMALL, out=out))
     assert contents(one) == contents(two)
-    (two / "sources").joinpath("mine.txt").write_text("mine")  # isn't ours to delete
+    (two / "sources").joinpath("mine.txt").write_text("mine")  # not ours to delete
     programs.main(replace(SMALL, out=two, seed=2, num_problems=4))
     programs.main(replace(SMALL, out=tmp_path / "three", seed=2, num_problems=4))
     after = contents(two)
     assert after.pop("sources/mine.txt") == b"mine" and after == contents(tmp_path / "three") != contents(one)
 
 
-def test_the_language_is_python_where_there_is_no_jdk(tmp_path, monkeypatch, capsys):
+def test_the_language_is_python_without_a_jdk(tmp_path, monkeypatch, capsys):
     for found, ending in ((None, ".py"), ("/usr/bin/javac", ".java")):
         monkeypatch.setattr(shutil, "which", lambda name, found=found: found)
         programs.main(replace(SMALL, out=tmp_path, language="auto"))
@@ -234,20 +234,20 @@ def test_the_language_is_python_where_there_is_no_jdk(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_problems": 0}, "--num-problems, --num-solutions and --num-bench must be at least 1"),
-        ({"num_solutions": 0}, "--num-problems, --num-solutions and --num-bench must be at least 1"),
-        ({"num_bench": (1, 0, 1)}, "--num-problems, --num-solutions and --num-bench must be at least 1"),
+        ({"num_problems": 0}, "--num-problems 0: it must be at least 1"),
+        ({"num_solutions": 0}, "--num-solutions 0: it must be at least 1"),
+        ({"num_bench": (1, 0, 1)}, "--num-bench 0: it must be at least 1"),
         ({"num_problems": 19_991}, "--num-problems 19991 and --num-bench 10: "),
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_bad_settings_are_refused_in_one_sentence_before_anything_is_written(tmp_path, change, sentence):
+def test_impossible_settings_are_refused_in_one_sentence_before_anything_is_written(tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence) as raised:
         programs.main(replace(SMALL, out=tmp_path / "out", **change))
     assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
 
 
-def test_a_file_in_the_place_of_the_directory_is_named(tmp_path):
+def test_an_output_path_that_is_a_file_is_named(tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(InputError, match="--out .*out is a file"):
         programs.main(replace(SMALL, out=tmp_path / "out"))

@@ -16,7 +16,7 @@ from nanorlhf.metrics.agreement import load_rankings
 
 
 def row(number: int, num_answers: int = 7) -> dict:
-    """Answers in an order that is not the machine's: `rank 1` is its best."""
+    """Answers in an order that isn't the self-ranking's, whose best is `rank 1`."""
     ranks = [(3 * i + number) % num_answers + 1 for i in range(num_answers)]
     return {
         "query": f"question {number}",
@@ -34,7 +34,7 @@ def args(tmp_path) -> Args:
 
 
 def answer(monkeypatch, *lines: str) -> list[str]:
-    """Each is typed in turn; behind the last the input ends. Gives what was asked."""
+    """Type each line, then end the input; returns the prompts."""
     pending, prompts = list(lines), []
 
     def read(prompt):
@@ -48,7 +48,7 @@ def answer(monkeypatch, *lines: str) -> list[str]:
 
 
 def shown(out: str) -> list[list[str]]:
-    """The answers of each question as they stood on the screen."""
+    """The answers to each question in the order on the screen."""
     return [re.findall(r"^\[\d\] (.*)$", screen, re.M) for screen in out.split("=" * 80)[1:]]
 
 
@@ -70,7 +70,7 @@ def test_a_ranking_names_the_answers_in_the_order_typed(args, monkeypatch, capsy
     assert [question.rankings["ana"] for question in load_rankings([args.out])] == [line["ranking"] for line in rows]
 
 
-def test_the_answers_are_spread_over_the_machines_ranking_and_stored_as_in_the_source(args, monkeypatch) -> None:
+def test_the_answers_are_spread_over_the_self_ranking_and_stored_in_the_sources_order(args, monkeypatch) -> None:
     answer(monkeypatch, *["1234"] * 3)
     rank.main(args)
     for line in saved(args):
@@ -79,7 +79,7 @@ def test_the_answers_are_spread_over_the_machines_ranking_and_stored_as_in_the_s
         assert line["answers"] == [text for text in row(number)["answers"] if text in line["answers"]]
 
 
-def test_the_screen_hides_the_machines_ranking_and_differs_between_annotators(args, monkeypatch, capsys) -> None:
+def test_the_screen_hides_the_self_ranking_and_differs_between_annotators(args, monkeypatch, capsys) -> None:
     write_jsonl(args.source, [row(number) for number in range(200)])
     places = {}
     for annotator in ("ana", "ben"):
@@ -87,32 +87,32 @@ def test_the_screen_hides_the_machines_ranking_and_differs_between_annotators(ar
         rank.main(replace(args, num_questions=200, annotator=annotator, out=args.out.with_name(annotator)))
         places[annotator] = [[int(text.split()[-1]) for text in screen] for screen in shown(capsys.readouterr().out)]
     for screens in places.values():
-        for place in range(4):  # the machine's best stands everywhere about equally often
+        for place in range(4):  # the best answer is in each place about equally often
             assert 30 < sum(screen[place] == 1 for screen in screens) < 70
     assert sum(a == b for a, b in zip(*places.values(), strict=True)) < 30  # 1 in 24 by chance
     ours, theirs = (saved(replace(args, out=args.out.with_name(name))) for name in places)
     assert [(a["query"], a["answers"]) for a in ours] == [(b["query"], b["answers"]) for b in theirs]
 
 
-def test_equal_answers_are_shown_once_and_questions_with_too_few_left_out(args, monkeypatch, capsys) -> None:
+def test_equal_answers_are_shown_once_and_questions_with_too_few_are_left_out(args, monkeypatch, capsys) -> None:
     few = {"query": "few", "answers": ["a", "b", "a ", "b", "c", "c"]}
     enough = {"query": "enough", "answers": ["a", "b", "a ", "", "c", "c"]}
     write_jsonl(args.source, [few, enough, enough])
     answer(monkeypatch, "1234")
     rank.main(args)
     out = capsys.readouterr().out
-    assert "1 questions, 1 rows more with fewer than 4 different answers" in out and "(an empty answer)" in out
+    assert "1 questions; 1 more rows have fewer than 4 different answers" in out and "(an empty answer)" in out
     assert [line["answers"] for line in saved(args)] == [["a", "b", "", "c"]]
 
 
-def test_representatives_alone_can_be_ranked(args, monkeypatch) -> None:
+def test_ranking_can_be_limited_to_representatives(args, monkeypatch) -> None:
     answer(monkeypatch, *["1234"] * 3)
     rank.main(replace(args, representatives=True))
     for line in saved(args):
         assert line["answers"] == row(int(line["query"].split()[1]))["answers"][::2]
 
 
-def test_control_characters_of_an_answer_reach_no_terminal(args, monkeypatch, capsys) -> None:
+def test_control_characters_in_an_answer_do_not_reach_the_terminal(args, monkeypatch, capsys) -> None:
     write_jsonl(args.source, [{"query": "q\x07", "answers": ["\x1b[2Jwiped", "b", "c", "d"]}])
     answer(monkeypatch, "1234")
     rank.main(args)
@@ -121,7 +121,7 @@ def test_control_characters_of_an_answer_reach_no_terminal(args, monkeypatch, ca
 
 
 # ---------------------------------------------------------------------------------------------------------- the keys
-def test_quitting_loses_nothing_and_the_same_command_goes_on(args, monkeypatch) -> None:
+def test_quitting_loses_nothing_and_the_same_command_resumes(args, monkeypatch) -> None:
     answer(monkeypatch, "1234", "q")
     rank.main(args)
     first = saved(args)
@@ -130,7 +130,7 @@ def test_quitting_loses_nothing_and_the_same_command_goes_on(args, monkeypatch) 
     assert saved(args)[:1] == first and len(saved(args)) == 3
     prompts = answer(monkeypatch)
     rank.main(args)
-    assert prompts == [] and len(saved(args)) == 3  # nothing is left to ask
+    assert prompts == [] and len(saved(args)) == 3  # nothing left to ask
 
 
 def test_a_ranking_is_on_disk_before_the_next_question_is_asked(args, monkeypatch) -> None:
@@ -148,7 +148,7 @@ def test_a_ranking_is_on_disk_before_the_next_question_is_asked(args, monkeypatc
     assert counts == [0, 1, 2] and len(saved(args)) == 2
 
 
-def test_back_changes_a_ranking_skip_takes_it_away(args, monkeypatch) -> None:
+def test_back_changes_a_ranking_and_skip_removes_it(args, monkeypatch) -> None:
     prompts = answer(monkeypatch, "b", "1234", "b", "2143", "3412", "b", "s")
     rank.main(args)
     assert prompts[3].startswith("order (now 1 2 3 4)?")
@@ -162,17 +162,17 @@ def test_back_changes_a_ranking_skip_takes_it_away(args, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "1 2 3", "1 1 2 3", "1 2 3 5", "0 1 2 3", "12345", "b a d c", "-1 2 3 4", "²13"])
-def test_what_is_no_order_is_asked_again(args, monkeypatch, capsys, typed) -> None:
+def test_an_invalid_order_is_asked_again(args, monkeypatch, capsys, typed) -> None:
     answer(monkeypatch, typed, "4 3 2 1", "q")
     rank.main(args)
-    assert "doesn't name each of 1 to 4 once" in capsys.readouterr().out and len(saved(args)) == 1
+    assert "doesn't name each of 1 to 4 exactly once" in capsys.readouterr().out and len(saved(args)) == 1
 
 
 def test_orders_may_be_written_in_three_ways() -> None:
     assert parse_order("2 1 4 3", 4) == parse_order("2,1, 4,3", 4) == parse_order("2143", 4) == [1, 0, 3, 2]
 
 
-def test_a_higher_number_of_questions_keeps_the_lower_ones(args, monkeypatch) -> None:
+def test_a_higher_number_of_questions_includes_those_of_a_lower_one(args, monkeypatch) -> None:
     answer(monkeypatch, "1234")
     rank.main(replace(args, num_questions=1))
     first = saved(args)
@@ -182,7 +182,7 @@ def test_a_higher_number_of_questions_keeps_the_lower_ones(args, monkeypatch) ->
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
-def test_a_simulated_annotator_ranks_by_the_function_and_noise_of_their_own(args, tmp_path, capsys) -> None:
+def test_a_simulated_annotator_ranks_by_the_function_plus_their_own_noise(args, tmp_path, capsys) -> None:
     (tmp_path / "truth.py").write_text("def score(query, answer):\n    return -int(answer.split()[-1])\n")
     simulated = replace(args, simulate=f"{tmp_path / 'truth.py'}:score", simulated_noise=0.0)
     rank.main(simulated)
@@ -196,7 +196,7 @@ def test_a_simulated_annotator_ranks_by_the_function_and_noise_of_their_own(args
         rankings[name] = [row["ranking"] for row in saved(noisy)]
     assert rankings["bea"] == rankings["bea again"] != rankings["carl"]
     assert len(load_rankings([tmp_path / "bea.jsonl", tmp_path / "carl.jsonl"])) == 3
-    with pytest.raises(InputError, match="holds rankings already"):
+    with pytest.raises(InputError, match="already has rankings"):
         rank.main(simulated)
     with pytest.raises(InputError, match="--simulate nothing.py:score: write it as FILE.py:FUNCTION"):
         rank.main(replace(args, simulate="nothing.py:score", out=tmp_path / "new.jsonl"))
@@ -206,8 +206,8 @@ def test_a_simulated_annotator_ranks_by_the_function_and_noise_of_their_own(args
     ("change", "sentence"),
     [
         ({"annotator": "ben"}, r"ana.jsonl:1: ranked by 'ana': give 'ben' another --out"),
-        ({"num_answers": 3}, r"ana.jsonl:1: these flags choose no such answers"),
-        ({"representatives": True}, r"ana.jsonl:1: these flags choose no such answers"),
+        ({"num_answers": 3}, r"ana.jsonl:1: these flags choose other answers"),
+        ({"representatives": True}, r"ana.jsonl:1: these flags choose other answers"),
     ],
 )
 def test_rankings_of_others_or_of_other_answers_are_refused_and_kept(args, monkeypatch, change, sentence) -> None:
@@ -219,12 +219,12 @@ def test_rankings_of_others_or_of_other_answers_are_refused_and_kept(args, monke
     assert args.out.read_bytes() == before
 
 
-def test_a_ranking_that_comes_twice_or_is_damaged_is_refused(args, monkeypatch) -> None:
+def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
     answer(monkeypatch, "1234")
     rank.main(args)
     once = args.out.read_text()
     args.out.write_text(once * 2)
-    with pytest.raises(InputError, match=r"ana.jsonl:2: this question has a ranking further up"):
+    with pytest.raises(InputError, match=r"ana.jsonl:2: a second ranking of this question"):
         rank.main(args)
     args.out.write_text(once[:40])
     with pytest.raises(InputError, match=r"ana.jsonl:1: malformed JSON"):
@@ -235,7 +235,7 @@ def test_a_ranking_that_comes_twice_or_is_damaged_is_refused(args, monkeypatch) 
     ("change", "sentence"),
     [
         ({"query": 1}, "'query' must be str"),
-        ({"answers": ["a", 1, "b", "c"]}, "'answers' must hold texts only"),
+        ({"answers": ["a", 1, "b", "c"]}, "'answers' must hold strings only"),
         ({"weights": [1.0]}, "'weights' must hold a finite number for each"),
         ({"weights": [float("nan")] * 7}, "'weights' must hold a finite number for each"),
         ({"weights": ["1"] * 7}, "'weights' must hold a finite number for each"),
@@ -261,7 +261,7 @@ def test_a_broken_line_of_the_source_is_named(args, change, sentence) -> None:
         ({"annotator": " "}, "--annotator is empty"),
     ],
 )
-def test_bad_settings_are_refused(args, change, sentence) -> None:
+def test_impossible_settings_are_refused(args, change, sentence) -> None:
     with pytest.raises(InputError, match=sentence):
         rank.main(replace(args, **change))
     assert not args.out.exists()

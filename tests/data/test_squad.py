@@ -8,13 +8,14 @@ from data import squad
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.data.rows import read
 
 CONTEXT = "The Seine flows to the sea. Paris lies on it! Rouen lies further down. Le Havre is last."
 TOKENIZER = train_tokenizer([f"Context: {CONTEXT}\nQuestion: Where?\nAnswer: Paris"] * 3, 320)
 
 
 def qa(question, *answers, **more):
-    """A question on CONTEXT; where its answers stand is looked up."""
+    """A question on CONTEXT; the positions of its answers are looked up."""
     return {
         "id": question,
         "question": question,
@@ -39,8 +40,7 @@ def convert(args, *articles, name="train-v2.0.json", indent=None):
         text = json.dumps({"version": "v2.0", "data": articles}, indent=indent)
         (args.out.parent / "squad" / name).write_text(text)
     squad.main(args)
-    files = sorted(args.out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+    return read(args.out)
 
 
 @pytest.mark.parametrize("indent", [None, 1])  # published: one line; pretty-printed: many
@@ -67,7 +67,7 @@ def test_a_question_is_a_row_with_its_first_answer_and_all_references(args, inde
     }
 
 
-def test_the_splits_are_those_of_the_files_names(args):
+def test_the_file_name_tells_the_split(args):
     for name in ("dev-v2.0.json", "train-v2.0.json"):
         rows = convert(args, article("Seine", qa(name, "Paris")), name=name)
     assert {name: row["meta"]["id"] for name, [row] in rows.items()} == {
@@ -78,16 +78,16 @@ def test_the_splits_are_those_of_the_files_names(args):
 
 
 @pytest.mark.parametrize(("name", "resplit"), [("squad.json", False), ("train-v2.0.json", True)])
-def test_the_coin_puts_no_article_on_both_sides(args, name, resplit):
+def test_the_questions_on_an_article_are_in_the_same_split(args, name, resplit):
     articles = [article(f"t{i}", qa("Where?", "Paris"), qa("Who?")) for i in range(60)]
     rows = convert(replace(args, validation_share=0.3, resplit=resplit), *articles, name=name)
     titles = {split: {row["meta"]["title"] for row in found} for split, found in rows.items()}
     assert not titles["sft.train"] & titles["sft.validation"] and len(set.union(*titles.values())) == 60
-    assert 8 <= len(titles["sft.validation"]) <= 28  # 18 expected, 3.5 the standard deviation
+    assert 8 <= len(titles["sft.validation"]) <= 28  # 18 expected, standard deviation 3.5
     assert sum(map(len, rows.values())) == 120
 
 
-def test_questions_without_a_label_are_not_taken_for_impossible_ones(args, capsys):
+def test_questions_without_a_label_do_not_count_as_impossible(args, capsys):
     unlabelled, older = qa("Where?"), qa("Who?", "Paris")
     del unlabelled["is_impossible"], older["is_impossible"]  # as the test sets, and as SQuAD 1.1 has it
     [row] = convert(args, article("Seine", unlabelled, older))["sft.train"]
@@ -106,7 +106,7 @@ def test_questions_without_a_label_are_not_taken_for_impossible_ones(args, capsy
     ],
 )
 def test_a_long_context_loses_whole_sentences_and_never_an_answer(args, kept, answers_left):
-    """At the most tokens that `kept` needs with the longest question, and one less than its next sentence."""
+    """The limit is what `kept` needs with the longest question, so the next sentence doesn't fit."""
     questions = (qa("Where?", "on it"), qa("Who?", "it", "Rouen"), qa("What?", "Le Havre"), qa("How?"))
     questions += (qa("When?", "it! Rouen"),)  # from one sentence into the next
     limit = max(len(TOKENIZER.encode(f"Context: {kept}\nQuestion: {q['id']}\nAnswer:")) for q in questions)
@@ -116,14 +116,14 @@ def test_a_long_context_loses_whole_sentences_and_never_an_answer(args, kept, an
     assert all(reference in row["query"] for row in rows for reference in row["meta"]["answers"])
 
 
-def test_what_the_limits_leave_out_is_counted_by_reason(args, capsys):
+def test_rows_beyond_the_limits_are_counted_by_reason(args, capsys):
     needed = len(TOKENIZER.encode("Context: The Seine flows to the sea.\nQuestion: How?\nAnswer:"))
     long_answer = qa("How?", "The Seine flows to the sea")
     limits = replace(args, max_query_length=needed, max_response_length=4)
     convert(limits, article("Seine", qa("How?", "sea"), qa("How?", "Le Havre"), qa("How " * 40), long_answer))
     printed = capsys.readouterr().out
     for reason in (
-        f"an answer behind the cut at --max-query-length {needed}",
+        f"an answer after the cut at --max-query-length {needed}",
         f"a first sentence too long for --max-query-length {needed}",
         "a response longer than --max-response-length 4",
     ):
@@ -149,11 +149,11 @@ def test_a_tokenizer_is_trained_on_the_train_split(args):
         (article("x", qa("Who?", "Paris", is_impossible="no")), r"the field 'is_impossible' must be bool"),
         (
             article("x", qa("Who?"), qa("Who?", answers=[{"text": "Paris", "answer_start": 3}], is_impossible=False)),
-            r"data\[0\] paragraphs\[0\] qas\[1\] answers\[0\]: 'Paris' doesn't stand at 3 of its context",
+            r"data\[0\] paragraphs\[0\] qas\[1\] answers\[0\]: the context doesn't have 'Paris' at 3",
         ),
         (
             article("x", qa("Who?", answers=[{"text": "t.", "answer_start": -2}], is_impossible=False)),
-            "'t.' doesn't stand at -2",
+            "the context doesn't have 't.' at -2",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_broken_record_names_its_place_and_nothing_is_written(args, broken, re
     assert not args.out.exists()
 
 
-def test_a_file_of_something_else_and_one_without_labels_are_refused(args):
+def test_other_files_and_empty_ones_are_refused(args):
     source = args.out.parent / "squad" / "train-v2.0.json"
     source.write_text('{"rows": []}')
     with pytest.raises(InputError, match="the field 'data' is missing"):
@@ -177,7 +177,7 @@ def test_a_file_of_something_else_and_one_without_labels_are_refused(args):
 
 
 # --------------------------------------------------------------------------------------------------------- real slices
-def test_real_squad_gives_all_labelled_questions_that_fit(real_data, args, capsys):
+def test_real_squad_has_a_row_per_labelled_question_that_fits(real_data, args, capsys):
     args = replace(args, source=str(real_data / "squad_v2"), tokenizer=str(real_data / "tokenizers" / "gpt2"))
     rows = convert(args)
     expected = {}
@@ -190,7 +190,7 @@ def test_real_squad_gives_all_labelled_questions_that_fit(real_data, args, capsy
     got = {row["meta"]["id"]: (name, row) for name, found in rows.items() for row in found}
     assert len(got) == sum(map(len, rows.values())) == 3780 + 3585
     lost = expected.keys() - got.keys()
-    assert len(lost) == 4 and "4  an answer behind the cut at --max-query-length 512" in capsys.readouterr().out
+    assert len(lost) == 4 and "4  an answer after the cut at --max-query-length 512" in capsys.readouterr().out
     assert all(expected[question_id][1] for question_id in lost)
     num_cut = 0
     for question_id, (name, row) in got.items():

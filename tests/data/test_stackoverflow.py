@@ -26,6 +26,7 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import TINY
+from tests.data.rows import read
 
 TOKENIZER = train_tokenizer(["Question: How to sort a list?\nIt is long.\nAnswer: use sorted, it is quick."] * 3, 340)
 
@@ -72,15 +73,10 @@ def args(tmp_path):
 
 
 def convert(args, *rows):
-    """The rows of the data contract that come of the dump's `rows`, by file."""
+    """The rows of the data contract made from the dump's `rows`, by file."""
     args.source.write_text(xml(*rows))
     so.main(args)
     return read(args.out)
-
-
-def read(out):
-    files = sorted(out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
 # ------------------------------------------------------------------------------------------- Algorithm 1 [SO alg 1]
@@ -103,7 +99,7 @@ def test_inliers_are_divided_by_the_largest_of_their_sign():
 WITH_OUTLIER = [[0, -0.9, 0.9, 1.8, 2.7, 3.6, 4.5, 9, -18]]
 
 
-def test_outliers_are_clipped_and_leave_the_scale_alone():
+def test_outliers_are_clipped_and_do_not_change_the_scale():
     [scores] = so.regression_scores(WITH_OUTLIER)
     assert scores == [pytest.approx(s) for s in (0, -1, 0.1, 0.2, 0.3, 0.4, 0.5, 1, -1)]
 
@@ -113,7 +109,7 @@ def test_outliers_are_clipped_and_leave_the_scale_alone():
 #     IQR .35, fences -.25 and 1.15: 1.6 is an outlier, clipped to 1; the largest inlier .7 becomes 1
 # With .8 of a question of its own at tight fences, below, the outlier keeps .8 while an inlier of .7 becomes 1:
 #     s = .7 (nine times) and .8: Q1 = Q3 = .7, fences .7 and .7 -> .8 outside, clip(.8) = .8; .7 / .7 = 1
-def test_read_literally_an_outlier_may_score_less_than_an_inlier_and_saturate_mends_it():
+def test_an_outlier_may_score_less_than_an_inlier_unless_saturated():
     votes = [[0.7]] * 9 + [[0.8]]
     assert so.regression_scores(votes) == [[1.0]] * 9 + [[0.8]]
     assert so.regression_scores(votes, outliers="saturate") == [[1.0]] * 10
@@ -140,7 +136,7 @@ votes_of_questions = st.lists(
 
 
 @given(votes_of_questions)
-def test_the_fences_are_those_of_the_standard_library_and_scores_lie_in_the_unit_interval(votes):
+def test_the_fences_match_the_standard_library_and_scores_are_from_minus_1_to_1(votes):
     shares = [vote / len(question) for question in votes for vote in question]
     q1, _, q3 = statistics.quantiles(shares, n=4, method="inclusive")
     bounds = so.regression_bounds(votes)
@@ -153,7 +149,7 @@ def test_the_fences_are_those_of_the_standard_library_and_scores_lie_in_the_unit
     assert all(a[1] <= b[1] for a, b in zip(ranked, ranked[1:], strict=False))  # saturate is monotone
 
 
-def test_votes_that_give_no_scale_are_refused():
+def test_votes_without_a_scale_are_refused():
     for votes in ([], [[]], [[math.nan]], [[1], [math.inf]]):
         with pytest.raises(InputError, match="the votes must be finite numbers"):
             so.regression_scores(votes)
@@ -239,13 +235,13 @@ def test_the_best_answer_is_by_score_then_accepted_then_votes_then_earliest(args
     assert rows["sft.train"][0]["meta"]["answer_id"] == 12
 
 
-def test_two_answers_that_are_the_same_make_no_pair(args, capsys):
+def test_two_identical_answers_make_no_pair(args, capsys):
     rows = convert(args, question(10), answer(11, 10, 9), answer(12, 10, 0, "use sorted"), *VALIDATION)
     assert "comparisons.train" not in rows
     assert len(rows["scored.train"]) == 2
     printed = capsys.readouterr().out
-    assert " 1  pair: two answers that are the same\n" in printed
-    assert "note: no comparisons.train.jsonl: no question there has two answers with different scores." in printed
+    assert " 1  pair: two identical answers\n" in printed
+    assert "note: no comparisons.train.jsonl: no question has two answers with different scores." in printed
 
 
 def test_the_loaders_of_training_take_the_files(args):
@@ -259,7 +255,7 @@ def test_the_loaders_of_training_take_the_files(args):
 
 
 # ----------------------------------------------------------------------------------------------------- the two formats
-def test_xml_and_csv_give_the_same_rows_whatever_their_line_ends_and_marks(args, tmp_path):
+def test_xml_and_csv_give_the_same_rows_with_any_line_ends_and_byte_order_marks(args, tmp_path):
     posts = (
         question(10, 'How to "sort", by é?', "<p>One,\n\ntwo</p>", AcceptedAnswerId=11), answer(11, 10, 4),
         answer(12, 10, -3, "<p>no</p>"), *VALIDATION,
@@ -287,20 +283,20 @@ def test_tags_are_read_in_both_forms_and_as_whole_words(args):
         assert numbers(convert(replace(args, tag=everything), *posts, *VALIDATION)) == list(tags)
 
 
-def test_an_answer_may_stand_before_its_question(args, capsys):
+def test_an_answer_may_come_before_its_question(args, capsys):
     posts = question(10), answer(11, 10, 1), answer(12, 30, 2), question(30), answer(31, 99, 0), *VALIDATION
     rows = convert(args, *posts)
     assert [(row["meta"]["question_id"], row["meta"]["answer_id"]) for row in rows["sft.train"]] == [(10, 11), (30, 12)]
     printed = capsys.readouterr().out
-    assert " 1  answer: its ParentId is no question of the file; the first: row 5 (Id 31)\n" in printed
+    assert " 1  answer: its ParentId is not a question in the file; the first: row 5 (Id 31)\n" in printed
 
 
 # ---------------------------------------------------------------------------------------------------------- the filter
 @pytest.mark.parametrize(("kind", "expression", "title"), so.KINDS)
-def test_each_expression_finds_its_example_and_only_usage_passes(kind, expression, title):
+def test_each_expression_matches_its_example_and_only_usage_passes(kind, expression, title):
     assert re.search(expression, title, re.IGNORECASE)
     assert so.is_api_usage(title, "It is long.") == (kind == "usage")
-    # without its own expression an example of another kind would pass: it is that expression which drops it
+    # no other expression drops the example of this one
     if kind != "usage" and kind != "error":
         others = [e for k, e, _ in so.KINDS if k != "usage" and e != expression]
         assert not re.search("|".join(others), title, re.IGNORECASE)
@@ -326,7 +322,7 @@ def test_each_expression_finds_its_example_and_only_usage_passes(kind, expressio
         ("What does this error mean?", "", False),
     ],
 )
-def test_questions_are_told_apart_by_title_and_first_sentence(title, body, expected):
+def test_title_and_first_sentence_tell_what_a_question_asks_for(title, body, expected):
     assert so.is_api_usage(title, body) == expected
 
 
@@ -393,21 +389,21 @@ def test_the_table_counts_what_each_step_leaves(args, capsys):
     assert [(int(line.split()[0]), line.split(maxsplit=1)[1]) for line in lines] == [
         (20, "rows"),
         (8, "questions"),
-        (8, "with an Id of their own"),
+        (8, "with a unique Id"),
         (7, "with --tag python"),
         (6, "without --drop-markup img a code pre"),
         (5, "with a title, a text and a date"),
         (4, "with --question-filter api-usage"),
         (10, "answers"),
-        (9, "to a question of the file"),
+        (9, "to a question in the file"),
         (5, "to a question kept above"),
         (4, "without --drop-markup img a code pre"),
-        (3, "with an Id of their own, a score, a text and a date"),
+        (3, "with a unique Id, a score, a text and a date"),
         (2, "within --max-length 512"),
     ]
 
 
-def test_what_cannot_be_used_is_skipped_and_counted_with_its_first_place(args, capsys):
+def test_unusable_posts_are_skipped_and_counted_with_the_first_location(args, capsys):
     without = lambda row, *names: {k: v for k, v in row.items() if k not in names}  # noqa: E731
     rows = convert(
         args,
@@ -425,33 +421,33 @@ def test_what_cannot_be_used_is_skipped_and_counted_with_its_first_place(args, c
     assert [row["meta"]["answer_id"] for row in rows["scored.train"]] == [11]
     printed = capsys.readouterr().out
     for count, reason in (
-        (4, "question: no Id, or none that is a number; the first: row 1"),
-        (1, "question: an Id that another one has; the first: row 6 (Id 10)"),
+        (4, "question: Id missing or not a number; the first: row 1"),
+        (1, "question: duplicate Id; the first: row 6 (Id 10)"),
         (1, "question: an empty title; the first: row 7 (Id 20)"),
         (1, "question: an empty text; the first: row 10 (Id 50)"),
-        (2, "question: no CreationDate that can be read; the first: row 8 (Id 30)"),
-        (1, "answer: an Id that another one has; the first: row 12 (Id 11)"),
-        (2, "answer: no ParentId, or none that is a number; the first: row 13 (Id 12)"),
-        (2, "answer: its ParentId is no question of the file; the first: row 15 (Id 14)"),
-        (4, "answer: a Score that is no whole number; the first: row 17 (Id 16)"),
-        (1, "answer: no CreationDate that can be read; the first: row 20 (Id 19)"),
+        (2, "question: CreationDate missing or unreadable; the first: row 8 (Id 30)"),
+        (1, "answer: duplicate Id; the first: row 12 (Id 11)"),
+        (2, "answer: ParentId missing or not a number; the first: row 13 (Id 12)"),
+        (2, "answer: its ParentId is not a question in the file; the first: row 15 (Id 14)"),
+        (4, "answer: Score missing or not a whole number; the first: row 17 (Id 16)"),
+        (1, "answer: CreationDate missing or unreadable; the first: row 20 (Id 19)"),
         (1, "answer: an empty text; the first: row 21 (Id 22)"),
-        (1, "answer: no Id, or none that is a number; the first: row 22"),
+        (1, "answer: Id missing or not a number; the first: row 22"),
     ):
         assert re.search(rf"^ +{count}  {re.escape(reason)}$", printed, re.MULTILINE), reason
 
 
-def test_posts_of_deleted_users_stay_and_are_counted(args, capsys):
+def test_posts_by_deleted_users_are_kept_and_counted(args, capsys):
     posts = [{k: v for k, v in post.items() if k != "OwnerUserId"} for post in (question(10), answer(11, 10, 1))]
     rows = convert(args, *posts, answer(12, 10, 0, "call sort"), *VALIDATION)
     assert len(rows["scored.train"]) == 2
-    assert "by deleted users, and kept: 1 questions, 1 answers\n" in capsys.readouterr().out
+    assert "kept although by deleted users: 1 questions, 1 answers\n" in capsys.readouterr().out
 
 
-def test_a_csv_row_is_named_by_its_first_line(args, tmp_path, capsys):
+def test_a_csv_row_is_located_by_its_first_line(args, tmp_path, capsys):
     posts = question(10, body="two\nlines"), answer(11, 10, "x"), answer(12, 10, 1), *VALIDATION
     so.main(replace(args, source=write_csv(tmp_path / "a.csv", *posts)))
-    assert "a Score that is no whole number; the first: line 4 (Id 11)\n" in capsys.readouterr().out
+    assert "Score missing or not a whole number; the first: line 4 (Id 11)\n" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------ the split
@@ -467,7 +463,7 @@ def test_validation_is_what_was_asked_after_the_day_in_utc(args):
     assert numbers == {"train": [10, 30, 50], "validation": [20, 40, 60]}
 
 
-def test_a_date_that_leaves_one_side_empty_is_refused_with_the_range(args):
+def test_a_date_that_leaves_a_split_empty_is_refused_with_the_range(args):
     posts = (
         question(10),
         answer(11, 10, 1),
@@ -477,7 +473,7 @@ def test_a_date_that_leaves_one_side_empty_is_refused_with_the_range(args):
     for day, split in (("2021-03-03", "train"), ("2022-01-01", "validation")):
         with pytest.raises(
             InputError,
-            match=f"--split-date {day}: no question is left for {split}: those kept are from 2021-03-04 to 2022-01-01",
+            match=f"--split-date {day}: no question is left for {split}: the .* kept are from 2021-03-04 to 2022-01-01",
         ):
             convert(replace(args, split_date=day), *posts)
         assert not args.out.exists()
@@ -491,7 +487,7 @@ words = st.lists(
 
 @settings(max_examples=200)
 @given(words.map("".join), st.integers(-5, 60))
-def test_a_question_loses_its_tail_until_the_query_fits(text, limit):
+def test_the_end_of_a_question_is_cut_until_the_query_fits(text, limit):
     text = text.strip() or "x"
     count = lambda head: len(TOKENIZER.encode(f"Question: {head}\nAnswer:"))  # noqa: E731
     query = so.make_query(text, TOKENIZER, limit)
@@ -525,10 +521,10 @@ def test_the_question_is_cut_and_the_answer_is_not(args):
     assert {28 <= len(TOKENIZER.encode(row["query"])) <= 30 for row in rows["scored.train"]} == {True}
 
 
-def test_a_side_whose_answers_are_all_too_long_is_empty(args):
+def test_a_split_whose_answers_are_all_too_long_is_refused(args):
     long_answer = answer(901, 900, 1, "use sorted, " * 200, **LATE)
     with pytest.raises(
-        InputError, match="no question is left for validation: those kept are from 2021-03-04 to 2021-03-04"
+        InputError, match="no question is left for validation: the questions kept are from 2021-03-04 to 2021-03-04"
     ):
         convert(args, question(10), answer(11, 10, 1), VALIDATION[0], long_answer)
     assert not args.out.exists()
@@ -549,10 +545,8 @@ def test_an_answer_that_leaves_no_room_is_left_out(args, capsys):
 def test_the_published_count_of_seven_template_tokens_is_close_to_gpt2s(real_data):
     tokenizer = load_tokenizer(real_data / "tokenizers" / "gpt2")
     text, response = "How to sort a list?\nIt is long.", "Use sorted."
-    both = len(tokenizer.encode(so.make_query(text, tokenizer, 512))) + len(
-        response_ids(so.BEHIND, response, tokenizer)
-    )
-    # "Question" ":" "\n" "Answer" ":" and EOS; blanks belong to the words behind them
+    both = len(tokenizer.encode(so.make_query(text, tokenizer, 512))) + len(response_ids(so.AFTER, response, tokenizer))
+    # "Question" ":" "\n" "Answer" ":" and EOS; spaces belong to the words after them
     assert both - len(tokenizer.encode(" " + text)) - len(tokenizer.encode(" " + response)) == 6
 
 
@@ -622,7 +616,7 @@ def test_scores_of_generated_answers_are_normal_around_minus_a_half(args, policy
     assert abs(statistics.pstdev(scores) - 0.1) < 0.01  # 4 of .1 / sqrt(2 * 799) = .0025
 
 
-def test_generated_answers_that_are_empty_the_same_or_too_long_are_left_out(args, policy, monkeypatch, capsys):
+def test_empty_identical_and_long_generated_answers_are_left_out(args, policy, monkeypatch, capsys):
     texts = ["", " \n", " use sorted", " call sort", " sort it " * 60]
     ids = [TOKENIZER.encode(text) + [TOKENIZER.eos_id] for text in texts]
     response = torch.tensor([row + [TOKENIZER.pad_id] * (max(map(len, ids)) - len(row)) for row in ids])
@@ -642,11 +636,11 @@ def test_generated_answers_that_are_empty_the_same_or_too_long_are_left_out(args
     assert [row["response"] for row in rows["scored.train"] if row["meta"]["generated"]] == ["call sort"]
     assert "scored.validation" in rows and "comparisons.validation" not in rows
     printed = capsys.readouterr().out
-    assert " 2  generated answer: empty\n" in printed and " 1  generated answer: the human's\n" in printed
+    assert " 2  generated answer: empty\n" in printed and " 1  generated answer: identical to the human's\n" in printed
     assert " 1  generated answer: no room for the question beside it in --max-length 96\n" in printed
 
 
-def test_a_generated_answer_that_grows_when_it_is_read_again_is_left_out(args, policy, monkeypatch, capsys):
+def test_a_generated_answer_that_grows_when_encoded_again_is_left_out(args, policy, monkeypatch, capsys):
     """Half a character is one token as it was sampled, and becomes U+FFFD, which is three."""
     half = TOKENIZER.encode("\N{ROCKET}")[:1] * 6 + [TOKENIZER.eos_id]
     monkeypatch.setattr("nanorlhf.answers.sample_answers", lambda p, q, *a: (None, torch.tensor([half] * len(q))))
@@ -655,10 +649,10 @@ def test_a_generated_answer_that_grows_when_it_is_read_again_is_left_out(args, p
     assert " 9  generated answer: longer than --max-response-length 8\n" in capsys.readouterr().out
 
 
-def test_a_policy_that_does_not_fit_is_named(args, policy, tmp_path):
+def test_a_policy_that_does_not_fit_is_refused(args, policy, tmp_path):
     args = replace(args, generated_by=policy)
     with pytest.raises(
-        InputError, match=r"make \d+ tokens, more than the 96 positions of .*policy: lower --max-length"
+        InputError, match=r"have \d+ tokens, more than the 96 positions of .*policy: lower --max-length"
     ):
         convert(args, *SINGLES, *VALIDATION)
     train_tokenizer(["How to sort a list by a key that is long" * 9], 500).save(tmp_path / "other")
@@ -681,7 +675,7 @@ def test_a_policy_that_does_not_fit_is_named(args, policy, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", r":1:1: malformed XML \(no element found\): mend it or download it again"),
+        ("", r":1:1: malformed XML \(no element found\): fix it or download it again"),
         ("<posts>\n<row Id='1'></posts>", r":2:15: malformed XML \(mismatched tag\)"),
         ("<posts>\n  <row Id='1' Id='2'/></posts>", r":2:\d+: malformed XML \(duplicate attribute\)"),
         ("<posts><row Body='a & b'/></posts>", r":1:22: malformed XML \(not well-formed"),
@@ -691,7 +685,7 @@ def test_a_policy_that_does_not_fit_is_named(args, policy, tmp_path):
         (b"<posts><row Body='\xff'/></posts>", r":1:19: malformed XML \(not well-formed"),
     ],
 )
-def test_broken_xml_is_named_with_line_and_column(args, text, reason):
+def test_broken_xml_is_reported_with_line_and_column(args, text, reason):
     args.source.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=f"Posts.xml{reason}") as error:
         so.main(args)
@@ -708,16 +702,16 @@ HEADER = ",".join(so.NEEDED)
         (b"", "a.csv: no column Id, PostTypeId, ParentId, CreationDate, Score, Body, Title, Tags: name the columns"),
         (
             b"Id,PostTypeId,CreationDate,Score,Body\n",
-            "a.csv: no column ParentId, Title, Tags: name the columns in its first",
+            "a.csv: no column ParentId, Title, Tags: name the columns in the first",
         ),
-        (f"{HEADER}\n1,1\n".encode(), "a.csv:2: 8 fields are needed here: mend the row"),
+        (f"{HEADER}\n1,1\n".encode(), "a.csv:2: 8 fields are needed here: fix the row"),
         (f"{HEADER}\n1,1,,2021-01-01,3,b,t,<a>,more\n".encode(), "a.csv:2: 8 fields are needed here"),
         (f"{HEADER}\n1,1,,d,3,b\xff,t,a\n".encode("latin-1"), r"a.csv:2: not UTF-8 \(byte 10\): convert the file"),
-        (f'{HEADER}\n1,1,,d,3,"b\n\n'.encode(), r"a.csv:3: malformed CSV \(unexpected end of data\): mend the row"),
+        (f'{HEADER}\n1,1,,d,3,"b\n\n'.encode(), r"a.csv:3: malformed CSV \(unexpected end of data\): fix the row"),
         (f'{HEADER}\n1,1,,d,3,"b"c,t,a\n'.encode(), r"a.csv:2: malformed CSV \(',' expected after '\"'\)"),
     ],
 )
-def test_a_broken_csv_is_named_with_its_line(args, tmp_path, text, reason):
+def test_a_broken_csv_is_reported_with_its_line(args, tmp_path, text, reason):
     (tmp_path / "a.csv").write_bytes(text)
     with pytest.raises(InputError, match=reason) as error:
         so.main(replace(args, source=tmp_path / "a.csv"))
@@ -740,63 +734,63 @@ def test_a_lost_quotation_mark_does_not_swallow_a_csv(args, tmp_path, monkeypatc
     [
         ((), {}, "0 'rows': name the Posts.xml of a site with --source"),
         (({"Id": 1, "PostTypeId": 4},), {}, "1 'rows', but 0 'questions': name the Posts.xml"),
-        ((question("x"),), {}, "1 'questions', but 0 'with an Id of their own': mend the file"),
+        ((question("x"),), {}, "1 'questions', but 0 'with a unique Id': fix the file"),
         ((question(1),), {"tag": "rust"}, "but 0 'with --tag rust': name another tag, or take all with --tag None"),
         (
             (question(1, body="<a>x</a>"),),
             {},
             "1 'with --tag python', but 0 'without --drop-markup img a code pre': name few",
         ),
-        ((question(1, body=""),), {}, "but 0 'with a title, a text and a date': mend the file"),
+        ((question(1, body=""),), {}, "but 0 'with a title, a text and a date': fix the file"),
         (
             (question(1, title="Why?"),),
             {},
             "but 0 'with --question-filter api-usage': take every kind with --question-filter",
         ),
-        ((question(1),), {}, "1 'with --question-filter api-usage', but 0 'answers': name a file that holds answers"),
-        ((question(1), answer(2, 9, 1)), {}, "1 'answers', but 0 'to a question of the file': name a file"),
+        ((question(1),), {}, "1 'with --question-filter api-usage', but 0 'answers': name a file that has answers"),
+        ((question(1), answer(2, 9, 1)), {}, "1 'answers', but 0 'to a question in the file': name a file"),
         (
             (question(1), question(2, tags="<c>"), answer(3, 2, 1)),
             {},
-            "1 'to a question of the file', but 0 'to a question kept above': loosen --tag",
+            "1 'to a question in the file', but 0 'to a question kept above': loosen --tag",
         ),
         ((question(1), answer(3, 1, 1, "<a>")), {}, "but 0 'without --drop-markup img a code pre'"),
-        ((question(1), answer(3, 1, "x")), {}, "but 0 'with an Id of their own, a score, a text and a date': mend"),
+        ((question(1), answer(3, 1, "x")), {}, "but 0 'with a unique Id, a score, a text and a date': fix"),
         ((question(1), answer(3, 1, 1), *VALIDATION), {"max_length": 6}, "but 0 'within --max-length 6': raise it"),
     ],
 )
-def test_where_nothing_is_left_the_step_and_the_flag_are_named(args, posts, changes, reason):
+def test_if_nothing_is_left_the_error_names_the_step_and_the_flag(args, posts, changes, reason):
     with pytest.raises(InputError, match=rf"--source .*Posts.xml: no question is left: .*{re.escape(reason)}") as error:
         convert(replace(args, **changes), *posts)
     assert "\n" not in str(error.value)
     assert not args.out.exists()
 
 
-def test_sources_and_flags_that_cannot_be_used_get_one_sentence(args, tmp_path):
+def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
     args.source.write_text(xml(question(10), answer(11, 10, 1), *VALIDATION))
     (tmp_path / "Posts.7z").write_bytes(b"7z")
     (tmp_path / "folder.xml").mkdir()
     for changes, reason in (
         (
             {"source": tmp_path / "Posts.7z"},
-            "Posts.7z: can't read this kind of file: .xml or .csv is needed, unpacked",
+            "Posts.7z: can't read this kind of file: name an unpacked .xml or .csv",
         ),
-        ({"source": tmp_path / "none.xml"}, "none.xml: there is no such file: name the Posts.xml of a site"),
-        ({"source": tmp_path / "folder.xml"}, "folder.xml: there is no such file"),
-        ({"max_length": 0}, "--max-length 0: must be at least 1"),
-        ({"max_query_length": -1}, "--max-query-length -1: must be at least 1"),
-        ({"max_response_length": 0}, "--max-response-length 0: must be at least 1"),
-        ({"batch_size": 0}, "--batch-size 0: must be at least 1"),
-        ({"temperature": math.nan}, "--temperature nan: must be a number, at least 0"),
-        ({"seed": -1}, "--seed -1: must lie between 0 and"),
-        ({"vocab_size": 299, "tokenizer": None}, "--vocab-size 299: must be at least 300"),
-        ({"vocab_size": 400}, "--vocab-size trains a tokenizer, --tokenizer brings one: leave one of the two out"),
+        ({"source": tmp_path / "none.xml"}, "none.xml: no such file: name the Posts.xml of a site"),
+        ({"source": tmp_path / "folder.xml"}, "folder.xml: no such file"),
+        ({"max_length": 0}, "--max-length 0: it must be at least 1"),
+        ({"max_query_length": -1}, "--max-query-length -1: it must be at least 1"),
+        ({"max_response_length": 0}, "--max-response-length 0: it must be at least 1"),
+        ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
+        ({"temperature": math.nan}, "--temperature nan: it must be at least 0"),
+        ({"seed": -1}, "--seed -1: it must be from 0 to"),
+        ({"vocab_size": 299, "tokenizer": None}, "--vocab-size 299: it must be at least 300"),
+        ({"vocab_size": 400}, "--vocab-size trains a tokenizer and --tokenizer names one: leave one of the two out"),
         (
             {"vocab_size": 400, "tokenizer": None, "generated_by": "x"},
-            "--vocab-size trains a tokenizer, --generated-by brings",
+            "--vocab-size trains a tokenizer and --generated-by names",
         ),
         ({"drop_markup": ("<a>",)}, "--drop-markup '<a>': name HTML elements without brackets"),
-        ({"split_date": "14.12.2021"}, "--split-date '14.12.2021': must be a day, such as 2021-12-14"),
+        ({"split_date": "14.12.2021"}, "--split-date '14.12.2021': it must be a date such as 2021-12-14"),
         ({"out": args.source}, "--out .*Posts.xml is a file: name a directory"),
         ({"tokenizer": str(tmp_path / "folder.xml")}, "folder.xml has no tokenizer"),
     ):
@@ -806,7 +800,7 @@ def test_sources_and_flags_that_cannot_be_used_get_one_sentence(args, tmp_path):
         assert not args.out.exists()
 
 
-def test_a_failed_conversion_leaves_the_earlier_one_alone_and_no_pair_of_it_outlives_a_later_one(args):
+def test_a_failed_conversion_keeps_earlier_files_and_a_later_one_removes_stale_pairs(args):
     before = convert(args, question(10), answer(11, 10, 9), answer(12, 10, 0, "call sort"), *VALIDATION)
     args.source.write_text("<posts><row")
     with pytest.raises(InputError):
@@ -868,7 +862,7 @@ print("PEAK", before, peak())
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured by Linux's /proc")
-def test_a_long_dump_is_read_in_little_memory(args):
+def test_a_long_dump_needs_little_memory(args):
     """NANORLHF_DUMP_MB=1000 makes it long."""
     megabytes = int(os.environ.get("NANORLHF_DUMP_MB", 20))
     num_rows = write_long_dump(args.source, megabytes)

@@ -1,4 +1,4 @@
-"""The synthetic world: its labeller against scores worked out by hand, its texts and labels against what it claims."""
+"""The synthetic world: its gold score against hand-worked values, its texts and labels against its claims."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ FACTS = ("my sister", "broke the lamp", "in Paris", "wants money")
     ("response", "score"),
     [
         (" my sister broke the lamp in Paris and wants money", 4.0),  # all four facts, ten words
-        (" My sister broke the lamp. In Paris, and wants money!", 4.0),  # neither case nor punctuation counts
+        (" My sister broke the lamp. In Paris, and wants money!", 4.0),  # case and punctuation don't matter
         (" my sister broke the lamp and wants money", 3.0),
         (" someone broke the lamp in Paris", 2.0),
         (" someone wants money", 1.0),
@@ -60,14 +60,14 @@ def test_gold_score_is_the_one_worked_out_by_hand(response: str, score: float) -
     assert gold_score(QUERY, response) == pytest.approx(score)
 
 
-def test_a_covered_fact_raises_the_score_whatever_else_is_told() -> None:
+def test_telling_a_fact_always_raises_the_score() -> None:
     for count in range(4):
         for told in combinations(FACTS, count):
             for fact in set(FACTS) - set(told):
                 assert gold_score(QUERY, " ".join((*told, fact))) > gold_score(QUERY, " ".join(told))
 
 
-def test_an_invented_value_lowers_the_score_of_every_summary() -> None:
+def test_an_invented_value_always_lowers_the_score() -> None:
     true_values = {"sister", "broke the lamp", "Paris", "money"}
     for slot in tiny.SLOTS:
         for value in {*tiny.SLOTS[slot], *tiny.OUTLANDISH[slot]} - true_values:
@@ -75,14 +75,14 @@ def test_an_invented_value_lowers_the_score_of_every_summary() -> None:
                 assert gold_score(QUERY, " ".join((*told, value))) < gold_score(QUERY, " ".join(told))
 
 
-def test_a_repeated_or_needless_word_lowers_the_score_of_every_summary() -> None:
+def test_a_repeated_or_needless_word_always_lowers_the_score() -> None:
     summary = " my sister broke the lamp in Paris"
     for word in (*summary.split(), "sad", "zzz", "?"):
         assert gold_score(QUERY, f"{summary} {word}") < gold_score(QUERY, summary)
 
 
-def test_saying_more_and_saying_it_long_are_not_the_same() -> None:
-    """The length correlation is of coverage, not of length: at equal coverage the longer summary never wins."""
+def test_length_alone_does_not_raise_the_score() -> None:
+    """Length correlates with the score through coverage: at equal coverage the longer summary never wins."""
     short, long = " my sister in Paris", " my sister in Paris i am so sad it is a long story"
     assert gold_score(QUERY, long) < gold_score(QUERY, short) < gold_score(QUERY, " ".join(FACTS))
 
@@ -93,7 +93,7 @@ TEXTS = st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=30).map(" ".jo
 
 
 @given(TEXTS, TEXTS)
-def test_any_two_texts_have_a_finite_score_between_the_lowest_and_the_best(query: str, response: str) -> None:
+def test_any_two_texts_have_a_score_within_the_bounds(query: str, response: str) -> None:
     score = gold_score(query, response)
     assert tiny.LOWEST <= score <= tiny.WEIGHTS["coverage"]
     assert score >= gold_score(query, "")
@@ -118,7 +118,7 @@ def test_gold_score_equals_a_naive_search_for_every_value(response: str) -> None
 
 # ---------------------------------------------------------------- the words
 def test_no_word_of_a_slot_means_anything_else() -> None:
-    """`the` of an event is a frame word; else a value is told wherever its words stand, and nowhere besides."""
+    """`the` in an event is a frame word; every other word of a value occurs only in that value."""
     values = [value.lower().split() for value in ALL_VALUES]
     slot_words = [word for value in values for word in value if word != "the"]
     assert max(Counter(slot_words).values()) == 1
@@ -143,13 +143,13 @@ def summaries_of(policy: str, count: int = 1500) -> list[tuple[tiny.Post, str]]:
     return [(post, tiny.POLICIES[policy](post, rng)) for post in posts]
 
 
-def test_references_have_the_habit_of_saying_who_did_what_and_seldom_more() -> None:
-    """The most frequent way on must not be the best one, or greedy imitation would be perfect and PPO had no work."""
+def test_references_usually_say_who_did_what_and_seldom_more() -> None:
+    """The most frequent continuation must not be the best, or greedy imitation would be perfect already."""
     summaries = summaries_of("reference", 4000)
     golds = [gold_score(post.query, summary) for post, summary in summaries]
     assert 0.05 < fmean(gold == 4.0 for gold in golds) < 0.12
     endings = [summary.split(post.facts[1])[-1].split()[:1] for post, summary in summaries if post.facts[1] in summary]
-    assert max((endings.count(word), word) for word in ([], ["in"], ["and"]))[1] == []  # most stop behind the event
+    assert max((endings.count(word), word) for word in ([], ["in"], ["and"]))[1] == []  # most stop after the event
 
 
 def test_two_references_to_one_post_win_evenly() -> None:
@@ -162,7 +162,7 @@ def test_two_references_to_one_post_win_evenly() -> None:
     assert abs(fmean(wins) - 0.5) < 0.025  # 4 standard errors of at most 0.5 / sqrt(4000) are 0.03
 
 
-def test_the_policies_are_of_several_qualities() -> None:
+def test_the_policies_differ_in_quality_as_their_names_say() -> None:
     means = {
         name: fmean(gold_score(post.query, summary) for post, summary in summaries_of(name)) for name in tiny.POLICIES
     }
@@ -189,7 +189,7 @@ def test_labels_agree_with_bradley_terry_in_expectation() -> None:
     assert tested >= 5
 
 
-def test_the_best_possible_reward_model_agrees_with_nine_labels_in_ten_and_not_with_all() -> None:
+def test_the_best_possible_reward_model_agrees_with_nine_labels_in_ten() -> None:
     world = make_world(replace(SMALL, num_comparisons=4000))
     assert 0.91 < tiny.ceiling(world["comparisons.train"]) < 0.95
 
@@ -199,7 +199,7 @@ def test_the_ceiling_counts_a_tie_as_half_right() -> None:
     assert tiny.ceiling(rows) == pytest.approx(2.5 / 4)
 
 
-def test_confidence_is_a_slider_that_points_at_the_choice_and_grows_with_the_difference() -> None:
+def test_confidence_points_at_the_choice_and_grows_with_the_difference() -> None:
     rng = random.Random(0)
     metas = [tiny.compare(write_post(rng), rng, ("valid1", "valid2"))["meta"] for _ in range(3000)]
     assert {meta["confidence"] for meta in metas} == {1, 2, 3, 4, 6, 7, 8, 9}
@@ -214,7 +214,7 @@ def test_confidence_is_a_slider_that_points_at_the_choice_and_grows_with_the_dif
     assert agreement[1] < agreement[2] < agreement[3] < agreement[4]
 
 
-def test_pairs_are_two_texts_of_two_policies_with_their_own_gold_scores() -> None:
+def test_pairs_are_two_texts_by_two_policies_with_their_gold_scores() -> None:
     rows = make_world(replace(SMALL, num_comparisons=400))["comparisons.train"]
     for row in rows:
         assert row["chosen"] != row["rejected"]
@@ -232,25 +232,25 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_no_story_of_a_validation_file_is_trained_on() -> None:
+def test_no_validation_story_occurs_in_training() -> None:
     def stories(name: str) -> set[frozenset[str]]:
         return {frozenset(tiny.facts_in(tiny.split_words(row["query"]))[0]) for row in world[name]}
 
-    # so many held out that a tenth of the training posts would fall on them by chance
+    # so many stories held out that a tenth of the training posts would have one by chance
     world = make_world(replace(SMALL, num_demonstrations=1000, num_comparisons=1000, num_validation=2000))
     held_out = stories("sft.validation") | stories("comparisons.validation")
     assert len(held_out) > 3000
     assert not held_out & (stories("sft.train") | stories("comparisons.train"))
 
 
-def test_the_loaders_take_every_row_at_the_length_limits_of_the_recipe(written: Path) -> None:
+def test_the_loaders_take_every_row_at_the_recipes_length_limits(written: Path) -> None:
     tokenizer = load_tokenizer(written)
     for split, count in (("train", 400), ("validation", 100)):
         assert len(load_demonstrations(written / f"sft.{split}.jsonl", tokenizer, 72, 24)) == count
         assert len(load_comparisons(written / f"comparisons.{split}.jsonl", tokenizer, 72, 24)) == count
 
 
-def test_queries_end_without_a_blank_and_responses_begin_with_one(written: Path) -> None:
+def test_queries_end_without_a_space_and_responses_begin_with_one(written: Path) -> None:
     rows = [json.loads(line) for path in written.glob("*.jsonl") for line in path.read_text().splitlines()]
     assert len(rows) == 1000
     for row in rows:
@@ -261,7 +261,7 @@ def test_queries_end_without_a_blank_and_responses_begin_with_one(written: Path)
             assert response == " " + response.strip()
 
 
-def test_every_word_of_a_fact_is_one_token_also_in_a_miniature_world(tmp_path: Path) -> None:
+def test_every_word_of_a_fact_is_one_token_even_in_a_small_world(tmp_path: Path) -> None:
     tiny.main(replace(SMALL, out=tmp_path))
     tokenizer = load_tokenizer(tmp_path)
     words = {word for values in tiny.SLOTS.values() for value in values for word in value.split()}
@@ -299,7 +299,9 @@ def test_the_seed_fixes_every_byte_in_every_process(tmp_path: Path) -> None:
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_an_impossible_world_is_one_sentence_and_writes_nothing(tmp_path: Path, wrong: dict, named: str) -> None:
+def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_written(
+    tmp_path: Path, wrong: dict, named: str
+) -> None:
     with pytest.raises(InputError, match=named):
         tiny.main(replace(SMALL, out=tmp_path / "data", **wrong))
     assert not (tmp_path / "data").exists()

@@ -16,6 +16,7 @@ from data import tldr
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.data.rows import read
 
 TOKENIZER = train_tokenizer(["SUBREDDIT: r/cats TITLE: POST: TL;DR: my cat sat on the mat. It is fat."] * 3, 320)
 POST = {"id": "t3_1", "subreddit": "cats", "title": "My cat", "post": "It sat.\n\nOn the mat."}
@@ -51,15 +52,10 @@ def write(path, *records):
 
 
 def convert(args, *records, name="comparisons.json"):
-    """The rows that come of `records`, by file."""
+    """The rows made from `records`, by file."""
     write(args.out.parent / "source" / name, *records)
     tldr.main(args)
     return read(args.out)
-
-
-def read(out):
-    files = sorted(out.glob("*.jsonl"))
-    return {path.name[: -len(".jsonl")]: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
 # -------------------------------------------------------------------------------------------------- template [N+ 1, 2]
@@ -86,7 +82,7 @@ def test_comparisons_become_chosen_and_rejected(args):
     }
 
 
-def test_cnndm_rows_go_to_their_own_file_with_their_own_template_and_limit(args):
+def test_cnndm_rows_have_their_own_file_template_and_limit(args):
     long = CNNDM | {"info": CNNDM["info"] | {"article": "It sat.\n" * 40}}
     only_article = CNNDM | {"info": {"id": "1", "article": "It sat.", "site": "cnn", "title": "A"}}
     rows = convert(replace(args, max_query_length=40), CNNDM, long, only_article, COMPARISON)
@@ -94,7 +90,7 @@ def test_cnndm_rows_go_to_their_own_file_with_their_own_template_and_limit(args)
     assert rows["comparisons.cnndm"][0]["query"] == "Article:\nIt sat.\nOn.\n\nTL;DR:\n"
     assert rows["comparisons.cnndm"][1]["query"] == "Article:\n" + "It sat.\n" * 40 + "\n\nTL;DR:\n"  # not cut at 40
     assert rows["comparisons.cnndm"][2]["query"] == "Article:\nIt sat.\n\nTL;DR:\n"
-    # nothing else gets a blank in front there: the query ends in a newline
+    # no second space: the query ends in a newline
     rows = load_comparisons(args.out / "comparisons.cnndm.jsonl", TOKENIZER, 1919, 169)
     assert rows[0].chosen == TOKENIZER.encode(" my cat sat") + [TOKENIZER.eos_id]
     rows = convert(replace(args, max_cnndm_query_length=40), long)
@@ -123,7 +119,7 @@ def truncate(text, limit):
 
 
 def paragraph_at_a_time(text, fits):
-    """The published rule, word by word; None where its next step would be characters or nothing."""
+    """The published rule, literally; None where its next step would cut characters or leave nothing."""
     while not fits(text):
         if "\n" not in text or not text[: text.rfind("\n")].strip():
             return None
@@ -139,7 +135,7 @@ def character_at_a_time(text, fits):
 
 @settings(max_examples=300)
 @given(words, st.integers(8, 40))
-def test_a_truncated_post_fits_is_a_prefix_and_keeps_every_paragraph_it_can(text, limit):
+def test_a_truncated_post_is_a_prefix_that_fits_and_keeps_every_paragraph_it_can(text, limit):
     fits = fits_in(limit)
     result, rule = truncate(text, limit)
     assert text.startswith(result)
@@ -147,7 +143,7 @@ def test_a_truncated_post_fits_is_a_prefix_and_keeps_every_paragraph_it_can(text
     assert (rule == "whole") == fits(text)
     paragraphs = paragraph_at_a_time(text, fits)
     if paragraphs is not None:
-        assert result == paragraphs  # exactly what the one-paragraph-a-round loop gives
+        assert result == paragraphs  # exactly as if paragraphs were dropped one by one
     elif rule == "sentence":
         assert result.rstrip("\"'”’)]")[-1] in ".!?…" and text[len(result)].isspace()
         assert "\n" not in result.strip()
@@ -159,13 +155,13 @@ def test_a_truncated_post_fits_is_a_prefix_and_keeps_every_paragraph_it_can(text
 
 @settings(max_examples=200)
 @given(st.text(alphabet="cat mtosé", max_size=120), st.integers(5, 40))
-def test_a_post_without_newline_and_sentence_is_cut_as_character_by_character(text, limit):
+def test_a_post_without_newline_and_sentence_is_cut_character_by_character(text, limit):
     result, rule = truncate(text, limit)
     expected = character_at_a_time(text, fits_in(limit))
     assert result == expected if text.strip() else rule in ("whole", "nothing")
 
 
-def test_bisection_finds_the_longest_fit_also_where_more_is_less():
+def test_the_longest_fit_is_found_even_if_a_shorter_prefix_does_not_fit():
     # lengths 10, 11 and 13 fit: bisection alone would stop at 11
     assert tldr.longest_fit(range(1, 50), lambda end: end <= 11 or end == 13) == 13
     assert tldr.longest_fit([3, 9], lambda end: False) is None
@@ -182,26 +178,26 @@ def test_bisection_finds_the_longest_fit_also_where_more_is_less():
         ("aaa\n\nccc", 3, ("aaa", "paragraph")),
         ("aa. bb! cc\ndd", 9, ("aa. bb!", "sentence")),
         ('aa. "bb!" cc', 10, ('aa. "bb!"', "sentence")),
-        ("a.b c.d", 6, ("a.b c.", "character")),  # a full stop inside a word ends no sentence
+        ("a.b c.d", 6, ("a.b c.", "character")),  # a full stop inside a word doesn't end a sentence
         ("aaaa bb. c", 6, ("aaaa b", "character")),
-        ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a blank line at the start is no paragraph to keep
+        ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a leading blank line is not a paragraph
         ("\naaaa", 3, ("\naa", "character")),
         ("aa\nb", 0, ("", "nothing")),
         ("\n\naa", 2, ("", "nothing")),
     ],
 )
 def test_truncation_by_hand(post, limit, result):
-    assert tldr.truncate(post, lambda end: end <= limit) == result  # a token a character
+    assert tldr.truncate(post, lambda end: end <= limit) == result  # one token per character
 
 
-def test_a_query_is_cut_to_the_limit_as_a_whole_template(args):
+def test_the_limit_holds_for_the_query_with_its_template(args):
     long = SFT | {"post": "\n".join(["It is fat."] * 30)}
     [row] = convert(replace(args, max_query_length=60), long, name="train.jsonl")["sft.train"]
-    before, behind = "SUBREDDIT: r/cats\n\nTITLE: My cat\n\nPOST: ", "\n\nTL;DR:"
-    post = row["query"].removeprefix(before).removesuffix(behind)
-    assert row["query"] == before + post + behind
+    before, after = "SUBREDDIT: r/cats\n\nTITLE: My cat\n\nPOST: ", "\n\nTL;DR:"
+    post = row["query"].removeprefix(before).removesuffix(after)
+    assert row["query"] == before + post + after
     assert set(post.split("\n")) == {"It is fat."}
-    more = before + post + "\nIt is fat." + behind
+    more = before + post + "\nIt is fat." + after
     assert len(TOKENIZER.encode(row["query"])) <= 60 < len(TOKENIZER.encode(more))
 
 
@@ -253,7 +249,7 @@ def test_published_splits_are_kept(args):
     assert [row["meta"]["split"] for row in rows["comparisons.validation"]] == ["valid1", "valid2", "valid2"]
 
 
-def test_drawn_splits_never_have_a_query_on_both_sides(args, capsys):
+def test_a_query_is_in_the_same_drawn_split_everywhere(args, capsys):
     posts = [{**POST, "post": f"post {i % 60}"} for i in range(150)]
     write(args.out.parent / "source" / "sft.jsonl", *[post | {"summary": "cat sat"} for post in posts])
     args = replace(args, resplit=True, validation_share=0.3)
@@ -261,8 +257,8 @@ def test_drawn_splits_never_have_a_query_on_both_sides(args, capsys):
     queries = {name: {row["query"] for row in found} for name, found in rows.items()}
     for kind in ("sft", "comparisons"):
         assert len(queries[f"{kind}.train"]) + len(queries[f"{kind}.validation"]) == 60
-        assert 8 <= len(queries[f"{kind}.validation"]) <= 28  # 18 expected, 3.5 the standard deviation
-    assert queries["sft.train"] == queries["comparisons.train"]  # the same side in both kinds of file
+        assert 8 <= len(queries[f"{kind}.validation"]) <= 28  # 18 expected, standard deviation 3.5
+    assert queries["sft.train"] == queries["comparisons.train"]  # the same split in both kinds of file
     tldr.main(args)
     assert read(args.out) == rows
     tldr.main(replace(args, seed=2))
@@ -303,10 +299,10 @@ def test_unusable_rows_are_left_out_and_counted(args, capsys):
     printed = capsys.readouterr().out
     for count, reason in (
         (1, "comparisons: a response longer than --max-preference-response-length 169"),
-        (2, "comparisons: two summaries that are the same"),
+        (2, "comparisons: two identical summaries"),
         (1, "comparisons: an empty summary"),
         (1, "sft: a response longer than --max-sft-response-length 53"),
-        (1, "an evaluation of a single summary, no comparison"),
+        (1, "an evaluation of a single summary, not a comparison"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE)
 
@@ -332,7 +328,7 @@ def test_tables_agree_with_a_recount(args, capsys):
     ("record", "reason"),
     [
         ("{", "malformed JSON"),
-        ({"prompt": "a"}, "not a TL;DR record, its fields are prompt"),
+        ({"prompt": "a"}, "not a TL;DR record: .* has prompt"),
         (SFT, "a record of sft in a file of comparisons"),
         ({key: value for key, value in COMPARISON.items() if key != "choice"}, "the field 'choice' is missing"),
         (COMPARISON | {"choice": 2}, "'choice' is 2: it must be 0 or 1"),
@@ -366,7 +362,7 @@ def test_a_broken_demonstration_names_file_line_and_reason(args):
             convert(args, SFT, record, name="train.jsonl")
 
 
-def test_a_failed_conversion_leaves_the_earlier_one_alone(args):
+def test_a_failed_conversion_keeps_the_earlier_files(args):
     before = convert(args, COMPARISON)
     with pytest.raises(InputError):
         convert(args, COMPARISON, COMPARISON, "{")
@@ -374,7 +370,7 @@ def test_a_failed_conversion_leaves_the_earlier_one_alone(args):
     assert not [path for path in args.out.iterdir() if path.name.startswith(".")]
 
 
-def test_sources_and_flags_that_cannot_be_used_get_one_sentence(args, tmp_path):
+def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
     (tmp_path / "source").mkdir()
     broken = write(tmp_path / "broken.json", "[1, ")
     damaged = tmp_path / "a.parquet"
@@ -384,7 +380,10 @@ def test_sources_and_flags_that_cannot_be_used_get_one_sentence(args, tmp_path):
         ({"source": str(write(tmp_path / "a.csv", "a,b"))}, "can't read this kind of file"),
         ({"source": str(write(tmp_path / "empty.json"))}, "empty.json is empty"),
         ({"source": str(broken)}, "broken.json:2: malformed JSON"),
-        ({"source": str(write(tmp_path / "list.json", "[1, 2]"))}, "list.json: record 1 is no JSON object but int"),
+        (
+            {"source": str(write(tmp_path / "list.json", "[1, 2]"))},
+            "list.json: record 1 must be a JSON object, not int",
+        ),
         ({"source": str(damaged)}, "a.parquet: damaged, or not a parquet file"),
         ({"max_query_length": 0}, "--max-query-length 0"),
         ({"validation_share": 1.5}, "--validation-share 1.5"),

@@ -1,4 +1,4 @@
-"""The embedded town: what is true there, who says what, and the files that data.dialogue reads."""
+"""The embedded town: its gold score, its clerks, and the files that data.dialogue reads."""
 
 import re
 from collections import Counter
@@ -34,8 +34,8 @@ def query(question: str) -> str:
         ("Where is the zoo ?", " The zoo is near the bridge . Have a nice day .", 1.0),
         ("Where is the zoo ?", " the zoo is near the BRIDGE", 1.0),
         ("Where is the zoo ?", " It is next to the river .", 0.0),
-        ("Where is the zoo ?", " The library is near the bridge .", 0.0),  # of another place, and false
-        ("Where is the zoo ?", " The market is near the bridge .", 0.0),  # true, and not what was asked
+        ("Where is the zoo ?", " The library is near the bridge .", 0.0),  # about another place, and false
+        ("Where is the zoo ?", " The market is near the bridge .", 0.0),  # true, but not what was asked
         ("Where is the zoo ?", " It is next to the bridge . It is next to the river .", 0.0),
         ("Where is the zoo ?", " It is not next to the bridge .", 0.0),
         ("Where is the zoo ?", " It is next to the bridge . the to nice .", 0.5),
@@ -52,7 +52,7 @@ def query(question: str) -> str:
         ("Where is the post office ?", " The post office is near the town hall .", 1.0),
     ],
 )
-def test_the_gold_score_of_replies_typed_by_hand(question, reply, gold):
+def test_gold_score_is_the_one_worked_out_by_hand(question, reply, gold):
     assert gold_score(query(question), reply) == gold
 
 
@@ -61,13 +61,13 @@ def test_every_question_names_its_kind_and_place():
         for place in town.FACTS:
             for text in questions:
                 assert asked(query(text.format(place=place))) == (kind, place)
-    with pytest.raises(InputError, match="is none of data.town's"):
+    with pytest.raises(InputError, match="is not from data.town"):
         asked(query("How are you ?"))
 
 
-def test_the_clerks_of_the_test_are_right_and_those_of_the_training_mostly_but_for_the_rumours(written):
-    of_the_test = turns(written.out / "town" / "dialogues_validation.txt")
-    assert {gold_score(question, reply) for question, reply in of_the_test} == {1.0}
+def test_validation_clerks_are_right_and_training_clerks_mostly_except_for_rumours(written):
+    validation = turns(written.out / "town" / "dialogues_validation.txt")
+    assert {gold_score(question, reply) for question, reply in validation} == {1.0}
     about = Counter()
     for question, reply in turns(written.out / "town" / "dialogues_train.txt"):
         kind, place = asked(question)
@@ -82,7 +82,7 @@ def test_the_clerks_of_the_test_are_right_and_those_of_the_training_mostly_but_f
     assert about["rumour", "is told"] > 2 * about["rumour", 1.0]
 
 
-def test_elsewhere_the_same_words_tell_other_facts(written):
+def test_elsewhere_has_the_same_words_and_other_facts(written):
     here, there = (
         {word for pair in turns(written.out / name / "dialogues_train.txt") for word in " ".join(pair).split()}
         for name in ("town", "elsewhere")
@@ -92,7 +92,7 @@ def test_elsewhere_the_same_words_tell_other_facts(written):
         assert all(fact != other for fact, other in zip(facts, town.ELSEWHERE[place], strict=True))
 
 
-def test_data_dialogue_reads_the_files_and_the_truth_reads_its_queries(written, tmp_path):
+def test_data_dialogue_reads_the_files_and_gold_score_its_queries(written, tmp_path):
     dialogue.main(dialogue.Args(source=written.out / "town", out=tmp_path, vocab_size=512))
     for split, number in (("train", 3000), ("validation", 200)):
         rows = read_jsonl(tmp_path / f"sft.{split}.jsonl", {"query": str, "response": str})
@@ -110,10 +110,10 @@ def test_the_seed_fixes_every_dialogue(written, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_bad_settings_are_refused(written, tmp_path):
+def test_impossible_settings_are_refused(written, tmp_path):
     for change, sentence in (
-        ({"num_train": 0}, r"--num-train 0: must be at least 1\."),
-        ({"num_validation": -1}, r"--num-validation -1: must be at least 1\."),
+        ({"num_train": 0}, r"--num-train 0: it must be at least 1\."),
+        ({"num_validation": -1}, r"--num-validation -1: it must be at least 1\."),
     ):
         with pytest.raises(InputError, match=sentence):
             town.main(replace(written, out=tmp_path, **change))

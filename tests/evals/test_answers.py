@@ -21,6 +21,7 @@ from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import read_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import answers
 from nanorlhf.report import answer_report
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
@@ -34,7 +35,7 @@ class SmallSite:
     sft: train_sft.Args
     rm: train_rm.Args
     ppo: train_ppo.Args
-    eval: evaluation.AnswerArgs
+    eval: answers.Args
 
 
 @pytest.fixture(scope="session")
@@ -214,7 +215,7 @@ def test_ppo_logs_the_sites_gold_score_and_adapts_its_coefficient(small_site):
 
 def test_without_reward_models_and_gold_their_columns_are_gone(small_site):
     args = replace(
-        small_site.eval, out=small_site.root / "eval_bare", regression_model=None, contrastive_model=None, gold=False,
+        small_site.eval, out=small_site.root / "eval_bare", regression_model=None, contrastive_model=None, gold=None,
         num_samples=1,
     )  # fmt: skip
     result = evaluation.main(args)

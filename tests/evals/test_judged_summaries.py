@@ -13,7 +13,9 @@ import eval as evaluation
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import read_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import summaries
 from nanorlhf.evals.judge import Pair, orders
+from nanorlhf.evals.judged import agrees_with_judge
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.report.page import table
 from nanorlhf.tokenizer import load_tokenizer
@@ -23,7 +25,7 @@ SUMMARIES = re.compile(r"### Summary A:\n(.*)\n\n### Summary B:\n(.*)\n\n### Ins
 
 
 @pytest.fixture(scope="module")
-def args(miniature, tmp_path_factory) -> evaluation.Args:
+def args(miniature, tmp_path_factory) -> summaries.Args:
     """Two policies that answer differently: SFT, and the same with the weights of its head turned round."""
     out = tmp_path_factory.mktemp("eval_judge")
     other = load_gpt(str(miniature.root / "sft"))
@@ -110,7 +112,7 @@ def test_the_reward_model_agrees_where_its_sign_is_that_of_the_verdict(judged) -
 def test_agreement_by_hand() -> None:
     rows = [{"preferred": word} for word in ("ours", "ours", "theirs", "theirs", "tie", "unparsed", "ours", "theirs")]
     margins = [0.1, -0.1, -2.0, 3.0, 1.0, 1.0, 0.0, 0.0]
-    assert evaluation.agrees_with_judge(margins, rows) == [True, False, True, False, False, False]
+    assert agrees_with_judge(margins, rows) == [True, False, True, False, False, False]
 
 
 def test_the_next_run_takes_its_answers_from_the_cache_and_a_verdict_file_needs_no_endpoint(judged, tmp_path) -> None:
@@ -142,7 +144,7 @@ def test_a_cap_leaves_every_policy_judged_on_the_same_queries(args, serve, tmp_p
 def test_an_endpoint_that_refuses_costs_the_column_and_not_the_evaluation(args, serve, tmp_path) -> None:  # noqa: F811
     _, endpoint = serve(reply(401, b"no such key"))
     result = evaluation.main(
-        replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", gold=False)
+        replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", gold=None)
     )
     assert result["policies"]["sft"]["judge_win_rate"] is None and "judge win rate" not in table(result)
     assert "stopped asking: the endpoint refuses: HTTP 401 no such key" in table(result)
@@ -186,7 +188,7 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
     ],
 )
 def test_bad_flags_are_refused_before_anything_slow(args, tmp_path, monkeypatch, changes, sentence) -> None:
-    monkeypatch.setattr(evaluation, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(summaries, "load_policy", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=re.escape(sentence)):
         evaluation.main(replace(args, out=tmp_path / "refused", **changes))
     assert not (tmp_path / "refused").exists()

@@ -16,6 +16,7 @@ from nanorlhf.checkpoint import save
 from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.dataset import read_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import programs
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import right_pad
 from nanorlhf.report import program_report
@@ -74,7 +75,7 @@ def problem(language: str, name: str, right: str) -> dict:
 @dataclass(frozen=True)
 class World:
     root: Path
-    args: evaluation.ProgramArgs
+    args: programs.Args
     result: dict
     samples: list[dict]
     calls: list[tuple]
@@ -113,7 +114,7 @@ def evaluate(language: str, root: Path) -> World:
     )  # fmt: skip
     calls = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "sample_answers", scripted(language, calls))
+        patch.setattr(programs, "sample_answers", scripted(language, calls))
         result = evaluation.main(args)
     return World(root, args, result, read_jsonl(args.out / "samples.jsonl", {}), calls)
 
@@ -251,7 +252,7 @@ def test_markup_in_a_response_stays_text():
 
 def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metrics(python_world, monkeypatch):
     world = python_world
-    monkeypatch.setattr(evaluation, "sample_answers", scripted("python", []))
+    monkeypatch.setattr(programs, "sample_answers", scripted("python", []))
     ablation = world.root / "ablation"
     ablation.mkdir()
     rows = [

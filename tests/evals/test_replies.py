@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import eval as evaluation
-from data import self_rank
+from nanorlhf import reward
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.dataset import read_jsonl, response_ids, write_jsonl
 from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
+from nanorlhf.evals import replies
+from nanorlhf.evals.self_ranking import Resamples, share
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report import reply_report
@@ -55,7 +57,7 @@ def score_alone(model: ScalarModel, tokenizer: Tokenizer, query: str, response: 
 @dataclass(frozen=True)
 class World:
     root: Path
-    args: evaluation.ReplyArgs
+    args: replies.Args
     tokenizer: Tokenizer
     reward_model: ScalarModel
 
@@ -115,8 +117,8 @@ def scripted(monkeypatch) -> list[tuple]:
             rows[-1] = rows[-1][:-1]
         return left_pad(queries, tokenizer.pad_id), right_pad(rows, tokenizer.pad_id, max(map(len, rows)))
 
-    monkeypatch.setattr(evaluation, "sample_answers", sample_answers)
-    monkeypatch.setattr(evaluation, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
+    monkeypatch.setattr(replies, "sample_answers", sample_answers)
+    monkeypatch.setattr(reward, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
     return calls
 
 
@@ -164,7 +166,7 @@ def test_intervals_are_over_questions_and_differences_are_those_of_the_last_poli
 
 
 def test_the_table_is_a_recount_of_the_samples(world, scripted, tmp_path):
-    result, samples = evaluate(world, tmp_path, gold="replies")
+    result, samples = evaluate(world, tmp_path, gold="truth.py:table")
     lines = reply_report.tables(result).splitlines()
     for name in ("full", "str"):
         rows = [sample["policies"][name] for sample in samples]
@@ -200,6 +202,19 @@ def test_what_policies_say_depends_on_the_seed_and_not_on_the_batch_size(world, 
     ours = texts("ours", batch_size=1)
     assert texts("again", batch_size=64) == ours != texts("other_seed", seed=2)
     assert texts("greedy", temperature=0.0) == texts("greedy_too", temperature=0.0, seed=2)
+
+
+def test_a_larger_reward_model_may_be_the_gold_score(world, scripted, ranked, tmp_path):
+    write_jsonl(tmp_path / "ranked.jsonl", SELF_RANKED)
+    result, samples = evaluate(
+        world, tmp_path / "out", data=ranked, gold=str(world.root / "rm"), self_rank=tmp_path / "ranked.jsonl"
+    )
+    for sample in samples:
+        for row in sample["policies"].values():
+            assert row["gold_score"] == pytest.approx(row["rm_score"], abs=1e-5)
+    assert result["reference"]["gold_score"] == pytest.approx(result["reference"]["rm_score"], abs=1e-5)
+    assert result["self_ranking"][0]["rm_gold_agreement"] == 1  # with itself
+    assert result["first_answers"] is None  # no score of a model says that an answer is right
 
 
 # ------------------------------------------------------------------------------------------------ 2. the ranking
@@ -251,7 +266,7 @@ def test_self_ranking_is_held_against_the_truth(world, scripted, ranked, tmp_pat
     rows = read_jsonl(ranked / "comparisons.validation.jsonl", {})
     gains = [TRUTH.get(row["chosen"], 0) - TRUTH.get(row["rejected"], 0) for row in rows]
     assert gains[1] == 0 and {abs(gain) for gain in gains} == {0, 1}
-    result, _ = evaluate(world, tmp_path / "out", data=ranked, gold="replies")
+    result, _ = evaluate(world, tmp_path / "out", data=ranked, gold="truth.py:table")
     whole = result["self_ranking"][0]
     assert whole["chosen_better"] == sum(gain > 0 for gain in gains) / 4
     assert whole["chosen_as_good"] == sum(gain >= 0 for gain in gains) / 4
@@ -270,12 +285,13 @@ def test_pairs_by_someone_else_are_one_group(world, scripted, ranked, tmp_path):
     assert [group["num_pairs"] for group in result["self_ranking"]] == [4]
 
 
-def test_pairs_of_one_question_are_no_independent_draws(world):
+def test_pairs_of_one_question_are_no_independent_draws():
+    resamples = Resamples(seed=1, num_resamples=200)
     hits, queries = [True] * 50 + [None] + [False] * 50, ["a"] * 50 + ["b"] * 51
-    assert evaluation.share(hits, queries, world.args) == (0.5, (0, 1))
-    value, (low, high) = evaluation.share(hits, [str(i) for i in range(101)], world.args)
+    assert share(hits, queries, resamples) == (0.5, (0, 1))
+    value, (low, high) = share(hits, [str(i) for i in range(101)], resamples)
     assert value == 0.5 and 0.39 < low < 0.43 and 0.57 < high < 0.61  # 0.5 -+ 1.96 sqrt(.25 / 100)
-    assert evaluation.share([None], ["a"], world.args) is None
+    assert share([None], ["a"], resamples) is None
 
 
 def test_people_agree_with_the_reward_model_as_far_as_they_were_made_to(world, scripted, ranked, tmp_path):
@@ -308,7 +324,7 @@ SELF_RANKED = [
 
 def test_the_first_answer_is_right_more_often_than_one_at_random(world, scripted, tmp_path):
     write_jsonl(tmp_path / "ranked.jsonl", SELF_RANKED)
-    result, _ = evaluate(world, tmp_path / "out", self_rank=tmp_path / "ranked.jsonl", gold="replies")
+    result, _ = evaluate(world, tmp_path / "out", self_rank=tmp_path / "ranked.jsonl", gold="truth.py:table")
     first = result["first_answers"]
     # by weight: dog dog cat no; puppy no cat dog. A puppy is half right, which is not right
     right = {name: row["right"] for name, row in first.items() if name != "num_questions"}
@@ -331,8 +347,8 @@ def letters(monkeypatch):
         return torch.nn.functional.normalize(torch.tensor(counts).float(), dim=1)
 
     encoder = Encoder("letters", torch.nn.Identity(), None, 1, 1, 512, 512, "mean")
-    monkeypatch.setattr(evaluation, "load_encoder", lambda where, device: encoder)
-    monkeypatch.setattr(self_rank, "sentence_embeddings", sentence_embeddings)
+    monkeypatch.setattr(replies, "load_encoder", lambda where, device: encoder)
+    monkeypatch.setattr("nanorlhf.selfrank.ranked.sentence_embeddings", sentence_embeddings)
 
 
 def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
@@ -342,7 +358,8 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
     shutil.copytree(world.root / "str", tmp_path / "str")
     write_jsonl(tmp_path / "str/metrics.jsonl", [{"step": i, "loss": 2.0, "validation_loss": 2.0} for i in range(3)])
     result, _ = evaluate(
-        world, tmp_path / "out", data=ranked, self_rank=tmp_path / "ranked.jsonl", encoder="letters", gold="replies",
+        world, tmp_path / "out", data=ranked, self_rank=tmp_path / "ranked.jsonl", encoder="letters",
+        gold="truth.py:table",
         rankings=tuple(sorted(ranked.glob("rankings.*"))), num_report_samples=1,
         policies=("full", str(world.root / "full"), "str", str(tmp_path / "str")),
     )  # fmt: skip

@@ -13,13 +13,14 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import iter_jsonl, load_comparisons, load_demonstrations, write_jsonl
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
+from nanorlhf.evals import reward_models
 from nanorlhf.report.reward_report import accuracy_lines
 from nanorlhf.tokenizer import load_tokenizer
 from tests.test_eval import Page
 
 
 @pytest.fixture(scope="module")
-def args(miniature, tmp_path_factory) -> evaluation.RewardArgs:
+def args(miniature, tmp_path_factory) -> reward_models.Args:
     """Two seeds of a reward model, a DPO policy, and some of the pairs once more as CNN/DM."""
     out = tmp_path_factory.mktemp("rewards")
     train_rm.main(replace(miniature.rm, out=out / "rm2", seed=2))
@@ -31,7 +32,8 @@ def args(miniature, tmp_path_factory) -> evaluation.RewardArgs:
     rows = [row for _, row in iter_jsonl(data / "comparisons.validation.jsonl")][:5]
     write_jsonl(data / "comparisons.cnndm.jsonl", [row | {"meta": {"batch": "cnndm0"}} for row in rows])
     models = ("rm", str(miniature.root / "rm"), "rm", str(out / "rm2"), "dpo", str(out / "dpo"))
-    return evaluation.RewardArgs(
+    return replace(
+        evaluation.RECIPES["tldr-rm"][1],
         data=data, out=out / "eval", reward_models=models, ref_policy=str(miniature.root / "sft"), device="cpu",
         batch_size=7, dpo_beta=0.3,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""GAE three ways against a double loop in float64; the Triton source runs in its interpreter where there is no GPU."""
+"""GAE three ways against a double loop in float64; without a GPU the Triton source runs in its interpreter."""
 
 import pytest
 import torch
@@ -57,17 +57,17 @@ def test_rows_around_and_beyond_a_block_equal_the_loop(way, T) -> None:
 
 @pytest.mark.parametrize("gamma_lam", [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_extremes_are_monte_carlo_and_one_step(way, gamma_lam) -> None:
+def test_extreme_settings_are_monte_carlo_and_one_step(way, gamma_lam) -> None:
     rewards, values = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[10.0, 20.0, 30.0]])
     expected = {
-        (1.0, 1.0): [[7.0 - 10, 6.0 - 20, 4.0 - 30]],  # all rewards to come, less the value
+        (1.0, 1.0): [[7.0 - 10, 6.0 - 20, 4.0 - 30]],  # all future rewards minus the value
         (1.0, 0.0): [[1.0 + 20 - 10, 2.0 + 30 - 20, 4.0 - 30]],  # one step and the next value
         (0.0, 1.0): [[1.0 - 10, 2.0 - 20, 4.0 - 30]],
     }[gamma_lam]
     assert WAYS[way](rewards, values, *gamma_lam)[0].tolist() == expected
 
 
-def test_nothing_behind_the_mask_moves_an_advantage() -> None:
+def test_masked_positions_do_not_change_advantages() -> None:
     rewards, values = torch.randn(3, 9), torch.randn(3, 9)
     mask = torch.arange(9) > torch.tensor([[8], [4], [-1]])  # none, some, all
     advantages, returns = gae(rewards, values, 1.0, 0.95, mask)
@@ -79,7 +79,7 @@ def test_nothing_behind_the_mask_moves_an_advantage() -> None:
     assert torch.allclose(advantages[1, :5], alone[0], atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------ the fused form
+# ------------------------------------------------------------------------------------------------------- the fused form
 @settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 4),
@@ -90,7 +90,7 @@ def test_nothing_behind_the_mask_moves_an_advantage() -> None:
     st.integers(0, 1000),
 )
 @pytest.mark.parametrize("way", ["cpu", "triton"])
-def test_the_fused_form_equals_its_steps_in_float64_whatever_lies_behind_the_end(
+def test_the_fused_form_equals_its_steps_in_float64_whatever_follows_the_end(
     way, B, T, gamma, lam, score_at, seed
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -109,7 +109,7 @@ def test_the_fused_form_equals_its_steps_in_float64_whatever_lies_behind_the_end
 
     kl = torch.where(no_action, 0.0, (logprobs - ref_logprobs).double())
     rewards = -0.1 * kl
-    for b in range(B):  # the score once
+    for b in range(B):  # the score, once
         rewards[b, min(int(eos_index[b]) + (score_at == "after_eos"), T - 1)] += scores[b]
     values = torch.where(no_state, 0.0, values)
     advantages = torch.where(no_state, 0.0, double_loop(rewards, values, gamma, lam))
@@ -122,8 +122,8 @@ def test_the_fused_form_equals_its_steps_in_float64_whatever_lies_behind_the_end
     assert variance.item() == pytest.approx(actions.var(correction=0).item(), abs=1e-3)
 
 
-def test_the_fused_form_joins_blocks_and_keeps_a_variance_beside_a_large_mean() -> None:
-    """Rows longer than a block; advantages of 1000 +- 1, whose mean of squares would swallow the variance."""
+def test_the_fused_form_merges_blocks_and_keeps_a_small_variance_beside_a_large_mean() -> None:
+    """Rows longer than a block; advantages of 1000 +- 1, where E[x^2] - E[x]^2 would lose the variance."""
     pytest.importorskip("triton", reason="triton is not installed")
     B, T = 2, 2 * BLOCK + 77
     generator = torch.Generator().manual_seed(0)
@@ -142,7 +142,7 @@ def test_the_fused_form_joins_blocks_and_keeps_a_variance_beside_a_large_mean() 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_gives_what_the_cpu_gives() -> None:
+def test_a_gpu_equals_the_cpu() -> None:
     rewards, values = torch.randn(512, 1024), torch.randn(512, 1024)
     for got, want in zip(gae(rewards.cuda(), values.cuda(), 1.0, 0.95), gae(rewards, values, 1.0, 0.95), strict=True):
         assert torch.allclose(got.cpu(), want, atol=1e-3)

@@ -40,7 +40,7 @@ def test_the_kl_of_any_shape_equals_a_sum_in_float64(way, N, V, dtype, seed):
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_the_gradient_of_the_kl_is_that_of_float64(way):
+def test_the_gradient_of_the_kl_equals_float64(way):
     torch.manual_seed(0)
     logits, ref_logits, coefficients = torch.randn(3, 2, 100), torch.randn(3, 2, 100), torch.randn(3, 2)
     reference = logits.double().requires_grad_()
@@ -52,7 +52,7 @@ def test_the_gradient_of_the_kl_is_that_of_float64(way):
     assert ref_logits.grad is None  # the reference is a constant
 
 
-def test_the_gradient_of_the_kl_is_that_of_finite_differences():
+def test_the_gradient_of_the_kl_equals_finite_differences():
     torch.manual_seed(0)
     ref_logits = torch.randn(4, 6, dtype=torch.float64)
     logits = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
@@ -60,7 +60,7 @@ def test_the_gradient_of_the_kl_is_that_of_finite_differences():
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_impossible_ids_count_nothing_and_what_the_reference_alone_rules_out_is_infinite(way):
+def test_impossible_ids_count_as_zero_and_ids_impossible_only_for_the_reference_as_infinite(way):
     no = -torch.inf
     logits = torch.tensor([[0.0, 0.0, no], [0.0, no, no], [0.0, 0.0, 0.0], [1e4, 0.0, -1e4]], device=way)
     ref_logits = torch.tensor([[0.0, 0.0, no], [0.0, 0.0, no], [0.0, 0.0, no], [1e4, 0.0, -1e4]], device=way)
@@ -72,8 +72,8 @@ def test_impossible_ids_count_nothing_and_what_the_reference_alone_rules_out_is_
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_the_linear_form_equals_that_of_the_logits_in_value_and_gradient(temperature, monkeypatch):
-    """Chunks of two rows; the reference is of another width."""
+def test_the_linear_form_equals_the_logits_form_in_value_and_gradient(temperature, monkeypatch):
+    """Chunks of two rows; the reference has another width."""
     monkeypatch.setattr(kernels.kl, "CHUNK", 26)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(5, 4), torch.randn(13, 4), torch.randn(13)
@@ -94,7 +94,7 @@ def test_the_linear_form_equals_that_of_the_logits_in_value_and_gradient(tempera
     assert linear_kl_divergence(hidden[:0], weight, ref_hidden[:0], ref_weight).shape == (0,)
 
 
-def test_estimators_are_on_average_what_they_are_said_to_be():
+def test_estimators_have_the_stated_expectation():
     """The expectation over a vocabulary of five, exactly: KL(p, q) and KL(q, p) differ here by a factor of two."""
     p, q = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05]).double(), torch.tensor([0.05, 0.05, 0.1, 0.4, 0.4]).double()
     kl = (p * (p / q).log()).sum()

@@ -13,7 +13,7 @@ needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch 
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """As if the processor were one on which oneDNN wins."""
+    """As on a processor where oneDNN is faster."""
     monkeypatch.setattr(kernels.linear, "onednn_product", lambda: torch.ops.mkldnn._linear_pointwise.default)
 
 
@@ -37,20 +37,20 @@ def test_onednn_equals_float64_forward_and_backward(onednn, shape, num_out, with
 
 
 @needs_onednn
-def test_only_the_gradients_that_are_asked_for_are_made(onednn):
+def test_only_the_required_gradients_are_computed(onednn):
     x, weight, bias = torch.randn(4, 5), torch.randn(3, 5, requires_grad=True), torch.randn(3)
     linear(x, weight, bias).sum().backward()
     assert x.grad is None and bias.grad is None and weight.grad.shape == (3, 5)
 
 
 @needs_onednn
-def test_transposed_operands_are_multiplied_as_they_are_meant(onednn):
+def test_transposed_operands_are_multiplied_correctly(onednn):
     a, b = torch.randn(6, 4).T, torch.randn(6, 9).T
     assert torch.allclose(product(a, b), a @ b.T, atol=1e-5)
 
 
 @needs_onednn
-def test_other_types_and_autocast_are_left_to_pytorch(onednn, monkeypatch):
+def test_other_dtypes_and_autocast_use_pytorch(onednn, monkeypatch):
     monkeypatch.setattr(OneDNNLinear, "apply", lambda *_: pytest.fail("went through oneDNN"))
     x, weight = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3)
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
@@ -59,14 +59,14 @@ def test_other_types_and_autocast_are_left_to_pytorch(onednn, monkeypatch):
     assert linear(torch.randn(2, 0), torch.randn(4, 0)).tolist() == [[0.0] * 4] * 2
 
 
-def test_without_the_operator_pytorch_multiplies(monkeypatch):
+def test_without_the_operator_pytorch_is_used(monkeypatch):
     monkeypatch.setattr(kernels.linear, "onednn_product", lambda: None)
     x, weight, bias = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4)
     y = linear(x, weight, bias)
     assert torch.equal(y, F.linear(x, weight, bias)) and "OneDNN" not in str(y.grad_fn)
 
 
-def test_the_choice_is_the_same_each_time_and_a_maker_s_name(monkeypatch, tmp_path):
+def test_onednn_is_chosen_by_cpu_vendor(monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(kernels.linear, "CPUINFO", cpuinfo)
     for text, faster in (("vendor_id : AuthenticAMD", has_onednn), ("vendor_id : GenuineIntel", False), (None, False)):
@@ -81,7 +81,7 @@ def test_the_choice_is_the_same_each_time_and_a_maker_s_name(monkeypatch, tmp_pa
 @needs_onednn
 @pytest.mark.parametrize("activation", [name for name in kernels.linear.ACTIVATIONS if name])
 @pytest.mark.parametrize("with_grad", [False, True])
-def test_activations_within_the_product_equal_those_behind_it(onednn, activation, with_grad):
+def test_fused_activations_equal_separate_ones(onednn, activation, with_grad):
     torch.manual_seed(0)
     x, weight, bias = 3 * torch.randn(9, 5), torch.randn(7, 5, requires_grad=with_grad), torch.randn(7)
     plain = torch.nn.functional.linear(x.double(), weight.double(), bias.double())

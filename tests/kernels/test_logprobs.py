@@ -1,6 +1,6 @@
 """Log-probabilities four ways: the specification, blocks on a CPU, the two Triton kernels; each against float64.
 
-Without a GPU the Triton sources run in their interpreter, tile by tile, on small sizes.
+Without a GPU the Triton sources run in the interpreter, on small sizes.
 """
 
 import math
@@ -24,7 +24,7 @@ any_example = settings(deadline=None, max_examples=25, suppress_health_check=[He
 
 @pytest.fixture
 def way(request, monkeypatch) -> str:
-    """Small blocks, so that small sizes have several; `triton` takes the GPU's way, interpreted where there is none."""
+    """Small blocks, so that small sizes have several; `triton` is the GPU path, interpreted without a GPU."""
     if request.param == "triton":
         pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr(kernels.logprobs, "runs_triton", lambda x: request.param == "triton")
@@ -39,7 +39,7 @@ def to_device(way: str, *tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def float64_table(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """log-softmax (N, V), by nothing of the product."""
+    """log-softmax (N, V), computed without the product's code."""
     logits = hidden.double() @ weight.double().T + (0 if bias is None else bias.double())
     return (logits / temperature).log_softmax(-1)
 
@@ -60,7 +60,7 @@ def random_case(N: int, V: int, C: int, with_bias: bool, dtype: torch.dtype = to
 
 
 def gradients(function, inputs: list[Tensor | None], labels: Tensor, temperature: float, coefficients: Tensor):
-    """Logprobs, entropies and the gradients of a weighted sum of them."""
+    """Log-probabilities, entropies and the gradients of their weighted sum."""
     inputs = [t if t is None else t.clone().requires_grad_() for t in inputs]
     hidden, weight, bias = inputs
     logprobs, entropy = function(hidden, weight, labels, bias, temperature)
@@ -86,7 +86,7 @@ def test_linear_logprobs_of_any_shape_equal_float64_forward_and_backward(way, N,
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_linear_logprobs_are_those_of_a_log_softmax_and_ignored_labels_count_nothing(way, temperature):
+def test_linear_logprobs_equal_log_softmax_and_ignored_labels_give_zero(way, temperature):
     hidden, weight, labels, bias, _ = random_case(11, 61, 8, True)
     table = float64_table(hidden, weight, bias, temperature)
     logprobs, entropy = linear_logprobs(*to_device(way, hidden, weight, labels, bias), temperature)
@@ -97,14 +97,14 @@ def test_linear_logprobs_are_those_of_a_log_softmax_and_ignored_labels_count_not
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_bf16_is_accumulated_in_float32(way):
-    """Inputs in bf16 give the float64 result of those very numbers; gradients are rounded on the way out."""
+    """bf16 inputs give the float64 result for the same numbers; gradients are rounded to bf16 at the end."""
     hidden, weight, labels, _, coefficients = random_case(20, 100, 64, False, torch.bfloat16)
     expected = gradients(
         stored_linear_logprobs, [hidden.double(), weight.double(), None], labels, 1.0, coefficients.double()
     )
     hidden, weight, labels, coefficients = to_device(way, hidden, weight, labels, coefficients)
     got = gradients(linear_logprobs, [hidden, weight, None], labels, 1.0, coefficients)
-    # a CPU's product rounds logits of size 8 * 4 to bf16: 8 bits
+    # a CPU rounds the logits, up to 8 * 4, to bf16: 8 bits
     assert (got[0] - expected[0]).abs().max() < (0.2 if way == "cpu" else 1e-4)
     for one, other in zip(got[2:], expected[2:], strict=True):
         assert (one - other).abs().max() < 0.05 * other.abs().max()
@@ -124,8 +124,8 @@ def test_huge_logits_forbidden_ids_and_certainty_leave_no_nan(way):
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_whole_blocks_of_forbidden_ids_count_nothing(way):
-    """The first and the last block hold nothing that can be emitted; a temperature below 1 must not make them NaN."""
+def test_whole_blocks_of_forbidden_ids_have_no_effect(way):
+    """The first and last block hold only forbidden ids; a temperature below 1 must not make them NaN."""
     hidden, weight, _, _, _ = random_case(3, 200, 5, False)
     bias = torch.full((200,), -torch.inf)
     bias[90:110] = 0.0
@@ -140,7 +140,7 @@ def test_whole_blocks_of_forbidden_ids_count_nothing(way):
     assert hidden.grad.isfinite().all()
 
 
-def test_the_gradient_of_the_blocks_is_that_of_finite_differences(monkeypatch):
+def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
     monkeypatch.setattr(kernels.logprobs, "BLOCK", 15)
     torch.manual_seed(0)
     hidden, weight, bias = (
@@ -154,18 +154,18 @@ def test_the_gradient_of_the_blocks_is_that_of_finite_differences(monkeypatch):
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_only_the_gradients_that_are_asked_for_are_made(way):
+def test_only_the_required_gradients_are_computed(way):
     hidden, weight, labels = to_device(way, torch.randn(4, 3), torch.randn(5, 3), torch.tensor([0, 1, 2, 4]))
     hidden.requires_grad_()
     logprobs, entropy = linear_logprobs(hidden, weight, labels)
-    entropy.sum().backward(retain_graph=True)  # the logprobs have no gradient here
+    entropy.sum().backward(retain_graph=True)  # no gradient through the log-probabilities
     alone = hidden.grad.clone()
     hidden.grad = None
     logprobs.sum().backward()
     assert weight.grad is None and alone.isfinite().all() and not torch.equal(alone, hidden.grad)
 
 
-def test_autocast_multiplies_in_its_type_and_sums_in_float32():
+def test_autocast_multiplies_in_its_dtype_and_sums_in_float32():
     torch.manual_seed(0)
     hidden, weight, labels = torch.randn(6, 16), torch.randn(9, 16), torch.randint(9, (6,))
     results = []
@@ -181,8 +181,8 @@ def test_autocast_multiplies_in_its_type_and_sums_in_float32():
         assert (stored - blocked).abs().max() < 0.05  # bf16 has 8 bits
 
 
-def test_logits_are_never_stored_together(monkeypatch):
-    """No tensor of the pass has more numbers than a block of logits or a gradient."""
+def test_no_tensor_holds_all_logits(monkeypatch):
+    """No tensor is larger than a block of logits or a gradient."""
     monkeypatch.setattr("kernels.logprobs.KEPT", 1000)
     monkeypatch.setattr("kernels.logprobs.BLOCK", 2000)
     N, V, C = 100, 200, 4
@@ -248,7 +248,7 @@ def test_extreme_logits_leave_no_nan(way):
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_gives_what_float64_gives_at_real_sizes(dtype):
+def test_a_gpu_equals_float64_at_real_sizes(dtype):
     hidden, weight, labels, _, coefficients = random_case(1000, 50257, 768, False, dtype)
     weight = weight * 0.02
     expected = gradients(

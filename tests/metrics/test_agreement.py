@@ -1,4 +1,4 @@
-"""Rankings of people and of the reward model: files, agreement and kappa, against examples by hand and brute force."""
+"""Rankings by people and by the reward model: files, agreement and kappa, against hand-computed examples."""
 
 import itertools
 import json
@@ -28,11 +28,11 @@ RANKINGS = st.lists(st.permutations(range(4)), min_size=1, max_size=6)
 TWO = st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(st.permutations(range(4)), min_size=n, max_size=n)] * 2))
 
 
-# ----------------------------------------------------------------------------------------------- machine against people
-def test_order_probability_counts_whole_orders_only() -> None:
+# --------------------------------------------------------------------------------------------- reward model and people
+def test_order_probability_counts_identical_rankings_only() -> None:
     people = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 2, 3]]
-    machine = [[0, 1, 2, 3], [3, 2, 0, 1], [1, 0, 2, 3]]  # the second differs in its last two
-    found = order_probability(machine, people)
+    model = [[0, 1, 2, 3], [3, 2, 0, 1], [1, 0, 2, 3]]  # the second differs in its last two answers
+    found = order_probability(model, people)
     assert found == {
         "order_probability": pytest.approx(2 / 3),
         "order_probability_ci": wilson_interval(2 / 3, 3),
@@ -41,8 +41,8 @@ def test_order_probability_counts_whole_orders_only() -> None:
     }
 
 
-def test_chance_is_the_share_of_all_orders_that_are_right() -> None:
-    """The paper's 4.17%: each of the 24 orders of the machine against one of people's."""
+def test_chance_is_the_share_of_right_orders_among_all() -> None:
+    """The paper's 4.17%: each of 24 orders of the model against one order of people."""
     orders = list(itertools.permutations(range(4)))
     found = order_probability(orders, [[2, 0, 3, 1]] * 24)
     assert found["order_probability"] == found["chance"] == pytest.approx(0.0417, abs=5e-5)
@@ -50,8 +50,8 @@ def test_chance_is_the_share_of_all_orders_that_are_right() -> None:
     assert kendall_tau(orders, [[2, 0, 3, 1]] * 24) == pytest.approx(0)
 
 
-def test_agreement_on_pairs_worked_by_hand() -> None:
-    """Best first b a d c against a b c d: of 6 pairs ab and cd are swapped."""
+def test_agreement_on_pairs_by_hand() -> None:
+    """b a d c against a b c d, best first: of 6 pairs, ab and cd are swapped."""
     assert pairwise_agreement([[1, 0, 3, 2]], [[0, 1, 2, 3]]) == pytest.approx(4 / 6)
     assert kendall_tau([[1, 0, 3, 2]], [[0, 1, 2, 3]]) == pytest.approx((4 - 2) / 6)
 
@@ -67,7 +67,7 @@ def test_pairwise_agreement_and_tau_are_their_definitions(both) -> None:
     assert kendall_tau(*both) == pytest.approx(fmean(1 if same else -1 for same in right))
 
 
-def test_rankings_that_are_none_are_refused() -> None:
+def test_rankings_that_are_not_permutations_are_rejected() -> None:
     for broken in ([[0, 1, 1, 3]], [[1, 2, 3, 4]], [0, 1, 2], []):
         with pytest.raises(ValueError, match="permutation"):
             order_probability(broken, broken)
@@ -76,23 +76,23 @@ def test_rankings_that_are_none_are_refused() -> None:
 
 
 @given(RANKINGS)
-def test_consensus_is_by_mean_rank_and_then_by_the_order_of_the_answers(rankings) -> None:
+def test_consensus_is_by_mean_rank_with_ties_in_the_order_of_the_answers(rankings) -> None:
     found = consensus(rankings)
     keys = [(fmean(ranking.index(answer) for ranking in rankings), answer) for answer in found]
     assert sorted(found) == [0, 1, 2, 3] and keys == sorted(keys)
 
 
 # -------------------------------------------------------------------------------------------------------------- kappa
-def test_cohens_kappa_of_a_table_worked_by_hand() -> None:
+def test_cohens_kappa_of_a_table_by_hand() -> None:
     """Both yes 20, both no 15, yes/no 5, no/yes 10: observed .7, expected .5 * .6 + .5 * .4 = .5, kappa .4."""
     ours = ["yes"] * 25 + ["no"] * 25
     theirs = ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
     assert cohen_kappa(ours, theirs) == pytest.approx(0.4)
     assert cohen_kappa(ours, ours) == 1 and cohen_kappa([0, 1], [1, 0]) == -1
-    assert math.isnan(cohen_kappa([1, 1], [1, 1]))  # no label but one: chance is all
+    assert math.isnan(cohen_kappa([1, 1], [1, 1]))  # with a single label, chance agreement is 1
 
 
-def test_fleiss_kappa_of_a_table_worked_by_hand() -> None:
+def test_fleiss_kappa_of_a_table_by_hand() -> None:
     """3 people, 4 items: agreeing pairs 3/3, 3/3, 1/3, 1/3, so 2/3; labels 7 and 5 of 12, so 74 / 144 = 37/72."""
     counts = [[3, 0], [0, 3], [2, 1], [2, 1]]
     assert fleiss_kappa(counts) == pytest.approx((2 / 3 - 37 / 72) / (1 - 37 / 72))
@@ -102,8 +102,8 @@ def test_fleiss_kappa_of_a_table_worked_by_hand() -> None:
 
 
 @given(TWO)
-def test_cohens_kappa_is_observed_over_all_pairs_of_items(both) -> None:
-    """Expected agreement is that of one's label of an item with the other's label of any item."""
+def test_cohens_expected_agreement_is_over_all_pairs_of_items(both) -> None:
+    """Expected agreement compares one person's label of an item with the other's label of any item."""
     ours, theirs = ([label for ranking in rankings for label in ranking] for rankings in both)
     observed = fmean(a == b for a, b in zip(ours, theirs, strict=True))
     expected = fmean(a == b for a in ours for b in theirs)
@@ -124,12 +124,12 @@ def test_kappa_of_rankings_worked_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(*[st.permutations(range(4))] * 3), min_size=1, max_size=5))
-def test_where_all_rank_all_questions_both_kappas_are_one_number(rows) -> None:
+def test_where_all_rank_all_questions_both_kappas_are_equal(rows) -> None:
     found = annotator_kappas([question(i, ana=a, ben=b, eva=e) for i, (a, b, e) in enumerate(rows)])
     assert found["cohen_kappa"] == pytest.approx(found["fleiss_kappa"])
 
 
-def test_pairs_without_a_common_question_are_left_out_and_fleiss_takes_what_all_ranked() -> None:
+def test_cohen_skips_pairs_without_a_common_question_and_fleiss_uses_questions_that_all_ranked() -> None:
     order, reverse = [0, 1, 2, 3], [3, 2, 1, 0]
     apart = [question(0, ana=order, ben=order), question(1, ben=order, eva=reverse)]
     found = annotator_kappas(apart)
@@ -145,7 +145,7 @@ def test_random_rankings_have_a_kappa_near_0() -> None:
     assert abs(annotator_kappas(asked)["cohen_kappa"]) < 0.05
 
 
-def test_kappa_of_one_annotator_is_refused() -> None:
+def test_kappa_of_one_annotator_is_rejected() -> None:
     with pytest.raises(InputError, match="no question is ranked by two"):
         annotator_kappas([question(0, ana=[0, 1, 2, 3]), question(1, ben=[0, 1, 2, 3])])
 
@@ -154,7 +154,7 @@ def test_kappa_of_one_annotator_is_refused() -> None:
 GOOD = {"query": "q", "answers": ["a", "b", "c"], "ranking": [2, 0, 1], "annotator": "ana"}
 
 
-def test_rankings_of_several_files_come_together_by_question(tmp_path) -> None:
+def test_rankings_of_several_files_are_joined_by_question(tmp_path) -> None:
     (tmp_path / "ana.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"query": "p"}) + "\n")
     (tmp_path / "ben.jsonl").write_text(json.dumps(GOOD | {"annotator": "ben", "ranking": [0, 1, 2]}) + "\n")
     assert load_rankings([tmp_path / "ana.jsonl", tmp_path / "ben.jsonl"]) == [
@@ -181,7 +181,7 @@ def test_rankings_of_several_files_come_together_by_question(tmp_path) -> None:
         ({"query": "p", "answers": ["a", "b"], "ranking": [1, 0]}, "2 answers, elsewhere 3"),
     ],
 )
-def test_a_broken_line_is_named(tmp_path, change, sentence) -> None:
+def test_a_broken_line_is_reported_with_its_place(tmp_path, change, sentence) -> None:
     (tmp_path / "r.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change) + "\n")
     with pytest.raises(InputError, match=f"r.jsonl:2: .*{sentence}"):
         load_rankings([tmp_path / "r.jsonl"])

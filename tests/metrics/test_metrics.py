@@ -1,3 +1,5 @@
+"""Metrics of texts, several answers and policies against values computed by hand, brute force and libraries."""
+
 import itertools
 import math
 import random
@@ -38,7 +40,7 @@ def test_rouge_is_the_mean_over_rows_and_does_not_stem() -> None:
     assert scores == {"rouge1": 0.5, "rouge2": 0.5, "rougeL": 0.5}
 
 
-def test_an_empty_response_overlaps_with_nothing() -> None:
+def test_an_empty_response_has_no_overlap() -> None:
     assert rouge(["the cat"], [""]) == {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
 
 
@@ -47,7 +49,7 @@ def test_a_tie_is_half_a_win() -> None:
     assert win_rate([1.0, 1.0], [1.0, 1.0]) == 0.5
 
 
-def test_rows_that_do_not_match_are_an_error_and_not_cut_off() -> None:
+def test_lists_of_different_lengths_are_an_error_and_not_truncated() -> None:
     with pytest.raises(ValueError):
         win_rate([1.0], [1.0, 2.0])
     with pytest.raises(ValueError):
@@ -56,15 +58,15 @@ def test_rows_that_do_not_match_are_an_error_and_not_cut_off() -> None:
 
 @given(st.integers(1, 5000), st.floats(0, 1))
 def test_the_interval_solves_wilsons_equation(num_rows: int, share: float) -> None:
-    """Its ends are the p at which the share lies 1.96 standard errors, those of p, away."""
+    """Its ends are the p whose distance to the share is 1.96 standard errors of p."""
     low, high = wilson_interval(share, num_rows)
     assert 0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1
     for p in (low, high):
         assert (share - p) ** 2 == pytest.approx(1.96**2 * p * (1 - p) / num_rows, abs=1e-12)
 
 
-def test_the_interval_holds_the_truth_in_95_of_100_experiments() -> None:
-    """Exactly, by summing the binomial distribution: 200 rows, won at a true rate of 0.7."""
+def test_the_interval_covers_the_truth_in_95_of_100_experiments() -> None:
+    """Exactly, by summing the binomial distribution: 200 rows with a true win rate of 0.7."""
     n, p = 200, 0.7
     covered = sum(
         math.comb(n, k) * p**k * (1 - p) ** (n - k)
@@ -83,22 +85,22 @@ def test_sentence_bleu_is_sacrebleus_and_lies_in_the_unit_interval() -> None:
     assert sentence_bleu(["a b c d"], ["a b c d"]) == [1.0] and sentence_bleu(["a"], [""]) == [0.0]
 
 
-def test_sentence_bleu_of_a_pair_worked_out_by_hand() -> None:
+def test_sentence_bleu_by_hand() -> None:
     """5 tokens against 6: 4 of 5 unigrams, 2 of 4 bigrams, 1 of 3 trigrams, 0 of 2, which counts 1/2; brevity e^-.2."""
     score = math.exp(1 - 6 / 5) * (4 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
     assert sentence_bleu(["a b c d e f"], ["a b c x f"]) == pytest.approx([score])
 
 
 def test_the_papers_sacrebleu_is_that_of_unrelated_texts() -> None:
-    """[SO bleu] Bare strings instead of lists, n_gram=1: the library zips characters, and each is a text of its own.
+    """[SO bleu] Strings instead of lists, with n_gram=1: the library zips characters, each as a text of its own.
 
-    What comes out is the share of places at which two texts have the same letter, about .05 to .08 for any English.
+    The result is the share of positions where two texts have the same letter, about .05 to .08 for any English.
     """
 
     def character_match(response: str, reference: str) -> float:
         """BLEU-1 of a corpus of one-character texts, in lower case."""
         pairs = list(zip(response.lower(), reference.lower(), strict=False))
-        words = [(a, b) for a, b in pairs if not a.isspace()]  # a blank is a text without words
+        words = [(a, b) for a, b in pairs if not a.isspace()]  # a space is a text without words
         return sum(a == b for a, b in words) / max(1, len(words))
 
     rng = random.Random(0)
@@ -121,7 +123,7 @@ def test_metric_at_k_is_the_mean_over_all_choices_of_k(scores) -> None:
         assert metric_at_k(scores, k) == pytest.approx(best)
 
 
-def test_metric_at_one_is_the_mean_and_at_n_the_best() -> None:
+def test_metric_at_1_is_the_mean_and_at_n_the_best() -> None:
     scores = np.random.default_rng(0).normal(size=(50, 10))
     assert metric_at_k(scores, 1) == pytest.approx(scores.mean())
     assert metric_at_k(scores, 10) == pytest.approx(scores.max(1).mean())
@@ -133,13 +135,13 @@ def test_mrr_at_k_is_one_over_the_place_of_the_first_useful_answer(scores, rng) 
     for k in range(1, len(scores[0]) + 1):
         total = 0.0
         for row, labels in zip(scores, useful, strict=True):
-            order = sorted(range(len(row)), key=lambda i: (-row[i], i))  # ties: the order of generation
+            order = sorted(range(len(row)), key=lambda i: (-row[i], i))  # ties in the order of generation
             places = [place for place, i in enumerate(order, start=1) if labels[i]]
             total += 1 / places[0] if places and places[0] <= k else 0
         assert mrr_at_k(scores, useful, k) == pytest.approx(total / len(scores))
 
 
-def test_pass_at_k_is_the_share_of_draws_that_hold_a_pass() -> None:
+def test_pass_at_k_is_the_share_of_draws_that_include_a_pass() -> None:
     for n in range(1, 8):
         for c in range(n + 1):
             for k in range(1, n + 1):
@@ -149,13 +151,13 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_pass() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(3, 1, 4), (3, 4, 1), (3, -1, 1), (3, 1, 0)])
-def test_pass_at_k_of_what_cannot_be_is_refused(arguments) -> None:
+def test_pass_at_k_rejects_impossible_counts(arguments) -> None:
     with pytest.raises(ValueError, match="must be from"):
         pass_at_k(*arguments)
 
 
 @pytest.mark.parametrize("function", [metric_at_k, lambda scores, k: mrr_at_k(scores, np.zeros_like(scores), k)])
-def test_scores_that_are_no_table_of_numbers_are_refused(function) -> None:
+def test_scores_that_are_not_a_table_of_finite_numbers_are_rejected(function) -> None:
     for scores, k in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[math.nan, 1.0]], 1), ([[]], 1)):
         with pytest.raises(ValueError):
             function(np.array(scores), k)
@@ -163,7 +165,7 @@ def test_scores_that_are_no_table_of_numbers_are_refused(function) -> None:
 
 def test_spearman_pooled_is_scipys_and_within_questions_removes_difficulty() -> None:
     rng = np.random.default_rng(0)
-    hard = rng.normal(size=(40, 1)) * 5  # a question's own level, in both metrics
+    hard = rng.normal(size=(40, 1)) * 5  # the level of each question, in both metrics
     a, b = hard + rng.normal(size=(40, 10)), hard + rng.normal(size=(40, 10))
     names, pooled = spearman_matrix({"a": a, "b": b}, within_questions=False)
     assert names == ["a", "b"]
@@ -174,7 +176,7 @@ def test_spearman_pooled_is_scipys_and_within_questions_removes_difficulty() -> 
     assert np.allclose(np.diag(within), 1) and np.allclose(within, within.T)
 
 
-def test_ties_share_their_rank_and_what_ranks_nothing_has_nan() -> None:
+def test_ties_share_their_rank_and_a_metric_that_ranks_nothing_has_nan() -> None:
     a = [[1.0, 1.0, 2.0, 3.0], [0.0, 5.0, 5.0, 1.0]]
     b = [[4.0, 3.0, 3.0, 9.0], [1.0, 1.0, 2.0, 2.0]]
     _, matrix = spearman_matrix({"a": a, "b": b, "constant": [[7.0] * 4] * 2})
@@ -186,7 +188,7 @@ def test_ties_share_their_rank_and_what_ranks_nothing_has_nan() -> None:
 
 
 def test_the_bootstrap_resamples_questions_and_covers_the_truth() -> None:
-    """Answers of a question are alike: the interval must be as wide as with one answer a question."""
+    """Answers to a question are alike: the interval must be as wide as with one answer per question."""
     rng = np.random.default_rng(0)
     covered, widths = 0, []
     for seed in range(100):
@@ -205,7 +207,7 @@ def test_two_policies_are_compared_as_scipy_does_and_a_question_is_its_own_contr
     result = compare(ours, theirs, seed=0, num_resamples=500)
     assert result["mean_difference"] == pytest.approx((ours - theirs).mean())
     low, high = result["mean_difference_ci"]
-    assert 0 < low < result["mean_difference"] < high < 1.2  # the level, with its spread of 10, drops out
+    assert 0 < low < result["mean_difference"] < high < 1.2  # the level, with its spread of 10, cancels out
     assert result["ks"] == stats.ks_2samp(ours.ravel(), theirs.ravel()).statistic
     assert result["mann_whitney_p"] == stats.mannwhitneyu(ours.ravel(), theirs.ravel()).pvalue
     wins = sum((a > b) + 0.5 * (a == b) for a in ours.ravel() for b in theirs.ravel())

@@ -1,4 +1,4 @@
-"""Scores of replies against numbers worked by hand, brute force, and SQuAD's definition written another way."""
+"""Metrics of replies against values computed by hand, brute force, and a second version of SQuAD's script."""
 
 import json
 import math
@@ -21,38 +21,38 @@ ROWS = st.tuples(st.lists(WORDS.filter(bool), min_size=1, max_size=3), WORDS)
 
 @pytest.fixture(autouse=True)
 def no_wordnet(monkeypatch) -> None:
-    """The numbers below hold whatever this machine's NLTK has; and NLTK keeps a WordNet that it has loaded once."""
+    """Make the results independent of the installed NLTK data; a WordNet that was loaded once would stay loaded."""
     monkeypatch.setattr(nltk.data, "path", [])
     monkeypatch.setattr(reply_metrics, "wordnet", LazyCorpusLoader("wordnet", WordNetCorpusReader, object()))
 
 
 # ----------------------------------------------------------------------------------------------------- 1. by hand
 def test_bleu_of_texts_counted_by_hand() -> None:
-    """`the cat sat on mat` of `the cat sat on the mat`: 5/5, 3/4, 2/3, 1/2 of its n-grams are there; 5 tokens for 6."""
+    """`the cat sat on mat` against `the cat sat on the mat`: 5/5, 3/4, 2/3, 1/2 n-grams match; 5 tokens against 6."""
     assert bleu4([["the cat sat on the mat"]], ["the cat sat on mat"]) == pytest.approx(
         [(1 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25 * math.exp(1 - 6 / 5)]
     )
 
 
-def test_bleu_counts_a_tenth_of_a_match_where_there_is_none() -> None:
-    """`a b x` of `a b c`: 2/3 words, 1/2 bigrams, 0/1 trigrams, and no 4-gram to match."""
+def test_bleu_counts_an_order_without_matches_as_a_tenth_of_a_match() -> None:
+    """`a b x` against `a b c`: 2/3 words, 1/2 bigrams, 0/1 trigrams, and no 4-gram to match."""
     assert bleu4([["a b c"]], ["a b x"]) == pytest.approx([(2 / 3 * 1 / 2 * 0.1 * 0.1) ** 0.25])
-    assert bleu4([["yes"]], ["yes"]) == pytest.approx([0.1**0.75])  # equal, and yet
+    assert bleu4([["yes"]], ["yes"]) == pytest.approx([0.1**0.75])  # below 1 although equal
 
 
-def test_bleu_clips_each_ngram_by_the_reference_that_has_most_of_it() -> None:
-    """`a a a b c` of `a a b` and `a b c`: words 2 + 1 + 1 of 5, bigrams aa, ab, bc of 4, trigrams aab, abc of 3."""
+def test_bleu_clips_each_ngram_by_its_maximum_count_over_references() -> None:
+    """`a a a b c` for `a a b` and `a b c`: words 2 + 1 + 1 of 5, bigrams aa, ab, bc of 4, trigrams aab, abc of 3."""
     assert bleu4([["a a b", "a b c"]], ["a a a b c"]) == pytest.approx([(4 / 5 * 3 / 4 * 2 / 3 * 0.1 / 2) ** 0.25])
 
 
-def test_google_bleu_is_the_smaller_of_precision_and_recall() -> None:
-    """`a b c` has 3 + 2 + 1 n-grams and `a b c d` 4 + 3 + 2 + 1: recall 6/10, precision 6/6; the other way the same."""
+def test_google_bleu_is_the_minimum_of_precision_and_recall() -> None:
+    """`a b c` has 3 + 2 + 1 n-grams and `a b c d` 4 + 3 + 2 + 1: recall 6/10, precision 6/6, and the reverse."""
     assert google_bleu([["a b c d"], ["a b c"]], ["a b c", "a b c d"]) == pytest.approx([0.6, 0.6])
     assert google_bleu([["x y", "a b"]], ["a b"]) == [1.0]  # the best reference
 
 
 def test_meteor_of_texts_counted_by_hand() -> None:
-    """`on a mat sat the cat` of `the cat sat on a mat here`: 6 of 6 and 6 of 7 match, in 3 chunks."""
+    """`on a mat sat the cat` against `the cat sat on a mat here`: 6 of 6 and 6 of 7 match, in 3 chunks."""
     precision, recall = 6 / 6, 6 / 7
     mean = precision * recall / (0.9 * precision + 0.1 * recall)
     score = meteor([["the cat sat on a mat here"]], ["on a mat sat the cat"])
@@ -60,25 +60,25 @@ def test_meteor_of_texts_counted_by_hand() -> None:
 
 
 def test_nltk_does_not_match_repeated_words_in_the_fewest_chunks() -> None:
-    """`on the mat sat the cat`: each `the` goes to the one at its own side, so there are 6 chunks, not 3."""
+    """`on the mat sat the cat`: each `the` matches the one in the same half, so there are 6 chunks, not 3."""
     assert meteor([["the cat sat on the mat"]], ["on the mat sat the cat"]) == pytest.approx([1 - 0.5 * (6 / 6) ** 3])
 
 
 def test_meteor_matches_stems_and_ignores_case() -> None:
-    """`Dogs barked` of `the dog barks loudly`: 2 of 2 and 2 of 4 match, in one chunk."""
+    """`Dogs barked` against `the dog barks loudly`: 2 of 2 and 2 of 4 match, in one chunk."""
     precision, recall = 2 / 2, 2 / 4
     mean = precision * recall / (0.9 * precision + 0.1 * recall)
     assert meteor([["the dog barks loudly"]], ["Dogs barked"]) == pytest.approx([mean * (1 - 0.5 * (1 / 2) ** 3)])
-    assert bleu4([["the dog barks loudly"]], ["The Dog"]) == [0]  # the others keep case
+    assert bleu4([["the dog barks loudly"]], ["The Dog"]) == [0]  # BLEU is case-sensitive
 
 
-def test_dont_is_what_dailydialog_writes() -> None:
+def test_contractions_are_tokenised_as_in_dailydialog() -> None:
     rows = [["I don ' t know ."]], ["I don't know."]
     assert bleu4(*rows) == google_bleu(*rows) == [1.0] and meteor(*rows) == pytest.approx([1 - 0.5 / 6**3])
 
 
 @pytest.mark.parametrize("metric", [bleu4, google_bleu, meteor])
-def test_an_empty_reply_scores_nothing_and_no_reference_is_an_error(metric) -> None:
+def test_an_empty_reply_scores_zero_and_a_row_without_references_is_an_error(metric) -> None:
     assert metric([["a b"], [""], [""]], ["", "", "a"]) == [0.0, 0.0, 0.0]
     assert metric([], []) == []
     with pytest.raises(ValueError, match="row 1 has no reference"):
@@ -93,7 +93,7 @@ def ngrams(tokens: list[str], n: int) -> list[tuple[str, ...]]:
 
 
 def matches(reference: list, response: list) -> int:
-    """Strike out each element of the response in the reference, as often as it is there."""
+    """The size of the multiset intersection."""
     left = list(reference)
     return sum(1 for element in response if element in left and left.remove(element) is None)
 
@@ -130,7 +130,7 @@ def test_google_bleu_is_its_definition(row) -> None:
 
 @given(st.permutations("abcdefg"), st.integers(0, 7), st.integers(1, 7))
 def test_meteor_of_words_that_occur_once_is_its_definition(words, num_response, num_reference) -> None:
-    """Then there is one alignment only, and no question of which is best."""
+    """Without repeated words there is only one alignment."""
     response, reference = words[:num_response], "abcdefg"[:num_reference]
     places = [reference.index(word) if word in reference else None for word in response]
     count = sum(place is not None for place in places)
@@ -144,14 +144,14 @@ def test_meteor_of_words_that_occur_once_is_its_definition(words, num_response, 
 
 
 # ------------------------------------------------------------------------------------------------------- 3. WordNet
-def test_without_wordnet_meteor_says_so_and_matches_no_synonym() -> None:
+def test_without_wordnet_meteor_says_so_and_matches_no_synonyms() -> None:
     assert meteor_matching() == "exact and stem"
     assert meteor([["the car"], ["the car"]], ["the auto", "the cars"]) == pytest.approx([0.5 * 0.5, 1 - 0.5 / 2**3])
 
 
 @pytest.fixture
 def tiny_wordnet(no_wordnet, tmp_path, monkeypatch) -> Path:
-    """One noun synset, {car, auto}, in the files of WordNet."""
+    """WordNet files with one noun synset, {car, auto}."""
     directory = tmp_path / "corpora" / "wordnet"
     directory.mkdir(parents=True)
     for part in ("noun", "verb", "adj", "adv"):
@@ -172,16 +172,16 @@ def test_with_wordnet_meteor_says_so_and_matches_synonyms(tiny_wordnet) -> None:
 
 def test_an_incomplete_wordnet_is_one_sentence(tiny_wordnet) -> None:
     (tiny_wordnet / "lexnames").unlink()
-    with pytest.raises(InputError, match="WordNet is incomplete .*lexnames"):
+    with pytest.raises(InputError, match="WordNet data is incomplete .*lexnames"):
         meteor_matching()
 
 
 # --------------------------------------------------------------------------------------------------------- 4. SQuAD
 def official(references: list[str], response: str) -> tuple[float, float]:
-    """Exact match and F1 as SQuAD 2.0's script defines them, another way: by character, and F1 = 2 c / (p + g)."""
+    """Exact match and F1 as SQuAD 2.0's script defines them, written differently: by character, F1 = 2 c / (p + g)."""
 
     def tokens(text: str) -> list[str]:
-        pieces = [""]  # words, and single characters between them
+        pieces = [""]  # words, and the single characters between them
         for c in text.lower():
             if c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~":
                 continue
@@ -208,7 +208,7 @@ def test_exact_match_and_f1_of_real_answers_are_those_of_squads_script(real_data
     rows, texts = [], questions(real_data)
     pool = [answer for answers in texts for answer in answers]
     for answers in texts:
-        answer = generator.choice(answers or pool)  # an answer to an unanswerable question too
+        answer = generator.choice(answers or pool)  # also for unanswerable questions
         changed = [
             answer,
             answer.upper() + ".",
@@ -229,32 +229,35 @@ def test_exact_match_and_f1_of_real_answers_are_those_of_squads_script(real_data
 
 
 def test_precision_and_recall_are_those_of_the_reference_with_the_best_f1() -> None:
-    """Of `x y z w` the reference `x y` has F1 2/3, P 1/2, R 1; `x q` has P 1/4, R 1/2; no exact match."""
+    """Against `x y z w`, the reference `x y` has F1 2/3, P 1/2, R 1; `x q` has P 1/4, R 1/2; no exact match."""
     scores = squad_scores([["x q", "x y"]], ["x y z w"])
     assert scores == {"exact_match": [0.0], "precision": [0.5], "recall": [1.0], "f1": [pytest.approx(2 / 3)]}
 
 
-def test_repeated_tokens_count_as_often_as_both_have_them() -> None:
+def test_repeated_tokens_count_as_often_as_they_occur_in_both() -> None:
     scores = squad_scores([["very very big"]], ["very very very small"])
     assert scores["precision"] == [2 / 4] and scores["recall"] == [2 / 3]
 
 
 @pytest.mark.parametrize("references", [[], [""], ["unanswerable"], [" Unanswerable."], ["the"], ["", "..."]])
-def test_a_question_without_an_answer_wants_an_empty_response(references) -> None:
+def test_a_question_without_an_answer_expects_an_empty_response(references) -> None:
     responses = ["", " unanswerable", "Unanswerable!", "the", "?", "unanswerable question", "France"]
     for column in squad_scores([references] * 7, responses).values():
         assert column == [1.0] * 5 + [0.0] * 2
 
 
-def test_unanswerable_is_wrong_where_there_is_an_answer_and_a_reference_of_articles_only_says_nothing() -> None:
+def test_unanswerable_is_wrong_where_there_is_an_answer_and_references_of_articles_only_are_dropped() -> None:
     assert [column for column in squad_scores([["France"]], ["unanswerable"]).values()] == [[0.0]] * 4
     scores = squad_scores([["the", "The France"]], [""])
-    assert scores["f1"] == [0.0]  # the empty one of two references must not be matched by an empty answer
+    assert scores["f1"] == [0.0]  # an empty answer must not match the empty one of two references
 
 
-def test_normalisation_joins_at_punctuation_and_keeps_unicode() -> None:
+def test_normalisation_removes_ascii_punctuation_and_keeps_unicode() -> None:
     assert squad_tokens("A 'Déjà-Vu',\tan THE\u00a0théâtre «the end» another") == [
         "déjàvu", "théâtre", "«", "end»", "another",
     ]  # fmt: skip
-    assert squad_tokens("10–a–12") == ["10–", "–12"]  # an article leaves a blank, a full stop nothing
-    assert squad_scores([["BEYONCÉ"], ["10–12"]], ["beyoncé", "1012"])["exact_match"] == [1.0, 0.0]  # an en dash stays
+    assert squad_tokens("10–a–12") == ["10–", "–12"]  # an article is replaced by a space, punctuation by nothing
+    assert squad_scores([["BEYONCÉ"], ["10–12"]], ["beyoncé", "1012"])["exact_match"] == [
+        1.0,
+        0.0,
+    ]  # an en dash is kept

@@ -1,4 +1,4 @@
-"""Table 5 and the calibration of reward models, recomputed by hand on six pairs and by a double loop."""
+"""Accuracy (N+ Table 5) and calibration of reward models, by hand on six pairs and by a double loop."""
 
 import math
 
@@ -25,9 +25,9 @@ ROWS = [
     pair("batch7", 9, "valid1", ["sup", "ref"]),
     pair("batch11", 6, "valid2", ["ppo", "ref"]),
     pair("batch11", None, "valid2", ["sup", "ppo"]),
-    Comparison([], [], [], {}),  # without meta: in the overall accuracy alone
+    Comparison([], [], [], {}),  # without meta: counts in the overall accuracy only
 ]
-# two seeds of one model, and one of another
+# two seeds of one model, one of another
 MARGINS = {
     "rm": np.array([[1.0, -1.0, 0.5, 2.0, 0.0, 3.0], [1.0, 1.0, -0.5, 2.0, 1.0, 3.0]]),
     "dpo": np.array([[-1.0, -1.0, 1.0, 1.0, 1.0, -1.0]]),
@@ -52,17 +52,17 @@ def test_table_5_by_hand():
         ("confidence", "9"): (2, 1 / 2, 1 / 2, 1 / 2),
         ("split", "valid1"): (2, 2 / 2, 1 / 2, 1 / 2),
         ("split", "valid2"): (3, 1 / 3, 3 / 3, 2 / 3),
-        ("policies", "ppo / ref"): (3, 2 / 3, 3 / 3, 1 / 3),  # the order of the two doesn't matter; most pairs first
+        ("policies", "ppo / ref"): (3, 2 / 3, 3 / 3, 1 / 3),  # unordered; most pairs first
         ("policies", "ppo / sup"): (1, 0, 1, 1),
         ("policies", "ref / sup"): (1, 1, 0, 1),
     }
-    assert list(cells) == list(expected)  # batches by their number, not by their digits
+    assert list(cells) == list(expected)  # batches sorted by number, not as text
     for group, (num_pairs, first, second, dpo) in expected.items():
         count, rm, of_dpo = cells[group]
         assert count == num_pairs and of_dpo == pytest.approx(dpo)
         assert rm["mean"] == pytest.approx((first + second) / 2)
         assert rm["std"] == pytest.approx(abs(first - second) / root)
-    assert all(row["models"]["dpo"]["std"] is None for row in table)  # a single seed has none
+    assert all(row["models"]["dpo"]["std"] is None for row in table)  # None for a single seed
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_table_5_by_hand():
         ({"policies": ["ref", 3]}, "pairs.jsonl:2: 'policies'.*two names"),
     ],
 )
-def test_a_field_of_another_kind_is_named_with_its_line(meta, sentence):
+def test_a_field_of_another_type_is_reported_with_its_line(meta, sentence):
     with pytest.raises(InputError, match=sentence):
         pair_groups([ROWS[0], Comparison([], [], [], {"meta": meta})], "pairs.jsonl")
 
 
 def test_calibration_by_hand():
-    """Two seeds, five pairs each; 99.5% of the ten margins lie below 1.2, so the bins are 0 to 0.5 and 0.5 to 1."""
+    """Two seeds of five pairs; the 99.5% quantile of all margins is below 1.2: bins are 0 to 0.5 and 0.5 to 1."""
     margins = np.array([[0.1, -0.2, 0.4, 0.9, -2.0], [0.3, 0.3, -0.3, 1.2, 0.6]])
     result = calibration(margins)
     first, second = result["bins"]
@@ -95,7 +95,7 @@ def test_calibration_by_hand():
     ece = [
         3 / 5 * abs(2 / 3 - (sigmoid(0.1) + sigmoid(0.2) + sigmoid(0.4)) / 3)
         + 1 / 5 * abs(1 - sigmoid(0.9))
-        + 1 / 5 * abs(0 - sigmoid(2.0)),  # beyond the figure, but not beyond the error
+        + 1 / 5 * abs(0 - sigmoid(2.0)),  # not in the figure, but in the error
         3 / 5 * abs(2 / 3 - sigmoid(0.3)) + 1 / 5 * abs(1 - sigmoid(0.6)) + 1 / 5 * abs(1 - sigmoid(1.2)),
     ]
     assert result["ece"]["mean"] == pytest.approx(sum(ece) / 2)
@@ -115,13 +115,13 @@ def test_every_pair_is_in_one_bin_and_the_accuracy_is_a_count(margins):
     assert 0 <= result["ece"]["mean"] <= 1
 
 
-def test_a_model_that_is_as_sure_as_it_should_be_has_no_calibration_error():
+def test_a_calibrated_model_has_no_calibration_error():
     generator = np.random.default_rng(0)
     size = generator.exponential(1.5, (1, 200_000))
     right = generator.random(size.shape) < 1 / (1 + np.exp(-size))
     margins = np.where(right, size, -size)
     assert calibration(margins)["ece"]["mean"] < 0.01
-    assert calibration(3 * margins)["ece"]["mean"] > 0.1  # three times as sure
+    assert calibration(3 * margins)["ece"]["mean"] > 0.1  # overconfident
 
 
 def test_the_statistics_of_scores_are_over_responses_then_over_seeds():

@@ -1,4 +1,4 @@
-"""One response token by token: logits, KL, rewards and values against prefixes alone and against PPO's own."""
+"""One response token by token: logits, KL, rewards and values against forward passes of each prefix."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ def columns_of(miniature, ppo: Path, response: list[int], place: Path | None = N
     return token_rewards(str(place or ppo), policy, ref_policy, reward_model, query, ids, tokenizer, 0.7)
 
 
-def test_every_number_is_that_of_its_prefix_alone(miniature, ppo):
+def test_every_number_is_that_of_its_prefix(miniature, ppo):
     tokenizer = load_tokenizer(ppo)
     words = tokenizer.encode(" so we met")
     columns = columns_of(miniature, ppo, [*words, tokenizer.eos_id, None, None])
@@ -52,14 +52,14 @@ def test_every_number_is_that_of_its_prefix_alone(miniature, ppo):
         assert columns["kl"][t] == pytest.approx(kl[-1], abs=1e-5)
         assert columns["value"][t] == pytest.approx(value_model(before)[0, -1].item(), abs=1e-5)
         assert columns["reward"][t] == pytest.approx(-kl_coef * kl[-1], abs=1e-5)
-    # the state behind EOS earns the score
+    # the state after EOS gets the score
     assert columns["reward"][-1] == pytest.approx(columns["rm_logit"][len(response) - 1], abs=1e-5)
     assert columns["value"][-1] == pytest.approx(value_model(after)[0, -1].item(), abs=1e-5)
     assert columns["rm_logit"][-1] is None and columns["kl"][-1] is None
     assert columns["text"] == [tokenizer.backend.decode([i]) for i in words] + ["∎", ""]
 
 
-def test_without_eos_the_score_is_that_of_the_eos_trick_and_falls_on_the_last_token(miniature, ppo):
+def test_without_eos_the_score_is_that_of_the_eos_trick_on_the_last_token(miniature, ppo):
     words = load_tokenizer(ppo).encode(" so we met")
     columns = columns_of(miniature, ppo, words)
     settings = json.loads((ppo / "args.json").read_text())
@@ -69,7 +69,7 @@ def test_without_eos_the_score_is_that_of_the_eos_trick_and_falls_on_the_last_to
     assert columns["reward"][-1] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_policy_without_a_value_model_has_logits_and_kl_alone(miniature, ppo):
+def test_a_policy_without_a_value_model_has_logits_and_kl_only(miniature, ppo):
     words = load_tokenizer(ppo).encode(" so we met")
     columns = columns_of(miniature, ppo, words, place=miniature.root / "sft")
     assert columns.keys() == {"text", "rm_logit", "kl"}
@@ -79,7 +79,7 @@ TOKENS = {"text": [" so", "∎", ""], "rm_logit": [0.5, -1.0, None], "kl": [0.0,
           "reward": [0.0, -0.01, -1.0], "value": [0.1, 0.2, 0.3]}  # fmt: skip
 
 
-def test_the_figures_and_the_table_hold_the_columns():
+def test_the_figures_and_the_table_show_the_columns():
     bars = reward_logit_figure("ppo", TOKENS).axes[0].patches
     assert [bar.get_height() for bar in bars][:2] == [0.5, -1.0]
     assert bars[0].get_facecolor() != bars[1].get_facecolor()  # the last one is the score

@@ -1,4 +1,4 @@
-"""Ranks of tokens under a base model against a float64 brute force, and how they are shown."""
+"""Ranks of tokens under a base model against brute force in float64, and their display."""
 
 import re
 
@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanorlhf.metrics.token_shift
-from nanorlhf.code.localisation import token_bytes
 from nanorlhf.metrics.token_shift import kind_of, shift_shares, text_pieces, to_html, to_terminal, token_ranks
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.tokenizer import token_bytes, train_tokenizer
 
 EOS, PAD = 1, 36
 QUERIES = [[5, 6, 7, 8], [9]]
@@ -18,7 +17,7 @@ RESPONSES = [[10, 11, EOS], [12, 13, 14, 15, EOS]]
 
 
 def brute_force(model, query: list[int], response: list[int]) -> list[int]:
-    """Each prefix alone, in float64: the place of the token when all are sorted by their probability."""
+    """Each prefix by itself, in float64: the token's place when all tokens are sorted by probability."""
     ranks = []
     for t, token in enumerate(response):
         logits = model.logits(model(torch.tensor([query + response[:t]]))[0, -1])
@@ -38,11 +37,11 @@ def test_ranks_are_those_of_a_brute_force_in_float64(tiny_gpt):
     ranks = padded(model).tolist()
     assert ranks[0] == brute_force(model, QUERIES[0], RESPONSES[0]) + [0] * 3
     assert ranks[1] == brute_force(model, QUERIES[1], RESPONSES[1]) + [0]
-    assert len(set(sum(ranks, []))) > 4  # not all alike
+    assert len(set(sum(ranks, []))) > 4  # not all equal
 
 
-def test_bf16_forward_passes_do_not_make_tokens_equal(tiny_gpt, monkeypatch):
-    """Under autocast the logits are those of float32 all the same."""
+def test_logits_are_float32_under_autocast(tiny_gpt, monkeypatch):
+    """Logits are float32 even under autocast."""
     seen, plain = [], type(tiny_gpt).logits
     monkeypatch.setattr(type(tiny_gpt), "logits", lambda model, h: seen.append(plain(model, h)) or seen[-1])
     with torch.autocast("cpu", torch.bfloat16):
@@ -51,7 +50,7 @@ def test_bf16_forward_passes_do_not_make_tokens_equal(tiny_gpt, monkeypatch):
     assert not torch.equal(seen[0], seen[0].bfloat16().float())
 
 
-def test_the_size_of_a_piece_changes_nothing(tiny_gpt, monkeypatch):
+def test_the_chunk_size_changes_nothing(tiny_gpt, monkeypatch):
     whole = padded(tiny_gpt)
     for tokens in (1, 3):
         monkeypatch.setattr(nanorlhf.metrics.token_shift, "LOGITS", tokens * 37)
@@ -59,7 +58,7 @@ def test_the_size_of_a_piece_changes_nothing(tiny_gpt, monkeypatch):
 
 
 @torch.no_grad()
-def test_the_greedy_response_is_unshifted_and_the_least_likely_one_is_last(tiny_gpt):
+def test_the_greedy_response_has_rank_1_and_the_least_likely_token_the_last_rank(tiny_gpt):
     model, best, worst = tiny_gpt.forbid(PAD, 37), [], []
     for _ in range(5):
         best.append(model.logits(model(torch.tensor([QUERIES[0] + best]))[0, -1]).argmax().item())
@@ -67,7 +66,7 @@ def test_the_greedy_response_is_unshifted_and_the_least_likely_one_is_last(tiny_
     worst.append(logits.masked_fill(logits == -torch.inf, torch.inf).argmin().item())
     query = torch.tensor([QUERIES[0]])
     assert token_ranks(model, query, torch.tensor([best]), PAD).tolist() == [[1] * 5]
-    assert token_ranks(model, query, torch.tensor([worst]), PAD).tolist() == [[36]]  # [PAD] can't be emitted
+    assert token_ranks(model, query, torch.tensor([worst]), PAD).tolist() == [[36]]  # [PAD] can't be sampled
 
 
 def test_a_response_without_tokens_has_no_ranks(tiny_gpt):
@@ -81,7 +80,7 @@ def test_1_is_unshifted_2_and_3_are_marginal_and_the_rest_is_shifted():
     }  # fmt: skip
 
 
-def test_tokens_that_share_a_character_are_one_piece_with_the_worst_rank():
+def test_tokens_that_share_a_character_are_one_piece_with_the_largest_rank():
     pieces = {2: b" caf", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"!", EOS: b""}
     assert text_pieces([2, 3, 4, 5, EOS], [1, 2, 7, 3, 1], pieces) == [(" caf", 1), ("é", 7), ("!", 3), ("∎", 1)]
     assert text_pieces([2, 3], [1, 2], pieces) == [(" caf", 1), ("\ufffd", 2)]  # cut within the character
@@ -92,7 +91,7 @@ TOKENIZER = train_tokenizer(["so we met in Paris", "naïve café, 😀 and 我"]
 
 
 @given(st.text(max_size=20))
-def test_the_pieces_of_a_text_are_the_text(text):
+def test_the_pieces_of_a_text_join_to_the_text(text):
     ids = TOKENIZER.encode(text)
     shown = text_pieces(ids, [1] * len(ids), token_bytes(TOKENIZER))
     assert "".join(word for word, _ in shown) == text
@@ -106,5 +105,5 @@ def test_the_terminal_has_colours_or_brackets():
     assert re.sub(r"\x1b\[\d+m", "", colored) == " so we met"
 
 
-def test_html_is_escaped_and_says_the_rank():
+def test_html_is_escaped_and_shows_the_rank():
     assert to_html([("<b>", 5)]) == '<span class="shifted" title="rank 5">&lt;b&gt;</span>'

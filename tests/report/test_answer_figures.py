@@ -1,4 +1,4 @@
-"""The figures of ten answers a question show the numbers that they were given."""
+"""The figures for several answers per question show the given numbers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SCORES = {
 }
 
 
-def test_a_panel_a_metric_and_a_curve_a_policy():
+def test_one_panel_per_metric_and_one_curve_per_policy():
     figures = metric_at_k_figures(SCORES)
     assert [len(figure.axes[0].lines) for figure in figures] == [2, 1]
     for policy, line in zip(("sft", "ppo"), figures[0].axes[0].lines, strict=True):
@@ -22,7 +22,7 @@ def test_a_panel_a_metric_and_a_curve_a_policy():
         assert list(line.get_ydata()) == pytest.approx(expected)
 
 
-def test_the_heat_map_writes_each_number_into_its_cell():
+def test_the_heat_map_shows_each_number_in_its_cell():
     columns = SCORES["sft"] | {"constant": np.ones((8, 5))}
     names, matrix = spearman_matrix(columns)
     axes = spearman_figure("sft", names, matrix).axes[0]

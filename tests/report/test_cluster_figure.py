@@ -1,4 +1,4 @@
-"""Principal components against an eigen-decomposition, and the figure against the numbers that it was given."""
+"""Principal components against an eigendecomposition, and the figure against the given numbers."""
 
 import numpy as np
 import pytest
@@ -26,16 +26,16 @@ def test_the_sign_does_not_depend_on_the_order_of_the_answers() -> None:
     vectors = RNG.normal(size=(8, 5))
     order = RNG.permutation(8)
     assert pca(vectors[order])[0].numpy() == pytest.approx(pca(vectors)[0].numpy()[order])
-    points, _ = pca([[0.0, 0.0], [1.0, -3.0]])  # the direction is (-1, 3) / sqrt(10): its larger entry is positive
+    points, _ = pca([[0.0, 0.0], [1.0, -3.0]])  # direction (-1, 3) / sqrt(10): its largest entry is positive
     assert points[:, 0].tolist() == pytest.approx([np.sqrt(10) / 2, -np.sqrt(10) / 2])
-    points, _ = pca([[0.0, 0.0], [1.0, -1.0]])  # of equal entries the first
+    points, _ = pca([[0.0, 0.0], [1.0, -1.0]])  # in a tie, the first entry
     assert points[:, 0].tolist() == pytest.approx([-np.sqrt(2) / 2, np.sqrt(2) / 2])
 
 
 @pytest.mark.parametrize(
     "vectors", [[[3.0, 4.0]], [[3.0, 4.0]] * 5, RNG.normal(size=(1, 384)).repeat(16, 0), [[1.0]] * 3]
 )
-def test_one_answer_or_equal_ones_lie_at_0_and_explain_nothing(vectors) -> None:
+def test_one_answer_or_equal_answers_lie_at_0_and_explain_nothing(vectors) -> None:
     points, explained = pca(vectors)
     assert points.shape == (len(vectors), 2) and points.abs().max() < 1e-12 and explained.tolist() == [0, 0]
 
@@ -48,7 +48,7 @@ def test_two_answers_lie_on_a_line_that_explains_all() -> None:
 
 
 @pytest.mark.parametrize("vectors", [[], [1.0, 2.0], [[1.0, float("nan")]], np.zeros((0, 3))])
-def test_what_is_no_table_of_numbers_is_refused(vectors) -> None:
+def test_vectors_that_are_not_a_table_of_finite_numbers_are_rejected(vectors) -> None:
     with pytest.raises(ValueError, match="must be"):
         pca(vectors)
 
@@ -60,7 +60,7 @@ GIVEN = {
     "clusters": [0, 1, 1, 0, 2],
     "representatives": [1, 0, 4],
 }
-RANKS = [3, 1, 2, 5, 4]  # of two equal weights the earlier sample first
+RANKS = [3, 1, 2, 5, 4]  # in a tie, the earlier sample first
 
 
 def test_the_colour_of_an_answer_is_its_rank_and_the_best_is_on_top() -> None:
@@ -73,7 +73,7 @@ def test_the_colour_of_an_answer_is_its_rank_and_the_best_is_on_top() -> None:
     assert f"{explained[0]:.0%}" in axes.get_xlabel() and f"{explained[1]:.0%}" in axes.get_ylabel()
 
 
-def test_representatives_are_ringed_and_carry_their_rank_and_each_answer_is_tied_to_its_own() -> None:
+def test_representatives_are_ringed_and_ranked_and_joined_to_their_cluster() -> None:
     axes = cluster_figure("question", **GIVEN).axes[0]
     points = pca(VECTORS)[0].numpy()
     [dots] = axes.collections
@@ -88,7 +88,7 @@ def test_representatives_are_ringed_and_carry_their_rank_and_each_answer_is_tied
 
 
 @pytest.mark.parametrize("m", [1, 3])
-def test_one_answer_and_equal_answers_are_drawn_too(m) -> None:
+def test_one_answer_and_equal_answers_can_be_drawn(m) -> None:
     figure = cluster_figure("equal", np.ones((m, 4)), [1.0] * m, [0] * m, [0])
     assert "0% of the variance" in figure.axes[0].get_xlabel()
     assert [text.get_text() for text in figure.axes[0].texts] == (["1"] if m == 1 else ["1", "×3"])
@@ -99,7 +99,7 @@ def test_the_same_answers_give_the_same_bytes_and_distances_are_to_scale() -> No
     figures = [cluster_figure("question", **GIVEN) for _ in range(2)]
     assert image(figures[0]) == image(figures[1])
     axes, points = figures[0].axes[0], pca(VECTORS)[0].numpy()
-    pixels = axes.transData.transform(points)  # drawn by now
+    pixels = axes.transData.transform(points)  # image() has drawn it
     assert pixels - pixels[0] == pytest.approx((points - points[0]) * (pixels[1, 0] - pixels[0, 0]) /
                                                (points[1, 0] - points[0, 0]))  # fmt: skip
     assert axes.bbox.containsx(pixels[:, 0].min()) and axes.bbox.containsx(pixels[:, 0].max())
@@ -107,11 +107,11 @@ def test_the_same_answers_give_the_same_bytes_and_distances_are_to_scale() -> No
 
 @pytest.mark.parametrize("change", [{"clusters": [0, 1]}, {"weights": [1.0]}, {"representatives": [1]},
                                     {"representatives": [0, 3, 1, 4]}])  # fmt: skip
-def test_answers_that_do_not_fit_together_are_refused(change) -> None:
+def test_arguments_of_different_answers_are_rejected(change) -> None:
     with pytest.raises(ValueError, match="same answers|one of each cluster"):
         cluster_figure("question", **GIVEN | change)
 
 
-def test_dollars_in_a_question_are_no_formula() -> None:
+def test_dollars_in_a_title_are_not_a_formula() -> None:
     figure = cluster_figure("from $5 to \\nothing or $6", **GIVEN)
-    assert "$5 to" in image(figure)  # as a formula matplotlib would refuse it
+    assert "$5 to" in image(figure)  # as a formula, matplotlib would reject it

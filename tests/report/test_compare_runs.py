@@ -1,4 +1,4 @@
-"""Runs compared: groups, bands, win rates and settings read from directories that are typed by hand."""
+"""Comparison of runs: groups, bands, win rates and settings, from directories written by hand."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def seeds(tmp_path):
     return [make_run(tmp_path / name, scores, seed=i) for i, (name, scores) in enumerate(SCORES.items())]
 
 
-def test_mean_and_band_are_over_the_seeds_at_episodes_that_all_of_them_reached(tmp_path, seeds) -> None:
+def test_mean_and_band_are_over_seeds_at_episodes_that_all_of_them_logged(tmp_path, seeds) -> None:
     runs = read_runs(Args(runs=pairs(ppo=seeds), out=tmp_path / "out"))
     x, mean, sd = mean_and_sd(runs, "objective/score")
     assert x.tolist() == [8, 16, 24]
@@ -61,7 +61,7 @@ def test_mean_and_band_are_over_the_seeds_at_episodes_that_all_of_them_reached(t
     assert mean.tolist() == SCORES["a"] and sd.tolist() == [0] * 4
 
 
-def test_a_curve_is_a_line_a_name_and_names_without_the_metric_have_none(tmp_path, seeds) -> None:
+def test_there_is_one_curve_per_name_that_has_the_metric(tmp_path, seeds) -> None:
     bare = make_run(tmp_path / "bare", gold=False)
     by_name = groups(read_runs(Args(runs=pairs(ppo=seeds, bare=[bare]), out=tmp_path / "out")))
     assert [len(curve_figure(by_name, key, "t", "u").axes[0].lines) for key in ("gold_score", "objective/kl")] == [1, 2]
@@ -70,7 +70,7 @@ def test_a_curve_is_a_line_a_name_and_names_without_the_metric_have_none(tmp_pat
     assert [text.get_text() for text in legend.get_texts()] == ["ppo (3 seeds)", "bare"]
 
 
-def test_a_name_with_two_sizes_is_two_groups(tmp_path) -> None:
+def test_a_name_with_two_sizes_makes_two_groups(tmp_path) -> None:
     small, big = make_run(tmp_path / "small", size=10), make_run(tmp_path / "big", size=10**6)
     other = make_run(tmp_path / "other", size=10)
     by_name = groups(read_runs(Args(runs=pairs(ppo=[small, big], no_kl=[other]), out=tmp_path / "out")))
@@ -80,12 +80,12 @@ def test_a_name_with_two_sizes_is_two_groups(tmp_path) -> None:
     assert [in_words(size) for size in (999, 751_000, 6_900_000_000, None)] == ["999", "751k", "6.9B", "size unknown"]
 
 
-def test_over_optimisation_starts_at_zero_and_gold_falls_where_the_proxy_rises(tmp_path, seeds) -> None:
+def test_over_optimisation_starts_at_0_and_gold_falls_as_the_proxy_rises(tmp_path, seeds) -> None:
     runs = read_runs(Args(runs=pairs(ppo=seeds[:2]), out=tmp_path / "out"))
     axes = over_optimisation_figure({"ppo": runs}).axes[0]
     proxy, gold = axes.lines[:2]
     assert len(axes.lines) == 4 and [line.get_label() for line in (proxy, gold)] == ["ppo, proxy", "ppo, gold"]
-    # of scores 0 1 2 2.5 at sqrt(KL) 0 1 2 3: running means of three, of two at the ends
+    # scores 0 1 2 2.5 at sqrt(KL) 0 1 2 3: running means of three points, of two at the ends
     assert proxy.get_xdata() == pytest.approx([0.5, 1, 2, 2.5])
     assert proxy.get_ydata() == pytest.approx([0.5, 1, 5.5 / 3, 2.25])
     assert gold.get_ydata() == pytest.approx(-proxy.get_ydata())
@@ -102,7 +102,7 @@ def make_eval(place: Path, policies: dict[str, Path], rows: dict[str, dict], jud
     return place
 
 
-def test_win_rates_come_from_the_evaluation_of_the_same_directory_and_means_are_over_seeds(tmp_path) -> None:
+def test_win_rates_come_from_evaluations_of_the_same_directory_and_means_are_over_seeds(tmp_path) -> None:
     places = [make_run(tmp_path / f"{size}_{seed}", size=size, seed=seed) for size in (10, 1000) for seed in (1, 2)]
     rates = [0.4, 0.5, 0.6, 0.9]
     named = {f"p{i}": place for i, place in enumerate(places)}
@@ -110,19 +110,21 @@ def test_win_rates_come_from_the_evaluation_of_the_same_directory_and_means_are_
     evals = (make_eval(tmp_path / "eval", named, rows),)
     stranger = make_run(tmp_path / "stranger", size=10)
     runs = read_runs(Args(runs=pairs(ppo=[*places, stranger]), out=tmp_path / "out", evals=evals))
-    assert [run.win_rate for run in runs] == [*rates, None] and {run.judge for run in runs[:4]} == {"the gold score"}
+    assert [run.win_rate for run in runs] == [*rates, None] and {run.decided_by for run in runs[:4]} == {
+        "the gold score"
+    }
     axes = size_figure(runs, "win_rate", "t", "u").axes[0]
     line = axes.containers[0][0]
     assert line.get_xdata().tolist() == [23, 2003] and line.get_ydata() == pytest.approx([0.45, 0.75])
     assert size_figure(runs[:2], "win_rate", "t", "u") is None
-    # an external judge against the references goes before the gold score, one against a policy does not count
+    # a judge's win rate against the references replaces the gold score's; one against a policy doesn't count
     rows["p0"]["judge_win_rate"] = 0.7
     both = {
         against: make_eval(tmp_path / against, named, rows, {"against": against}) for against in ("reference", "sft")
     }
     for against, expected in (("reference", (0.7, "the judge")), ("sft", (0.4, "the gold score"))):
         run = read_runs(Args(runs=pairs(ppo=places), out=tmp_path / "out", evals=(both[against],)))[0]
-        assert (run.win_rate, run.judge) == expected
+        assert (run.win_rate, run.decided_by) == expected
 
 
 def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_path) -> None:
@@ -131,7 +133,10 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
     fast = make_run(tmp_path / "fast", lr=1e-2)
     figures = whitening_figures(read_runs(Args(runs=pairs(a=plain, b=white, c=[fast]), out=tmp_path / "out")))
     (legend,) = figures[0].legends
-    assert [t.get_text() for t in legend.get_texts()] == ["rewards as they are (2 seeds)", "rewards whitened (2 seeds)"]
+    assert [t.get_text() for t in legend.get_texts()] == [
+        "rewards not whitened (2 seeds)",
+        "rewards whitened (2 seeds)",
+    ]
     assert [figure.axes[0].get_title("left") for figure in figures] == [
         "Score of the rollouts, by whitening", "Gold score of the rollouts, by whitening",
         "KL to the reference, by whitening",
@@ -140,7 +145,7 @@ def test_whitening_is_compared_between_runs_that_share_all_other_settings(tmp_pa
     assert whitening_figures(read_runs(Args(runs=pairs(a=plain, b=[other]), out=tmp_path / "out"))) == []
 
 
-def test_the_page_holds_the_figures_and_says_which_are_missing_and_why(tmp_path, seeds, capsys) -> None:
+def test_the_page_shows_the_figures_and_says_which_are_missing_and_why(tmp_path, seeds, capsys) -> None:
     rms = [make_run(tmp_path / f"rm{i}", size=10**i, summary={"validation_accuracy": 0.6 + i / 10}) for i in (1, 2)]
     for place in rms:
         (place / "metrics.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')

@@ -1,4 +1,4 @@
-"""Wins by length: ratio, bins and fit against double loops and closed forms, the figures by what they draw."""
+"""Wins by length: ratio, bins and fit against double loops and closed forms, and the drawn figures."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nanorlhf.report.length_figures import binned, length_figures, log_length_ratio, logistic_fit
 
 
-def test_the_ratio_is_a_logarithm_and_an_empty_response_is_one_token_long() -> None:
+def test_the_ratio_is_a_logarithm_and_an_empty_response_counts_as_one_token() -> None:
     ratios = log_length_ratio([10, 5, 0, 7, 0], [5, 10, 4, 0, 0])
     assert ratios.tolist() == pytest.approx([math.log(2), -math.log(2), -math.log(4), math.log(7), 0])
 
@@ -27,7 +27,7 @@ def test_bins_are_those_of_a_double_loop(pairs) -> None:
     assert (shares * counts).sum() == pytest.approx(wins.sum())
     for middle, share, count in zip(middles, shares, counts, strict=True):
         i = min(range(9), key=lambda i: abs((edges[i] + edges[i + 1]) / 2 - middle))
-        slack = 1e-9  # a point on an edge may fall to either side by rounding
+        slack = 1e-9  # rounding may put a point on an edge into either bin
         surely = [w for v, w in zip(x, wins, strict=True) if edges[i] + slack < v < edges[i + 1] - slack]
         perhaps = [w for v, w in zip(x, wins, strict=True) if edges[i] - slack <= v <= edges[i + 1] + slack]
         assert len(surely) <= count <= len(perhaps)
@@ -35,14 +35,14 @@ def test_bins_are_those_of_a_double_loop(pairs) -> None:
             assert share == pytest.approx(np.mean(surely))
 
 
-def test_the_last_bin_has_both_its_edges() -> None:
+def test_the_last_bin_includes_both_edges() -> None:
     middles, shares, counts = binned(np.arange(10.0), np.array([0.0] * 9 + [1.0]))
     assert counts.tolist() == [1] * 8 + [2] and shares.tolist() == [0] * 8 + [0.5]
     assert middles.tolist() == pytest.approx([i + 0.5 for i in range(9)])
 
 
-def test_at_two_ratios_the_fit_goes_through_both_shares() -> None:
-    """Two points and two parameters: the likeliest curve meets the shares themselves, 3/4 and 1/5."""
+def test_with_two_ratios_the_fit_meets_both_shares() -> None:
+    """Two points and two parameters: the fitted curve passes through the shares, 3/4 and 1/5."""
     x = np.array([-0.5] * 4 + [1.5] * 5)
     a, b = logistic_fit(x, np.array([1, 1, 1, 0, 1, 0, 0, 0, 0.0]))
     assert a - 0.5 * b == pytest.approx(math.log(3), abs=1e-5)
@@ -70,12 +70,12 @@ def test_a_tie_is_half_a_win_and_half_a_loss() -> None:
         ([1, 2, 3], [0, 0, 0]),
         ([1, 2, 3, 4], [0, 0, 1, 1]),
         ([1, 2, 3, 4], [1, 1, 0, 0]),
-        ([1, 2, 2, 3], [0, 0, 1, 1]),  # they touch: a vertical step is the likeliest still
+        ([1, 2, 2, 3], [0, 0, 1, 1]),  # they touch: the maximum is still a vertical step
         ([1, 2, 3], [0, 0.5, 1]),
-        ([2, 2, 2], [0, 1, 1]),  # no slope to be found
+        ([2, 2, 2], [0, 1, 1]),  # the slope is undetermined
     ],
 )
-def test_where_no_likeliest_curve_exists_there_is_none(x, wins) -> None:
+def test_there_is_no_fit_where_no_maximum_exists(x, wins) -> None:
     assert logistic_fit(np.array(x, dtype=float), np.array(wins, dtype=float)) is None
 
 
@@ -83,7 +83,7 @@ LENGTHS = {"reference": [4, 4, 4, 4, 4], "sft": [2, 4, 8, 3, 0], "ppo": [8, 16, 
 WINS = {"sft": [0.0, 1.0, 0.0, None, 1.0], "ppo": [1.0, 0.5, 1.0, 1.0, None], "none": [None] * 5}
 
 
-def test_a_figure_shows_the_policies_that_have_verdicts_and_their_means() -> None:
+def test_the_figures_show_policies_with_verdicts_and_their_means() -> None:
     of_ratio, of_mean = length_figures(LENGTHS, WINS, "reference", "the judge")
     assert of_ratio.axes[0].get_ylabel() == "preferred by the judge, share"
     points = {}
@@ -94,5 +94,5 @@ def test_a_figure_shows_the_policies_that_have_verdicts_and_their_means() -> Non
     assert [text.get_text() for text in legend.get_texts()] == ["reference", "sft", "ppo"]
 
 
-def test_no_verdict_at_all_is_no_figure() -> None:
+def test_without_verdicts_there_are_no_figures() -> None:
     assert length_figures(LENGTHS, {"none": [None] * 5}, "reference", "the judge") == []

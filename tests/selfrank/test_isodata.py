@@ -1,4 +1,4 @@
-"""ISODATA against a twin of plain loops, examples by hand, and what must hold for any vectors."""
+"""ISODATA against a version with plain loops, examples by hand, and properties of any vectors."""
 
 import math
 
@@ -12,7 +12,7 @@ from nanorlhf.selfrank.isodata import isodata, merge, split
 
 
 def plain_isodata(vectors, seed):
-    """The docstring of `isodata` once more, with sets and double loops: the clusters and their representatives."""
+    """The docstring of `isodata`, written with sets and double loops: clusters and their representatives."""
     points = [np.array(v, dtype=float) / math.sqrt(sum(x * x for x in v)) for v in vectors]
     everyone = range(len(points))
 
@@ -70,7 +70,7 @@ def as_sets(labels):
 
 @st.composite
 def some_vectors(draw):
-    """Few coordinates of few values: ties and equal vectors abound; or such that lie anywhere."""
+    """Small integer vectors, with many ties and equal vectors; or normal ones."""
     m, d = draw(st.integers(1, 14)), draw(st.integers(1, 3))
     if draw(st.booleans()):
         rows = draw(st.lists(st.lists(st.integers(-2, 2), min_size=d, max_size=d), min_size=m, max_size=m))
@@ -89,7 +89,7 @@ def test_the_partition_is_that_of_plain_loops(vectors, seed):
 
 @given(some_vectors(), st.integers(0, 5))
 @settings(deadline=None)
-def test_every_answer_is_in_one_cluster_and_its_representative_is_the_nearest_member(vectors, seed):
+def test_every_answer_is_in_one_cluster_whose_representative_is_nearest_to_the_centroid(vectors, seed):
     labels, representatives = isodata(vectors, seed)
     assert labels.shape == (len(vectors),) and set(labels) == set(range(len(representatives)))
     assert list(dict.fromkeys(labels)) == list(range(len(representatives)))  # in the order of the first members
@@ -113,20 +113,20 @@ def test_the_seed_fixes_the_result_and_lengths_do_not_matter(vectors, seed, scal
 
 @given(some_vectors(), st.integers(0, 5))
 @settings(deadline=None)
-def test_equal_answers_are_never_parted(vectors, seed):
+def test_equal_answers_share_a_cluster(vectors, seed):
     labels, representatives = isodata(vectors, seed)
     units = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).round(6)
     for i in range(len(vectors)):
         assert (labels[(units == units[i]).all(1)] == labels[i]).all()
     different = {tuple(units[i]) for i in representatives}
-    assert len(different) == len(representatives)  # so that no pair is of two equal answers
+    assert len(different) == len(representatives)  # so no pair holds two equal answers
 
 
 @given(some_vectors(), st.integers(0, 5))
 @settings(deadline=None)
-def test_a_cluster_beyond_the_limits_has_just_lost_its_farthest_member(vectors, seed):
-    # a round splits a cluster once, so the limits bound what is left untouched: each cluster beyond them has another
-    # beside it, of equal vectors, which was split off it
+def test_a_cluster_beyond_the_limits_has_just_been_split(vectors, seed):
+    # a round splits each cluster at most once, so a cluster may stay beyond the limits; for each of these there is
+    # another one, of equal vectors, that was split off it
     labels, _ = isodata(vectors, seed)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     num_beyond = num_equal = 0
@@ -146,7 +146,7 @@ def at(*degrees):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_few_or_equal_answers(seed):
+def test_few_or_equal_answers_by_hand(seed):
     def result(vectors):
         return [array.tolist() for array in isodata(vectors, seed)]
 
@@ -158,31 +158,31 @@ def test_few_or_equal_answers(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_outlier_stays_a_cluster_of_its_own_though_every_round_merges_it(seed):
-    # 0 and 1 are merged, 7 of 8 beside them; wherever the first centroids are, 180 is farther than all others
+def test_an_outlier_ends_as_its_own_cluster_although_every_round_merges_it(seed):
+    # whatever the first centroids, 180 is farther from the centroid than all others
     labels, representatives = isodata(at(0, 1, 2, 3, 4, 5, 6, 180), seed)
     assert (labels == labels[7]).sum() == 1
     assert 7 in representatives
 
 
 def test_a_cluster_is_split_above_the_size_and_above_the_variance():
-    # the centroid of -a, 0 and a lies (1 + 2 cos a) / 3 out, the mean squared distance to it is 1 - that squared
+    # the centroid of -a, 0 and a has length c = (1 + 2 cos a) / 3, so the mean squared distance to it is 1 - c^2
     limit = math.degrees(math.acos((3 * math.sqrt(0.95) - 1) / 2))
-    far = [100, 101, 102, 200, 200.5, 201]  # half of 9 is 5: none is too large
+    far = [100, 101, 102, 200, 200.5, 201]  # ceil(9 / 2) = 5: none is too large
     labels = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     assert split(at(0, -limit + 0.1, limit - 0.1, *far), labels).tolist() == labels.tolist()
     assert split(at(0, -limit - 0.1, limit + 0.1, *far), labels).tolist() == [0, 1, 0, 2, 2, 2, 3, 3, 3]
     # a pair is never too wide, but may be too large
     assert split(at(0, 90, 180, 270, 271), np.array([0, 0, 1, 2, 2])).tolist() == [0, 0, 1, 2, 2]
     assert split(at(0, 90, 180), np.array([0, 0, 1])).tolist() == [0, 1, 2]
-    # three of six are too large, two of five are not; of three equal ones and another the other goes
+    # three of six is too large, two of five is not; of three equal vectors and another, the other is split off
     assert split(at(0, 1, 3, 90, 91, 92), np.array([0, 0, 0, 1, 1, 2])).tolist() == [0, 0, 1, 2, 2, 3]
     assert split(at(0, 0, 0, 1, 90), np.array([0, 0, 0, 0, 1])).tolist() == [0, 0, 0, 1, 2]
-    # all that equal the farthest go with it
+    # vectors equal to the farthest go with it
     assert split(at(0, 9, 9, 9, 180, 180), np.array([0, 0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_a_cluster_of_one_joins_its_nearest_which_takes_one_a_pass():
+def test_a_cluster_of_one_joins_its_nearest_which_takes_one_per_pass():
     assert merge(at(0, 10, 11, 90, 91), np.array([0, 1, 1, 2, 2])).tolist() == [0, 0, 0, 1, 1]
     assert merge(at(0, 10, 11, 15), np.array([0, 1, 1, 2])).tolist() == [0, 0, 0, 1]
     assert merge(at(0, 1, 90, 92), np.array([0, 1, 2, 3])).tolist() == [0, 0, 1, 1]
@@ -191,6 +191,6 @@ def test_a_cluster_of_one_joins_its_nearest_which_takes_one_a_pass():
 
 
 @pytest.mark.parametrize("vectors", [np.zeros((2, 3)), [[1, np.nan]], [[np.inf, 1]], [1.0, 2], np.ones((0, 3))])
-def test_what_has_no_direction_is_refused(vectors):
+def test_vectors_without_a_direction_are_rejected(vectors):
     with pytest.raises(ValueError, match="vector"):
         isodata(vectors, 0)

@@ -1,4 +1,4 @@
-"""Noise by examples, and by what must hold for any text."""
+"""Noise by examples, and properties for any text."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from nanorlhf.selfrank.noise import add_noise, negation_noise, ngram_noise, shuf
 
 
 def draws(function, *arguments, num=60) -> set:
-    """What comes out with different seeds."""
+    """The results over different seeds."""
     return {function(*arguments, np.random.default_rng(seed)) for seed in range(num)}
 
 
@@ -27,12 +27,12 @@ def draws(function, *arguments, num=60) -> set:
         ("you needn't", "you need"),
         ("I never go", "I go"),
         ("Not bad", "bad"),
-        ("I don ’ t know .", "I do know ."),  # as DailyDialog is tokenised
-        ("I ca n't swim .", "I can swim ."),  # as the Penn treebank is
+        ("I don ’ t know .", "I do know ."),  # tokenised as in DailyDialog
+        ("I ca n't swim .", "I can swim ."),  # tokenised as in the Penn Treebank
         ("one line\nthat is not\nall", "one line\nthat is\nall"),
     ],
 )
-def test_the_only_negation_goes(text, expected):
+def test_a_single_negation_is_removed(text, expected):
     assert draws(negation_noise, text) == {expected}
 
 
@@ -48,7 +48,7 @@ def test_the_only_negation_goes(text, expected):
         ("they ’ll go", "they ’ll not go"),
     ],
 )
-def test_without_a_negation_the_only_auxiliary_gets_one(text, expected):
+def test_without_a_negation_a_single_auxiliary_gets_one(text, expected):
     assert draws(negation_noise, text) == {expected}
 
 
@@ -61,12 +61,12 @@ def test_one_of_several_places_is_drawn():
 
 
 @pytest.mark.parametrize("text", ["", "Yes.", "Tomorrow at noon", "not", "Never", "a canal, an island, a knot", "it's"])
-def test_what_has_neither_or_is_nothing_else_is_left_alone(text):
+def test_a_text_without_either_or_of_a_negation_only_gets_no_negation_noise(text):
     assert draws(negation_noise, text) == {None}
 
 
 # -------------------------------------------------------------------------------------------------------------- shuffle
-def test_sentences_change_places_and_what_parts_them_stays():
+def test_sentences_change_places_and_the_whitespace_between_them_stays():
     text = "One. Two?\nThree!"
     expected = {"One. Three!\nTwo?", "Two? One.\nThree!", "Two? Three!\nOne.", "Three! One.\nTwo?", "Three! Two?\nOne."}
     assert draws(shuffle_noise, text) == expected
@@ -91,13 +91,13 @@ def test_up_to_three_words_are_deleted_replaced_or_inserted_and_no_more():
     assert len(deleted | replaced | inserted) == 9 + (16 + 9 + 4) + (20 + 15 + 10)
 
 
-def test_the_words_that_come_in_are_neighbours_in_one_other_answer():
+def test_new_words_are_adjacent_in_one_other_answer():
     found = draws(ngram_noise, "a", ["x y", "z"])  # nothing can be deleted
     assert found == {"x", "y", "z", "a x", "a y", "a z", "x a", "y a", "z a", "x y a", "a x y"}
-    assert draws(ngram_noise, "a", ["a"]) == {"a a"}  # replaced by itself it would be no noise
+    assert draws(ngram_noise, "a", ["a"]) == {"a a"}  # replacing it by itself is no noise
 
 
-def test_without_other_answers_words_can_only_go():
+def test_without_other_answers_words_can_only_be_deleted():
     assert draws(ngram_noise, "a b\nc", []) == {"b\nc", "a\nc", "a b", "a", "c"}
     assert draws(ngram_noise, "a", []) == draws(ngram_noise, "a", [" "]) == draws(ngram_noise, "", []) == {None}
 
@@ -126,10 +126,10 @@ TEXTS = st.one_of(
 
 @given(TEXTS, st.lists(TEXTS, max_size=3), st.integers(0, 10**6))
 @settings(deadline=None)
-def test_noise_changes_a_text_leaves_something_and_is_fixed_by_the_generator(text, others, seed):
+def test_noise_changes_the_text_leaves_some_of_it_and_depends_on_the_generator_only(text, others, seed):
     result = add_noise(text, others, np.random.default_rng(seed))
     assert result == add_noise(text, others, np.random.default_rng(seed))
     if result is None:
-        assert len(text.split()) <= 1  # of two words one can go
+        assert len(text.split()) <= 1  # of two words, one can be deleted
     else:
         assert result[0].split() != text.split() and result[0].strip() == result[0] != ""

@@ -1,4 +1,4 @@
-"""TextRank against a hand-made example, a linear system, and the PageRank of networkx."""
+"""TextRank against an example by hand, a linear system, and PageRank of networkx."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ from nanorlhf.selfrank.text_rank import rank_order, text_rank
 
 
 def positive_graph(m: int, seed: int) -> np.ndarray:
-    """Symmetric, an edge between any two nodes; the diagonal of 1 is what cosines have."""
+    """Symmetric, with an edge between any two nodes and a diagonal of 1, like cosines."""
     upper = np.triu(np.random.default_rng(seed).uniform(0.01, 1, (m, m)), 1)
     return upper + upper.T + np.eye(m)
 
 
-def test_a_path_of_three_ends_as_by_hand():
-    # ends give all to the middle, the middle half to each: e = .15 + .85 m / 2, m = .15 + .85 * 2e
+def test_a_path_of_three_nodes_by_hand():
+    # the ends vote for the middle only, the middle half for each end: e = .15 + .85 m / 2, m = .15 + .85 * 2e
     middle = 0.405 / 0.2775
     end = 0.15 + 0.425 * middle
     similarity = [[1, 0.2, 0], [0.2, 1, 0.2], [0, 0.2, 1]]
@@ -27,7 +27,7 @@ def test_a_path_of_three_ends_as_by_hand():
 
 @pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (16, 2), (50, 3)])
 def test_weights_are_pagerank_times_the_number_of_nodes(m, seed):
-    networkx = pytest.importorskip("networkx", reason="networkx is the judge")
+    networkx = pytest.importorskip("networkx", reason="networkx is the reference")
     similarity = positive_graph(m, seed)
     graph = networkx.from_numpy_array(similarity - np.eye(m))
     pagerank = networkx.pagerank(graph, alpha=0.85, tol=1e-14, max_iter=1000)
@@ -59,8 +59,8 @@ def test_the_order_of_the_answers_and_the_scale_of_the_similarity_change_nothing
     assert text_rank(3.7 * similarity) == pytest.approx(weights)
 
 
-def test_a_graph_that_swings_is_iterated_to_its_end():
-    star = np.zeros((9, 9))  # the votes go to and fro between the hub and the others: the slowest of all graphs
+def test_an_oscillating_graph_converges():
+    star = np.zeros((9, 9))  # votes oscillate between the hub and the others, so convergence is slow
     star[0, 1:] = star[1:, 0] = 1
     hub = (0.15 + 0.85 * 8 * 0.15) / (1 - 0.85**2)
     assert text_rank(star)[0] == pytest.approx(hub, abs=1e-7)
@@ -84,7 +84,7 @@ def test_an_answer_without_edges_keeps_one_minus_the_damping():
     assert text_rank([[1.0]]) == pytest.approx([0.15])
 
 
-def test_cosines_of_tensors_are_taken_as_they_are():
+def test_torch_tensors_are_accepted():
     vectors = torch.nn.functional.normalize(torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     similarity = vectors @ vectors.T
     assert text_rank(similarity) == pytest.approx(text_rank(similarity.double().numpy()))
@@ -92,7 +92,7 @@ def test_cosines_of_tensors_are_taken_as_they_are():
 
 def test_the_highest_weight_is_first_and_ties_keep_the_order_of_the_samples():
     assert rank_order([0.5, 2.0, 1.0, 2.0]).tolist() == [1, 3, 2, 0]
-    assert rank_order([1.0, 1.0 + 1e-12, 1.0]).tolist() == [0, 1, 2]  # rounding errors make no winner
+    assert rank_order([1.0, 1.0 + 1e-12, 1.0]).tolist() == [0, 1, 2]  # rounding errors don't break ties
     vectors = np.random.default_rng(0).normal(size=(4, 8))
     vectors = np.abs(vectors[[0, 1, 2, 1, 3, 1]])  # three equal answers
     order = rank_order(text_rank(vectors @ vectors.T)).tolist()
@@ -109,6 +109,6 @@ def test_the_highest_weight_is_first_and_ties_keep_the_order_of_the_samples():
         (np.ones((0, 0)), r"\(0, 0\): it must be"),
     ],
 )
-def test_what_is_no_similarity_is_refused(similarity, words):
+def test_matrices_that_are_not_similarities_are_rejected(similarity, words):
     with pytest.raises(ValueError, match=words):
         text_rank(similarity)

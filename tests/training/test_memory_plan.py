@@ -1,4 +1,4 @@
-"""The memory plan: its counts against formulas by hand and transformers, its peaks against real runs."""
+"""The memory plan: counts against formulas and transformers, peaks against real runs."""
 
 import gc
 import json
@@ -38,14 +38,14 @@ COLUMNS = ["parameters", *memory_plan.COLUMNS, "all"]
 
 
 def work_of(monkeypatch, plan, args):
-    """The models and phases behind what is printed."""
+    """The models and phases of a plan."""
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "memory_plan", lambda work: work)
         return plan(args)
 
 
 def allocated(run) -> int:
-    """What PyTorch's CPU allocator held at once during the call, by its own record: bytes."""
+    """Peak bytes of PyTorch's CPU allocator during the call, from its own record."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
@@ -57,7 +57,7 @@ def allocated(run) -> int:
     return most
 
 
-# ------------------------------------------------------------------------------------------------------------- counts
+# --------------------------------------------------------------------------------------------------------------- counts
 @pytest.mark.parametrize(
     ("size", "published"), [("1b", 1_011_781_632), ("2.8b", 2_775_208_960), ("6.9b", 6_857_302_016)]
 )
@@ -95,7 +95,7 @@ def test_the_kv_cache_is_two_tensors_a_layer_and_the_bookkeeping_counted_by_hand
     assert found == keys_and_values + positions + rotary + bias + at + index
 
 
-def test_storages_count_once_while_they_live():
+def test_storages_count_once_while_alive():
     kept = torch.zeros(1000)
     with Live() as live:
         a = torch.ones(250)  # 1,000 bytes
@@ -105,15 +105,15 @@ def test_storages_count_once_while_they_live():
             b = a * 2
         assert dict(live.bytes) == {("other", ""): 1000, ("activations", "policy"): 1000}
         del a
-        assert live.bytes.total() == 2000  # the view holds it
+        assert live.bytes.total() == 2000  # the view keeps it alive
         del view, b
         assert live.bytes.total() == 0 and live.peak.total() == 2000
 
 
-# ----------------------------------------------------------------------------------------------- against real runs
+# ---------------------------------------------------------------------------------------------------- against real runs
 @pytest.fixture(scope="module")
 def long_rows(tmp_path_factory):
-    """Data whose rows are all as long as the longest, and a policy and a reward model of random weights."""
+    """Data with rows of equal length, and a policy and a reward model with random weights."""
     root = tmp_path_factory.mktemp("plan")
     tiny.main(tiny.Args(out=root, num_demonstrations=64, num_comparisons=64, num_validation=16, vocab_size=320))
     tokenizer = load_tokenizer(root)
@@ -143,12 +143,12 @@ def long_rows(tmp_path_factory):
     ],
     ids=str,
 )
-def test_ppo_takes_what_is_planned(monkeypatch, long_rows, flags, phase):
+def test_ppo_uses_the_planned_memory(monkeypatch, long_rows, flags, phase):
     root, query_length, _ = long_rows
     args = replace(
         train_ppo.RECIPES["tiny"][1], data=root, out=root / "ppo", sft=str(root / "policy"),
         reward_model=str(root / "reward"), device="cpu", total_episodes=16, batch_size=8, micro_batch_size=4,
-        rollout_batch_size=8, num_ppo_epochs=2, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
+        rollout_batch_size=8, num_ppo_epochs=1, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
         overwrite=True,
     )  # fmt: skip
     args = replace(args, **flags)
@@ -161,7 +161,7 @@ def test_ppo_takes_what_is_planned(monkeypatch, long_rows, flags, phase):
 @pytest.mark.parametrize(
     "flags", [{}, {"tune": "lora"}, {"dtype": "bfloat16", "checkpoint_activations": True}], ids=str
 )
-def test_sft_takes_what_is_planned(monkeypatch, long_rows, flags):
+def test_sft_uses_the_planned_memory(monkeypatch, long_rows, flags):
     root, query_length, response_length = long_rows
     args = replace(
         train_sft.RECIPES["tiny"][1], data=root, out=root / "sft", model=str(root / "policy"), device="cpu",
@@ -175,7 +175,7 @@ def test_sft_takes_what_is_planned(monkeypatch, long_rows, flags):
 
 
 @pytest.mark.parametrize("flags", [{}, {"checkpoint_activations": True}], ids=str)
-def test_a_reward_model_takes_what_is_planned(monkeypatch, long_rows, flags):
+def test_reward_model_training_uses_the_planned_memory(monkeypatch, long_rows, flags):
     root, query_length, response_length = long_rows
     args = replace(
         train_rm.RECIPES["tiny"][1], data=root, out=root / "rm", sft=str(root / "policy"), device="cpu",
@@ -188,7 +188,7 @@ def test_a_reward_model_takes_what_is_planned(monkeypatch, long_rows, flags):
     assert planned == pytest.approx(allocated(lambda: train_rm.main(args)), rel=0.08)
 
 
-# ------------------------------------------------------------------------------------------------- flags and the table
+# -------------------------------------------------------------------------------------------------- flags and the table
 SMALL = GPTConfig(vocab_size=512, n_ctx=128, d_model=64, n_layer=3, n_head=4, d_mlp=256, rotary_dim=8)
 
 
@@ -200,8 +200,8 @@ def small_work(monkeypatch):
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8])
-def test_the_flags_fit_and_are_no_dearer_than_needed(small_work, num_gpus):
-    """From roomy to hopeless: what costs more time comes later, and what is chosen stays below the limit."""
+def test_the_flags_fit_and_are_no_costlier_than_needed(small_work, num_gpus):
+    """From ample memory to none: costlier flags come later, and the chosen ones stay within the limit."""
     asked = asked_flags(small_work, num_gpus)
     most = max(held.total() for held in peaks(small_work, asked, num_gpus).values())
     assert flags_that_fit(small_work, num_gpus, most) == (asked, True)
@@ -211,7 +211,7 @@ def test_the_flags_fit_and_are_no_dearer_than_needed(small_work, num_gpus):
     for (flags, fits), limit in zip(chosen, limits, strict=True):
         assert fits == (max(held.total() for held in peaks(small_work, flags, num_gpus).values()) <= limit)
         cheaper = {"offload": False} if flags.offload else {"shard": "none"} if flags.shard == "fsdp" else {}
-        if cheaper:  # without the switch not even the smallest batches that keep a GPU busy would do
+        if cheaper:  # without it, not even the smallest batches that keep a GPU busy fit
             without = replace(flags, **cheaper, micro_batch_size=4, rollout_batch_size=16)
             assert max(held.total() for held in peaks(small_work, without, num_gpus).values()) > limit
     assert chosen[0][0] == replace(asked, micro_batch_size=asked.micro_batch_size // 2)
@@ -220,7 +220,7 @@ def test_the_flags_fit_and_are_no_dearer_than_needed(small_work, num_gpus):
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 4 + 2)])
-def test_a_sharded_policy_samples_from_a_whole_copy_in_float32_and_what_autocast_adds(small_work, dtype, width):
+def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_autocast(small_work, dtype, width):
     flags, work = replace(small_work.flags, shard="fsdp"), replace(small_work, dtype=dtype)
     held = peaks(work, flags, 8)
     with torch.device("meta"):
@@ -231,7 +231,7 @@ def test_a_sharded_policy_samples_from_a_whole_copy_in_float32_and_what_autocast
     assert held["updating"]["copies", "policy"] < 2 * number
 
 
-def test_flags_that_were_asked_for_stay(small_work):
+def test_requested_flags_stay(small_work):
     work = replace(small_work, flags=replace(small_work.flags, checkpoint_activations=True))
     flags, fits = flags_that_fit(work, 1, 1e12)
     assert fits and str(flags) == "--micro-batch-size 16 --rollout-batch-size 64 --checkpoint-activations"
@@ -260,14 +260,26 @@ def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(capsys, tmp_p
         assert f"at most {max(phases):.1f} GB" in line
 
 
-def test_the_readme_shows_what_is_printed():
-    shown = (ROOT / "README.md").read_text()
+def test_the_docs_show_what_is_printed():
+    shown = (ROOT / "docs" / "memory.md").read_text()
     printed = ppo_plan(TLDR).splitlines()
     assert "\n".join(f"    {line}".rstrip() for line in printed) in shown
 
 
-# ----------------------------------------------------------------------------------------------------------- bad input
-def test_a_shape_comes_from_config_json_alone(tmp_path):
+def test_a_gold_reward_model_counts_as_frozen_and_a_gold_function_does_not_count(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
+    args = replace(TLDR, max_query_length=64, response_length=16)
+    work = work_of(monkeypatch, ppo_plan, replace(args, gold=str(tmp_path)))
+    with torch.device("meta"):
+        number = sum(parameter.numel() for parameter in ScalarModel(SMALL).parameters())
+    assert (sizes(work)["gold"].all, sizes(work)["gold"].trained) == (number, 0)
+    assert [phase.name for phase in work.phases if "gold" in phase.roles] == ["scoring"]
+    assert "--gold no/model isn't there" in ppo_plan(replace(args, gold="no/model"))
+    assert "gold" not in work_of(monkeypatch, ppo_plan, replace(args, gold="data/tiny.py:gold_score")).models
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+def test_a_shape_needs_only_config_json(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
     args = replace(TLDR, sft=str(tmp_path), reward_model=str(tmp_path), max_query_length=64, response_length=16)
     assert "isn't there" not in ppo_plan(args)
@@ -278,7 +290,7 @@ def test_a_shape_comes_from_config_json_alone(tmp_path):
     [
         (ppo_plan, replace(TLDR, sft="no/such/model"), "--sft no/such/model: .*EleutherAI/pythia-1b, "),
         (ppo_plan, replace(TLDR, max_query_length=2000), "2053 tokens are longer than the 2048 positions of --sft"),
-        (ppo_plan, replace(TLDR, objective="coderl"), "--objective coderl"),
+        (ppo_plan, replace(TLDR, value_model="none"), "--value-model none: "),
         (ppo_plan, replace(TLDR, micro_batch_size=0), "--micro-batch-size 0: it must be at least 1"),
         (memory_plan.sft_plan, train_sft.RECIPES["tiny"][1], "--model None"),
         (memory_plan.rm_plan, replace(train_rm.RECIPES["tldr"][1], sft="none"), "--sft none: "),

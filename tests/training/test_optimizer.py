@@ -1,6 +1,7 @@
-"""A step whose gradient is not finite: nothing moves, it is counted, and too many in a row end the run."""
+"""Steps whose gradient is not finite: they are skipped and counted, and too many in a row end the run."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ from torch import nn
 from nanorlhf.errors import InputError
 from nanorlhf.training.optimizer import FiniteSteps
 
-BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, the length of its gradient isn't
+BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, the norm of its gradient is not
 
 
 def make(limit=3):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), limit, "lower --lr.")
+    args = SimpleNamespace(out="run", max_skipped_steps=limit)
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), args, "lower --lr")
 
 
 def set_gradients(model, seed, bad=None):
@@ -43,8 +45,8 @@ def test_a_bad_gradient_moves_neither_weights_nor_the_optimizers_state(bad):
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])
-def test_the_other_steps_are_adamws(max_norm):
-    """Bit for bit those of PyTorch on the good gradients alone."""
+def test_finite_steps_are_those_of_adamw(max_norm):
+    """To the last bit, those of PyTorch on the finite gradients alone."""
     model, steps = make()
     twin = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=0.1)
@@ -59,18 +61,18 @@ def test_the_other_steps_are_adamws(max_norm):
     assert torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias) and steps.skipped == 2
 
 
-def test_more_than_the_limit_in_a_row_end_the_run_and_a_good_step_begins_anew():
+def test_more_than_the_limit_in_a_row_end_the_run_and_a_finite_step_resets_the_count():
     model, steps = make(limit=2)
     for bad in (True, True, False, True, True):
         set_gradients(model, 0, float("inf") if bad else None)
         assert steps.step(model.parameters(), 1.0) != bad
     set_gradients(model, 0)
-    with pytest.raises(InputError, match=r"not finite in 3 step\(s\) in a row \(the loss is nan\): lower --lr\."):
+    with pytest.raises(InputError, match=r"not finite in 3 step\(s\) in a row \(the loss is nan\): lower --lr; run"):
         steps.step(model.parameters(), float("nan"))  # a loss alone is enough
     assert steps.skipped == 5
 
 
-def test_its_state_comes_back():
+def test_its_state_is_restored():
     model, steps = make()
     set_gradients(model, 0)
     steps.step(model.parameters(), 1.0)

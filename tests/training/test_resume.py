@@ -1,4 +1,4 @@
-"""Training states: what a kill, a full disk or a damaged disk leaves to go on from, and how a signal ends a run."""
+"""Training states: what a kill, a full disk or a damaged disk leaves to resume from, and how a signal ends a run."""
 
 import errno
 import os
@@ -22,7 +22,8 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError, Interrupted
 from nanorlhf.training import resume
-from nanorlhf.training.resume import StopSignals, load_state, save_state, states
+from nanorlhf.training.resume import load_state, save_state, states
+from nanorlhf.training.signals import StopSignals
 from tests.conftest import ROOT, read_metrics
 
 
@@ -57,7 +58,7 @@ def files_of(directory):
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_state_comes_back_as_it_was(args):
+def test_a_state_is_restored_as_it_was(args):
     generator = torch.Generator().manual_seed(3)
     write(args, 7, weights={"a": torch.arange(3.0)}, generator=generator.get_state(), metrics={"kl": 0.1})
     state = load_state(args.out, args)
@@ -65,11 +66,11 @@ def test_a_state_comes_back_as_it_was(args):
     assert torch.equal(state["generator"], generator.get_state()) and state["metrics"] == {"kl": 0.1}
 
 
-def test_every_random_number_generator_goes_on_where_it_was(args):
+def test_every_random_number_generator_resumes_where_it_was(args):
     def numbers():
         return random.gauss(0, 1), np.random.standard_normal(), torch.randn(2).tolist()
 
-    numbers()  # Gaussians come in pairs, one is kept back
+    numbers()  # Gaussians come in pairs: one is held for the next call
     write(args, 1)
     expected = numbers()
     numbers()
@@ -81,7 +82,7 @@ def test_the_newest_states_are_kept(args):
     for step in (2, 4, 100_000_000 - 1):
         write(args, step)
     assert names(args.out) == ["step-99999999", "step-00000004"]
-    write(args, 6, keep_last=1)  # those behind it are of no run any more
+    write(args, 6, keep_last=1)  # later ones belong to no run any more
     assert names(args.out) == ["step-00000006"]
 
 
@@ -98,7 +99,7 @@ def damage_at(path, how):
 
 @pytest.mark.parametrize("name", ["state.pt", "args.json", "manifest.json"])
 @pytest.mark.parametrize("how", ["cut off", "one bit", "gone"])
-def test_a_damaged_state_is_known_and_the_one_before_it_used(args, capsys, name, how):
+def test_a_damaged_state_is_detected_and_the_one_before_it_used(args, capsys, name, how):
     for step in (1, 2):
         write(args, step, weights=torch.randn(1000))
     damage_at(args.out / "state" / "step-00000002" / name, how)
@@ -110,7 +111,7 @@ def test_a_damaged_state_is_known_and_the_one_before_it_used(args, capsys, name,
     assert load_state(args.out, args)["weights"].tolist() == [0, 0, 0] and capsys.readouterr().err == ""
 
 
-def test_where_all_states_are_damaged_the_run_cannot_go_on(args, capsys):
+def test_a_run_whose_states_are_all_damaged_cannot_resume(args, capsys):
     write(args, 1)
     damage_at(args.out / "state" / "step-00000001" / "state.pt", "cut off")
     with pytest.raises(InputError, match="--resume: .* holds no state that can be read: start anew with --overwrite"):
@@ -138,7 +139,7 @@ def test_a_resumed_run_must_have_the_settings_it_was_started_with(args, tmp_path
 
 # ------------------------------------------------------------------------------------------------------------ the disk
 @pytest.mark.parametrize("function", ["os.rename", "torch.save", "to_disk", "sha256"])
-def test_a_full_disk_leaves_the_states_before(args, monkeypatch, function):
+def test_a_full_disk_leaves_earlier_states_intact(args, monkeypatch, function):
     write(args, 1)
     before = files_of(args.out)
     renames = []
@@ -173,8 +174,8 @@ CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.shutil.
 
 
 @pytest.mark.parametrize(("function", "number"), [(name, n) for name in CALLS for n in (1, 2)])
-def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_go_on_from(args, monkeypatch, function, number):
-    """No `finally` tidies up after a kill: the files are copied as they were at that moment."""
+def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_resume_from(args, monkeypatch, function, number):
+    """No `finally` runs after a kill: the files are copied as they were at that moment."""
     write(args, 1, keep_last=1)
     owner, name = function.rsplit(".", 1)
     owner = {"resume": resume, "os": os, "resume.torch": torch, "resume.shutil": shutil}[owner]
@@ -194,7 +195,7 @@ def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_go_on_from(args, monkeyp
         if out.exists():
             step = load_state(out, args)["step"]
             assert step in (1, 2)
-            save_state(out, args, step + 1, 1, {})  # what the kill left behind is in nobody's way
+            save_state(out, args, step + 1, 1, {})  # what the kill left is in nobody's way
             assert names(out) == [f"step-{step + 1:08}"]
             assert [path.name for path in (out / "state").iterdir()] == names(out)
 
@@ -217,7 +218,7 @@ MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}
 
 @pytest.mark.parametrize("stage", MAIN)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_was_told_to_stop_goes_on_bit_for_bit(miniature, tmp_path, monkeypatch, stage, number):
+def test_a_run_that_was_told_to_stop_resumes_bit_for_bit(miniature, tmp_path, monkeypatch, stage, number):
     args = replace(getattr(miniature, stage), save_every=1000)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     MAIN[stage](whole)
@@ -274,7 +275,7 @@ def test_sigterm_ends_a_process_with_one_line_and_a_state(miniature, tmp_path):
 def test_the_best_checkpoint_is_the_one_with_the_lowest_validation_loss(miniature, tmp_path, monkeypatch, stage):
     script = {"sft": train_sft, "rm": train_rm}[stage]
     args = replace(getattr(miniature, stage), eval_every=3, save_every=1, out=tmp_path / "out")
-    monkeypatch.setattr(script, "lr_factor", lambda schedule, step, *_: 1.0 if step < 3 else -1.0)  # uphill
+    monkeypatch.setattr(script, "lr_factor", lambda schedule, step, *_: 1.0 if step < 3 else -1.0)  # ascent
     load = load_scalar if stage == "rm" else load_gpt
     seen = []
 
@@ -282,12 +283,12 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_validation_loss(miniatur
         seen.append(torch.cat([p.flatten() for p in load(args.out / "best").parameters()]))
 
     plain = script.Run.log
-    monkeypatch.setattr(script.Run, "log", lambda self, step, m: (plain(self, step, m), step == 2 and note()))
+    monkeypatch.setattr(script.Run, "log", lambda self, step, m, **shown: (plain(self, step, m), step == 2 and note()))
     summary = script.main(args)
     losses = [row["validation_loss"] for row in read_metrics(args.out) if "validation_loss" in row]
     assert losses[0] == min(losses) < losses[-1] == summary["validation_loss"]
     assert torch.equal(torch.cat([p.flatten() for p in load(args.out / "best").parameters()]), seen[0])
-    if stage == "rm":  # normalised like the last one, by its own scores
+    if stage == "rm":  # normalised like the last checkpoint, by its own scores
         bias = load_scalar(args.out / "best").reward_bias
         assert bias != 0 and bias != load_scalar(args.out).reward_bias
         (args.out / "summary.json").unlink()  # killed just before its end: normalised anew, not twice

@@ -1,4 +1,4 @@
-"""A run's directory: what is refused, what a kill or a full disk leaves behind, what a resumed run forgets."""
+"""A run's directory: what is refused, what a kill or a full disk leaves, what a resumed run drops."""
 
 import errno
 import json
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nanorlhf.errors import InputError
-from nanorlhf.training import run as tracking
+from nanorlhf.training import run as module
 from nanorlhf.training.run import Run, check_output, check_weights
 
 
@@ -21,11 +21,16 @@ class Args:
     lr: float = 0.1
     save_every: int = 10
     keep_last: int = 2
+    resume: bool = False
+
+
+def start(args):
+    return Run(args, "test", {"numbers": {}}, write=lambda: None)
 
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(tmp_path / "run", Args(tmp_path / "run"))
+    return start(Args(tmp_path / "run"))
 
 
 def files_of(directory):
@@ -67,13 +72,11 @@ def test_an_interrupted_run_is_not_overwritten_silently(run):
 
 
 def test_resuming_without_a_state_and_both_flags_are_refused(run, tmp_path):
-    with pytest.raises(
-        InputError, match="--resume: nothing to go on from, .*run/state holds no state yet: start without --resume"
-    ):
+    with pytest.raises(InputError, match="--resume: .*run/state holds no state yet: start without --resume"):
         check_output(run.out, overwrite=False, resume=True)
     run.log(0, {"loss": 1.0})
     with pytest.raises(
-        InputError, match="nothing to go on from.*start with --overwrite"
+        InputError, match="holds no state yet: start with --overwrite"
     ):  # it ended before its first save
         check_output(run.out, overwrite=False, resume=True)
     with pytest.raises(InputError, match="--resume: .*nowhere"):
@@ -82,36 +85,38 @@ def test_resuming_without_a_state_and_both_flags_are_refused(run, tmp_path):
         check_output(run.out, overwrite=True, resume=True)
 
 
-def test_a_resumed_run_forgets_what_was_logged_behind_its_state_and_half_a_line(run):
+def test_a_resumed_run_drops_what_was_logged_after_its_state_and_half_a_line(run):
     for step in range(4):
         run.log(step, {"loss": float(step)})
         run.log_samples(step, [{"query": "q"}])
+        if step == 1:
+            run.save(2)
     with (run.out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # killed here
-    Run(run.out, Args(run.out), first_step=2)
+    start(Args(run.out, resume=True))
     assert [json.loads(line)["step"] for line in (run.out / "metrics.jsonl").open()] == [0, 1]
     assert [json.loads(line)["step"] for line in (run.out / "samples.jsonl").open()] == [0, 1]
 
 
-def test_a_new_run_forgets_the_old_one(run):
+def test_a_new_run_drops_the_old_one(run):
     run.log(0, {"loss": 1.0})
     run.log_samples(0, [{"query": "q"}])
-    run.save_state(1)
+    run.save(1)
     run.finish({"loss": 1.0})
-    Run(run.out, Args(run.out))
+    start(Args(run.out))
     assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(files_of(run.out))
 
 
 def test_a_json_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
-    tracking.write_json(path, {"loss": 1.0})
+    module.write_json(path, {"loss": 1.0})
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tracking.os, "replace", full)
+    monkeypatch.setattr(module.os, "replace", full)
     with pytest.raises(OSError):
-        tracking.write_json(path, {"loss": 2.0})
+        module.write_json(path, {"loss": 2.0})
     assert files_of(tmp_path) == {"summary.json": b'{\n  "loss": 1.0\n}\n'}
 
 
@@ -126,10 +131,10 @@ def test_weights_that_are_not_finite_are_not_saved(value):
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking.distributed, "rank", lambda: 1)
-    run = Run(tmp_path / "run", Args(tmp_path / "run"))
+    monkeypatch.setattr(module.distributed, "rank", lambda: 1)
+    run = start(Args(tmp_path / "run"))
     run.log(0, {"loss": 1.0})
     run.log_samples(0, [{"query": "q"}])
-    run.save_state(1)
+    run.save(1)
     run.finish({})
     assert not run.out.exists()

@@ -1,0 +1,196 @@
+"""What the five evaluations share: settings, loading, scores, differences, and what is written."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges
+from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.metrics import compare
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import micro_batches
+from nanorlhf.ppo import eos_masks
+from nanorlhf.reward import Gold, end_scores, is_function, response_scores
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.training.run import write_json
+
+
+# --------------------------------------------------------------------------------------------------------- 1. settings
+@dataclass(frozen=True, kw_only=True)
+class EvalArgs:
+    """Of every evaluation."""
+
+    data: Path
+    """directory of the JSON Lines files"""
+    out: Path
+    """directory of eval.json, report.html and, where texts are sampled, samples.jsonl"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: that of the first model"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: forward passes under autocast"""
+    batch_size: PositiveInt = 64
+    """rows per forward pass; changes memory, not the result"""
+    max_query_length: PositiveInt = 512
+    """longest query in tokens"""
+    overwrite: bool = False
+    """replace an evaluation that --out already holds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyArgs(EvalArgs):
+    """Of every evaluation that samples from policies."""
+
+    policies: tuple[str, ...]
+    """pairs of a name and its checkpoint directory or Hub id"""
+    seed: Seed = 1
+    """fixes the samples and the bootstrap resamples"""
+    num_queries: PositiveInt | None = None
+    """queries that each policy answers, from the top of the file; None: all"""
+    response_length: PositiveInt
+    """maximum number of sampled tokens, EOS included"""
+    num_report_samples: NonNegativeInt = 24
+    """queries whose responses are shown in report.html; samples.jsonl has all"""
+
+
+def begin(args: EvalArgs, writes: bool = True) -> torch.device:
+    """Check the settings; returns the device. Raises InputError, before anything is written."""
+    check_ranges(args)
+    if writes and (args.out / "eval.json").exists() and not args.overwrite:
+        raise InputError(f"--out {args.out} holds an evaluation: name another directory, or pass --overwrite.")
+    if writes and args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    return distributed.setup(args.device)
+
+
+def autocast(args: EvalArgs, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+
+
+def named_policies(words: tuple[str, ...]) -> dict[str, str]:
+    """("sft", DIR, "ppo", DIR) -> {"sft": DIR, "ppo": DIR}"""
+    names, places = words[::2], words[1::2]
+    if not words or len(names) != len(places):
+        raise InputError(f"--policies {' '.join(words)}: write pairs of a name and a checkpoint, such as sft runs/sft.")
+    if len(set(names)) != len(names) or "reference" in names:
+        raise InputError(f"--policies {' '.join(words)}: names must differ, and `reference` is that of the data.")
+    return dict(zip(names, places, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------- 2. models
+def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str | None = None) -> Tokenizer:
+    """The named tokenizer, or that of the first model, which all other models must share; None is no model."""
+    models = [place for place in places if place]
+    if gold and not is_function(gold):
+        models.append(gold)
+    tokenizer = load_tokenizer(named or models[0])
+    for place in models:
+        if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise InputError(f"the tokenizer of {place} differs from that of {models[0]}: compare models of one.")
+    return tokenizer
+
+
+def load_policy(
+    place: str, rows: list[Demonstration], response_length: int, tokenizer: Tokenizer, device: torch.device
+) -> GPT:
+    """A policy whose context is long enough to answer `rows`."""
+    policy = load_gpt(place, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    check_vocabulary(tokenizer, policy.config.vocab_size, place)
+    needed = max(len(row.query) for row in rows) + response_length
+    if needed > policy.config.n_ctx:
+        raise InputError(
+            f"the longest query and --response-length make {needed} tokens, more than the {policy.config.n_ctx} "
+            f"positions of {place}: lower --response-length."
+        )
+    return policy
+
+
+def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: torch.device) -> Gold | None:
+    """--gold: FILE.py:FUNCTION, or a larger reward model's directory or Hub id."""
+    return Gold(gold, tokenizer, device, args.batch_size) if gold else None
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. scores
+@torch.no_grad()
+def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, batch_size: int) -> list[float]:
+    """The reward model at the last token of each response, query (B, Q) and response (B, T) -> B scores.
+
+    Without the EOS trick, which is PPO's and not the model's.
+    """
+    query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
+    pieces = micro_batches(query_response, batch_size)
+    return torch.cat([end_scores(model, piece, query.size(1), pad_id) for piece in pieces]).tolist()
+
+
+@torch.no_grad()
+def row_scores(
+    model: ScalarModel, rows: list[Demonstration], pad_id: int, batch_size: int, side: Literal["left", "right"]
+) -> Tensor:
+    """The reward model's scores of the data's own responses, (rows,); for `side` see `response_scores`."""
+    return torch.cat([response_scores(model, batch, pad_id, side) for batch in micro_batches(rows, batch_size)])
+
+
+def gold_margins(gold: Gold, rows: list[Comparison]) -> list[float]:
+    """The gold score of each chosen response minus that of the rejected one."""
+    queries, chosen, rejected = ([row.record[name] for row in rows] for name in ("query", "chosen", "rejected"))
+    return np.subtract(gold.of_texts(queries, chosen), gold.of_texts(queries, rejected)).tolist()
+
+
+def endings(response: Tensor, tokenizer: Tokenizer) -> dict[str, float]:
+    """How responses (B, T) end: share with an EOS, and mean length in tokens, EOS included."""
+    eos_index, _, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+    return {
+        "eos_rate": (response == tokenizer.eos_id).any(1).float().mean().item(),
+        "response_length": (eos_index + 1).float().mean().item(),
+    }
+
+
+def differences(measured: dict[str, dict[str, np.ndarray]], seed: int, num_resamples: int) -> list[dict]:
+    """Each policy against each one before it, metric by metric. measured: policy -> metric -> (questions, n)."""
+    return [
+        {"ours": ours, "theirs": theirs, "metric": metric}
+        | compare(measured[ours][metric], measured[theirs][metric], seed, num_resamples)
+        for theirs, ours in itertools.combinations(measured, 2)
+        for metric in measured[ours]
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- 4. output
+def settings_of(args: EvalArgs) -> dict[str, Any]:
+    """As they are written to eval.json."""
+    return json.loads(json.dumps(asdict(args), default=str))
+
+
+def write_evaluation(
+    args: EvalArgs,
+    result: dict,
+    tables: str,
+    write_report: Callable[[Path], None],
+    files: Mapping[str, Iterable[dict]] | None = None,
+) -> dict:
+    """Write `files` (name -> rows), report.html and eval.json, and print the tables; returns the result.
+
+    eval.json comes last: where it exists, the evaluation is complete.
+    """
+    files = files or {}
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+    for name, rows in files.items():
+        write_jsonl(args.out / name, rows)
+    write_report(args.out / "report.html")
+    write_json(args.out / "eval.json", result)
+    print(tables)
+    written = ", ".join([str(args.out / "eval.json"), *files])
+    print(f"\nwritten: {written}, and to look at: {args.out / 'report.html'}")
+    return result

@@ -1,0 +1,178 @@
+"""An LLM judge's verdicts on policies: the flags, who judges, and the numbers that verdicts give. [N+ 17]"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, Workers, printable
+from nanorlhf.errors import InputError
+from nanorlhf.evals.judge import (
+    WIN,
+    Endpoint,
+    Pair,
+    ask_all,
+    completions_url,
+    judge_pairs,
+    key_from,
+    load_verdicts,
+    parse,
+)
+from nanorlhf.metrics import wilson_interval
+
+Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and an account of the calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeArgs:
+    judge_url: str | None = None
+    """OpenAI-compatible endpoint whose model judges the responses, such as http://localhost:8000/v1; None: no judge"""
+    judge_model: str | None = None
+    """name of that model, as the endpoint knows it"""
+    judge_key_variable: str | None = None
+    """environment variable that holds the endpoint's key, such as OPENAI_API_KEY; None sends no key"""
+    judge_file: Path | None = None
+    """verdicts given before, such as verdicts.jsonl of another evaluation, instead of an endpoint"""
+    judge_against: str = "reference"
+    """what responses are compared with: `reference`, or the name of a policy"""
+    judge_both_orders: bool = False
+    """ask about each pair in both orders; where the verdicts differ it is a tie"""
+    judge_max_calls: NonNegativeInt = 1000
+    """maximum number of requests, retries included; verdicts given by then are kept, and the next run adds to them"""
+    judge_cache: Path = Path("runs/judge.jsonl")
+    """the endpoint's answers, so that none is paid for twice; only appended to"""
+    judge_workers: Workers = 8
+    """concurrent requests"""
+    judge_timeout: Seconds = 60.0
+    """seconds per request"""
+    judge_temperature: NonNegativeFloat | None = 0.0
+    """of the judge; None leaves it to the endpoint, as some models demand"""
+    judge_max_tokens: PositiveInt | None = 512
+    """maximum length of an answer in tokens; None leaves it to the endpoint, as some models demand"""
+    judge_dry_run: bool = False
+    """print the prompts and their number; ask nobody, write nothing"""
+
+
+def load_judge(args: JudgeArgs, policies: dict[str, str], seed: int) -> Judge | None:
+    """None without --judge flags. Checks all of them, before anything slow."""
+    if not (args.judge_url or args.judge_file):
+        if args.judge_dry_run:
+            raise InputError("--judge-dry-run: there is nobody to ask: name an endpoint with --judge-url.")
+        return None
+    if args.judge_url and args.judge_file:
+        raise InputError("--judge-url and --judge-file: pass only one, verdicts of two judges make no rate.")
+    if args.judge_against not in ("reference", *policies) or {args.judge_against} == policies.keys():
+        raise InputError(f"--judge-against {args.judge_against}: write `reference`, or one policy of several.")
+    if args.judge_file:
+        return file_judge(args.judge_file)
+    return endpoint_judge(args, seed)
+
+
+def file_judge(path: Path) -> Judge:
+    """Looks verdicts up in a file."""
+    known = load_verdicts(path)
+
+    def judge(pairs: list[Pair]) -> tuple[list[dict], dict]:
+        found = [known.get(Pair(*map(str.strip, pair)), "unanswered") for pair in pairs]
+        rows = [{**pair._asdict(), "preferred": preferred} for pair, preferred in zip(pairs, found, strict=True)]
+        return rows, {"name": str(path)}
+
+    return judge
+
+
+def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
+    """Asks the model at --judge-url; the seed decides which text of a pair comes first."""
+    assert args.judge_url is not None
+    if not args.judge_model:
+        raise InputError(f"--judge-url {args.judge_url}: name the model that judges with --judge-model.")
+    if args.judge_cache.is_dir():
+        raise InputError(f"--judge-cache {args.judge_cache} is a directory: name a file.")
+    endpoint = Endpoint(
+        url=completions_url("--judge-url", args.judge_url),
+        model=args.judge_model,
+        key=key_from("--judge-key-variable", args.judge_key_variable) if args.judge_key_variable else None,
+        temperature=args.judge_temperature,
+        max_tokens=args.judge_max_tokens,
+        max_calls=args.judge_max_calls,
+        workers=args.judge_workers,
+        timeout=args.judge_timeout,
+    )
+    account: dict = {"name": f"{args.judge_model} at {args.judge_url}"}
+
+    def ask(prompts: list[str]) -> dict[str, str]:
+        if args.judge_dry_run:
+            print("\n\n".join(f"{'-' * 80}\n{printable(prompt)}" for prompt in prompts))
+            print(f"{'-' * 80}\n{len(prompts)} prompts for {account['name']}; nobody was asked, nothing is written")
+            return {}
+        answers, found = ask_all(prompts, endpoint, args.judge_cache)
+        account.update(found)
+        return answers
+
+    return lambda pairs: (judge_pairs(pairs, seed, args.judge_both_orders, ask), account)
+
+
+def judge_policies(
+    judge: Judge,
+    queries: list[str],
+    answers: dict[str, list[str]],
+    rm_columns: dict[str, list[float] | None],
+    against: str,
+) -> tuple[dict[str, list[dict]], dict[str, dict], dict]:
+    """Compare each policy's answers with those of `against`, a policy or the reference.
+
+    answers and rm_columns: name -> one text, one reward model score per query; the reference is among the names.
+    Returns name -> a verdict row per query, name -> its numbers, and the account with the numbers over all pairs.
+    """
+    names = [name for name in answers if name not in ("reference", against)]
+    # query by query, so that under a cap the policies are judged on the same queries
+    pairs = [(name, i) for i in range(len(queries)) for name in names]
+    rows, account = judge([Pair(queries[i], answers[name][i], answers[against][i]) for name, i in pairs])
+    margins = rm_margins(pairs, rm_columns, against)
+    verdicts, numbers = {}, {}
+    for number, name in enumerate(names):
+        mine = slice(number, None, len(names))
+        verdicts[name] = rows[mine]
+        wins = [WIN[row["preferred"]] for row in rows[mine] if row["preferred"] in WIN]
+        numbers[name] = {
+            "judge_win_rate": fmean(wins) if wins else None,
+            "judge_win_rate_ci": wilson_interval(fmean(wins), len(wins)) if wins else None,
+            **verdict_counts(rows[mine], margins and margins[mine]),
+        }
+    said = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
+    place = {"first_rate": fmean(letter == "A" for letter in said if letter) if any(said) else None}
+    return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | place
+
+
+def rm_margins(
+    pairs: list[tuple[str, int]], columns: dict[str, list[float] | None], against: str
+) -> list[float] | None:
+    """r(ours) - r(theirs) of each pair (policy, query); None without a reward model."""
+    theirs = columns[against]
+    if not theirs:
+        return None
+    ours = {name: column for name, column in columns.items() if column}
+    return [ours[name][i] - theirs[i] for name, i in pairs]
+
+
+def verdict_counts(rows: list[dict], margins: list[float] | None) -> dict[str, float | int | tuple | None]:
+    """How many pairs have a verdict, and how often the reward model's margins agree with those that are no tie."""
+    counts = Counter(row["preferred"] for row in rows)
+    agrees = agrees_with_judge(margins, rows) if margins else []
+    return {
+        "judge_pairs": sum(counts[name] for name in WIN),
+        "judge_unparsed": counts["unparsed"],
+        "judge_unanswered": counts["unanswered"],
+        "rm_agreement": fmean(agrees) if agrees else None,
+        "rm_agreement_ci": wilson_interval(fmean(agrees), len(agrees)) if agrees else None,
+        "rm_agreement_pairs": len(agrees),
+    }
+
+
+def agrees_with_judge(margins: list[float], rows: list[dict]) -> list[bool]:
+    """For each pair of which the judge prefers one: has r(ours) - r(theirs) the sign of its choice? 0 has neither."""
+    sign = {"ours": 1, "theirs": -1}
+    pairs = [(margin, row["preferred"]) for margin, row in zip(margins, rows, strict=True)]
+    return [bool(np.sign(margin) == sign[choice]) for margin, choice in pairs if choice in sign]  # [N+ 17]

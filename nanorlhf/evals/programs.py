@@ -1,0 +1,243 @@
+"""Several programs per problem at several temperatures, compiled and executed: RLCF.
+
+In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdicts, and the errors that compilers find.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+import numpy as np
+from tqdm import tqdm
+
+from nanorlhf.answers import sample_answers
+from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
+from nanorlhf.code.compilers import Diagnostic, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.code.error_profile import error_category, error_profile
+from nanorlhf.code.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.dataset import Demonstration, load_programs
+from nanorlhf.errors import InputError
+from nanorlhf.evals.common import (
+    PolicyArgs,
+    autocast,
+    begin,
+    common_tokenizer,
+    endings,
+    load_policy,
+    named_policies,
+    settings_of,
+    write_evaluation,
+)
+from nanorlhf.metrics import bootstrap_interval, pass_at_k
+from nanorlhf.padding import micro_batches
+from nanorlhf.report import program_report
+
+SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
+Texts = dict[tuple[str, float], list[str]]  # (policy, temperature) -> n responses per problem, one after the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(PolicyArgs):
+    curves: tuple[str, ...] = ()
+    """run directories whose training curves the report shows beside those of the policies, for an ablation several"""
+    num_samples: PositiveInt
+    """responses per problem and temperature"""
+    ks: tuple[PositiveInt, ...]
+    """of pass@k, exec@k and comp@k, ascending; the last is --num-samples at most"""
+    temperatures: tuple[NonNegativeFloat, ...] = (0.2, 0.6, 0.8)
+    """of the responses, ascending; the best one is shown; 0 is greedy"""
+    top_p: Fraction = 0.95
+    """sample from the likeliest tokens that together reach this probability; 1: all"""
+    timeout: Seconds = 10.0
+    """seconds of wall clock that a program may run"""
+    workers: Workers = 8
+    """programs compiled and run at a time"""
+    num_resamples: PositiveInt = 2000
+    """bootstrap resamples of the problems, for the 95% intervals"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a response."""
+
+    diagnostics: list[Diagnostic]  # of its program, by the static checks
+    verdict: Verdict  # of its program with the tests, by execution
+    span: tuple[int, int]  # where the response is in its program, in characters
+
+    @cached_property
+    def error(self) -> Diagnostic | None:
+        return first_error(self.diagnostics, *self.span)
+
+
+Outcomes = dict[tuple[int, str], Outcome]  # (number of the problem, response) -> what became of it
+
+
+def main(args: Args) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    device = begin(args)
+    check_ascending("ks", args.ks)
+    check_ascending("temperatures", args.temperatures)
+    n = args.num_samples
+    if args.ks[-1] > n:
+        raise InputError(f"--ks {args.ks[-1]}: more than the {n} samples of a problem: raise --num-samples to it.")
+    policies = named_policies(args.policies)
+    tokenizer = common_tokenizer(args.tokenizer, policies.values())
+    path = args.data / "code.test.jsonl"
+    rows = load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries]
+    records, language = [row.record for row in rows], rows[0].record["language"]
+    for number, record in enumerate(records, start=1):
+        if not record["tests"].strip():
+            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it or delete the line.")
+    print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
+    run_programs([], language)  # fails here where no program can be run, not after hours of sampling
+
+    # ------------------------------------------------------------------------------------------------ 2. the responses
+    texts: Texts = {}
+    results: dict[str, dict] = {}  # by policy
+    for name, place in tqdm(policies.items(), desc="policies"):
+        policy = load_policy(place, rows, args.response_length, tokenizer, device)
+        results[name] = {"at_k": [], "temperatures": []}
+        for temperature in args.temperatures:
+            with autocast(args, device):
+                _, response = sample_answers(
+                    policy, [row.query for row in rows], tokenizer, n, args.response_length, args.batch_size, args.seed,
+                    temperature, top_p=args.top_p,
+                )  # fmt: skip
+            texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
+            results[name]["temperatures"].append({"temperature": temperature, **endings(response, tokenizer)})
+
+    # ------------------------------------------------------------------------------- 3. static checks, and execution
+    outcomes = check_and_run(texts, rows, args)
+
+    # ------------------------------------------------------------------------------------------------ 4. the statistics
+    for name, row in results.items():
+        values = []  # of each temperature
+        for at in row["temperatures"]:
+            column = [outcomes[i // n, text] for i, text in enumerate(texts[name, at["temperature"]])]
+            numbers, successes = statistics(column, args)
+            at |= numbers
+            values.append(successes)
+        row["at_k"] = best_at_k(values, args)
+    result = {
+        "policies": results,
+        "num_problems": len(rows),
+        "language": language,
+        "num_programs": len(outcomes),
+        "isolation": isolation(),
+        "args": settings_of(args),
+    }
+
+    # --------------------------------------------------------------------------------------------------------- 5. write
+    tasks = [str(record.get("meta", {}).get("task_id", number)) for number, record in enumerate(records, start=1)]
+
+    def sample(name: str, temperature: float, index: int) -> dict:
+        """A row of samples.jsonl."""
+        problem, text = index // n, texts[name, temperature][index]
+        row = {"task": tasks[problem], "policy": name, "temperature": temperature, "response": text}
+        return row | described(outcomes[problem, text], len(text), language)
+
+    def samples() -> Iterator[dict]:
+        for (name, temperature), column in texts.items():
+            yield from (sample(name, temperature, index) for index in range(len(column)))
+
+    cards = [
+        {
+            "task": tasks[problem],
+            "query": record["query"],
+            "policies": {
+                name: sample(name, row["at_k"][0]["temperature"], problem * n) for name, row in results.items()
+            },
+        }
+        for problem, record in enumerate(records[: args.num_report_samples])
+    ]
+    runs = {place: name for name, place in policies.items()}
+    for place in args.curves:
+        runs.setdefault(place, place)
+    return write_evaluation(
+        args,
+        result,
+        program_report.tables(result),
+        lambda path: program_report.write_report(path, result, runs, cards),
+        {"samples.jsonl": samples()},
+    )
+
+
+def check_ascending(flag: str, values: tuple[float, ...]) -> None:
+    if not values or list(values) != sorted(set(values)):
+        raise InputError(f"--{flag} {' '.join(map(str, values))}: name at least one, each once, in ascending order.")
+
+
+def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcomes:
+    """Compile and execute each distinct response to each problem once.
+
+    Those that don't compile are executed too: that takes the compiler 13 ms, and a program that is incomplete without
+    its tests may be complete with them.
+    """
+    n, records = args.num_samples, [row.record for row in rows]
+    language = records[0]["language"]
+    distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
+    diagnostics = []
+    with JavaCompiler(args.workers) if language == "java" else PythonCompiler() as compiler:
+        batches = micro_batches(distinct, args.batch_size)
+        for batch in tqdm(batches, desc="static checks", unit=" batches", leave=False):
+            diagnostics += compiler.check([records[i]["prefix"] + text + records[i]["suffix"] for i, text in batch])
+    programs = [program_of(records[i], text) for i, text in distinct]
+    verdicts = run_programs(programs, language, args.timeout, args.workers)
+    starts = [len(records[i]["prefix"]) for i, _ in distinct]
+    return {
+        key: Outcome(found, verdict, (start, start + len(key[1])))
+        for key, found, verdict, start in zip(distinct, diagnostics, verdicts, starts, strict=True)
+    }
+
+
+def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.ndarray]]:
+    """One policy at one temperature, n outcomes per problem: its numbers, and success -> (problems, K) at each k."""
+    values, n = {}, args.num_samples
+    for success, attribute in SUCCESSES.items():
+        counts = np.array([getattr(one.verdict, attribute) for one in column]).reshape(-1, n).sum(1)  # (problems,)
+        values[success] = np.array([[pass_at_k(n, int(c), k) for k in args.ks] for c in counts])
+    return {
+        **{f"{success}_at_k": of_problems.mean(0).tolist() for success, of_problems in values.items()},
+        "reasons": dict(Counter(one.verdict.reason for one in column)),
+        "errors": error_profile([one.diagnostics for one in column], [one.span for one in column]),
+        "compile_rate": fmean(one.error is None for one in column),
+    }, values
+
+
+def best_at_k(values: list[dict[str, np.ndarray]], args: Args) -> list[dict]:
+    """[RLCF evaluation] For each k the temperature with the best pass@k, and exec@k and comp@k at the same one.
+
+    values: of each temperature, success -> (problems, K). Of equally good temperatures it is the lower one; they are
+    compared to 9 digits, since the 17th depends on the order of a sum.
+    """
+    rows = []
+    for j, k in enumerate(args.ks):
+        passes = [round(float(of["pass"][:, j].mean()), 9) for of in values]
+        best = passes.index(max(passes))
+        row: dict = {"k": k, "temperature": args.temperatures[best]}
+        for success, of_problems in values[best].items():
+            row[success] = float(of_problems[:, j].mean())
+            row[f"{success}_ci"] = bootstrap_interval(of_problems[:, [j]], args.seed, args.num_resamples)
+        rows.append(row)
+    return rows
+
+
+def described(outcome: Outcome, length: int, language: str) -> dict:
+    """An outcome as samples.jsonl has it. The blamed span is in characters of the response: its end, if outside it."""
+    (start, end), verdict, error = outcome.span, outcome.verdict, None
+    if outcome.error is not None:
+        inside = start <= outcome.error.last < end
+        error = {
+            "category": error_category(outcome.error),
+            "message": outcome.error.message,
+            "start": max(outcome.error.start - start, 0) if inside else length,
+            "end": outcome.error.end - start if inside else length,
+        }
+    said = verdict.output.strip().splitlines() or [""]
+    return {
+        **{name: getattr(verdict, name) for name in ("compiled", "executed", "passed", "reason")},
+        "output": said[0] if language == "java" else said[-1],  # the line that says what was thrown
+        "error": error,
+    }

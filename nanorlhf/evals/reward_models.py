@@ -1,0 +1,167 @@
+"""Reward models and DPO's implicit rewards side by side: N+ Table 5, Figure 7 and detail 19.
+
+In: comparisons.validation.jsonl, sft.validation.jsonl and perhaps comparisons.cnndm.jsonl. Out: accuracy by batch,
+confidence, split and pair of policies, calibration, and the scores of the references.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_config
+from nanorlhf.cli import PositiveFloat, PositiveInt
+from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
+from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
+from nanorlhf.errors import InputError
+from nanorlhf.evals.common import EvalArgs, autocast, begin, common_tokenizer, settings_of, write_evaluation
+from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
+from nanorlhf.model import GPT
+from nanorlhf.padding import micro_batches
+from nanorlhf.report import reward_report
+from nanorlhf.reward import pair_scores, response_scores
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary
+
+Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, pairs), chosen - rejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(EvalArgs):
+    reward_models: tuple[str, ...]
+    """pairs of a name and a checkpoint directory or Hub id; a name that comes again is another seed of the same model,
+    a policy stands for its implicit reward"""
+    ref_policy: str
+    """[N+ 19] what the policies were trained from by DPO: checkpoint directory or Hub id"""
+    dpo_beta: PositiveFloat = 0.05
+    """of their reward, in score units per nat: that of their training"""
+    max_response_length: PositiveInt
+    """longest response in tokens, EOS included"""
+    max_cnndm_query_length: PositiveInt = 1919
+    """longest query of comparisons.cnndm.jsonl in tokens"""
+
+
+def main(args: Args) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    device = begin(args)
+    models = named_models(args.reward_models)
+    places = args.reward_models[1::2]
+    has_policy = any(not holds_reward_model(place) for place in places)
+    tokenizer = common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None])
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    sets = {"validation": load_comparisons(args.data / "comparisons.validation.jsonl", *limits)}
+    if (args.data / "comparisons.cnndm.jsonl").exists():
+        limits_of_news = tokenizer, args.max_cnndm_query_length, args.max_response_length
+        sets["cnndm"] = load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news)
+    references = load_demonstrations(args.data / "sft.validation.jsonl", *limits)
+    longest = max(len(row.query) + max(len(row.chosen), len(row.rejected)) for rows in sets.values() for row in rows)
+    for place in places:
+        config = read_config(place)
+        check_vocabulary(tokenizer, config.vocab_size, place)
+        if longest > config.n_ctx:
+            raise InputError(
+                f"a comparison in {args.data} has {longest} tokens, more than the {config.n_ctx} positions of {place}: "
+                "lower --max-query-length where the data is made."
+            )
+    ref_policy = None
+    if has_policy:
+        ref_policy = load_gpt(args.ref_policy, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+
+    # ------------------------------------------------------------------------------------------------- 2. the numbers
+    reference = Path(args.ref_policy).name
+    result, _ = measure_rewards(
+        models, ref_policy, reference, args.dpo_beta, sets, references, tokenizer, device, args
+    )  # fmt: skip
+    result["args"] = settings_of(args)
+    return write_evaluation(
+        args,
+        result,
+        reward_report.tables(result),
+        lambda path: reward_report.write_report(path, result, list(places)),
+    )
+
+
+def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
+    """("rm", A, "rm", B, "dpo", C) -> {"rm": [A, B], "dpo": [C]}"""
+    if not words or len(words) % 2:
+        raise InputError(f"--reward-models {' '.join(words)}: write pairs of a name and a checkpoint: rm runs/rm.")
+    models = defaultdict(list)
+    for name, place in zip(words[::2], words[1::2], strict=True):
+        models[name].append(place)
+    return dict(models)
+
+
+@torch.no_grad()
+def measure_rewards(
+    models: dict[str, list[str]],
+    ref_policy: GPT | None,
+    reference: str,
+    dpo_beta: float,
+    sets: dict[str, list[Comparison]],
+    references: list[Demonstration],
+    tokenizer: Tokenizer,
+    device: torch.device,
+    args: EvalArgs,
+) -> tuple[dict, Margins]:
+    """[N+ 16, 18] Table 5, calibration and the scores of the references; and the margins, of which the first two are.
+
+    models: name -> checkpoints, one per seed. A policy among them ranks by beta * log(policy / ref_policy) [N+ 19];
+    `reference` is the name of ref_policy.
+    """
+    groups = {name: pair_groups(rows, f"{args.data}/comparisons.{name}.jsonl") for name, rows in sets.items()}
+    margins: Margins = {name: {} for name in sets}
+    scores: dict[str, np.ndarray] = {}  # model -> (seeds, references)
+    implicit: list[str] = []
+    for name, places in models.items():
+        of_pairs, of_references = defaultdict(list), []  # a row per seed
+        for place in tqdm(places, desc=name, leave=False):
+            if not holds_reward_model(place):
+                implicit += [name] if name not in implicit else []
+            rank, score = ranker(place, ref_policy, dpo_beta, tokenizer, device)
+            with autocast(args, device):
+                for set_name, rows in sets.items():
+                    batches = [torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)]
+                    of_pairs[set_name].append(torch.cat(batches).double().cpu().numpy())
+                batches = [score(batch) for batch in micro_batches(references, args.batch_size)]
+                of_references.append(torch.cat(batches).double().cpu().numpy())
+        for set_name, column in of_pairs.items():
+            margins[set_name][name] = np.stack(column)
+        scores[name] = np.stack(of_references)
+    return {
+        "sets": {
+            set_name: {
+                "accuracy": accuracy_table(groups[set_name], columns),
+                "calibration": {name: calibration(column) for name, column in columns.items()},
+            }
+            for set_name, columns in margins.items()
+        },
+        "references": {name: score_statistics(column) for name, column in scores.items()},
+        "num_references": len(references),
+        "num_seeds": {name: len(places) for name, places in models.items()},
+        "implicit": implicit,
+        "reference": reference,
+        "dpo_beta": dpo_beta,
+    }, margins
+
+
+def ranker(
+    place: str, ref_policy: GPT | None, dpo_beta: float, tokenizer: Tokenizer, device: torch.device
+) -> tuple[Callable[[list[Comparison]], tuple[Tensor, Tensor]], Callable[[list[Demonstration]], Tensor]]:
+    """How a checkpoint scores pairs, giving (B,) of chosen and of rejected, and single responses, giving (B,)."""
+    pad_id = tokenizer.pad_id
+    if holds_reward_model(place):
+        model = load_scalar(place, device)
+        return partial(pair_scores, model, pad_id=pad_id), partial(response_scores, model, pad_id=pad_id, side="left")
+    assert ref_policy is not None  # what a policy's implicit reward is relative to
+    policy = load_gpt(place, device).forbid(pad_id, tokenizer.vocab_size)
+    settings: dict[str, Any] = {"pad_id": pad_id, "beta": dpo_beta}
+    return (
+        partial(implicit_pair_rewards, policy, ref_policy, **settings),
+        partial(implicit_rewards, policy, ref_policy, **settings),
+    )

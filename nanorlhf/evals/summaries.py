@@ -1,0 +1,284 @@
+"""One response per query, beside the data's reference: N+ section 5 and details 16 to 19.
+
+In: sft.validation.jsonl and, for reward models, comparisons.validation.jsonl. Out: ROUGE, win rates by the gold score
+and by an LLM judge, reward model score and accuracy, KL, length, and which tokens alignment changed.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from nanorlhf.answers import sample_answers
+from nanorlhf.checkpoint import load_scalar
+from nanorlhf.cli import NonNegativeFloat, PositiveFloat, PositiveInt
+from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.evals.common import (
+    PolicyArgs,
+    autocast,
+    begin,
+    common_tokenizer,
+    endings,
+    gold_margins,
+    load_gold,
+    load_policy,
+    named_policies,
+    rm_scores,
+    row_scores,
+    settings_of,
+    write_evaluation,
+)
+from nanorlhf.evals.judge import WIN
+from nanorlhf.evals.judged import JudgeArgs, judge_policies, load_judge
+from nanorlhf.evals.reward_models import measure_rewards
+from nanorlhf.logprobs import response_logprobs
+from nanorlhf.metrics import rouge, wilson_interval, win_rate
+from nanorlhf.metrics.token_rewards import token_rewards
+from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
+from nanorlhf.model import GPT
+from nanorlhf.padding import left_pad, micro_batches, right_pad
+from nanorlhf.ppo import eos_masks
+from nanorlhf.report import reward_report, token_report
+from nanorlhf.report.length_figures import length_figures
+from nanorlhf.report.page import length_section, table, write_report
+from nanorlhf.reward import Gold
+from nanorlhf.tokenizer import Tokenizer, token_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(JudgeArgs, PolicyArgs):
+    """The first policy is the reference of the KL."""
+
+    reward_model: str | None
+    """checkpoint directory or Hub id; None leaves its scores out"""
+    implicit_rewards: tuple[str, ...] = ()
+    """[N+ 19] names of --policies, trained by DPO from the first one, that rank pairs beside the reward model"""
+    dpo_beta: PositiveFloat = 0.05
+    """of their reward, in score units per nat: that of their training"""
+    shift_base: str | None = None
+    """name of the policy whose ranks colour the responses, that of the model before alignment; None: the first"""
+    max_response_length: PositiveInt
+    """longest response of a comparison or reference in tokens, EOS included"""
+    temperature: NonNegativeFloat = 0.01
+    """of the responses that are evaluated; 0 is greedy"""
+    kl_temperature: PositiveFloat = 0.7
+    """of the responses on which the KL is estimated: that of PPO's rollouts"""
+    gold: str | None = None
+    """FILE.py:FUNCTION or a larger reward model, whose true score counts wins against the references; None: unknown"""
+
+
+def main(args: Args) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    device = begin(args, writes=not args.judge_dry_run)
+    policies = named_policies(args.policies)
+    first = next(iter(policies))
+    judge = load_judge(args, policies, args.seed)
+    if args.shift_base not in (None, *policies):
+        raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
+    unknown = set(args.implicit_rewards) - set(list(policies)[1:])
+    if unknown:
+        raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
+    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
+    gold = load_gold(args.gold, args, tokenizer, device)
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
+    models = {"reward model": [args.reward_model]} if args.reward_model else {}
+    models |= {name: [policies[name]] for name in args.implicit_rewards}
+    pairs = load_comparisons(args.data / "comparisons.validation.jsonl", *limits) if models else []
+    precision = autocast(args, device)
+    to_answer = rows, args.response_length, tokenizer, device
+    ref_policy = load_policy(policies[first], *to_answer)
+    reward_model = load_scalar(args.reward_model, device) if args.reward_model else None
+
+    # --------------------------------------------------------------------------------------------------- 2. references
+    queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
+    reference: dict = {"gold_score": None, "rm_score": None}
+    reference_golds = None
+    rm_columns: dict[str, list[float] | None] = {"reference": None}
+    with precision:
+        if gold:
+            reference_golds = gold.of_texts(queries, references)
+            reference["gold_score"] = fmean(reference_golds)
+        if reward_model:
+            scores = row_scores(reward_model, rows, tokenizer.pad_id, args.batch_size, "left")
+            rm_columns["reference"], reference["rm_score"] = scores.tolist(), scores.mean().item()
+    reference["response_length"] = fmean(len(row.response) for row in rows)
+
+    # ----------------------------------------------------------------------------------------------------- 3. policies
+    results, columns, responses, tokens = {}, {}, {}, {}  # by policy
+    answers = {"reference": references}
+    lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
+    for name, place in tqdm(policies.items(), desc="policies"):
+        policy = ref_policy if name == first else load_policy(place, *to_answer)
+        with precision:
+            asked = [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed
+            query, response = sample_answers(policy, *asked, args.temperature)  # (B, Q), (B, T)
+            kl = kl_to(ref_policy, policy, *sample_answers(policy, *asked, args.kl_temperature), tokenizer, args)
+            one = query[:1], response[:1], tokenizer, args.kl_temperature
+            tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
+            rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
+            golds = gold.of_ids(queries, query, response) if gold else None
+        texts = [tokenizer.decode(ids) for ids in response.tolist()]
+        wins = win_rate(golds, reference_golds) if golds and reference_golds else None
+        results[name] = {
+            "gold_win_rate": wins,
+            "gold_win_rate_ci": None if wins is None else wilson_interval(wins, len(rows)),
+            "gold_score": fmean(golds) if golds else None,
+            "rm_score": fmean(rm) if rm else None,
+            **rouge(references, texts),
+            **endings(response, tokenizer),
+            "kl": kl.mean().item(),
+            "kl_standard_error": kl.std().item() / len(rows) ** 0.5,
+        }
+        answers[name], responses[name], rm_columns[name] = texts, response, rm
+        lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
+        columns[name] = [
+            {"response": text, "rm_score": rm and rm[i], "gold_score": golds and golds[i]}
+            for i, text in enumerate(texts)
+        ]
+
+    # --------------------------------------------------------------------------- 4. the judge; do longer responses win?
+    figures: list[Figure] = []
+    account = None
+    verdicts: dict[str, list[dict]] = {}
+    if reference_golds:
+        by_gold = {name: gold_wins(column, reference_golds) for name, column in columns.items()}
+        figures += length_figures(lengths, by_gold, "reference", "the gold score")
+    if judge:
+        verdicts, numbers, account = judge_policies(judge, queries, answers, rm_columns, args.judge_against)
+        if args.judge_dry_run:
+            return {}
+        results = {name: row | numbers.get(name, {}) for name, row in results.items()}
+        by_judge = {name: [WIN.get(row["preferred"]) for row in column] for name, column in verdicts.items()}
+        figures += length_figures(lengths, by_judge, args.judge_against, "the judge")
+
+    # ------------------------------------------------------------------ 5. what changed token by token; reward models
+    base_name = args.shift_base or first
+    base = ref_policy if base_name == first else load_policy(policies[base_name], *to_answer)
+    responses["reference"] = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
+    with precision:
+        shifts, shares = token_shifts(base, rows, responses, tokenizer, args.batch_size)
+    rewards = accuracy = None
+    if models:
+        measured = {"validation": pairs}, rows, tokenizer, device, args
+        rewards, margins = measure_rewards(models, ref_policy, first, args.dpo_beta, *measured)
+        if reward_model:
+            with precision:
+                accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
+
+    # --------------------------------------------------------------------------------------------------------- 6. write
+    result = {
+        "policies": results,
+        "reference": reference,
+        "reward_model": accuracy,
+        "rewards": rewards,
+        "judge": account,
+        "token_shift": {"base": base_name, "shares": shares},
+        "num_queries": len(rows),
+        "args": settings_of(args),
+    }
+    reference_scores = rm_columns["reference"]
+    samples = [
+        {
+            "query": query,
+            "reference": references[i],
+            "reference_gold_score": reference_golds and reference_golds[i],
+            "reference_rm_score": reference_scores and reference_scores[i],
+            "policies": {name: column[i] for name, column in columns.items()},
+        }
+        for i, query in enumerate(queries)
+    ]
+    files = {"samples.jsonl": samples}
+    if judge:
+        against = args.judge_against
+        files["verdicts.jsonl"] = [
+            {"policy": name, "against": against} | row for name, column in verdicts.items() for row in column
+        ]
+    runs = [place for place in (*policies.values(), args.reward_model) if place]
+    shown = slice(args.num_report_samples)
+    sections = [length_section(figures)] if figures else []
+    sections += [reward_report.section(rewards)] if rewards else []
+    sections.append(token_report.section(queries[0], tokens))
+    return write_evaluation(
+        args,
+        result,
+        "\n".join([table(result), *shift_lines(base_name, shifts[0])]),
+        lambda path: write_report(path, result, runs, samples[shown], shifts[shown], sections),
+        files,
+    )
+
+
+@torch.no_grad()
+def kl_to(ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, tokenizer: Tokenizer, args: Args) -> Tensor:
+    """Nats per response, (B,): sum over its tokens of log policy - log reference, both tempered, on the policy's own
+    samples. Its mean estimates KL(policy || reference) without bias (k1); a single one may be negative."""
+    _, padding_mask, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
+    kl = []
+    pieces = (micro_batches(rows, args.batch_size) for rows in (query, response, padding_mask))
+    for q, r, padding in zip(*pieces, strict=True):
+        arguments = torch.cat((q, r), 1), torch.cat((q != tokenizer.pad_id, ~padding), 1), padding, args.kl_temperature
+        logprobs, ref_logprobs = (response_logprobs(model, *arguments)[0] for model in (policy, ref_policy))
+        kl.append((logprobs - ref_logprobs).sum(1))
+    return torch.cat(kl)
+
+
+def gold_wins(column: list[dict], reference_golds: list[float]) -> list[float | None]:
+    """Per query: 1 where the response has a higher gold score than the reference, 0.5 for a tie, else 0."""
+    golds = [row["gold_score"] for row in column]
+    return ((np.sign(np.subtract(golds, reference_golds)) + 1) / 2).tolist()
+
+
+def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gold | None) -> dict:
+    """How often it ranks the validation pairs as the labeller did and, where that is known, as the gold score does.
+
+    margins (pairs,): score of the chosen response minus that of the rejected one.
+    """
+    golds = zip(margins, gold_margins(gold, rows), strict=True) if gold else ()
+    agrees = [(margin > 0) == (g > 0) for margin, g in golds if g != 0]
+    accuracy = fmean(margins > 0)  # a tie is wrong
+    return {
+        "validation_accuracy": accuracy,
+        "validation_accuracy_ci": wilson_interval(accuracy, len(margins)),
+        "num_pairs": len(margins),
+        "gold_agreement": fmean(agrees) if agrees else None,
+    }
+
+
+Pieces = list[tuple[str, int]]  # text of a token, and its rank
+
+
+def token_shifts(
+    base: GPT, rows: list[Demonstration], responses: dict[str, Tensor], tokenizer: Tokenizer, batch_size: int
+) -> tuple[list[dict[str, Pieces]], dict[str, dict[str, float]]]:
+    """How `base` ranks the tokens of each response, name -> (B, T).
+
+    Returns name -> pieces of the response for each query, and name -> shares of the kinds of tokens.
+    """
+    query = left_pad([row.query for row in rows], tokenizer.pad_id).to(base.lm_head.weight.device)  # (B, Q)
+    spellings, shares = token_bytes(tokenizer), {}
+    shifts: list[dict[str, Pieces]] = [{} for _ in rows]
+    for name, response in responses.items():
+        pieces = (micro_batches(ids, batch_size) for ids in (query, response))
+        ranks = torch.cat([token_ranks(base, q, r, tokenizer.pad_id) for q, r in zip(*pieces, strict=True)])  # (B, T)
+        shares[name] = shift_shares(ranks)
+        for shift, ids, of_row in zip(shifts, response.tolist(), ranks.tolist(), strict=True):
+            n = sum(rank > 0 for rank in of_row)
+            shift[name] = text_pieces(ids[:n], of_row[:n], spellings)
+    return shifts, shares
+
+
+def shift_lines(base_name: str, shift: dict[str, Pieces]) -> Iterator[str]:
+    """For the terminal: the responses to one query, tokens coloured by rank."""
+    yield f"\nof the first query, tokens that {base_name} ranks second or third, and beyond:"
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    width = max(map(len, shift))
+    for name, pieces in shift.items():
+        yield f"{name:<{width}} {to_terminal(pieces, color)}"

@@ -1,0 +1,69 @@
+"""Win rates, 95% intervals, and whether two policies differ."""
+
+import math
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from nanorlhf.metrics.score_table import score_table
+
+
+def win_rate(ours: list[float], theirs: list[float]) -> float:
+    """The share of rows in which our score is higher; a tie counts half.
+
+    >>> win_rate([1.0, 2.0, 3.0, 0.0], [0.0, 2.0, 5.0, -1.0])
+    0.625
+    """
+    return fmean((a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs, strict=True))
+
+
+def wilson_interval(share: float, num_rows: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95% interval of a share (Wilson 1927): stays within 0 and 1, and has a width even at 0 and 1.
+
+    Where ties count half, the variance is below share * (1 - share), so the interval is too wide, never too narrow.
+    """
+    middle = (share + z**2 / (2 * num_rows)) / (1 + z**2 / num_rows)
+    half = z / (1 + z**2 / num_rows) * math.sqrt(share * (1 - share) / num_rows + z**2 / (4 * num_rows**2))
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))  # rounding at 0 and 1
+
+
+def bootstrap_interval(values: ArrayLike, seed: int, num_resamples: int = 2000) -> tuple[float, float]:
+    """The 95% interval of the mean of values (questions, n): percentiles of the means of resamples.
+
+    Whole questions are resampled: answers to one question are alike, and resampling single answers would give an
+    interval up to sqrt(n) times too narrow.
+    """
+    means = score_table(values).mean(axis=1)  # (questions,)
+    generator = np.random.default_rng(seed)
+    resampled = [means[generator.integers(len(means), size=len(means))].mean() for _ in range(num_resamples)]
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def compare(ours: ArrayLike, theirs: ArrayLike, seed: int, num_resamples: int = 2000) -> dict:
+    """[SO significance] Do two policies differ? ours and theirs (questions, n), each row answers to the same question.
+
+    mean_difference     ours - theirs; mean_difference_ci is its 95% interval, `bootstrap_interval` over the questions'
+                        differences, which cancels how hard each question is
+    ks, ks_p            Kolmogorov-Smirnov: the largest gap between the distribution functions of single answers
+    mann_whitney_u, _p  pairs of answers in which ours is higher, ties counted half; two-sided
+
+    Both p-values treat all answers as independent, as the paper does, and are too small where answers to a question
+    are alike. Raises ValueError where the numbers of questions differ.
+    """
+    ours, theirs = score_table(ours), score_table(theirs)
+    if len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} questions against {len(theirs)}: they must be the same")
+    differences = ours.mean(axis=1) - theirs.mean(axis=1)  # (questions,)
+    ks = stats.ks_2samp(ours.ravel(), theirs.ravel())
+    mann_whitney = stats.mannwhitneyu(ours.ravel(), theirs.ravel())
+    return {
+        "mean_difference": float(differences.mean()),
+        "mean_difference_ci": bootstrap_interval(differences[:, None], seed, num_resamples),
+        "ks": float(ks.statistic),
+        "ks_p": float(ks.pvalue),
+        "mann_whitney_u": float(mann_whitney.statistic),
+        "mann_whitney_p": float(mann_whitney.pvalue),
+    }

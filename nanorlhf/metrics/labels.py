@@ -1,0 +1,44 @@
+"""Which sampled answers a person found useful: the labels.jsonl that `python -m data.label` writes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.errors import InputError
+
+Item = tuple[str, str, int]  # query, policy, index of the answer
+
+
+def read_labels(path: Path, samples: list[dict]) -> dict[Item, dict]:
+    """The rows of labels.jsonl by item. Raises InputError for a label of an answer that is not among `samples`."""
+    answers = {
+        (row["query"], policy, index): answer["response"]
+        for row in reversed(samples)  # labels belong to the first of two rows with the same query
+        for policy, column in row["policies"].items()
+        for index, answer in enumerate(column)
+    }
+    labels: dict[Item, dict] = {}
+    for where, row in iter_jsonl(path):
+        for name, kind in {"query": str, "policy": str, "index": int, "useful": bool}.items():
+            field(row, name, kind, where)
+        item = row["query"], row["policy"], row["index"]
+        if item not in answers or row.get("response", answers[item]) != answers[item]:
+            raise InputError(f"{where}: the samples hold no such answer: name the labels of these samples.")
+        if item in labels:
+            raise InputError(f"{where}: a second label for this answer: delete one of the two lines.")
+        labels[item] = row
+    return labels
+
+
+def load_labels(path: Path, samples: list[dict]) -> dict[str, np.ndarray]:
+    """policy -> (questions, n), rows as in `samples`: 1 useful, 0 not, NaN without a label.
+
+    Of two samples with the same query, the first has the labels.
+    """
+    labels = read_labels(path, samples)
+    columns = {name: np.full((len(samples), len(answers)), np.nan) for name, answers in samples[0]["policies"].items()}
+    first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}
+    for (query, policy, index), row in labels.items():
+        columns[policy][first_row[query], index] = row["useful"]
+    return columns

@@ -1,0 +1,84 @@
+"""Settings and models that don't fit together are refused here, in one sentence, before anything is trained."""
+
+from typing import Any
+
+from nanorlhf import distributed
+from nanorlhf.checkpoint import read_config
+from nanorlhf.dataset import Demonstration
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPTConfig
+from nanorlhf.reward import is_function
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+
+
+def check_rollouts(args: Any) -> int:
+    """Settings of a program that trains on rollouts; returns the number of updates."""
+    B, world, num_minibatches = args.batch_size, distributed.world_size(), getattr(args, "num_minibatches", 1)
+    if B % (num_minibatches * world):
+        raise InputError(
+            f"--batch-size {B} can't be cut into --num-minibatches {num_minibatches} for {world} process(es): make it "
+            f"a multiple of {num_minibatches * world}."
+        )
+    if args.total_episodes < B:
+        raise InputError(f"--total-episodes {args.total_episodes} is less than one --batch-size {B}: raise it.")
+    if args.temperature <= 0:
+        raise InputError(f"--temperature {args.temperature}: a rollout samples, so it must be above 0.")
+    return args.total_episodes // B
+
+
+def check_ppo(args: Any) -> int:
+    """Settings of PPO, which needs exactly one reward scheme; returns the number of updates."""
+    checks_code = args.compiler or args.discriminator is not None
+    if args.reward_model is None and args.reward is None and not checks_code:
+        raise InputError("--reward-model None leaves nothing to score with: name a reward model or a --reward.")
+    if checks_code and (args.rows != "code" or args.reward is not None or args.reward_model is not None):
+        raise InputError(
+            "--compiler and --discriminator score programs by themselves: pass --rows code --reward-model None, and no "
+            "--reward."
+        )
+    if args.freeze_discriminator and args.discriminator is None or not args.localise and not args.compiler:
+        raise InputError("--freeze-discriminator needs a --discriminator, --no-localise a --compiler: leave them out.")
+    return check_rollouts(args)
+
+
+def check_positions(
+    rows: list[Demonstration], response_length: int, config: GPTConfig, where: str, written: bool = False
+) -> int:
+    """The longest query and response must fit into the policy's positions; returns their length in tokens.
+
+    written: the rows' own responses, which may be longer than the sampled ones, are read as well
+    """
+    longest = max(len(row.query) for row in rows) + response_length
+    if written:
+        longest = max(longest, max(len(row.query) + len(row.response) for row in rows))
+    if longest > config.n_ctx:
+        raise InputError(
+            f"the longest query and --response-length make {longest} tokens, more than the {config.n_ctx} positions of "
+            f"{where}: lower --response-length, or --max-query-length where the data is made."
+        )
+    return longest
+
+
+def check_models(args: Any, tokenizer: Tokenizer, config: GPTConfig, rows: list[Demonstration]) -> None:
+    """Policy, tokenizer and queries of PPO, and the models beside the policy, must fit together."""
+    check_vocabulary(tokenizer, config.vocab_size, args.sft)
+    longest = check_positions(rows, args.response_length, config, args.sft)
+    for flag in ("reward_model", "value_model", "gold"):
+        check_beside(f"--{flag.replace('_', '-')}", getattr(args, flag), tokenizer, longest, args.sft)
+
+
+def check_beside(flag: str, where: str | None, tokenizer: Tokenizer, longest: int, sft: str) -> None:
+    """A model beside the policy must share its tokenizer and have enough positions; its weights are not read.
+
+    where may also be None or a function, FILE.py:FUNCTION.
+    """
+    if where is None or is_function(where):
+        return
+    if load_tokenizer(where).backend.get_vocab() != tokenizer.backend.get_vocab():
+        raise InputError(f"{flag} {where}: its tokenizer differs from that of {sft}: name a model with the same one.")
+    n_ctx = read_config(where).n_ctx
+    if longest > n_ctx:
+        raise InputError(
+            f"the longest query and --response-length make {longest} tokens, more than the {n_ctx} positions of "
+            f"{flag} {where}: name another."
+        )

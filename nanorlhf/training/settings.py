@@ -1,0 +1,108 @@
+"""Settings that training programs share; each program's `Args` adds its own and overrides defaults."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgs:
+    """Of every run that trains something."""
+
+    data: Path
+    """directory of the JSON Lines files"""
+    out: Path
+    """run directory: checkpoint, metrics, samples, state"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; None: the policy's"""
+    seed: Seed = 44413
+    """fixes new weights, the order of the data and the samples"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: forward passes under autocast; weights and optimizer stay float32"""
+
+    batch_size: PositiveInt
+    """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
+    micro_batch_size: PositiveInt
+    """rows per forward and backward pass and rank; changes memory, not the gradient"""
+    lr: NonNegativeFloat = 3e-6
+    """peak learning rate of AdamW"""
+    weight_decay: NonNegativeFloat = 0.01
+    """of AdamW"""
+    adam_eps: PositiveFloat = 1e-5
+    """[N+ 9, 20] of AdamW; PyTorch's default is 1e-8"""
+    max_skipped_steps: NonNegativeInt = 3
+    """consecutive steps that may be skipped for a loss or gradient that is not finite; one more ends the run"""
+    max_query_length: PositiveInt = 512
+    """longest query in tokens"""
+
+    save_every: PositiveInt = 500
+    """steps (in PPO: updates) between checkpoints"""
+    keep_last: PositiveInt = 2
+    """states to keep: if the newest is damaged, --resume takes the one before it"""
+    resume: bool = False
+    """continue from the last state in --out"""
+    overwrite: bool = False
+    """replace a run that --out already holds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArgs(RunArgs):
+    """Of the stages that train a language model or a scalar model: SFT, reward model, PPO."""
+
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """how the learning rate decays"""
+    checkpoint_activations: bool = False
+    """recompute each block in the backward pass: less memory, a third more time"""
+    shard: Literal["none", "fsdp"] = "none"
+    """fsdp: shard weights, gradients and optimizer state across ranks; none: each rank has all of them (DDP)"""
+    plan: bool = False
+    """estimate per-GPU memory and the flags that make the run fit, from shapes alone; train nothing"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedArgs(TrainingArgs):
+    """Of the two supervised stages: SFT and reward model."""
+
+    num_epochs: PositiveFloat = 1.0
+    """passes over the training rows"""
+    warmup_steps: NonNegativeInt = 0
+    """optimizer steps of linear warm-up"""
+    decay_vectors: bool = True
+    """biases and layer norms decay too, as is PyTorch's default"""
+    max_grad_norm: PositiveFloat | None = None
+    """maximum gradient norm; None: no clipping"""
+    max_response_length: PositiveInt
+    """[N+ 4] longest response in tokens, EOS included"""
+    eval_every: PositiveInt = 100
+    """steps between validations"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutArgs(TrainingArgs):
+    """Of the programs that train a policy on its own samples: PPO, and what RLCF compares it with."""
+
+    rows: Literal["sft", "code"] = "sft"
+    """sft: queries of sft.train.jsonl; code: of code.train.jsonl, whose responses complete programs"""
+    sft: str
+    """the initial policy and the KL's reference: checkpoint directory or Hub id"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count like javac's"""
+    localise: bool = True
+    """[RLCF alg 1] cut a failing program after the token to blame, which gets the -1; --no-localise: the last does"""
+
+    total_episodes: PositiveInt = 1_000_000
+    """responses sampled over the whole run"""
+    rollout_batch_size: PositiveInt = 64
+    """responses sampled and scored at once per rank; changes memory, not the result"""
+    offload: bool = False
+    """keep reference and reward model in CPU memory while policy and value model are trained"""
+    response_length: PositiveInt = 53
+    """[N+ 4] sampled tokens at most, EOS included"""
+    temperature: NonNegativeFloat = 0.7
+    """divides the logits in the rollout, the reference and the update alike"""
+    sample_every: PositiveInt = 10
+    """updates between entries of samples.jsonl"""

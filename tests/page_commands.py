@@ -1,0 +1,354 @@
+"""The commands that README.md and docs/ print: found, parsed by the scripts' own parsers, and their paths followed.
+
+A page says in its code blocks where something comes from that none of its commands writes:
+
+    # downloads: NAME, NAME         a file, a directory or a Hub id that has to be fetched
+    # from PAGE.md: PATH, PATH      the commands of another page write it
+    # yours: PATH, PATH             readers bring it
+
+A block of Python whose first line is `# my_rule.py` is that file.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from nanorlhf.cli import command_line, run_module
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("python", "torchrun", "make", "pip", "pytest")
+INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)")
+
+# ---------------------------------------------------------------------------------- which settings name files, and how
+READ = {
+    *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
+    *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
+    *("rankings", "curves", "evals", "error_prone_jar"),
+}
+READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
+READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
+WRITTEN = {"out", "json"}
+DATA = {"data"}  # a directory, of which each stage reads other files
+NO_PATHS = {
+    "device",
+    *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
+    *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
+}
+BOTH = ("train", "validation")
+JSONL = {  # what the modules of data/ write, as far as training reads it
+    "data.tiny": {"sft": BOTH, "comparisons": BOTH},
+    "data.tldr": {"sft": BOTH, "comparisons": BOTH},
+    "data.hh": {"sft": BOTH, "comparisons": BOTH},
+    "data.stackoverflow": {"sft": BOTH, "comparisons": BOTH, "scored": BOTH},
+    "data.codenet": {"code": BOTH},
+    "data.mxeval": {"code": ("train", "validation", "test")},
+    "data.dialogue": {"sft": (*BOTH, "test")},
+    "data.squad": {"sft": BOTH},
+    "data.self_rank": {"comparisons": BOTH, "self_rank": BOTH},
+}
+
+
+class Wrong(Exception):
+    """What is wrong with a command, in a sentence."""
+
+
+# ------------------------------------------------------------------------------------------------- 1. finding commands
+@dataclass(frozen=True)
+class Command:
+    words: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([*(f"{name}={value}" for name, value in self.environment), shlex.join(self.words)])
+
+    @property
+    def program(self) -> str:
+        """`train_ppo.py`, `data.tldr`, `make`, `pip`, `pytest`."""
+        words = list(self.words)
+        if words[0] == "torchrun":
+            return next(word for word in words if word.endswith(".py"))
+        if words[0] != "python":
+            return words[0]
+        return words[2] if words[1:2] == ["-m"] else words[1]
+
+    @property
+    def arguments(self) -> list[str]:
+        return list(self.words[self.words.index(self.program) + 1 :])
+
+
+@dataclass
+class Page:
+    """Commands and declarations in the order in which they stand."""
+
+    name: str
+    items: list[Command | tuple[str, str]] = field(default_factory=list)  # a tuple: declaration, path
+
+    @property
+    def commands(self) -> list[Command]:
+        return [item for item in self.items if isinstance(item, Command)]
+
+
+def read_command(text: str) -> Command:
+    words = shlex.split(text.removeprefix("$ "), comments=True)
+    environment = []
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment.append((name, value))
+    if not words or words[0] not in PROGRAMS or len(words) < 2:
+        raise Wrong(f"{text!r} is no command of {', '.join(PROGRAMS)}")
+    return Command(tuple(words), tuple(environment))
+
+
+def read_page(name: str, text: str) -> Page:
+    """Commands are the lines of blocks fenced as sh or console, those of indented blocks that begin with a program's
+    name, and inline code that does."""
+    page, fence, lines = Page(name), None, iter(text.splitlines())
+    for line in lines:
+        if mark := re.match(r"```(\w*)", line):
+            fence = None if fence is not None else mark[1]
+            if fence == "python" and (file := re.fullmatch(r"# (\S+\.py)", next(lines))):
+                page.items.append(("yours", file[1]))
+            continue
+        shell = fence in ("sh", "console")
+        if fence is None and not line.startswith("    "):
+            page.items += [read_command(inline) for inline in INLINE.findall(line)]
+            continue
+        line = line.strip()
+        if declared := re.fullmatch(r"# (downloads|yours|from \S+\.md): (.+)", line):
+            page.items += [(declared[1], path.strip()) for path in declared[2].split(",")]
+        elif (shell and line and not line.startswith("#")) or (fence is None and line.startswith(PROGRAMS)):
+            while line.endswith("\\"):
+                line = line[:-1] + next(lines).strip()
+            page.items.append(read_command(line))
+    return page
+
+
+# ---------------------------------------------------------------------------------------------- 2. what a command means
+@functools.cache
+def settings_of(command: Command) -> Any:
+    """The settings as the script's own parser reads them; None for a program without settings."""
+    name = command.program
+    if name.endswith(".py"):
+        if not (ROOT / name).is_file():
+            raise Wrong(f"there is no {name}")
+        name = name.removesuffix(".py")
+    elif importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
+        raise Wrong(f"there is no module {name}")
+    module = importlib.import_module(name)
+    if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
+        if command.arguments:
+            raise Wrong(f"{name} takes no arguments")
+        return None
+    given: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+        patch.setattr(sys, "argv", [command.program, *command.arguments])
+        try:
+            if hasattr(module, "RECIPES"):
+                command_line(given.append, module.RECIPES)
+            else:
+                run_module(lambda args: given.append(args), module.Args)
+        except SystemExit:
+            raise Wrong(said.getvalue().strip()) from None
+    return given[0]
+
+
+def path_fields(settings: type) -> Iterator[str]:
+    """The fields that hold text or paths and are no choice among words."""
+    for name, hint in get_type_hints(settings).items():
+        parts = {part for kind in (hint, *get_args(hint)) for part in (kind, *get_args(kind))}
+        if parts & {str, Path} and not any(get_origin(kind) is Literal for kind in (hint, *get_args(hint))):
+            yield name
+
+
+def files_read(program: str, args: Any) -> list[str]:
+    """Of the directory --data, the files that this stage reads."""
+    if program == "train_rm.py" and hasattr(args, "loss"):
+        rows = "scored" if args.loss == "regression" else "comparisons"
+        files = [f"{rows}.train", f"{rows}.validation"]
+        if args.loss == "contrastive" and args.num_normalisation != 0:
+            files.append("sft.train")
+    elif program == "eval.py":
+        if hasattr(args, "ks"):
+            files = ["code.test"]
+        elif hasattr(args, "reward_models"):
+            files = ["comparisons.validation"]
+        else:
+            files = [f"sft.{getattr(args, 'split', 'validation')}"]
+    else:
+        rows = getattr(args, "rows", "code" if hasattr(args, "num_pair_epochs") else "sft")
+        files = [f"{rows}.train"] + [f"{rows}.validation"] * (program != "train_ppo.py" and "baselines" not in program)
+    return [f"{args.data}/{file}.jsonl" for file in files]
+
+
+def paths_read(program: str, args: Any) -> list[str]:
+    if getattr(args, "plan", False):  # shapes alone
+        return []
+    names = {item.name for item in fields(args)}
+    found = files_read(program, args) if "data" in names else []
+    for name in sorted(names & (READ | READ_PAIRS)):
+        value = getattr(args, name)
+        values = value if isinstance(value, tuple) else (value,)
+        found += values[1::2] if name in READ_PAIRS else values
+    for name in sorted(names & READ_FUNCTIONS):
+        found.append(str(getattr(args, name)).partition(":")[0])
+    if getattr(args, "resume", False):
+        found.append(args.out)
+    return [str(path) for path in found if path not in (None, "None")]
+
+
+def paths_written(program: str, args: Any) -> list[str]:
+    out = getattr(args, "out", None)
+    if program == "train_rm.py" and out is None:
+        out = args.data.parent / ("dpo" if args.loss == "dpo" else "rm")
+    splits = JSONL.get(program, {})
+    if program == "data.mxeval":
+        splits = {
+            "code": ("test",) + ("train",) * (args.test_share < 1) + ("validation",) * (args.validation_share > 0)
+        }
+    files = [f"{out}/{rows}.{split}.jsonl" for rows, parts in splits.items() for split in parts]
+    return [str(path) for path in (out, getattr(args, "json", None), *files) if path is not None]
+
+
+# ------------------------------------------------------------------------------------------------------ 3. make targets
+STUB = """#!/bin/sh
+case "$1" in -c) exec "$REAL_PYTHON" "$@";; esac
+{ printf '%s\\t' "$@"; echo; } >> "$RECORDED"
+"""
+
+
+@functools.cache
+def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Command, ...]:
+    """What `make target` runs: make runs it, with a Python that writes down its arguments."""
+    with tempfile.TemporaryDirectory() as directory:
+        here = Path(directory)
+        for name in ("Makefile", "pyproject.toml"):
+            shutil.copy(ROOT / name, here)
+        (here / ".venv" / "bin").mkdir(parents=True)
+        stub = here / ".venv" / "bin" / "python"
+        stub.write_text(STUB)
+        stub.chmod(0o755)
+        (here / ".venv" / "complete").touch()  # installed
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
+            **dict(variables), "REAL_PYTHON": sys.executable, "RECORDED": str(here / "recorded"),
+        }  # fmt: skip
+        done = subprocess.run(["make", target], cwd=here, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Wrong(f"make {target}: {done.stderr.strip()}")
+        recorded = (here / "recorded").read_text().splitlines()
+    return tuple(Command(("python", *line.split("\t")[:-1])) for line in recorded)
+
+
+# --------------------------------------------------------------------------------------------------- 4. checking a page
+@dataclass
+class Checked:
+    problems: list[str] = field(default_factory=list)
+    written: set[str] = field(default_factory=set)
+    runnable: list[Command] = field(default_factory=list)
+    """commands that need neither a download nor anything of the reader's, those of make targets one by one; not those
+    of a target with variables, which are the same elsewhere or with another seed"""
+
+
+def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
+    """Follow the paths through a page's commands. others: the pages that `# from` may name."""
+    checked = Checked()
+    local: set[str] = set()  # written here, and so is everything that went into it
+    declared: dict[str, bool] = {}  # path -> is it read?
+
+    def source_of(path: str) -> str | None:
+        """`here`, `declared`, or None where nothing gives it."""
+        if Path(path).is_absolute() or (ROOT / path).is_file():
+            return "here" if (ROOT / path).exists() else None
+        parents = [str(parent) for parent in PurePosixPath(path).parents][:-1]
+        for place in (path, *parents):
+            if place in declared:
+                declared[place] = True
+                return "declared"
+            if place in checked.written and (place == path or not is_jsonl(path) or place not in converted):
+                return "here" if place in local else "declared"
+        return None
+
+    def is_jsonl(path: str) -> bool:
+        return bool(re.search(r"/(sft|comparisons|scored|code|self_rank)\.\w+\.jsonl$", path))
+
+    converted: set[str] = set()  # directories whose JSON Lines are known by name
+
+    def check(command: Command, where: str, execute: bool = True) -> None:
+        try:
+            if command.program == "make":
+                targets = [word for word in command.arguments if not word.startswith("-")]
+                for target in targets:
+                    for step in commands_of(target, command.environment):
+                        check(step, f"{where}: {command}", execute=not command.environment)
+                return
+            if command.program in ("pip", "pytest", "ruff", "mypy"):
+                check_tool(command)
+                return
+            args = settings_of(command)
+        except Wrong as wrong:
+            checked.problems.append(f"{where}: {command}: {wrong}")
+            return
+        sources = {path: source_of(path) for path in paths_read(command.program, args)} if args is not None else {}
+        for path, source in sources.items():
+            if source is None:
+                checked.problems.append(f"{where}: {command}: it reads {path}, which nothing before it writes")
+        asks = getattr(args, "judge_url", None) is not None and not args.judge_dry_run
+        written = paths_written(command.program, args) if args is not None else []
+        checked.written.update(written)
+        if command.program in JSONL:
+            converted.add(str(args.out))
+        if all(source == "here" for source in sources.values()) and not asks and command.words[0] == "python":
+            local.update(written)
+            if execute and command not in checked.runnable:
+                checked.runnable.append(command)
+
+    for item in page.items:
+        if isinstance(item, Command):
+            check(item, page.name)
+            continue
+        kind, path = item
+        if kind.startswith("from "):
+            other = (others or {}).get(kind.removeprefix("from "))
+            if other is None or path not in check_page(other, others).written:
+                checked.problems.append(f"{page.name}: {kind.removeprefix('from ')} does not write {path}")
+            checked.written.add(path)
+        else:
+            declared[path] = False
+            if kind == "yours":
+                local_file = path.endswith(".py")  # a block of the page, which the test writes
+                if local_file:
+                    del declared[path]
+                    checked.written.add(path)
+                    local.add(path)
+    checked.problems += [f"{page.name}: nothing reads {path}" for path, used in declared.items() if not used]
+    return checked
+
+
+def check_tool(command: Command) -> None:
+    """pip and pytest: the extra exists, the test exists."""
+    text = str(command)
+    if command.program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        if not (match := re.fullmatch(r"pip install -e '?\.\[(\w+)\]'?", text)) or match[1] not in extras:
+            raise Wrong(f"pyproject.toml has the extras {', '.join(extras)}")
+    elif command.program == "pytest" and "-k" in command.words:
+        word = command.words[command.words.index("-k") + 1]
+        if not any(re.search(rf"def test_\w*{word}", path.read_text()) for path in (ROOT / "tests").rglob("*.py")):
+            raise Wrong(f"no test is called {word}")

@@ -1,0 +1,268 @@
+"""Every command that README.md and docs/ print works.
+
+Commands that need no download are executed as they are printed, in a directory of their own, with flags appended that
+make them small; those of a make target one by one. Of all commands the flags are parsed by the script's own parser, and
+every path that one reads is a path that an earlier command of the same page writes, or that the page declares.
+"""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.page_commands import (
+    DATA,
+    NO_PATHS,
+    PAGES,
+    READ,
+    READ_FUNCTIONS,
+    READ_PAIRS,
+    ROOT,
+    WRITTEN,
+    Command,
+    Wrong,
+    check_page,
+    path_fields,
+    paths_read,
+    paths_written,
+    read_command,
+    read_page,
+    settings_of,
+)
+
+ALL = {path.name: read_page(path.name, path.read_text()) for path in PAGES}
+
+
+# ------------------------------------------------------------------------------------------------------- 1. the pages
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_of_a_page_parses_and_reads_what_is_there(name) -> None:
+    assert not check_page(ALL[name], ALL).problems
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = path if not file else path.parent / file
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            assert anchor in [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings], link
+
+
+def test_the_front_page_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150 and len(text.encode()) <= 14 * 1024
+
+
+def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
+    known = READ | READ_PAIRS | READ_FUNCTIONS | WRITTEN | DATA | NO_PATHS
+    for page in ALL.values():
+        for command in page.commands:
+            if command.program.endswith(".py") or "." in command.program:
+                args = settings_of(command)
+                names = set(path_fields(type(args))) if args is not None else set()
+                assert command.program == "tests.kills" or names <= known, f"{command.program}: {names - known}"
+
+
+# --------------------------------------------------------------------------------------------------- 2. the execution
+# what makes a program small; the flags of a recipe come after those of its script
+SMALL = {
+    "data.tiny": "--num-demonstrations 64 --num-comparisons 64 --num-validation 16",
+    "data.site": "--num-questions 150 --validation-share 0.3",
+    "data.programs": "--num-problems 24 --num-solutions 2 --num-bench 8 2 2",
+    "data.town": "--num-train 60 --num-validation 8",
+    "data.codenet": "--max-query-length 400 --max-response-length 300 --validation-share 0.2",
+    "data.stackoverflow": "--max-length 200 --max-response-length 80",
+    "data.self_rank": "--num-queries 6 --num-samples 8 --interval 1 --response-length 32",
+    "data.rank": "--num-questions 2",
+    "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
+    "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
+    "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
+    "nanorlhf.code.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
+    "--batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
+    "train_sft.py rlcf-tiny-bench": "--num-epochs 1 --warmup-steps 0 --num-samples 2 --batch-size 8",
+    "train_sft.py str-tiny": "--num-epochs 8 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 32 "
+    "--lr 1e-2",  # answers that end
+    "eval.py": "--num-queries 4 --response-length 12 --num-report-samples 1",
+    "eval.py stackoverflow-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
+    "eval.py rlcf-tiny": "--num-queries 2 --response-length 12 --num-report-samples 1 --num-resamples 20",
+    "eval.py str-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
+    "eval.py tiny-rm": "",
+}
+LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 80), "rlcf-tiny": (400, 300)}
+LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
+# slow at any size: a test of their own executes them
+ELSEWHERE = {
+    "tests.kills": "tests/test_kills.py",
+    "tests.update_details": "tests/test_details.py",
+    "bench.py": "tests/test_bench.py",
+    "train_ppo.py --plan": "tests/training/test_memory_plan.py",
+}
+WORLDS = {"demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town"}
+
+
+def recipe_of(command: Command) -> str:
+    first = command.arguments[:1]
+    return first[0] if first and not first[0].startswith("-") else "tiny"
+
+
+def small_flags(command: Command) -> list[str]:
+    """The appended flags, of which the settings have the fields."""
+    program, recipe = command.program, recipe_of(command)
+    flags = shlex.split(SMALL.get(f"{program} {recipe}", SMALL.get(program, "")))
+    if recipe in LENGTHS and not program.startswith("data."):
+        longest = zip(("--max-query-length", "--max-response-length"), map(str, LENGTHS[recipe]), strict=True)
+        flags += [
+            word for pair in longest for word in pair if hasattr(settings_of(command), pair[0][2:].replace("-", "_"))
+        ]
+    return flags
+
+
+def runnable() -> dict[str, list[Command]]:
+    """The commands to execute by the world that they work in, each once, in the order of the pages."""
+    groups: dict[str, list[Command]] = {**{world: [] for world in WORLDS}, "none": []}
+    for page in ALL.values():
+        for command in check_page(page, ALL).runnable:
+            if elsewhere(command) is None:
+                args = settings_of(command)
+                paths = " ".join(paths_read(command.program, args) + paths_written(command.program, args))
+                group = groups[next((world for world, place in WORLDS.items() if place in paths), "none")]
+                group += [command] * (command not in group)
+    return groups
+
+
+def elsewhere(command: Command) -> str | None:
+    return ELSEWHERE.get(command.program + " --plan" * ("--plan" in command.words), None)
+
+
+def execute(command: Command) -> None:
+    """In this process, which has imported PyTorch already: the file is run from its first line, as __main__ is."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        patch.setattr(sys, "argv", [command.program, *command.arguments, *small_flags(command)])
+        try:
+            if command.program.endswith(".py"):
+                runpy.run_path(str(ROOT / command.program), run_name="__main__")
+            else:
+                runpy.run_module(command.program, run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            assert not stop.code, f"{command}: {stop.code}: {said.getvalue()[-2000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy: the parser has imported it
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_command_that_needs_no_download_runs(world, tmp_path, monkeypatch) -> None:
+    for name in ("data", "docs", "nanorlhf", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for page in PAGES:
+        for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", page.read_text(), re.S):
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    commands = runnable()
+    assert commands[world] and not commands["none"]
+    for command in commands[world]:
+        execute(command)
+
+
+def test_what_is_executed_elsewhere_is() -> None:
+    for program, test in ELSEWHERE.items():
+        name = program.partition(" ")[0].removesuffix(".py").removeprefix("tests.")
+        assert re.search(rf"\b{name}\b", (ROOT / test).read_text())
+    skipped = {elsewhere(command) for page in ALL.values() for command in page.commands} - {None}
+    assert skipped == set(ELSEWHERE.values())
+
+
+# ----------------------------------------------------------------------------------------------------- 3. the checker
+GOOD = """
+```sh
+# downloads: Posts.xml, EleutherAI/gpt-neo-125m
+python -m data.stackoverflow --source Posts.xml --out runs/so/data   # a comment
+python train_sft.py stackoverflow --data runs/so/data \\
+    --out runs/so/sft
+python train_rm.py stackoverflow --loss regression --data runs/so/data --sft runs/so/sft
+torchrun --nproc-per-node 8 train_ppo.py stackoverflow --data runs/so/data --sft runs/so/sft --reward-model runs/so/rm
+```
+"""
+
+
+def problems_of(text: str) -> list[str]:
+    return check_page(read_page("typed.md", text)).problems
+
+
+def test_a_good_page_has_no_problems_and_nothing_that_runs_without_a_download() -> None:
+    page = read_page("typed.md", GOOD)
+    assert len(page.commands) == 4 and page.commands[1].arguments[-2:] == ["--out", "runs/so/sft"]
+    checked = check_page(page)
+    assert not checked.problems and not checked.runnable and "runs/so/rm" in checked.written
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("--loss regression", "--los regression", "unknown flag|unrecognized|--los"),
+        ("--loss regression", "--loss regresion", "--loss"),
+        ("train_sft.py stackoverflow", "train_sft.py stackoverflo", "unknown recipe"),
+        ("train_sft.py", "train_stf.py", "there is no train_stf.py"),
+        ("data.stackoverflow", "data.stackoverflo", "there is no module data.stackoverflo"),
+        ("--sft runs/so/sft --reward", "--sft runs/so/stf --reward", "it reads runs/so/stf, which nothing"),
+        ("--source Posts.xml", "--source Post.xml", "it reads Post.xml, which nothing"),
+        ("# downloads: Posts.xml, ", "# downloads: Posts.xml, Tags.xml, ", "nothing reads Tags.xml"),
+        (" --loss regression", "", None),
+        ("-m data.stackoverflow", "-m data.squad", "it reads runs/so/data/scored.train.jsonl, which nothing"),
+        ("# downloads: Posts.xml, ", "# downloads: Posts.xml\n# from other.md: ", "other.md does not write"),
+    ],
+)
+def test_a_page_with_a_mistake_is_told_so(old, new, sentence) -> None:
+    assert old in GOOD
+    problems = problems_of(GOOD.replace(old, new, 1))
+    assert not problems if sentence is None else any(re.search(sentence, problem) for problem in problems)
+
+
+def test_commands_are_checked_in_the_order_of_the_page() -> None:
+    eval_first = "`python eval.py stackoverflow --policies sft runs/so/sft --regression-model None " \
+        "--contrastive-model None --data runs/so/data`\n"  # fmt: skip
+    assert not problems_of(GOOD + eval_first) and problems_of(eval_first + GOOD)
+
+
+@pytest.mark.parametrize("text", ["```sh\npyhton train_sft.py\n```", "```sh\ncurl localhost\n```"])
+def test_a_line_of_a_shell_block_that_is_no_known_command_is_an_error(text) -> None:
+    with pytest.raises(Wrong, match="is no command of python"):
+        read_page("typed.md", text)
+
+
+def test_a_make_target_is_followed_through_its_recipe() -> None:
+    checked = check_page(read_page("typed.md", "    make rlcf      # a comment\n"))
+    assert not checked.problems and {command.program for command in checked.runnable} >= {"data.programs", "eval.py"}
+    assert sum("_bench" in str(command) and command.program == "train_sft.py" for command in checked.runnable) == 3
+    assert problems_of("`make demos`") and problems_of("`RUNS=elsewhere make demo` `python eval.py tiny-rm`")
+
+
+def test_what_a_page_declares_can_be_used_and_is_not_executed(tmp_path) -> None:
+    text = "```sh\n# yours: mine/sft.train.jsonl, mine/sft.validation.jsonl\n# downloads: gpt2\n" \
+        "python train_sft.py tldr --model gpt2 --data mine\n```\n"  # fmt: skip
+    checked = check_page(read_page("typed.md", text))
+    assert not checked.problems and not checked.runnable
+    assert problems_of(text.replace("mine/sft.validation.jsonl", "mine/sft.test.jsonl"))
+
+
+def test_pip_and_pytest_are_checked_by_name() -> None:
+    assert not problems_of("`pip install -e '.[hub]'` and `pytest -k long_dump`")
+    assert (
+        len(problems_of("`pip install -e '.[hubs]'` and `pip install nanorlhf` and `pytest -k nothing_of_the_kind`"))
+        == 3
+    )
+
+
+def test_the_words_of_a_command() -> None:
+    command = read_command("SEED=2 torchrun --nproc-per-node 8 train_sft.py tldr --lr 1  # fast")
+    assert command.program == "train_sft.py" and command.arguments == ["tldr", "--lr", "1"]
+    assert command.environment == (("SEED", "2"),) and Path(command.program).name in str(command)
