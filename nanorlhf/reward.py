@@ -23,8 +23,8 @@ Score = Callable[[Tensor, Tensor], Tensor]
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
     """(B, L) -> (B,): the last token of each response, the one before the first [PAD] after the query.
 
-    query_length is where responses begin: Q for left-padded queries, one number per row for right-padded texts. [PAD] is
-    searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
+    query_length is where responses begin: Q for left-padded queries, one number per row for right-padded texts. [PAD]
+    is searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
 
         query_response   # # q q a b E #      Q = 4: the first [PAD] from 4 on is at 7, the end is 6
     """

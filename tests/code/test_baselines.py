@@ -43,7 +43,7 @@ def test_the_gradient_of_one_ppo_step_is_that_of_minus_a_log_p():
 
 
 # ------------------------------------------------------------------------------------------------------ 2. BipolarRamp
-def test_the_bipolar_gradient_is_that_of_its_loss_with_the_sign_mended():
+def test_the_bipolar_gradient_is_that_of_its_loss_with_the_sign_fixed():
     """[RLCF eq 3] log p of the token at fault goes down, log p of the written program's tokens up."""
     error_index = torch.tensor([2, 0, T, 0])  # the third compiles
     logits, written_logits = table(), table(seed=5)
@@ -113,7 +113,7 @@ def test_the_critic_is_a_max_pool_and_a_linear_layer_token_by_token():
         assert torch.allclose(tokens[b, : len(r)], hidden @ weight + bias, atol=1e-4)
 
 
-def test_what_stands_behind_the_end_does_not_reach_the_critic():
+def test_tokens_after_the_end_do_not_reach_the_critic():
     torch.manual_seed(0)
     model = ScalarModel(TINY)
     query = torch.ones(B, 2, dtype=torch.long)
@@ -148,7 +148,7 @@ def test_the_truth_table_of_coderls_advantages():
     expected = [[0, 0, 0], [2 * 0.5, 2 * (1 - s), 2 * s], [-2 * 0.5, -2 * s, -2 * (1 - s)], [0, 0, 0]]
     assert torch.allclose(found, torch.tensor(expected).double(), atol=1e-9)
     worse = coderl_advantages(logits, torch.tensor([False] * 4), torch.tensor([True] * 4), padding)
-    assert worse[3].tolist() == pytest.approx([-1.0, -2 * s, 0.0])  # nothing behind the end
+    assert worse[3].tolist() == pytest.approx([-1.0, -2 * s, 0.0])  # nothing after the end
 
 
 def test_an_extreme_critic_gives_finite_advantages():

@@ -408,7 +408,7 @@ def test_a_prompt_that_never_gets_an_answer_is_left_out_and_the_others_stay(serv
     assert account == {"num_calls": judge.TRIES + 2, "stopped": "", "last_error": "HTTP 500 broken"}
 
 
-def test_a_refused_prompt_costs_one_call_and_the_others_go_on(serve, tmp_path) -> None:
+def test_a_refused_prompt_costs_one_call_and_the_others_continue(serve, tmp_path) -> None:
     server, endpoint = serve(reply(400, b'{"error": "content filter"}'), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"q"} and len(server.seen) == 2 and "content filter" in account["last_error"]
@@ -497,7 +497,7 @@ def test_a_cache_cut_off_anywhere_loses_its_last_entry_at_most(data) -> None:
     assert read_cache(again) == kept | {"key0": entries["key0"]}
 
 
-def test_a_run_goes_on_behind_a_line_that_a_kill_cut_short(serve, tmp_path) -> None:
+def test_a_run_continues_after_a_line_that_a_kill_cut_short(serve, tmp_path) -> None:
     server, endpoint = serve(fine())
     cache = tmp_path / "cache.jsonl"
     ask_all(["p", "q"], endpoint, cache)

@@ -66,6 +66,13 @@ def test_a_state_is_restored_as_it_was(args):
     assert torch.equal(state["generator"], generator.get_state()) and state["metrics"] == {"kl": 0.1}
 
 
+def test_a_state_of_another_version_is_refused_in_one_sentence(args, monkeypatch):
+    write(args, 3, weights=torch.zeros(1))
+    monkeypatch.setattr(resume, "FORMAT", resume.FORMAT + 1)
+    with pytest.raises(InputError, match="step-00000003 was written by another version of nanorlhf: finish the run"):
+        load_state(args.out, args)
+
+
 def test_every_random_number_generator_resumes_where_it_was(args):
     def numbers():
         return random.gauss(0, 1), np.random.standard_normal(), torch.randn(2).tolist()
