@@ -1,6 +1,8 @@
 """The memory plan: counts against formulas and transformers, peaks against real runs."""
 
+import contextlib
 import gc
+import io
 import json
 import re
 from dataclasses import replace
@@ -238,10 +240,18 @@ def test_requested_flags_stay(small_work):
     assert asked_flags(work, 8).rollout_batch_size == 16  # a GPU's share of 128
 
 
-def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(capsys, tmp_path):
-    assert train_ppo.main(replace(TLDR, out=tmp_path / "ppo")) == {}
-    assert not list(tmp_path.iterdir())  # nothing is written
-    lines = capsys.readouterr().out.splitlines()
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> list[str]:
+    """The lines that `train_ppo.py tldr --plan` prints; nothing is written."""
+    directory, out = tmp_path_factory.mktemp("plan"), io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert train_ppo.main(replace(TLDR, out=directory / "ppo")) == {}
+    assert not list(directory.iterdir())
+    return out.getvalue().splitlines()
+
+
+def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(printed):
+    lines = printed
     ends = [match.end() for match in re.finditer(r"\S+", lines[1])]
     assert lines[1].split() == COLUMNS and lines[-1].startswith("(--reward-model runs/tldr/rm isn't there")
     machines = [line for line in lines if re.match(r"\d+ x \d+ GB with --micro-batch-size \d+", line)]
@@ -260,9 +270,8 @@ def test_each_row_of_the_table_adds_up_and_the_columns_are_aligned(capsys, tmp_p
         assert f"at most {max(phases):.1f} GB" in line
 
 
-def test_the_docs_show_what_is_printed():
+def test_the_docs_show_what_is_printed(printed):
     shown = (ROOT / "docs" / "memory.md").read_text()
-    printed = ppo_plan(TLDR).splitlines()
     assert "\n".join(f"    {line}".rstrip() for line in printed) in shown
 
 
