@@ -16,6 +16,7 @@ from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks, whiten
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import TINY, UNCLIPPED, interrupt_at, read_metrics
+from tests.rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
 
@@ -40,19 +41,9 @@ def policy_that_stops(root):
     return root / "sft_that_stops"
 
 
-class Spy:
-    """Replaces a function of the script and of its rollout; keeps the arguments and the result of each call."""
-
-    def __init__(self, monkeypatch, name, modules=(train_ppo, rollout)):
-        self.calls, homes = [], [module for module in modules if hasattr(module, name)]
-        self.function = getattr(homes[0], name)
-        for module in homes:
-            monkeypatch.setattr(module, name, self)
-
-    def __call__(self, *args, **kwargs):
-        result = self.function(*args, **kwargs)
-        self.calls.append((args, result))
-        return result
+def spy_on(monkeypatch, name) -> Spy:
+    """Keeps the calls of a function of the script and of its rollout."""
+    return Spy(monkeypatch, name, train_ppo, rollout)
 
 
 def rollout_of_a_few(model):
@@ -91,7 +82,7 @@ def test_value_t_is_read_at_the_state_before_token_t_and_the_last_one_at_eos(min
 
 def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
     """Left padding, a KV cache and a temperature other than 1 stand between the sampler and the update."""
-    spy = Spy(monkeypatch, "policy_loss")
+    spy = spy_on(monkeypatch, "policy_loss")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, temperature=0.7))
     for (new_logprobs, logprobs, _, padding_mask, *_), _ in spy.calls[:2]:  # two micro-batches before the first step
         assert ((new_logprobs - logprobs).exp() - 1).abs()[~padding_mask].max() < 1e-5
@@ -101,14 +92,14 @@ def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
 
 
 def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
-    spy, sampler = Spy(monkeypatch, "penalised_gae"), Spy(monkeypatch, "generate")
+    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "generate")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, rollout_logprobs="sampler"))
     assert torch.equal(spy.calls[0][0][0], sampler.calls[0][1][1])
 
 
 def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, monkeypatch):
-    spies = {name: Spy(monkeypatch, name) for name in ("generate", "penalised_gae")}
-    losses, value_losses = Spy(monkeypatch, "policy_loss"), Spy(monkeypatch, "value_loss")
+    spies = {name: spy_on(monkeypatch, name) for name in ("generate", "penalised_gae")}
+    losses, value_losses = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "value_loss")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=2, micro_batch_size=8, lr=3e-3)
     train_ppo.main(args)
     (metrics,) = read_metrics(miniature.root / "ppo")
@@ -161,7 +152,7 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
 
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
     """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
-    sampler = Spy(monkeypatch, "generate")
+    sampler = spy_on(monkeypatch, "generate")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
     (_, query, *_), (response, _) = sampler.calls[0]
     policy, tokenizer = load_gpt(miniature.ppo.sft), load_tokenizer(miniature.ppo.sft)
@@ -177,7 +168,7 @@ def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature
 
 def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
     """With dropout the policy that samples differs from the one that is trained: ratio not 1, KL noise."""
-    spies = [Spy(monkeypatch, name) for name in ("response_logprobs", "response_values")]
+    spies = [spy_on(monkeypatch, name) for name in ("response_logprobs", "response_values")]
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
     models = {id(call[0][0]): call[0][0] for spy in spies for call in spy.calls}.values()
     assert len(models) == 3  # policy, reference, value model; the reward model is the value model's class
@@ -188,7 +179,7 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
     """It looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
-    spy, sampler = Spy(monkeypatch, "penalised_gae"), Spy(monkeypatch, "generate")
+    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "generate")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, response_length=12, reward=f"{rule}:score"))
     eos_id = load_tokenizer(miniature.root / "sft").eos_id
     response, scores = sampler.calls[0][1][0], spy.calls[0][0][3]
@@ -202,7 +193,7 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
 
 
 def test_the_whitening_of_rewards_sees_the_scores_after_the_eos_trick(miniature, monkeypatch):
-    spy, rewards = Spy(monkeypatch, "whiten"), Spy(monkeypatch, "penalised_gae")
+    spy, rewards = spy_on(monkeypatch, "whiten"), spy_on(monkeypatch, "penalised_gae")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, whiten_rewards=True))
     (penalised, _, *_), whitened = spy.calls[0][0], spy.calls[0][1]
     assert torch.equal(penalised, rewards.calls[0][1][0])
@@ -213,7 +204,7 @@ def test_the_whitening_of_rewards_sees_the_scores_after_the_eos_trick(miniature,
 
 def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, monkeypatch):
     """Poison every state that does not exist: its value must not bootstrap."""
-    spy = Spy(monkeypatch, "penalised_gae")
+    spy = spy_on(monkeypatch, "penalised_gae")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True)
     train_ppo.main(args)
     clean = spy.calls[0][1][2]
@@ -232,7 +223,7 @@ def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, 
 
 def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
     """Advantages, returns and old logprobs are computed once per rollout, not per epoch, and never changed in place."""
-    policy, value, advantage = (Spy(monkeypatch, name) for name in ("policy_loss", "value_loss", "penalised_gae"))
+    policy, value, advantage = (spy_on(monkeypatch, name) for name in ("policy_loss", "value_loss", "penalised_gae"))
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=3))
     assert len(advantage.calls) == 1 and len(policy.calls) == 3
 
@@ -248,7 +239,7 @@ def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
 def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before_one_comes_twice(
     miniature, monkeypatch
 ):
-    spy = Spy(monkeypatch, "batch_indices")
+    spy = spy_on(monkeypatch, "batch_indices")
     train_ppo.main(replace(miniature.ppo, total_episodes=72, overwrite=True, num_ppo_epochs=1, batch_size=24))
     seen = [i for _, indices in spy.calls for i in indices]
     assert len(seen) == 72 and sorted(seen[:64]) == list(range(64))
@@ -295,7 +286,7 @@ def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkey
 
 
 def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
-    spy = Spy(monkeypatch, "response_values")
+    spy = spy_on(monkeypatch, "response_values")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True))
     (_, qr, mask, state_mask), values = spy.calls[0]
     reward_model = load_scalar(miniature.root / "rm")

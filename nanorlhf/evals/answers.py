@@ -19,7 +19,6 @@ from nanorlhf.dataset import load_demonstrations
 from nanorlhf.encoder import load_encoder
 from nanorlhf.evals.common import (
     PolicyArgs,
-    autocast,
     begin,
     common_tokenizer,
     differences,
@@ -36,6 +35,7 @@ from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.metrics.labels import load_labels
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report import answer_report
+from nanorlhf.training.supervised import autocast
 
 OVERLAP = ("bleu", "rouge1", "rouge2", "bertscore")  # metrics that compare an answer with the reference
 

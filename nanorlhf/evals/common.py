@@ -74,10 +74,6 @@ def begin(args: EvalArgs, writes: bool = True) -> torch.device:
     return distributed.setup(args.device)
 
 
-def autocast(args: EvalArgs, device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
-
-
 def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     """("sft", DIR, "ppo", DIR) -> {"sft": DIR, "ppo": DIR}"""
     names, places = words[::2], words[1::2]

@@ -21,7 +21,6 @@ from nanorlhf.dataset import Demonstration, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
-    autocast,
     begin,
     common_tokenizer,
     endings,
@@ -33,6 +32,7 @@ from nanorlhf.evals.common import (
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.padding import micro_batches
 from nanorlhf.report import program_report
+from nanorlhf.training.supervised import autocast
 
 SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
 Texts = dict[tuple[str, float], list[str]]  # (policy, temperature) -> n responses per problem, one after the other

@@ -21,7 +21,6 @@ from nanorlhf.encoder import load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
-    autocast,
     begin,
     common_tokenizer,
     differences,
@@ -49,6 +48,7 @@ from nanorlhf.metrics.replies import bleu4, google_bleu, meteor, meteor_matching
 from nanorlhf.model import ScalarModel
 from nanorlhf.report import reply_report
 from nanorlhf.tokenizer import check_vocabulary
+from nanorlhf.training.supervised import autocast
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,14 @@ from nanorlhf.cli import PositiveFloat, PositiveInt
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.errors import InputError
-from nanorlhf.evals.common import EvalArgs, autocast, begin, common_tokenizer, settings_of, write_evaluation
+from nanorlhf.evals.common import EvalArgs, begin, common_tokenizer, settings_of, write_evaluation
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.report import reward_report
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
+from nanorlhf.training.supervised import autocast
 
 Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, pairs), chosen - rejected
 

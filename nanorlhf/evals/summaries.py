@@ -23,7 +23,6 @@ from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_d
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
-    autocast,
     begin,
     common_tokenizer,
     endings,
@@ -51,6 +50,7 @@ from nanorlhf.report.length_figures import length_figures
 from nanorlhf.report.page import length_section, table, write_report
 from nanorlhf.reward import Gold
 from nanorlhf.tokenizer import Tokenizer, token_bytes
+from nanorlhf.training.supervised import autocast
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def evaluate(model: nn.Module, rows: list, sums: Sums, num_sums: int, size: int,
     return distributed.all_sum(totals)
 
 
-def autocast(args: RunArgs, device: torch.device) -> torch.autocast:
+def autocast(args: Any, device: torch.device) -> torch.autocast:
     """Forward passes in bfloat16, if --dtype says so."""
     return torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 
