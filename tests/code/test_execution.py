@@ -171,7 +171,8 @@ def verdicts_on(cases, language, **settings):
     verdicts = {}
     for timeout in (SHORT, LONG):
         chosen = {n: program for n, (program, reason) in cases.items() if ("timeout" in reason) == (timeout == SHORT)}
-        found = run_programs(list(chosen.values()), language, timeout, workers=2, **settings)
+        workers = 1 if len(chosen) < 4 else 2  # each starts a javac
+        found = run_programs(list(chosen.values()), language, timeout, workers, **settings)
         verdicts |= dict(zip(chosen, found, strict=True))
     return verdicts
 
