@@ -56,6 +56,8 @@ class Args:
     """maximum wall-clock seconds per program"""
     workers: Workers = 1
     """programs run in parallel"""
+    weak_isolation: bool = False
+    """run programs also where the system can't restrict their files or their network"""
 
 
 def main(args: Args) -> None:
@@ -156,7 +158,9 @@ def read_samples(path: Path, rows: dict[str, dict]) -> list[tuple[dict, str]]:
 def check(title: str, pairs: Sequence[tuple[dict, str]], args: Args) -> list[Verdict]:
     """Run the programs of (problem, completion) pairs, print a table by dataset, and return the verdicts."""
     began = time.monotonic()
-    verdicts = run_programs([program_of(*pair) for pair in pairs], "java", args.timeout, args.workers)
+    verdicts = run_programs(
+        [program_of(*pair) for pair in pairs], "java", args.timeout, args.workers, weak_isolation=args.weak_isolation
+    )
     seconds = time.monotonic() - began
     by_dataset: dict[str, list[Verdict]] = defaultdict(list)
     for (row, _), verdict in zip(pairs, verdicts, strict=True):

@@ -11,6 +11,7 @@ RLCF says only "the first error". javac's position of an error isn't always wher
 the rules that choose.
 """
 
+import io
 import json
 import os
 import queue
@@ -22,9 +23,10 @@ import sys
 import tempfile
 import threading
 import time
+import tokenize
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -67,6 +69,11 @@ LEXEME = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+ESCAPE = re.compile(r"\\(?:\\|u+([0-9a-fA-F]{4}))")  # an even number of backslashes before it
+TEXT_TOKEN = re.compile(
+    r"""//[^\r\n]*|/\*.*?(?:\*/|\Z)|\"{3}(?:\\.|[^\\])*?(?:\"{3}|\Z)|"(?:\\[^\r\n]|[^"\\\r\n])*"?|'(?:\\[^\r\n]|[^'\\\r\n])*'?""",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,28 @@ def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnost
     return next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
 
 
+def with_hidden_code(
+    programs: list[str],
+    checked: list[list[Diagnostic]],
+    spans: list[tuple[int, int]] | None,
+    tokens: Callable[[str], Iterator[tuple[int, int]]],
+) -> list[list[Diagnostic]]:
+    """An error at the end of each response whose last comment or string runs on over the code after it.
+
+    Where that code isn't missed, a compiler doesn't object: `return 1; } } //` before `}}`.
+    """
+    if spans is None:
+        return checked
+    found = []
+    for program, diagnostics, (first, end) in zip(programs, checked, spans, strict=True):
+        hides = not any(d.kind == "error" for d in diagnostics) and any(
+            first <= start < end < stop and program[end:stop].strip() for start, stop in tokens(program)
+        )
+        error = Diagnostic("error", "hidden.code", end - 1, end, "a comment or string runs on over the code after it")
+        found.append(sorted([*diagnostics, error] if hides else diagnostics, key=lambda d: (d.start, d.end)))
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------------- 1. Java
 class JavaCompiler:
     """javac, and the search for unused variables. A context manager; use it from one thread.
@@ -134,14 +163,17 @@ class JavaCompiler:
     def close(self) -> None:
         self.server.stop()
 
-    def check(self, programs: list[str]) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by position. Raises InputError if javac doesn't start."""
+    def check(self, programs: list[str], spans: list[tuple[int, int]] | None = None) -> list[list[Diagnostic]]:
+        """The diagnostics of each program, sorted by position. Raises InputError if javac doesn't start.
+
+        spans   where the response is in each program, [start, end): it must leave the code after it alone
+        """
         replies = self.server.ask([program.encode("utf-16-be", "surrogatepass") for program in programs])
         checked = []
         for program, reply in zip(programs, replies, strict=True):
             diagnostics = java_diagnostics(program, reply) + unused_variables(program)
             checked.append(sorted(diagnostics, key=lambda d: (d.start, d.end)))
-        return checked
+        return with_hidden_code(programs, checked, spans, java_tokens)
 
 
 def java_command(java: str, workers: int, error_prone_jar: str | Path | None) -> list[str]:
@@ -177,10 +209,11 @@ def java_diagnostics(program: str, reply: "bytes | Failure") -> list[Diagnostic]
     diagnostics: list[Diagnostic] = []
     syntax_error: int | None = None  # where the parser first failed
     statement = 0  # where that statement begins
-    ctrl_z = program.find("\x1a", 0, -1)
+    text, origin = translated(program)
+    ctrl_z = text.find("\x1a", 0, -1)
     if ctrl_z >= 0:  # the end of the file for javac: a response could hide the text after it
-        message = "illegal character: \\u001a"
-        diagnostics.append(Diagnostic("error", "compiler.err.illegal.char", ctrl_z, ctrl_z + 1, message))
+        message, span = "illegal character: \\u001a", (origin[ctrl_z], origin[ctrl_z + 1])
+        diagnostics.append(Diagnostic("error", "compiler.err.illegal.char", *span, message))
     for i in range(0, len(fields), 6):
         phase, code, *offsets, message = fields[i : i + 6]
         # -1: it has no position, or no start
@@ -194,6 +227,39 @@ def java_diagnostics(program: str, reply: "bytes | Failure") -> list[Diagnostic]
             continue
         diagnostics.append(Diagnostic("warning" if phase == "warning" else "error", code, *span, message))
     return diagnostics
+
+
+def translated(program: str) -> tuple[str, Sequence[int]]:
+    """A Java program with its Unicode escapes translated, and where each character (and the end) comes from. [JLS 3.3]
+
+    They may stand anywhere: \\u007b is a brace, \\u000a ends a line comment.
+    """
+    matches = [match for match in ESCAPE.finditer(program) if match[1]]
+    if not matches:
+        return program, range(len(program) + 1)
+    characters: list[str] = []
+    origin: list[int] = []
+    at = 0
+    for match in matches:
+        characters += program[at : match.start()]
+        origin += range(at, match.start())
+        at, character = match.end(), chr(int(match[1], 16))
+        if "\udc00" <= character <= "\udfff" and characters and "\ud800" <= characters[-1] <= "\udbff":
+            pair = (characters[-1] + character).encode("utf-16-be", "surrogatepass")
+            characters[-1] = pair.decode("utf-16-be")
+        else:
+            characters.append(character)
+            origin.append(match.start())
+    characters += program[at:]
+    origin += range(at, len(program) + 1)
+    return "".join(characters), origin
+
+
+def java_tokens(program: str) -> Iterator[tuple[int, int]]:
+    """[start, end) of each comment, string and character."""
+    text, origin = translated(program)
+    for match in TEXT_TOKEN.finditer(text):
+        yield origin[match.start()], origin[match.end()]
 
 
 def culprit(program: str, start: int | None, position: int, end: int | None) -> tuple[int, int]:
@@ -235,7 +301,8 @@ def unused_variables(program: str) -> list[Diagnostic]:
     requires: parameters, fields, the variables of catch, try-with-resources, for-each and patterns. A name that a
     nested class redeclares counts as read. A program that doesn't parse has none: what it reads isn't known.
     """
-    source = program.encode("utf-8", "surrogatepass")
+    text, origin = translated(program)  # javac does this first, tree-sitter doesn't
+    source = text.encode("utf-8", "surrogatepass")
     root = Parser(JAVA).parse(source).root_node
     if root.has_error:
         return []
@@ -259,8 +326,8 @@ def unused_variables(program: str) -> list[Diagnostic]:
         index = bisect_left(positions, node.end_byte)
         if index == len(positions) or positions[index] >= end_of_scope:
             start, end = (len(source[:b].decode("utf-8", "surrogatepass")) for b in (node.start_byte, node.end_byte))
-            message = f"local variable {program[start:end]} is never read"
-            unused.append(Diagnostic("unused", "unused.variable", start, end, message))
+            message = f"local variable {text[start:end]} is never read"
+            unused.append(Diagnostic("unused", "unused.variable", origin[start], origin[end], message))
     return unused
 
 
@@ -328,13 +395,22 @@ class PythonCompiler:
     def close(self) -> None:
         self.server.stop()
 
-    def check(self, programs: list[str]) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by position; a syntax error hides all others."""
+    def check(self, programs: list[str], spans: list[tuple[int, int]] | None = None) -> list[list[Diagnostic]]:
+        """The diagnostics of each program, sorted by position; a syntax error hides all others. spans: as for Java."""
         replies = self.server.ask([program.encode("utf-8", "surrogatepass") for program in programs])
-        return [
+        checked = [
             [reply.diagnostic(program)] if isinstance(reply, Failure) else [Diagnostic(*d) for d in json.loads(reply)]
             for program, reply in zip(programs, replies, strict=True)
         ]
+        return with_hidden_code(programs, checked, spans, python_tokens)
+
+
+def python_tokens(program: str) -> Iterator[tuple[int, int]]:
+    """[start, end) of each comment and string of a program without errors."""
+    lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", program))]
+    for token in tokenize.generate_tokens(io.StringIO(program, newline=None).readline):
+        if token.type == tokenize.COMMENT or "STRING" in tokenize.tok_name[token.type]:  # also the parts of f-strings
+            yield lines[token.start[0] - 1] + token.start[1], lines[token.end[0] - 1] + token.end[1]
 
 
 # ------------------------------------------------------------------------------------------- 3. the compiler's process

@@ -1,9 +1,9 @@
-"""Runs generated programs with their tests in a sandbox, and returns a verdict on each.
+"""Runs generated programs in a sandbox, their tests in another, and returns a verdict on each program.
 
     run_programs([...], "java") -> [Verdict(compiled=True, executed=True, passed=False, reason="wrong_answer"), ...]
 
-A program is one text, tests included: Java with a class Main, or a Python script. sandbox.py says what it may do;
-`isolation()` describes how much of that this machine supports, for callers to print. [RLCF evaluation]
+Java's tests are a class Main, Python's a script. sandbox.py says what programs may do; `isolation()` describes how much
+of that this machine supports, for callers to print. [RLCF evaluation]
 
     reason          compiled executed passed
     passed             x        x       x    all tests ran, and the process exited with status 0
@@ -13,20 +13,27 @@ A program is one text, tests included: Java with a class Main, or a Python scrip
     signal             x                     it crashed or was killed: a segmentation fault, a limit of the system
     timeout            x                     wall-clock or CPU time; also threads that run on after the tests
     memory             x                     Java's heap, Python's data, or all of its processes together
-    output             x                     more than OUTPUT bytes on stdout and stderr
+    output             x                     more than OUTPUT bytes on stdout and stderr, or VALUE in an answer
     disk               x                     more than DISK bytes of files (if the home is in memory: an exception)
     compile_error                            rejected by javac or Python's compile()
     compile_limit                            the compiler ran out of time or memory, or crashed
 
-The proof that the tests ran to their end is a secret drawn for each run. It stays in a pipe until main has returned,
-and is then copied to a second pipe with the verdict. So neither System.exit(0) nor any output can fake a pass. It is no
-protection against a program that knows this file and reads the pipe: tests and program share a process.
+No verdict can be forged from inside the program. It runs in one process, the tests in another, each in a sandbox of its
+own, and this process passes the calls between them: a class or function's name and its arguments go to the program, a
+value comes back, and the tests compare values of their own making. The program never sees the tests' text or expected
+answers; what it writes to its pipe is an answer and nothing else. The program is compiled by itself: it can't enclose,
+comment out or redefine a test. The tests resolve names in the JDK or Python before the program, except names that
+the prefix, which is the problem's, declares.
+
+So tests may call the program's methods or functions, create its objects and call their methods, with plain values:
+numbers, strings, arrays, collections of the standard library. They can't pass functions, nor compare or subclass the
+program's objects (such an object is equal to itself only). What remains possible: to answer right without solving the
+problem, by knowing the tests from elsewhere.
 
 A wrong answer: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
-and hide a later crash, so from the last `class Main` on, that throw is replaced by a call that records the failure and
-continues; `passed` is the same either way. In other Java tests a wrong answer is a java.lang.Exception or
-AssertionError, not a subclass, created in class Main and ending main; in Python an AssertionError that ends the script.
-Any other exception is a crash.
+and hide a later crash, so in Java that throw is replaced by a call that records the failure and continues; `passed` is
+the same either way. In other Java tests a wrong answer is a java.lang.Exception or AssertionError, not a subclass,
+created in class Main and ending main; in Python an AssertionError of the tests. Any other exception is a crash.
 """
 
 import atexit
@@ -35,7 +42,6 @@ import glob
 import json
 import os
 import re
-import secrets
 import select
 import shutil
 import signal
@@ -62,46 +68,40 @@ OUTPUT, DISK = MIB, 64 * MIB
 TAIL = 2000  # characters of output kept in a verdict
 NUM_TASKS = 128  # processes and threads; a JVM has about 15
 JVM_OVERHEAD = 512  # MiB of a JVM outside its heap
-COMPILER_HEAP = 512  # MiB
+HARNESS_MIB = 512  # heap of the process that compiles and tests
 COMPILE_SECONDS = 30.0
+TEST_SECONDS = 10.0  # that the tests may take after the program's time limit
+VALUE = 16 * MIB  # bytes that a program may answer
+REASONS = ("passed", "wrong_answer", "exception", "memory", "exit")
 # throw new java.lang.Exception("Exception -- test case 0 did not pass. x0 = " + x0);
 TEST_THROW = re.compile(r'throw new java\.lang\.Exception\((?="Exception -- test case \d+ did not pass)')
 JVM = (
     "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData", "-XX:-CreateCoredumpOnCrash",
     "-XX:ActiveProcessorCount=2",  # on a large machine, one thread per core would exceed NUM_TASKS
 )  # fmt: skip
-# NanoRlhfTests of execution.java for a Python script; arguments: two descriptors and a path
-PYTHON_TESTS = """
-import os, sys
-def run(read, write, getpid, secret, report, path):
-    with open(path, "rb") as file:
-        source = file.read()
-    try:
-        code = compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
-        write(report, b"compile_error\\n")
-        raise
-    write(report, b"compiled\\n")
-    sys.argv = [path]
-    module = sys.modules["__main__"] = type(sys)("__main__")
-    module.__file__ = path
-    pid, word, error = getpid(), b"passed", None
-    try:
-        exec(code, module.__dict__)
-    except AssertionError as caught:
-        word, error = b"wrong_answer", caught
-    except MemoryError as caught:
-        word, error = b"memory", caught
-    except SystemExit as caught:
-        word, error = b"exit", caught
-    except BaseException as caught:
-        word, error = b"exception", caught
-    if getpid() == pid:  # not in a forked child
-        write(report, read(secret, 64) + word)
-    if error is not None:
-        raise error
-run(os.read, os.write, os.getpid, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-"""
+JAVA_IMPORT = re.compile(r"^\s*(import\s+(?:static\s+)?[\w.]+(?:\.\*)?\s*;)", re.MULTILINE)
+JAVA_COMMENT = re.compile(r"/\*.*?\*/|//[^\r\n]*", re.DOTALL)
+JAVA_CLASS = re.compile(r"\b(?:class|interface|enum|record)\s+(\w+)")
+PYTHON_IMPORT = re.compile(r"^(?:from\s+\S+\s+)?import\s+(?:\([^)]*\)|[^(\n]+)$", re.MULTILINE)
+PYTHON_NAME = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its tests. Only the response is generated; str(program) is the whole text."""
+
+    prefix: str
+    response: str
+    suffix: str
+    tests: str
+
+    def __str__(self) -> str:
+        return self.code + self.tests
+
+    @property
+    def code(self) -> str:
+        """Nothing may come between the parts: some prompts end in the middle of a line."""
+        return self.prefix + self.response + self.suffix
 
 
 @dataclass(frozen=True)
@@ -123,38 +123,45 @@ class Worker:
     way: str  # of sandbox.py
     running: set[subprocess.Popen]  # shared by all workers
     stopped: threading.Event  # shared by all workers: start nothing more
-    compiler: tuple[subprocess.Popen, int] | None = None  # Java's, and its status pipe
+    watcher: ThreadPoolExecutor  # its only thread reads the running program's output
+    harness: tuple[subprocess.Popen, int] | None = None  # compiles and tests program after program; its status pipe
 
 
-def program_of(row: dict, response: str) -> str:
-    """A row of code.jsonl with this response as one program, tests included.
-
-    Nothing may come between the parts: some prompts end in the middle of a line.
-    """
-    return row["prefix"] + response + row["suffix"] + row["tests"]
+def program_of(row: dict, response: str) -> Program:
+    """A row of code.jsonl with this response."""
+    return Program(row["prefix"], response, row["suffix"], row["tests"])
 
 
 # --------------------------------------------------------------------------------------------------- 1. many programs
 def run_programs(
-    programs: Sequence[str],
+    programs: Sequence[Program],
     language: str,
     timeout: float = 10.0,
     workers: int = 1,
     memory_mib: int = 512,
     way: str | None = None,
+    weak_isolation: bool = False,
 ) -> list[Verdict]:
-    """A verdict on each program, in order; equal texts run once.
+    """A verdict on each program, in order; equal ones run once.
 
     timeout     seconds of wall clock per run, not counting the compiler
     workers     programs at a time
     memory_mib  Java's heap, or all memory of a Python program
     way         of sandbox.py: "namespaces" or "limits"; None is the best that works here
+    weak_isolation  run them also where the system can't restrict their files or their network
 
     Raises InputError if programs can't be sandboxed here, or nothing can run them. An interrupt kills all of them.
     """
     if language not in ("java", "python"):
         raise InputError(f"programs in {language!r} can't be run: java and python can.")
-    way = way or best_way()[0]
+    if way is None:
+        way, parts = best_way()
+        if way == "limits" and not all(parts.values()) and not weak_isolation:
+            missing = " nor ".join(name for name, works in parts.items() if not works)
+            raise InputError(
+                f"this system has neither namespaces nor {missing}: programs could read this user's files or open "
+                "connections: run on another system, or pass --weak-isolation to run them all the same."
+            )
     if language == "java":  # fill the caches before there are threads
         java_classes()
         check_java(way)
@@ -163,16 +170,18 @@ def run_programs(
     run_one = functools.partial(run_java if language == "java" else run_python, timeout, memory_mib)
     running: set[subprocess.Popen] = set()
     stopped = threading.Event()
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[Program, Verdict] = {}
     with temporary_directory() as box:
-        crew = [Worker(number, box / str(number), way, running, stopped) for number in range(workers)]
+        crew = [
+            Worker(number, box / str(number), way, running, stopped, ThreadPoolExecutor(1)) for number in range(workers)
+        ]
         idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in crew:
             make_directory(worker.box)
             make_directory(worker.box / "classes")
             idle.put(worker)
 
-        def task(program: str) -> Verdict:
+        def task(program: Program) -> Verdict:
             worker = idle.get()
             try:
                 return run_one(worker, program)
@@ -191,40 +200,47 @@ def run_programs(
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             for worker in crew:
-                stop_compiler(worker)
+                stop_harness(worker)
+                worker.watcher.shutdown()
     return [verdicts[program] for program in programs]
 
 
 # ---------------------------------------------------------------------------------------------------- 2. one program
-def run_java(timeout: float, memory_mib: int, worker: Worker, program: str) -> Verdict:
-    uid = user_of(worker)
+def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
+    imports = JAVA_IMPORT.findall(program.prefix) or ["import java.util.*;"]
+    callable_names = JAVA_CLASS.findall(JAVA_COMMENT.sub(" ", program.prefix))
+    uid = user_of(worker, harness=True)
     with temporary_directory(worker.box) as box, temporary_directory(worker.box / "classes", uid) as classes:
-        problem, messages = compile_java(worker, run_all_tests(program), classes)
+        tests = run_all_tests(program.tests)
+        problem, messages = prepare(worker, "java", str(classes), program.code, tests, imports, callable_names)
         if problem:
             return Verdict(False, False, False, problem, messages, 0.0)
         launcher = java_classes()
         command = [
             f"{java_home()}/bin/java", *JVM, f"-Xmx{memory_mib}m", f"-XX:MaxDirectMemorySize={memory_mib}m",
-            f"-Duser.home={box}/home", f"-Djava.io.tmpdir={box}/home", "-cp", f"{launcher}:{classes}", "NanoRlhfTests",
-            "/proc/self/fd/{secret}", "/proc/self/fd/{report}",
+            f"-Duser.home={box}/home", f"-Djava.io.tmpdir={box}/home", "-cp", f"{launcher}:{classes}",
+            "NanoRlhfProgram", "/proc/self/fd/{calls}", "/proc/self/fd/{replies}",
         ]  # fmt: skip
         readonly: list[str | Path] = [*java_files(), launcher, classes]
-        return run_tests(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, compiled=True)
+        return run_tests(worker, box, command, timeout, memory_mib + JVM_OVERHEAD, readonly, loads=False)
 
 
-def run_python(timeout: float, memory_mib: int, worker: Worker, program: str) -> Verdict:
+def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
+    imports = [match.group().replace("\n", " ") for match in PYTHON_IMPORT.finditer(program.prefix)]
+    callable_names = PYTHON_NAME.findall(program.prefix)
+    problem, messages = prepare(worker, "python", "", "", program.tests, imports, callable_names)
+    if problem:
+        return Verdict(False, False, False, problem, messages, 0.0)
     with temporary_directory(worker.box) as box:
         script = box / "program.py"
-        script.write_bytes(program.encode(errors="replace"))
-        python = python_interpreter(worker.way)
-        command = [python, "-I", "-B", "-X", "utf8", "-c", PYTHON_TESTS, "{secret}", "{report}", str(script)]
-        return run_tests(worker, box, command, timeout, memory_mib, (sys.base_prefix, script), compiled=False)
+        script.write_bytes(program.code.encode(errors="replace"))
+        command = [*python_command(worker), "program", "{calls}", "{replies}", str(script)]
+        return run_tests(worker, box, command, timeout, memory_mib, (sys.base_prefix, script), loads=True)
 
 
-def run_all_tests(program: str) -> str:
-    """The program with each throw for a wrong answer, in its last class Main, replaced by a call that records it."""
-    start = max(program.rfind("class Main"), 0)
-    return program[:start] + TEST_THROW.sub("NanoRlhfTests.fail(", program[start:])
+def run_all_tests(tests: str) -> str:
+    """The tests with each throw for a wrong answer replaced by a call that records it."""
+    return TEST_THROW.sub("NanoRlhfTests.fail(", tests)
 
 
 def run_tests(
@@ -234,38 +250,94 @@ def run_tests(
     timeout: float,
     memory_mib: int,
     readonly: Sequence[Path | str],
-    compiled: bool,
+    loads: bool,
 ) -> Verdict:
-    """Run a test launcher; {secret} and {report} in its arguments become the descriptors of two pipes."""
-    secret = secrets.token_hex(16)
-    secret_fd, fd = os.pipe()
-    os.write(fd, secret.encode())
-    os.close(fd)
-    report, report_fd = os.pipe()
-    argv = [part.replace("{secret}", str(secret_fd)).replace("{report}", str(report_fd)) for part in command]
+    """Start a program and let the worker's harness, which has compiled its tests, run them.
+
+    {calls} and {replies} in the command become the descriptors of two pipes. With `loads` the program reports two
+    things by itself: that it compiles, and that its top level has run.
+    """
+    calls_fd, calls = os.pipe()
+    replies, replies_fd = os.pipe()
+    argv = [part.replace("{calls}", str(calls_fd)).replace("{replies}", str(replies_fd)) for part in command]
     began = time.monotonic()
     try:
-        started = start(worker, box, argv, timeout, memory_mib, readonly, pipes=(secret_fd, report_fd))
+        started = start(worker, box, argv, timeout, memory_mib, readonly, pipes=(calls_fd, replies_fd))
+    except BaseException:
+        os.close(calls)
+        os.close(replies)
+        raise
     finally:
-        os.close(secret_fd)
-        os.close(report_fd)
-    limit, status, output = finish(worker, *started)
+        os.close(calls_fd)
+        os.close(replies_fd)
+    ending = worker.watcher.submit(finish, worker, *started)
+    word, printed, compiled, loaded = "", "", not loads, not loads
+    try:
+        if loads:
+            word = receive(replies).decode(errors="replace")
+            compiled = word == "compiled"
+            word = receive(replies).decode(errors="replace") if compiled else word
+            loaded = word == "loaded"
+        if loaded:
+            word, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
+    except (EOFError, ValueError):  # it ended, or what it wrote is no message
+        word = "ended"
+    finally:
+        if loads and not loaded:
+            dismiss(worker)
+        os.close(calls)  # its end is the program's end
+        os.close(replies)
+        if word in ("timeout", "output"):
+            started[0].terminate()
+    limit, status, output = ending.result()
     seconds = time.monotonic() - began
-    lines = read_pipe(report).splitlines()
     check_setup(limit)
-    if not compiled and lines[:1] != ["compiled"]:  # Python: its launcher writes this line before the program runs
-        reason = "compile_error" if lines[:1] == ["compile_error"] else "compile_limit"
+    output = (output + printed)[-TAIL:]
+    if not compiled:
+        reason = "compile_error" if word == "compile_error" else "compile_limit"
         return Verdict(False, False, False, reason, output, 0.0)
-    reported = [line.removeprefix(secret) for line in lines if line.startswith(secret)]
-    if limit:
+    if word in ("timeout", "output"):
+        reason = word
+    elif limit:
         reason = limit
-    elif reported and not (reported[0] == "passed" and status != 0):
-        reason = reported[0]
+    elif word in REASONS and not (word == "passed" and status != 0):
+        reason = word
     elif status == 128 + signal.SIGXCPU:
         reason = "timeout"
     else:
         reason = "signal" if status > 128 else "exit"
     return Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)
+
+
+def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple[str, str]:
+    """Pass the harness's calls to the program and its replies back: the verdict's word, and what the tests printed."""
+    assert worker.harness is not None
+    harness, word = worker.harness[0], ""
+    try:
+        tell(harness, b"")
+        while True:
+            kind, content = hear(harness, deadline)
+            if kind == b"v":
+                verdict, _, printed = content.decode(errors="replace").partition("\n")
+                break
+            reply = b""
+            try:
+                if not word:
+                    write_all(calls, struct.pack(">i", len(content)) + content)
+                    reply = receive(replies)
+            except (BrokenPipeError, EOFError):
+                word = "ended"
+            except ValueError:
+                word = "output"
+            tell(harness, reply)
+    except TimeoutError:
+        stop_harness(worker)
+        return "timeout", "the tests did not end"
+    except (EOFError, BrokenPipeError):  # the tests have ended their process
+        return {"memory": "memory"}.get(stop_harness(worker), "ended"), ""
+    if verdict == "died":
+        stop_harness(worker)
+    return word or verdict, printed
 
 
 # --------------------------------------------------------------------------------------------------- 3. the sandbox
@@ -280,6 +352,7 @@ def start(
     pipes: Sequence[int] = (),
     stdin: int = subprocess.DEVNULL,
     stderr: int = subprocess.STDOUT,
+    uid: int | None = None,
 ) -> tuple[subprocess.Popen, int]:
     """Start a command in a sandbox with its home in `box`.
 
@@ -290,7 +363,7 @@ def start(
         make_directory(box / name)
     status, status_fd = os.pipe()
     config = {
-        "way": worker.way, "argv": argv, "home": f"{box}/home", "root": f"{box}/root", "uid": user_of(worker),
+        "way": worker.way, "argv": argv, "home": f"{box}/home", "root": f"{box}/root", "uid": uid or user_of(worker),
         "readonly": list(map(str, readonly)), "writable": list(map(str, writable)), "pipes": list(pipes),
         "status_fd": status_fd, "parent": os.getpid(), "seconds": seconds,
         "cpu_seconds": None if seconds is None else int(2 * seconds) + 1,  # per process: two threads may compute
@@ -354,12 +427,13 @@ def read_pipe(fd: int) -> str:
         os.close(fd)
 
 
-def user_of(worker: Worker) -> int | None:
-    """Root runs programs as a user without privileges, a different one per worker and process.
+def user_of(worker: Worker, harness: bool = False) -> int | None:
+    """Root runs programs as a user without privileges, a different one per worker and process, harnesses as another.
 
     From systemd's range for such users. Not 65534, nobody: the limits would count other programs' processes.
     """
-    return 61184 + (os.getpid() * 128 + worker.number) % 4096 if os.getuid() == 0 else None
+    number = worker.number + 64 * harness
+    return 61184 + (os.getpid() * 128 + number) % 4096 if os.getuid() == 0 else None
 
 
 def make_directory(path: Path) -> None:
@@ -383,34 +457,100 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
 
 
 # ---------------------------------------------------------------------------------------- 4. compilers, interpreters
-def compile_java(worker: Worker, source: str, classes: Path) -> tuple[str, str]:
-    """Write class files to `classes`, a directory below `worker.box / "classes"`: ("", ""), or (reason, messages).
+def prepare(
+    worker: Worker,
+    language: str,
+    directory: str,
+    code: str,
+    tests: str,
+    imports: Sequence[str],
+    callable_names: Sequence[str],
+) -> tuple[str, str]:
+    """Have the harness compile the tests, and Java's program to `directory`: ("", ""), or (reason, messages).
 
-    Each worker keeps one javac, in its own sandbox: a cold start takes ten times as long.
+    Each worker keeps one harness, in its own sandbox: a cold start of javac takes ten times as long.
     """
-    if worker.compiler is None:
-        box = worker.box / "compiler"
-        make_directory(box)
-        command = [f"{java_home()}/bin/java", *JVM, f"-Xmx{COMPILER_HEAP}m", "-Xss8m"]
-        worker.compiler = start(
-            worker, box, [*command, "-cp", str(java_classes()), "NanoRlhfCompiler", str(java_classes())],
-            seconds=None, memory_mib=COMPILER_HEAP + JVM_OVERHEAD, readonly=(*java_files(), java_classes()),
-            writable=(worker.box / "classes",), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-    process = worker.compiler[0]
-    assert process.stdin is not None
-    texts = (str(classes).encode(), source.encode(errors="replace"))
-    deadline = time.monotonic() + COMPILE_SECONDS
+    if worker.harness is None:
+        start_harness(worker, language)
+    assert worker.harness is not None
+    process = worker.harness[0]
     try:
-        process.stdin.write(b"".join(struct.pack(">i", len(text)) + text for text in texts))
-        compiled, length = struct.unpack(">?i", read_exactly(process, 5, deadline))
-        messages = read_exactly(process, length, deadline).decode(errors="replace")
+        deadline = time.monotonic() + COMPILE_SECONDS
+        for text in (directory, code, tests, "\n".join(imports), " ".join(callable_names)):
+            tell(process, text.encode(errors="replace"))
+        messages = hear(process, deadline)[1].decode(errors="replace")
     except TimeoutError:
-        stop_compiler(worker)
-        return "compile_limit", f"javac did not answer within {COMPILE_SECONDS:g} s"
+        stop_harness(worker)
+        return "compile_limit", f"the compiler did not answer within {COMPILE_SECONDS:g} s"
     except (EOFError, BrokenPipeError):
-        return "compile_limit", f"javac crashed {stop_compiler(worker)}"
-    return ("" if compiled else "compile_error"), messages[:TAIL]
+        return "compile_limit", f"the compiler crashed {stop_harness(worker)}"
+    return ("compile_error" if messages else ""), messages[:TAIL]
+
+
+def start_harness(worker: Worker, language: str) -> None:
+    box = worker.box / "harness"
+    make_directory(box)
+    if language == "java":
+        command = [f"{java_home()}/bin/java", *JVM, f"-Xmx{HARNESS_MIB}m", "-Xss8m", "-cp", str(java_classes())]
+        command += ["NanoRlhfHarness", str(java_classes())]
+        readonly: tuple[Path | str, ...] = (*java_files(), java_classes())
+    else:
+        command, readonly = [*python_command(worker), "harness"], (sys.base_prefix,)
+    worker.harness = start(
+        worker, box, command, seconds=None, memory_mib=HARNESS_MIB + JVM_OVERHEAD, readonly=readonly,
+        writable=(worker.box / "classes",), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        uid=user_of(worker, harness=True),
+    )  # fmt: skip
+
+
+def python_command(worker: Worker) -> list[str]:
+    """By its source: a program may not read this package's directory."""
+    source = (Path(__file__).parent / "python_harness.py").read_text(encoding="utf-8")
+    return [python_interpreter(worker.way), "-I", "-B", "-X", "utf8", "-c", source]
+
+
+def dismiss(worker: Worker) -> None:
+    """Tell the harness that there is no program to run its tests on."""
+    assert worker.harness is not None
+    try:
+        tell(worker.harness[0], b"none")
+    except BrokenPipeError:
+        stop_harness(worker)
+
+
+def tell(process: subprocess.Popen, content: bytes) -> None:
+    assert process.stdin is not None
+    write_all(process.stdin.fileno(), struct.pack(">i", len(content)) + content)
+
+
+def hear(process: subprocess.Popen, deadline: float) -> tuple[bytes, bytes]:
+    """A message's kind and content."""
+    kind, length = struct.unpack(">ci", read_exactly(process, 5, deadline))
+    return kind, read_exactly(process, length, deadline)
+
+
+def receive(fd: int) -> bytes:
+    """A message of the program. EOFError: it has ended, as it must by its time limit; ValueError: it is too long."""
+    (size,) = struct.unpack(">i", read_all(fd, 4))
+    if not 0 <= size <= VALUE:
+        raise ValueError(f"a value of {size} bytes")
+    return read_all(fd, size)
+
+
+def read_all(fd: int, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        chunk = os.read(fd, min(num_bytes - len(data), MIB))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return data
+
+
+def write_all(fd: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def read_exactly(process: subprocess.Popen, num_bytes: int, deadline: float) -> bytes:
@@ -427,18 +567,18 @@ def read_exactly(process: subprocess.Popen, num_bytes: int, deadline: float) -> 
     return data
 
 
-def stop_compiler(worker: Worker) -> str:
-    """Stop the worker's javac; returns the limit that had already ended it, or ""."""
-    if worker.compiler is None:
+def stop_harness(worker: Worker) -> str:
+    """Stop the worker's harness; returns the limit that had already ended it, or ""."""
+    if worker.harness is None:
         return ""
-    process, status = worker.compiler
-    worker.compiler = None
+    process, status = worker.harness
+    worker.harness = None
     process.terminate()
     assert process.stdin is not None
     process.stdin.close()
     limit = finish(worker, process, status)[0]
     check_setup(limit)
-    subprocess.run(["/bin/rm", "-rf", worker.box / "compiler"], check=True)
+    subprocess.run(["/bin/rm", "-rf", worker.box / "harness"], check=True)
     return "" if limit == "stopped" else limit
 
 
@@ -472,7 +612,8 @@ def java_classes() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="nanorlhf-java-"))
     atexit.register(shutil.rmtree, directory)
     directory.chmod(0o755)
-    subprocess.run([f"{java_home()}/bin/javac", "-d", directory, HERE / "execution.java"], check=True)
+    sources = (HERE / "execution.java", HERE / "NanoRlhfTests.java")
+    subprocess.run([f"{java_home()}/bin/javac", "-d", directory, *sources], check=True)
     return directory
 
 
@@ -528,7 +669,7 @@ def try_way(
 ) -> tuple[dict[str, bool], str]:
     """Try a sandbox, with a command or without: which of its parts work ({} with a command), and "" or the problem."""
     with temporary_directory() as box:
-        worker = Worker(0, box, way, set(), threading.Event())
+        worker = Worker(0, box, way, set(), threading.Event(), ThreadPoolExecutor(1))
         started = start(worker, box, argv, seconds=30.0, memory_mib=1024, readonly=readonly)
         limit, code, output = finish(worker, *started)
     if limit or code:

@@ -48,7 +48,7 @@ def check_responses(
     spans = [
         (len(record["prefix"]), len(record["prefix"]) + len(text)) for record, text in zip(records, texts, strict=True)
     ]
-    diagnostics = compiler.check(programs)
+    diagnostics = compiler.check(programs, spans)
     error_index = []
     for ids, span, found in zip(rows, spans, diagnostics, strict=True):
         error = first_error(found, *span)

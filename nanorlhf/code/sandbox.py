@@ -30,6 +30,7 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/alternative
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 POLL_SECONDS = 0.05  # between two checks of memory and disk
 SETUP_FAILED = 125
+NUM_FILES = 256  # RLIMIT_NOFILE
 # <sched.h>, <sys/mount.h>, <sys/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -38,7 +39,8 @@ MS_PRIVATE, MS_RELATIME, MNT_DETACH = 1 << 18, 1 << 21, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 # numbers of system calls: (x86_64, aarch64)
 DENIED = {
-    "socket": (41, 198),  # socketpair is allowed: it reaches no other process
+    "socket": (41, 198),  # socketpair is allowed: it reaches no other process, and its memory is counted
+    "setsockopt": (54, 208),  # larger buffers
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),  # other processes
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
     "unshare": (272, 97), "setns": (308, 268),  # privileges in a new namespace
@@ -124,7 +126,8 @@ def supervise(config: dict, child: int) -> tuple[str, int]:
             return "stopped", 0
         if time.monotonic() >= deadline:
             return "timeout", 0
-        if sum(map(resident_bytes, descendants(os.getpid()))) > config["memory_bytes"]:
+        processes = descendants(os.getpid())
+        if sum(map(resident_bytes, processes)) + socket_bytes(processes) > config["memory_bytes"]:
             return "memory", 0
         # with namespaces, the home's file system itself has a size limit
         if config["way"] == "limits" and bytes_below(config["home"]) > config["disk_bytes"]:
@@ -168,6 +171,31 @@ def resident_bytes(pid: int) -> int:
             return int(file.read().split()[1]) * resource.getpagesize()
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def socket_bytes(pids: list[int]) -> int:
+    """The kernel's memory that the processes' sockets may hold: it belongs to no process, and can't be read.
+
+    A socket that a process has sent and not yet received is in no table; of those, a user may have as many as
+    RLIMIT_NOFILE.
+    """
+    sockets, hidden = set(), 0
+    for pid in pids:
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if target.startswith("socket:"):
+                    sockets.add(target)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except PermissionError:  # it has closed itself to us
+            hidden += NUM_FILES
+    try:
+        with open("/proc/sys/net/core/wmem_default") as file:
+            buffer = int(file.read())
+    except OSError:
+        buffer = 212_992  # Linux's usual one
+    return (len(sockets) + hidden) * 2 * buffer  # with the kernel's own share
 
 
 def bytes_below(directory: str) -> int:
@@ -284,7 +312,7 @@ def run(config: dict) -> None:
         os.chdir(config["home"])
         num_tasks = config["num_tasks"] + (tasks_of(os.getuid()) if config["uid"] is None else 0)
         for name, limit in (
-            ("CORE", 0), ("FSIZE", config["disk_bytes"]), ("NOFILE", 256), ("DATA", config["memory_bytes"]),
+            ("CORE", 0), ("FSIZE", config["disk_bytes"]), ("NOFILE", NUM_FILES), ("DATA", config["memory_bytes"]),
             ("NPROC", num_tasks), ("MSGQUEUE", 0), ("CPU", config["cpu_seconds"]),
         ):  # fmt: skip
             if limit is not None:

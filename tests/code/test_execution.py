@@ -14,17 +14,27 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nanorlhf.code import execution, sandbox
-from nanorlhf.code.execution import MIB, Verdict, isolation, program_of, run_all_tests, run_programs, try_way
+from nanorlhf.code.execution import (
+    MIB,
+    Program,
+    Verdict,
+    isolation,
+    program_of,
+    run_all_tests,
+    run_programs,
+    try_way,
+)
 from nanorlhf.errors import InputError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 3.0  # seconds; a JVM starts in 0.2
+SHORT, LONG = 3.0, 60.0  # seconds: for programs that run until they are stopped, and for all others
 
 
 @pytest.fixture(scope="module", params=["namespaces", "limits"])
@@ -51,7 +61,7 @@ def scratch():
 
 def sandboxed_processes(scratch):
     """Supervisors, programs and what these have started: by user, by environment, by command line."""
-    found, first = [], execution.user_of(execution.Worker(0, scratch, "limits", set(), None))  # None: not root
+    found, first = [], execution.user_of(execution.Worker(0, scratch, "limits", set(), None, None))  # None: not root
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             is_ours = first is not None and first <= os.stat(f"/proc/{pid}").st_uid < first + 128
@@ -81,12 +91,19 @@ def nothing_is_left(scratch):
 
 
 # ---------------------------------------------------------------------------------------------- verdicts on Java
-def java(body, tests="", classes=""):
+def java(body, tests="", classes="", returns="Integer"):
     """A program in the form of MBJP: class Problem with problem(), and class Main."""
-    return (
-        f"import java.util.*;\n{classes}\nclass Problem {{ public static Integer problem(int n) throws Exception {{\n"
-        f"{body}\n}} }}\nclass Main {{ public static void main(String[] args) throws Exception {{\n{tests}\n}} }}\n"
+    return Program(
+        f"import java.util.*;\n{classes}\n"
+        f"class Problem {{ public static {returns} problem(int n) throws Exception {{\n",
+        f"{body}\n}} }}\n",
+        "",
+        f"class Main {{ public static void main(String[] args) throws Exception {{\n{tests}\n}} }}\n",
     )
+
+
+def python(code, tests=""):
+    return Program("", code, "", tests)
 
 
 def mbjp_test(case, argument, answer):
@@ -109,14 +126,13 @@ JAVA_VERDICTS = {  # name: (program, reason)
     "the tests' own exception, thrown by the program": (
         java('throw new java.lang.Exception("Exception -- test case 0 did not pass.");', TWO_TESTS), "exception"),
     "null unboxed in Main": (java("return null;", TWO_TESTS), "exception"),
-    "static initialiser": (java("return n * n;", TWO_TESTS).replace(
-        "class Problem {", "class Problem { static int a = 1 / (int) 0L;"), "exception"),
+    "static initialiser": (java("return n * n; } static int a = 1 / (int) 0L; {", TWO_TESTS), "exception"),
     "stack overflow": (java("return problem(n) + 1;", TWO_TESTS), "exception"),
     "syntax error": (java("return n * ;", TWO_TESTS), "compile_error"),
     "type error": (java("return n * m;", TWO_TESTS), "compile_error"),
-    "nothing": ("", "exception"),
-    "no Main": ("class Problem {}", "exception"),
-    "public class of another name": ("public class Problem {}", "compile_error"),
+    "nothing": (Program("", "", "", ""), "exception"),
+    "no Main": (Program("class Problem {}", "", "", ""), "exception"),
+    "public class of another name": (Program("public class Problem {}", "", "", ""), "compile_error"),
     "an assertion of the tests": (
         java("return 2;", 'if (Problem.problem(1) != 1) throw new AssertionError("no");'), "wrong_answer"),
     "another exception of the tests": (
@@ -138,14 +154,27 @@ JAVA_VERDICTS = {  # name: (program, reason)
              TWO_TESTS), "passed"),
     "its own out and err": (
         java("System.setOut(null); System.setErr(null); return 1;", TWO_TESTS), "wrong_answer"),
+    "strings compared by identity": (java(
+        "return problem(\"a\", n); } static int problem(String s, int n) { return s == \"a\" ? n * n : 0;",
+        TWO_TESTS + "if (Problem.problem(\"a\", 3) != 9) throw new Exception();"), "passed"),
     "UTF-8": (java('return "é".length() * n * n;', TWO_TESTS), "passed"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def java_verdicts():
-    programs = [program for program, _ in JAVA_VERDICTS.values()]
-    return dict(zip(JAVA_VERDICTS, run_programs(programs, "java", TIMEOUT, workers=2), strict=True))
+    return verdicts_on(JAVA_VERDICTS, "java")
+
+
+def verdicts_on(cases, language, **settings):
+    """name -> verdict. Those that only their limit ends get a short one."""
+    verdicts = {}
+    for timeout in (SHORT, LONG):
+        chosen = {n: program for n, (program, reason) in cases.items() if ("timeout" in reason) == (timeout == SHORT)}
+        workers = 1 if len(chosen) < 4 else 2  # each starts a javac
+        found = run_programs(list(chosen.values()), language, timeout, workers, **settings)
+        verdicts |= dict(zip(chosen, found, strict=True))
+    return verdicts
 
 
 @pytest.mark.parametrize("name", JAVA_VERDICTS)
@@ -166,23 +195,24 @@ def test_a_verdict_keeps_the_end_of_the_output(java_verdicts):
     assert "ArrayIndexOutOfBoundsException" in java_verdicts["crash"].output
 
 
-def test_a_program_is_prefix_response_suffix_and_tests_with_nothing_between():
-    assert program_of({"prefix": "a {", "suffix": "}", "tests": " b"}, "return") == "a {return} b"
+def test_a_program_is_prefix_response_and_suffix_with_nothing_between():
+    program = program_of({"prefix": "a {", "suffix": "}", "tests": " b"}, "return")
+    assert program.code == "a {return}" and str(program) == "a {return} b"
 
 
-def test_only_the_tests_throw_is_rewritten():
+def test_only_the_throw_for_a_wrong_answer_is_rewritten():
     throw = 'throw new java.lang.Exception("Exception -- test case 0 did not pass. x0 = " + x0);'
-    assert run_all_tests(throw + "class Main {" + throw) == throw + "class Main {" + throw.replace(
-        "throw new java.lang.Exception(", "NanoRlhfTests.fail("
-    )
+    assert run_all_tests(throw) == throw.replace("throw new java.lang.Exception(", "NanoRlhfTests.fail(")
     assert run_all_tests("class Main { throw new java.lang.Exception(); }").count("throw") == 1
 
 
 def test_a_compiler_that_breaks_a_limit_is_replaced(monkeypatch):
     doubled = "".join(f"static final String S{i} = S{i - 1} + S{i - 1};" for i in range(1, 31))
-    bomb = f'class Problem {{ static final String S0 = "a"; {doubled} }}'  # javac folds it: 2^30 characters
+    # javac folds it: 2^30 characters
+    bomb = Program(f'class Problem {{ static final String S0 = "a"; {doubled} }}', "", "", "class Main { }")
     right = JAVA_VERDICTS["right"][0]
-    verdicts = run_programs([bomb, right], "java", TIMEOUT)
+    monkeypatch.setattr(execution, "HARNESS_MIB", 48)  # the sooner it is full
+    verdicts = run_programs([bomb, right], "java", LONG)
     assert [verdict.reason for verdict in verdicts] == ["compile_limit", "passed"]
     assert not verdicts[0].compiled
     replies, read_exactly = [], execution.read_exactly
@@ -194,43 +224,73 @@ def test_a_compiler_that_breaks_a_limit_is_replaced(monkeypatch):
         return read_exactly(*arguments)
 
     monkeypatch.setattr(execution, "read_exactly", late_once)
-    verdicts = run_programs([right, JAVA_VERDICTS["type error"][0], right + " "], "java", TIMEOUT)
+    again = replace(right, suffix=" ")
+    verdicts = run_programs([right, JAVA_VERDICTS["type error"][0], again], "java", LONG)
     # the late answer, that it compiles, is not taken for the next program's
     assert [verdict.reason for verdict in verdicts] == ["compile_limit", "compile_error", "passed"]
     monkeypatch.setattr(execution, "read_exactly", read_exactly)
     monkeypatch.setattr(execution, "COMPILE_SECONDS", 0.01)
-    assert run_programs([right], "java", TIMEOUT)[0].output == "javac did not answer within 0.01 s"
+    assert run_programs([right], "java", LONG)[0].output == "the compiler did not answer within 0.01 s"
 
 
 # -------------------------------------------------------------------------------------------- verdicts on Python
 PYTHON_VERDICTS = {
-    "right": ("def f(n): return n * n\nassert f(2) == 4", "passed"),
-    "wrong": ("def f(n): return n\nassert f(2) == 4", "wrong_answer"),
-    "crash": ("def f(n): return n / 0\nassert f(2) == 4", "exception"),
-    "syntax error": ("def f(n):\nassert f(2) == 4", "compile_error"),
-    "a null byte": ("a = '\0'", "compile_error"),
-    "too deep": ("(" * 10000, "compile_error"),
-    "exit": ("import sys\nsys.exit(0)\nassert False", "exit"),
-    "_exit": ("import os\nos._exit(0)\nassert False", "exit"),
-    "exit that says it has passed": (
+    "right": (python("def f(n): return n * n\n", "assert f(2) == 4"), "passed"),
+    "wrong": (python("def f(n): return n\n", "assert f(2) == 4"), "wrong_answer"),
+    "crash": (python("def f(n): return n / 0\n", "assert f(2) == 4"), "exception"),
+    "syntax error": (python("def f(n):\n", "assert f(2) == 4"), "compile_error"),
+    "a null byte": (python("a = '\0'"), "compile_error"),
+    "too deep": (python("(" * 10000), "compile_error"),
+    "exit": (python("import sys\nsys.exit(0)", "assert False"), "exit"),
+    "exit in a call": (python("import sys\ndef f(n): sys.exit(0)", "assert f(1)"), "exit"),
+    "_exit": (python("import os\nos._exit(0)", "assert False"), "exit"),
+    "exit that says it has passed": (python(
         "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'passed')\n    except OSError: pass\n"
-        "os._exit(0)", "exit"),
-    "status 3 after the tests": ("import atexit, os\natexit.register(lambda: os._exit(3))", "exit"),
-    "segmentation fault": ("import ctypes\nctypes.string_at(0)", "signal"),
-    "script": ("import sys\nassert __name__ == '__main__' and len(sys.argv) == 1\n"
-               "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: 'int'", "passed"),
-    "a child that ends well": ("import os\nif os.fork():\n    os.wait()\n    1 / 0", "exception"),
-    "a child that does not": ("import os\nif not os.fork():\n    1 / 0\nos.wait()", "passed"),
+        "os._exit(0)"), "exit"),
+    "status 3 after the tests": (python("import atexit, os\natexit.register(lambda: os._exit(3))"), "exit"),
+    "segmentation fault": (python("import ctypes\nctypes.string_at(0)"), "signal"),
+    "script": (python(
+        "import sys\nassert __name__ == '__main__' and len(sys.argv) == 1\n"
+        "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: 'int'"), "passed"),
+    "a child that ends well": (python("import os\nif os.fork():\n    os.wait()\n    1 / 0"), "exception"),
+    "a child that does not": (python("import os\nif not os.fork():\n    1 / 0\nos.wait()"), "passed"),
+    "an assertion of the program": (python("def f(n): assert n < 1", "f(2)"), "exception"),
+    "the tests' syntax": (python("def f(n): return n", "assert f(2) =="), "compile_error"),
+    "the tests exit": (python("def f(n): return n", "import os\nos._exit(0)"), "exit"),
+    "an expected exception": (python(
+        "def f(n): raise ValueError(n)", "try:\n    f(1)\nexcept ValueError as e:\n    assert e.args\nelse: assert 0"),
+        "passed"),
+    "values of every plain type": (python("def f(n): return n", """
+import collections, decimal, fractions
+for v in (None, True, 10 ** 5000, -1, 1.5, float("inf"), 2j, "\\ud800é", b"\\xff", [1, (2, {3})], {(1,): [None]},
+          frozenset("a"), range(3), decimal.Decimal("1.10"), fractions.Fraction(1, 3), collections.deque([1])):
+    assert f(v) == v and type(f(v)) is type(v), v
+"""), "passed"),
+    "objects, generators and arguments changed in place": (python("""
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, item): self.items.append(item)
+    def __len__(self): return len(self.items)
+def count(n):
+    for i in range(n): yield i
+def sort(a): a.sort()
+""", """
+s = Stack()
+s.push(3)
+assert len(s) == 1 and s.items == [3] and s == s and s != Stack()
+assert list(count(3)) == [0, 1, 2]
+a = [3, 1, 2]
+sort(a)
+assert a == [1, 2, 3]
+"""), "passed"),
+    "a function in an argument": (python("def f(g): return g(1)", "assert f(lambda x: x) == 1"), "exception"),
 }  # fmt: skip
 
 
 def test_a_python_program_gets_its_verdict():
-    programs = [program for program, _ in PYTHON_VERDICTS.values()]
-    verdicts = run_programs(programs, "python", TIMEOUT, workers=2)
-    assert {name: v.reason for name, v in zip(PYTHON_VERDICTS, verdicts, strict=True)} == {
-        name: reason for name, (_, reason) in PYTHON_VERDICTS.items()
-    }
-    for verdict in verdicts:
+    verdicts = verdicts_on(PYTHON_VERDICTS, "python")
+    assert {name: v.reason for name, v in verdicts.items()} == {n: reason for n, (_, reason) in PYTHON_VERDICTS.items()}
+    for verdict in verdicts.values():
         flags = verdict.compiled, verdict.executed, verdict.passed
         assert flags == (
             verdict.reason != "compile_error",
@@ -240,12 +300,12 @@ def test_a_python_program_gets_its_verdict():
 
 
 def test_verdicts_come_in_order_and_equal_programs_run_once(monkeypatch):
-    programs = [f"import time\nprint({i % 3}, time.time_ns())\nassert {i % 3}" for i in range(7)]
+    programs = [python(f"import time\nprint({i % 3}, time.time_ns())", f"assert {i % 3}") for i in range(7)]
     run_python, runs = execution.run_python, []
     monkeypatch.setattr(execution, "run_python", lambda *arguments: runs.append(arguments) or run_python(*arguments))
-    verdicts = run_programs(programs, "python", TIMEOUT, workers=3)
+    verdicts = run_programs(programs, "python", LONG, workers=3)
     assert len(runs) == 3
-    assert [int(verdict.output.split("AssertionError\n")[-1][0]) for verdict in verdicts] == [0, 1, 2, 0, 1, 2, 0]
+    assert [int(verdict.output[0]) for verdict in verdicts] == [0, 1, 2, 0, 1, 2, 0]
     assert verdicts[0] == verdicts[3] == verdicts[6] and len(set(verdicts)) == 3
     assert run_programs([], "python") == []
 
@@ -256,28 +316,38 @@ def test_workers_and_processes_share_no_user(monkeypatch):
     users = set()
     for pid in range(1000, 1032):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        users |= {execution.user_of(execution.Worker(n, Path(), "limits", set(), None)) for n in range(128)}
+        users |= {execution.user_of(execution.Worker(n, Path(), "limits", set(), None, None)) for n in range(128)}
     assert len(users) == 32 * 128 and min(users) >= 61184 and max(users) < 65520
 
 
-def test_a_program_does_not_see_its_secret():
-    """Not in its frames, objects, environment, arguments or files, only in a pipe that it would have to read."""
+def test_a_program_sees_neither_its_tests_nor_their_answers(way):
+    """Not in its frames, objects, environment, arguments, files or descriptors, nor in those of other processes."""
     program = """
-import gc, os, sys
-frame = sys._getframe()
-while frame:
-    print(frame.f_locals, frame.f_globals, frame.f_code.co_consts)
-    frame = frame.f_back
-print(os.environ, sys.argv, sys.orig_argv, open("/proc/self/cmdline").read(), open("/proc/self/environ").read())
-print([thing for thing in gc.get_objects() if isinstance(thing, (dict, list, tuple))] and "")
-for thing in gc.get_objects():
-    if isinstance(thing, (dict, list, tuple)):
-        for one in (thing.values() if isinstance(thing, dict) else thing):
-            if isinstance(one, (str, bytes)) and len(one) == 32:
-                print(one)
+import gc, glob, os, sys
+def f(n):
+    seen = []
+    frame = sys._getframe()
+    while frame:
+        seen += [frame.f_locals, frame.f_globals, frame.f_code.co_consts]
+        frame = frame.f_back
+    seen += [os.environ, sys.argv, sys.orig_argv, gc.get_objects()]
+    text = "".join(map(repr, seen))
+    paths = [*glob.glob("/proc/[0-9]*/cmdline"), *glob.glob("/proc/[0-9]*/environ"), *glob.glob(os.getcwd() + "/../*")]
+    for path in paths:
+        try: text += open(path, errors="replace").read()
+        except OSError: pass
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) not in (os.getpid(), 1):
+            try: open(f"/proc/{pid}/mem", "rb")
+            except OSError: continue
+            text += f"opened:{pid}"
+    return text
 """
-    [verdict] = run_programs([program], "python", TIMEOUT)
-    assert verdict.passed and not re.search(r"\b[0-9a-f]{32}\b", verdict.output)
+    answer = "98765" + "43210"
+    tests = f"t = f(1)\nassert '{answer}' not in t and len(t) > 1000\n"
+    tests += "assert not any(f'opened:{n}' in t for n in range(10))"
+    [verdict] = run_programs([python(program, tests)], "python", LONG, way=way)
+    assert verdict.passed, verdict
 
 
 # --------------------------------------------------------------------------------------------------- hostile programs
@@ -315,6 +385,16 @@ HOSTILE_PYTHON = {
     "memory of children": (
         "import os, time\nwhile True:\n    if not os.fork():\n        a = b'x' * 60000000\n        time.sleep(1000)\n"
         "    time.sleep(.01)", {"memory"}),
+    "memory of the kernel": (
+        "import os, socket, time\npairs = []\nwhile True:\n    try: pairs.append(socket.socketpair())\n"
+        "    except OSError:\n        if os.fork() == 0: pairs.clear()\n        else: time.sleep(1000)\n"
+        "        continue\n    for end in pairs[-1]:\n        end.setblocking(False)\n        try:\n"
+        "            while end.send(bytes(65536)): pass\n        except OSError: pass", {"memory"}),
+    "larger buffers in the kernel": (
+        "import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)", {"exception"}),
+    "a few socket pairs": (
+        "import asyncio, socket\npairs = [socket.socketpair() for _ in range(40)]\nasyncio.run(asyncio.sleep(0))",
+        {"passed"}),
     "memory in no process": ("import os\nos.memfd_create('a')", {"exception"}),
     "fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", {"timeout", "memory"}),
     "double fork": (
@@ -379,13 +459,17 @@ def run_hostile(language, hostile, way, canary):
         server.settimeout(0.0)
         patch.setattr(execution, "DISK", 16 * MIB)
         words = {"{canary}": str(canary), "{port}": str(server.getsockname()[1]), "{pid}": str(os.getpid())}
-        programs = []
-        for program, _ in hostile.values():
+        programs = {}
+        for name, (program, reasons) in hostile.items():
             for word, value in words.items():
                 program = program.replace(word, value)
-            programs.append(java("return 1;", program) if language == "java" else program)
+            if language == "java":
+                attack = f"attack(); return 1; }} static void attack() throws Exception {{ {program}"
+                programs[name] = java(attack, mbjp_test(0, 1, 1)), reasons
+            else:
+                programs[name] = python(program), reasons
         before, children = resource.getrlimit(resource.RLIMIT_CPU), set(sandbox.descendants(os.getpid()))
-        verdicts = dict(zip(hostile, run_programs(programs, language, TIMEOUT, 2, 256, way), strict=True))
+        verdicts = verdicts_on(programs, language, memory_mib=256, way=way)
         with pytest.raises(BlockingIOError):
             server.accept()  # no program connected
     assert secret.read_text() == "the secret"
@@ -401,10 +485,9 @@ def assert_harmless(hostile, verdicts):
         if "DENIED" in hostile[name][0]:
             assert "DENIED" in verdict.output and "DONE" not in verdict.output, name
         assert "the secret" not in verdict.output
-        assert verdict.seconds < TIMEOUT + 3 and verdict.compiled
+        assert verdict.compiled
     assert "\ufffd\ufffd(" in verdicts["invalid UTF-8"].output
     assert "all work" in verdicts["infinite output"].output[-50:]
-    assert verdicts["infinite output"].seconds < TIMEOUT
     assert len(verdicts["infinite output"].output) == execution.TAIL
 
 
@@ -418,13 +501,13 @@ def test_hostile_python_programs_harm_nothing(way, canary):
     verdicts = run_hostile("python", HOSTILE_PYTHON, way, canary)
     assert_harmless(HOSTILE_PYTHON, verdicts)
     cpu, file_size, data, files, core, tasks = json.loads(verdicts["limits"].output)
-    assert (cpu, file_size, data) == ([7, 8], [16 * MIB] * 2, [256 * MIB] * 2)
+    assert (cpu, file_size, data) == ([121, 122], [16 * MIB] * 2, [256 * MIB] * 2)
     assert (files, core) == ([256, 256], [0, 0]) and execution.NUM_TASKS <= tasks[1] < 10000
 
 
 def test_root_has_no_privileges_in_the_sandbox(way):
     program = "import os\nprint(os.getuid(), os.geteuid(), os.getgroups(), open('/proc/self/status').read())"
-    [verdict] = run_programs([program], "python", TIMEOUT, way=way)
+    [verdict] = run_programs([python(program)], "python", LONG, way=way)
     assert re.search(r"CapEff:\t0{16}\n", verdict.output) and re.search(r"NoNewPrivs:\t1\n", verdict.output)
     if os.getuid() == 0:
         assert re.match(r"(6[1-5]\d\d\d) \1 \[\]", verdict.output)
@@ -434,16 +517,173 @@ def test_other_processes_are_invisible():
     if try_way("namespaces")[1]:
         pytest.skip("no namespaces here")
     program = "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()), os.listdir('/'))"
-    [verdict] = run_programs([program], "python", TIMEOUT, way="namespaces")
+    [verdict] = run_programs([python(program)], "python", LONG, way="namespaces")
     assert verdict.output.startswith("[1, 2]") and "home" not in verdict.output
+
+
+# ------------------------------------------------------------------------------------------------------ forged verdicts
+THREE_TESTS = TWO_TESTS + mbjp_test(2, 3, 9)
+OWN_MAIN = "}} class Main { public static void main(String[] args) {} }"
+AS_OBJECTS = "if (!compare(Problem.problem(2), %s)) throw new java.lang.Exception();"
+NEARLY = "double x = Problem.problem(2); if (!(Math.abs(x - 4.0) < 1e-7)) throw new java.lang.Exception();"
+POWERS = "} static { try { %s } catch (Throwable e) { } "  # a static block of class Problem
+
+
+def objects(body, answer):
+    """Tests in the form of MBJP that compare objects."""
+    compare = "} static boolean compare(Object a, Object b) { return a == null ? b == null : a.equals(b); } static {"
+    return java(body, AS_OBJECTS % answer + compare, returns="Object")
+
+
+FORGED_JAVA = {  # the square of n; all of them answer wrong
+    "the end of the file": java("return 1; " + OWN_MAIN + "\x1a", THREE_TESTS),
+    "the end of the file, escaped": java("return 1; " + OWN_MAIN + r"\u001a", THREE_TESTS),
+    "the end of the file, with three u": java("return 1; " + OWN_MAIN + r"\uuu001A", THREE_TESTS),
+    "the harness's failure count": java("""return 1; } static { Thread t = new Thread(() -> { while (true) try {
+        for (var field : Class.forName("NanoRlhfTests").getDeclaredFields())
+            if (field.getType() == int.class) { field.setAccessible(true); field.setInt(null, 0); }
+        } catch (Throwable e) { } }); t.setDaemon(true); t.start(); """, THREE_TESTS),
+    "Unsafe on boxed constants": java("return n; " + POWERS % """
+        var field = Class.forName("sun.misc.Unsafe").getDeclaredField("theUnsafe");
+        field.setAccessible(true);
+        var unsafe = (sun.misc.Unsafe) field.get(null);
+        for (int n = 2; n < 4; n++) unsafe.putInt(Integer.valueOf(n * n), 12L, n);""", THREE_TESTS),
+    "a comment over the tests": java("return 1; " + OWN_MAIN + " /*", THREE_TESTS),
+    "a line comment over the tests": java("return 1; " + OWN_MAIN + " //", THREE_TESTS),
+    "a text block over the tests": java("return 1; } String s = \"\"\"\n", THREE_TESTS),
+    "its own Main": java("return 1; " + OWN_MAIN + " class A {{", THREE_TESTS),
+    "its own Math": java("return 1; }} class Math { static double abs(double x) { return 0; } } class A {{", NEARLY),
+    "its own Integer": java(
+        "return null; }} class Integer { public boolean equals(Object o) { return true; } } class A {{",
+        "Object x = Problem.problem(2); if (!x.equals(4)) throw new java.lang.Exception();"),
+    "its own java.lang": java(
+        "return 1; }} class java { static class lang { static class Exception extends Throwable {} } } class A {{",
+        THREE_TESTS),
+    "an object equal to everything": objects(
+        "return new Object() { public boolean equals(Object o) { return true; } };", "4"),
+    "a list equal to everything": objects(
+        "return new ArrayList<Integer>() { public boolean equals(Object o) { return true; } };", "List.of(4)"),
+    "a named class equal to everything": objects(
+        "return new Same(); } public static class Same { public boolean equals(Object o) { return true; }", "4"),
+    "the tests' own exception, traced to Main": java(
+        "Exception e = new Exception(); e.setStackTrace(new StackTraceElement[] {"
+        'new StackTraceElement("Main", "main", "Main.java", 1)}); throw e;', THREE_TESTS),
+    "a verdict in every descriptor": java("""return 1; } static {
+        for (int fd = 1; fd < 64; fd++) try (var out = new java.io.FileOutputStream("/proc/self/fd/" + fd)) {
+            out.write("v\\0\\0\\0\\7passed\\n".getBytes()); } catch (Exception e) { }""", THREE_TESTS),
+    "kills all other processes": java(
+        "ProcessHandle.allProcesses().filter(p -> p.pid() != ProcessHandle.current().pid())"
+        ".forEach(ProcessHandle::destroyForcibly); return 1;", THREE_TESTS),
+    "halts at the end": java(
+        "Runtime.getRuntime().addShutdownHook(new Thread(() -> Runtime.getRuntime().halt(0))); return 1;", THREE_TESTS),
+    "another NanoRlhfValues": java(
+        "return 1; }} class NanoRlhfValues { } class NanoRlhfProgram { public static void main(String[] a) { } } "
+        "class A {{",
+        THREE_TESTS),
+    "looks for the answer": java("""
+        for (String path : new String[] {"/proc/1/cmdline", "/proc/1/environ", "/proc/self/environ", "../Main.java"})
+            try { var text = new String(new java.io.FileInputStream(path).readAllBytes());
+                if (text.contains("Problem.problem(" + n + ")")) return n * n; } catch (Exception e) { }
+        return 1;""", THREE_TESTS),
+}  # fmt: skip
+SQUARES = "assert f(2) == 4\nassert f(3) == 9\n"
+SAME = "__eq__ = lambda a, b: True; __ne__ = lambda a, b: False; __hash__ = lambda a: 0"
+
+
+def square(response, tests=SQUARES, prefix="import math\ndef f(n):\n"):
+    return Program(prefix, response, "\n", tests)
+
+
+FORGED_PYTHON = {
+    "an object equal to everything": square(f"    class A:\n        {SAME}\n    return A()"),
+    "an int subclass": square(f"    class A(int):\n        {SAME}\n    return A(1)"),
+    "the harness's locals": square("""
+    import gc, sys
+    frame = sys._getframe()
+    while frame:
+        for name in frame.f_locals:
+            if name in ("word", "error", "verdict", "session"):
+                frame.f_locals[name] = "passed"
+        frame = frame.f_back
+    for thing in gc.get_objects():
+        if isinstance(thing, dict) and "word" in thing: thing["word"] = "passed"
+    return 1"""),
+    "a block around the tests": square(
+        "    return 1\nfrom contextlib import suppress\nwith suppress(BaseException):\n    0;"),
+    "an if around the tests": square("    return 1\nif 0:\n    1;"),
+    "a comment over the tests": square("    return 1\n#"),
+    "a string over the tests": square("    return 1\n'" + "''", SQUARES + "''" + "' the end '" + "''"),
+    "a list subclass": square(f"    class A(list):\n        {SAME}\n    return A()", "assert f(2) == [4]"),
+    "a str subclass": square(f"    class A(str):\n        {SAME}\n    return A()", "assert f(2) == '4'"),
+    "a class that says it is an int": square(f"    class A:\n        {SAME}\n        __class__ = int\n    return A()"),
+    "builtins replaced": square(
+        "    import builtins\n    builtins.abs = lambda x: 0\n    builtins.AssertionError = SystemExit\n    return 1",
+        "assert abs(f(2) - 4) < 1e-7"),
+    "its own abs": square("    return 1\ndef abs(x): return 0", "assert abs(f(2) - 4) < 1e-7"),
+    "its own math": square(
+        "    return 1\nclass math:\n    isclose = lambda a, b: True", "assert math.isclose(f(2), 4)"),
+    "a module replaced": square(
+        "    return 1\nimport sys\nclass math: isclose = lambda a, b: True\nsys.modules['math'] = math",
+        "assert math.isclose(f(2), 4)"),
+    "json replaced": square(
+        "    import json\n    json.dumps = lambda reply: '[true, [\"object\", 0], []]'\n    return 1"),
+    "a verdict in every descriptor": square(
+        "    import os\n    for fd in range(64):\n        try: os.write(fd, b'v\\0\\0\\0\\7passed\\n')\n"
+        "        except OSError: pass\n    return 1"),
+    "exits well": square("    import os\n    os._exit(0)"),
+    "exits well in time": square("    raise SystemExit(0)"),
+    "exits well at the end": square("    import atexit, os\n    atexit.register(os._exit, 0)\n    return 1"),
+    "another process answers": square("    import os\n    if os.fork() == 0: return 1\n    os.wait()\n    os._exit(0)"),
+    "its own AssertionError": square("    return 1\nclass AssertionError(Exception): pass\n"),
+    "more depth than the harness can read": square("    a = []\n    for i in range(300): a = [a]\n    return a"),
+    "changes the arguments": square("    n.clear()\n    return n", "a = [1, 2]\nassert f(a) == [2, 1]"),
+    "an encoding of its own": square("    return 1", prefix="# coding: utf-7\nimport math\ndef f(n):\n"),
+}  # fmt: skip
+
+
+def assert_only_the_right_pass(right, forged, language):
+    programs = right | forged
+    verdicts = dict(zip(programs, run_programs(list(programs.values()), language, LONG, workers=2), strict=True))
+    assert {name for name, verdict in verdicts.items() if verdict.passed} == set(right), verdicts
+
+
+def test_no_java_program_forges_a_verdict():
+    right = {
+        "right": java("return n * n;", THREE_TESTS),
+        "nearly": java("return n * n;", NEARLY),
+        "an object": objects("return n * n;", "4"),
+        "a list": objects("return List.of(n * n);", "List.of(4)"),
+    }
+    assert_only_the_right_pass(right, FORGED_JAVA, "java")
+
+
+def test_no_python_program_forges_a_verdict():
+    right = {
+        "right": square("    return n * n"),
+        "close": square("    return n * n", "assert math.isclose(f(2), 4)"),
+        "abs": square("    return n * n", "assert abs(f(2) - 4) < 1e-7"),
+    }
+    assert_only_the_right_pass(right, FORGED_PYTHON, "python")
+
+
+@pytest.mark.parametrize("missing", ["seccomp", "landlock"])
+def test_weak_isolation_needs_a_flag(monkeypatch, missing):
+    parts = {"seccomp": True, "landlock": True, missing: False}
+    monkeypatch.setattr(execution, "best_way", lambda: ("limits", parts))
+    with pytest.raises(InputError, match=f"neither namespaces nor {missing}: .*--weak-isolation"):
+        run_programs([], "python")
+    assert run_programs([], "python", weak_isolation=True) == []
+    monkeypatch.setattr(execution, "best_way", lambda: ("limits", {"seccomp": True, "landlock": True}))
+    assert run_programs([], "python") == []
 
 
 # ---------------------------------------------------------------------------------------------- interrupts, bad systems
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupt_kills_all_programs(way, scratch, number, code):
     script = (
-        "import sys\nfrom nanorlhf.code.execution import run_programs\n"
-        f"try: run_programs([f'while {{i}}: pass' for i in range(1, 9)], 'python', 60, workers=2, way={way!r})\n"
+        "import sys\nfrom nanorlhf.code.execution import Program, run_programs\n"
+        "programs = [Program('', f'while {i}: pass', '', '') for i in range(1, 9)]\n"
+        f"try: run_programs(programs, 'python', 60, workers=2, way={way!r})\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
     before = set(sandboxed_processes(scratch))
@@ -468,7 +708,7 @@ def test_an_interrupt_kills_all_programs(way, scratch, number, code):
 def test_no_program_runs_without_a_sandbox(monkeypatch):
     monkeypatch.setattr(execution, "python_interpreter", lambda way: "/no/such/python")
     with pytest.raises(InputError, match=r"can't be sandboxed on this machine \(.*No such file"):
-        run_programs(["print(1)"], "python")
+        run_programs([python("print(1)")], "python")
     monkeypatch.setattr(execution, "HERE", Path("/no/such/directory"))
     execution.try_way.cache_clear()
     execution.best_way.cache_clear()
@@ -482,20 +722,20 @@ def test_no_program_runs_without_a_sandbox(monkeypatch):
 
 def test_unknown_languages_systems_and_missing_compilers_are_refused(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="'perl' can't be run: java and python can"):
-        run_programs(["1"], "perl")
+        run_programs([python("1")], "perl")
     execution.java_home.cache_clear()
     execution.java_classes.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="no java on the PATH"):
-        run_programs(["1"], "java")
+        run_programs([python("1")], "java")
     (tmp_path / "java").write_text("#!/bin/sh\necho '    java.home = /opt/jre' >&2\n")
     (tmp_path / "java").chmod(0o755)
     with pytest.raises(InputError, match="comes without javac"):
-        run_programs(["1"], "java")
+        run_programs([python("1")], "java")
     execution.best_way.cache_clear()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match="needs Linux"):
-        run_programs(["1"], "python")
+        run_programs([python("1")], "python")
 
 
 def test_isolation_describes_what_this_machine_supports(monkeypatch):
@@ -521,7 +761,7 @@ def test_numbers_of_system_calls_are_those_of_the_headers():
 def plain_verdict(program, directory):
     """(compiled, passed) by plain javac and java in a new directory."""
     directory.mkdir()
-    (directory / "Main.java").write_text(program)
+    (directory / "Main.java").write_text(str(program))
     if subprocess.run(
         ["javac", "-J-XX:TieredStopAtLevel=1", "Main.java"], cwd=directory, capture_output=True
     ).returncode:
@@ -544,7 +784,8 @@ def test_real_programs_get_the_verdicts_of_plain_javac_and_java(real_data, tmp_p
     ):
         problems, samples = read(directory / problems), read(directory / samples)
         for task_id in list(samples)[:: len(samples) // 6]:
-            programs.append(problems[task_id]["prompt"] + samples[task_id]["completion"] + problems[task_id]["test"])
+            row = {"prefix": problems[task_id]["prompt"], "suffix": "", "tests": problems[task_id]["test"]}
+            programs.append(program_of(row, samples[task_id]["completion"]))
     verdicts = run_programs(programs, "java", workers=2)
     with ThreadPoolExecutor(2) as pool:
         plain = list(pool.map(plain_verdict, programs, [tmp_path / str(i) for i in range(len(programs))]))

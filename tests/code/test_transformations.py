@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import programs
-from nanorlhf.code.execution import run_programs
+from nanorlhf.code.execution import Program, run_programs
 from nanorlhf.code.transformations import NAMES, rename_variables
 
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
@@ -404,7 +404,9 @@ def test_java_programs_get_the_same_verdict_under_other_names():
     for trap, (call, expected) in calls.items():
         reason = "wrong_answer" if trap == "labels" else "passed"
         cases.append((java(JAVA[trap][0]), RUN.format(call=call, expected=expected), reason))
-    texts = [text + tests for program, tests, _ in cases for text in (program, renamed(program, "java"))]
+    texts = [
+        Program(text, "", "", tests) for program, tests, _ in cases for text in (program, renamed(program, "java"))
+    ]
     reasons = [verdict.reason for verdict in run_programs(texts, "java", workers=2)]
     assert reasons == [reason for _, _, reason in cases for _ in range(2)]
 

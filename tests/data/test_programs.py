@@ -13,7 +13,7 @@ import pytest
 
 from data import codenet, programs
 from nanorlhf.code.compilers import JavaCompiler, PythonCompiler
-from nanorlhf.code.execution import run_programs
+from nanorlhf.code.execution import Program, program_of, run_programs
 from nanorlhf.errors import InputError
 
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
@@ -134,7 +134,10 @@ def test_java_solutions_pass_their_tests_and_wrong_ones_fail():
     texts = []
     for problem, style, rng in itertools.islice(drawn(20, seed=2), 6):
         text, tests = programs.solution(problem, style, "java"), programs.tests(problem, "java", rng)
-        texts += [text + tests, text.replace("        return ", "        return 1 + ") + tests]
+        texts += [
+            Program(text, "", "", tests),
+            Program(text.replace("        return ", "        return 1 + "), "", "", tests),
+        ]
     reasons = [verdict.reason for verdict in run_programs(texts[:7], "java", workers=2)]
     assert reasons == ["passed", "wrong_answer"] * 3 + ["passed"]
 
@@ -186,7 +189,7 @@ def test_a_row_of_bench_is_a_passing_program_cut_after_the_signature(tmp_path, l
         pytest.skip("no JDK on this machine")
     programs.main(replace(SMALL, out=tmp_path, language=language, num_bench=(3, 1, 1)))
     rows = [row for split in bench(tmp_path).values() for row in split]
-    texts = [row["prefix"] + row["response"] + row["suffix"] + row["tests"] for row in rows]
+    texts = [program_of(row, row["response"]) for row in rows]
     assert [verdict.reason for verdict in run_programs(texts, language, workers=2)] == ["passed"] * 5
     for row in rows:
         comment = comment_of(row)

@@ -1,0 +1,137 @@
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.IOException;
+import java.lang.reflect.Constructor;
+import java.util.HashMap;
+import java.util.Map;
+
+/** What the tests and the stubs of the program's classes call. The tests are trusted, the program's replies are not. */
+public class NanoRlhfTests {
+    /** The program has ended, or its reply is no value. */
+    static class Ended extends Error {
+        Ended() {
+            raised = this;
+        }
+    }
+
+    /** An exception of the program that isn't one of the JDK's. */
+    static class ProgramException extends RuntimeException {
+        ProgramException(String message) {
+            super(message);
+        }
+    }
+
+    /** An object of the program. It is equal to itself only: what is equal is not for the program to say. */
+    public static class Remote {
+        final int number;
+
+        protected Remote(Handle handle) {
+            number = handle.number;
+        }
+    }
+
+    public static class Handle {
+        final int number;
+
+        Handle(int number) {
+            this.number = number;
+        }
+    }
+
+    static int failures;
+    static Throwable raised; // the last one that isn't the tests' own
+    static ClassLoader loader;
+    private static final Map<Integer, Object> REMOTES = new HashMap<>();
+
+    /** For the next program. */
+    static void begin(ClassLoader ofTheTests) {
+        failures = 0;
+        raised = null;
+        loader = ofTheTests;
+        REMOTES.clear();
+    }
+
+    /** Called where a test would have thrown for a wrong answer, so that the remaining tests still run. */
+    public static synchronized void fail(String message) {
+        failures++;
+        System.err.println(message);
+    }
+
+    /** types: null for a field; target: null if static. */
+    public static Object call(String owner, String name, String[] types, Object target, Object... arguments) {
+        try {
+            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+            DataOutputStream out = new DataOutputStream(bytes);
+            NanoRlhfValues.writeText(out, owner);
+            NanoRlhfValues.writeText(out, name);
+            out.writeInt(types == null ? -1 : types.length);
+            for (String type : types == null ? new String[0] : types) {
+                NanoRlhfValues.writeText(out, type);
+            }
+            NanoRlhfValues.write(out, target, NanoRlhfTests::numberOf);
+            NanoRlhfValues.write(out, arguments, NanoRlhfTests::numberOf);
+            DataInputStream in = new DataInputStream(new ByteArrayInputStream(NanoRlhfHarness.ask(bytes.toByteArray())));
+            if (!in.readBoolean()) {
+                throw thrown(NanoRlhfValues.readText(in), NanoRlhfValues.readText(in));
+            }
+            Object value = NanoRlhfValues.read(in, NanoRlhfTests::remote);
+            Object[] after = (Object[]) NanoRlhfValues.read(in, NanoRlhfTests::remote);
+            for (int i = 0; i < Math.min(arguments.length, after.length); i++) {
+                NanoRlhfValues.restore(arguments[i], after[i]);
+            }
+            return value;
+        } catch (IOException | ClassCastException | IllegalArgumentException error) {
+            throw new ProgramException("the program's reply is no value: " + error);
+        }
+    }
+
+    public static Handle create(String owner, String[] types, Object... arguments) {
+        Object made = call(owner, "<init>", types, null, arguments);
+        return new Handle(made instanceof Remote remote ? remote.number : -1);
+    }
+
+    private static int numberOf(Object object) throws IOException {
+        if (object instanceof Remote remote) {
+            return remote.number;
+        }
+        throw new IOException("the tests pass a " + object.getClass().getName() + ": only plain values can be sent");
+    }
+
+    private static Object remote(int number, String type) {
+        return REMOTES.computeIfAbsent(number, n -> {
+            try {
+                Constructor<?> made = Class.forName(type, true, loader).getDeclaredConstructor(Handle.class);
+                made.setAccessible(true);
+                return made.newInstance(new Handle(n));
+            } catch (ReflectiveOperationException error) {
+                return new Remote(new Handle(n));
+            }
+        });
+    }
+
+    /** Thrown as it is if the JDK has such an exception: the tests may expect it. */
+    private static RuntimeException thrown(String type, String message) {
+        Throwable error = new ProgramException(type + ": " + message);
+        try {
+            Class<?> known = Class.forName(type, false, null); // the JDK's only
+            if (Throwable.class.isAssignableFrom(known)) {
+                try {
+                    error = (Throwable) known.getConstructor(String.class).newInstance(message);
+                } catch (NoSuchMethodException none) {
+                    error = (Throwable) known.getConstructor().newInstance();
+                }
+            }
+        } catch (ReflectiveOperationException unknown) {
+            // stays a ProgramException
+        }
+        raised = error;
+        return sneak(error);
+    }
+
+    @SuppressWarnings("unchecked")
+    private static <E extends Throwable> RuntimeException sneak(Throwable error) throws E {
+        throw (E) error;
+    }
+}
