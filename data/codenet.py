@@ -8,15 +8,15 @@ folder, else, directly in --source, its file name. If --source or a folder above
 problem_descriptions/p00001.html, that is the problem's text; if it has metadata/p00001.csv, only submissions with
 status Accepted are used. The full CodeNet has both folders; they can also be put next to Java250.
 
-In each program a method is drawn, then a statement of its body, and the program is cut there:
+In each program a method is drawn, then a statement of any of its blocks, and the program is cut there:
 
-    prefix     class A { int f(int n) { int a = 1;             everything before the statement
-    response   return n + a; }                                 the rest of the method, with its brace
+    prefix     class A { int f(int n) { while (n > 9) {        everything before the statement
+    response   n /= 2; } return n; }                           the rest of the method: it closes what is open
     suffix     int g() { return 2; } }                         everything after the method
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
-so prefix + response + suffix is the file. Only statements of the body itself are drawn, not nested ones: the response
-is then the rest of a method and never breaks a block. Constructors count as methods. In Python, functions are cut, at a
+so prefix + response + suffix is the file. Statements of loops, branches and lambdas are drawn as often as those of the
+body; a method within a method is one of its own. Constructors count as methods. In Python, functions are cut, at a
 statement that starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 
 The draw depends only on --seed and the file's path. All programs of a problem are in the same split, train or
@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tqdm import tqdm
-from tree_sitter import Parser
+from tree_sitter import Node, Parser
 
 from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
 from data.stackoverflow import to_text
@@ -48,7 +48,9 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 ENDING = {"java": ".java", "python": ".py"}
 PROBLEM = re.compile(r"p\d{5}")
+ELIF = re.compile(r"elif\b")
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
+BLOCKS = ("block", "constructor_body", "switch_block_statement_group")  # the last: what follows `case 1:`
 Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # some problems must stay in train
 BATCH = 256  # programs per call of the compiler
 
@@ -88,7 +90,7 @@ class Cut:
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
 def java_methods(program: str) -> list[list[Cut]] | None:
-    """The cuts of each method, one per statement of its body; None if the program doesn't parse."""
+    """The cuts of each method, one per statement of its blocks, by position; None if the program doesn't parse."""
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
         return None
@@ -103,9 +105,22 @@ def java_methods(program: str) -> list[list[Cut]] | None:
         if node.type in METHODS and (body := node.child_by_field_name("body")) is not None:  # abstract ones have none
             name = node.child_by_field_name("name").text.decode()
             end = characters[body.end_byte]
-            statements = [child for child in body.named_children if not child.is_extra]  # extra: comments
-            methods.append([Cut(name, characters[statement.start_byte], end) for statement in statements])
+            methods.append([Cut(name, characters[start], end) for start in java_statements(body)])
     return [cuts for cuts in methods if cuts]
+
+
+def java_statements(body: Node) -> list[int]:
+    """Where the statements of a method's blocks begin, in bytes, by position. [RLCF figure 14]"""
+    starts, nodes = [], [body]
+    while nodes:
+        node = nodes.pop()
+        if node.type in METHODS:  # of a class within the method
+            continue
+        children = node.named_children
+        nodes += children
+        if node.type in BLOCKS:  # extra: comments
+            starts += [child.start_byte for child in children if child.type != "switch_label" and not child.is_extra]
+    return sorted(starts)
 
 
 def python_methods(program: str) -> list[list[Cut]] | None:
@@ -124,21 +139,33 @@ def python_methods(program: str) -> list[list[Cut]] | None:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         cuts = []
-        body = node.body if ast.get_docstring(node, clean=False) is None else node.body[1:]
-        for statement in body:
+        for statement in python_statements(node):
             start = starts[statement.lineno - 1]
             # col_offset counts bytes; in a blank prefix bytes and characters agree, in any other the test fails anyway
             starts_line = not program[start : start + statement.col_offset].strip()
             continues = statement.lineno > 1 and program.endswith("\\", 0, ends[statement.lineno - 2])
-            # a decorated statement begins at its decorator, whose position isn't in the tree
-            if starts_line and not continues and not getattr(statement, "decorator_list", None):
+            # `elif` is an `if` of its own in the tree; a decorated statement begins at its decorator, which isn't there
+            is_branch = ELIF.match(program, start + statement.col_offset)
+            if starts_line and not continues and not is_branch and not getattr(statement, "decorator_list", None):
                 cuts.append(Cut(node.name, start, ends[node.end_lineno - 1]))
         functions.append(cuts)
     return [cuts for cuts in functions if cuts]
 
 
+def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
+    """The statements of a function's blocks by position; no docstring, and none within its functions and classes."""
+    body = function.body if ast.get_docstring(function, clean=False) is None else function.body[1:]
+    nodes: list[ast.AST] = body[::-1]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            nodes.extend(reversed([*ast.iter_child_nodes(node)]))
+
+
 def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cut]:
-    """`num_cuts` distinct cuts: each a random method, then a random statement of its body."""
+    """`num_cuts` distinct cuts: each a random method, then a random statement of its blocks."""
     left = [list(cuts) for cuts in methods]
     drawn = []
     while left and len(drawn) < num_cuts:
