@@ -5,8 +5,9 @@
 
 --source is a directory tree of programs. A program's problem is the CodeNet id (p00001) among its folders, else its
 folder, else, directly in --source, its file name. If --source or a folder above it has the file
-problem_descriptions/p00001.html, that is the problem's text; if it has metadata/p00001.csv, only submissions with
-status Accepted are used. The full CodeNet has both folders; they can also be put next to Java250.
+problem_descriptions/p00001.html, that is the problem's text, without its sections of constraints and samples, which
+alone would fill a prompt; if it has metadata/p00001.csv, only submissions with status Accepted are used. The full
+CodeNet has both folders, its benchmark Java250 has neither: put them into or next to it.
 
 In each program a method is drawn, then a statement of any of its blocks, and the program is cut there:
 
@@ -49,6 +50,12 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 ENDING = {"java": ".java", "python": ".py"}
 PROBLEM = re.compile(r"p\d{5}")
 ELIF = re.compile(r"elif\b")
+HEADING = re.compile(r"<h([2-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)  # <h1> is the problem's title
+NOT_FOR_THE_PROMPT = re.compile(
+    r"\W*(constraints?|limits?|limitations?|samples?|examples?)\b|.*\bfor (the )?(sample|example)"
+    r"|.*(制約|入力例|出力例|入出力例|サンプル)",
+    re.IGNORECASE | re.DOTALL,
+)
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
 BLOCKS = ("block", "constructor_body", "switch_block_statement_group")  # the last: what follows `case 1:`
 Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # some problems must stay in train
@@ -65,6 +72,8 @@ class Args:
     """which files to read: .java or .py"""
     cuts: PositiveInt = 1
     """maximum number of rows per program, each cut at another statement"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path, if training has them: its errors count as javac's do"""
     validation_share: Share = 0.05
     """share of problems in code.validation.jsonl"""
     tokenizer: str | None = None
@@ -229,10 +238,21 @@ def find_above(source: Path, name: str) -> Path | None:
 
 
 def description(path: Path) -> str:
+    """A problem's text without its sections of constraints and samples, wherever the judge has put them."""
     try:
-        return to_text(path.read_text(encoding="utf-8-sig"))
+        html = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+    # a heading is a line of its own, also where the HTML has no line break
+    html = re.sub(r"(?i)(?<!\n)(?=<h[1-6]\b)", "\n", html)
+    html = re.sub(r"(?i)(</h[1-6]\s*>)(?!\s*\n)", r"\1\n", html)
+    headings = [*HEADING.finditer(html)]
+    starts = [*(heading.start() for heading in headings), len(html)]
+    kept = html[: starts[0]]
+    for heading, end in zip(headings, starts[1:], strict=True):
+        if not NOT_FOR_THE_PROMPT.match(to_text(heading[2])):
+            kept += html[heading.start() : end]
+    return to_text(kept)
 
 
 def accepted_submissions(path: Path) -> set[str]:
@@ -328,6 +348,8 @@ def check(args: Args) -> None:
     """Refuse impossible settings before anything is read."""
     check_ranges(args)
     check_vocab_size(args, args.tokenizer and "--tokenizer")
+    if args.error_prone_jar is not None and args.language != "java":
+        raise InputError(f"--error-prone-jar {args.error_prone_jar}: ErrorProne is for Java: leave it out.")
     check_out(args.out)
 
 
@@ -339,7 +361,8 @@ def main(args: Args) -> None:
     left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
     written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> problem -> rows
     length_table = LengthTable()
-    with JavaCompiler() if args.language == "java" else PythonCompiler() as compiler, jsonl_files(args.out) as write:
+    compiler = JavaCompiler(error_prone_jar=args.error_prone_jar) if args.language == "java" else PythonCompiler()
+    with compiler, jsonl_files(args.out) as write:
         if args.vocab_size is not None:  # reads the programs twice, so that none is kept in memory
             found = (row for _, rows in cut_programs(programs, args, Counter(), defaultdict(list)) for row in rows)
             texts = (row["query"] + row["response"] for row in found if file_of(row, args) == "code.train")
@@ -401,6 +424,11 @@ def main(args: Args) -> None:
         print("         0  nothing")
     if tokenizer is not None:
         print(f"\n{length_table}")
+    if counts["described"] < counts["problems"]:
+        print(
+            f"note: {counts['problems'] - counts['described']} of {counts['problems']} problems have no text, so their "
+            "queries are code alone: put CodeNet's folder problem_descriptions into --source or next to it."
+        )
     print(f"\nwritten: {args.out}")
     for name in names:
         if name in written:

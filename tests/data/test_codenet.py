@@ -271,6 +271,61 @@ def test_descriptions_and_submission_tables_are_found_above_the_programs(args, c
     assert re.search(r"^ +2  program: not Accepted, .*; the first: \S*s2.py$", printed, re.M)
 
 
+ATCODER = """<span class="lang-en"><p>Score: <var>100</var> points</p>
+<div class="part"><section><h3>Problem Statement</h3><p>Add the odd ones of <var>N</var> numbers.</p></section></div>
+<div class="part"><section><h3>Constraints</h3><ul><li>1 &leq; N &leq; 77</li></ul></section></div>
+<div class="part"><section><h3>Input</h3><p>First N, then the numbers.</p></section></div>
+<hr /><div class="part"><section><h3>Sample Input 1</h3><pre>3 4 5 6</pre></section></div>
+<div class="part"><section><h3>Sample Output 1</h3><pre>5</pre><p>Only 5 is odd.</p></section></div></span>"""
+AIZU = """<H1>Sample Mean</H1><p>The mean of samples.</p><H2>Input</H2><p>Samples, for example 1 2.</p>
+<H2>Constraints</H2><ul><li>n &lt; 77</li></ul><h2 class='x'> <b>Sample Input 2</b></h2><pre>3 4</pre>
+<H2>Output for the Sample Input</H2><pre>5</pre><H2>Note</H2><p>Print a float.</p>"""
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        (
+            ATCODER,
+            "Score: 100 points\n\nProblem Statement\nAdd the odd ones of N numbers.\n\n"
+            "Input\nFirst N, then the numbers.",
+        ),
+        (AIZU, "Sample Mean\nThe mean of samples.\nInput\nSamples, for example 1 2.\nNote\nPrint a float."),
+        ("<p>No heading: constraints</p>", "No heading: constraints"),
+    ],
+    ids=["atcoder", "aizu", "plain"],
+)
+def test_a_description_has_neither_constraints_nor_samples(tmp_path, html, text):
+    assert codenet.description(write(tmp_path / "p.html", html)) == text
+
+
+def test_problems_without_a_text_are_told_of(args, capsys):
+    for i in (1, 2):
+        write(args.source / f"p0000{i}" / "s.py", SHORT.format(number=i))
+    convert(args)
+    assert "note: 2 of 2 problems have no text" in capsys.readouterr().out
+    write(args.source.parent / "problem_descriptions" / "p00001.html", "<p>Add.</p>")  # beside Java250
+    assert sum(row["query"].startswith("# Add.") for row in convert(args)["code.train"]) == 1
+    assert "note: 1 of 2 problems have no text" in capsys.readouterr().out
+    write(args.source.parent / "problem_descriptions" / "p00002.html", "<p>Add.</p>")
+    convert(args)
+    assert "no text" not in capsys.readouterr().out
+
+
+@needs_jdk
+def test_a_row_that_error_prone_refuses_is_left_out(args, plugin, capsys):
+    """Grounding takes every written program as one that passes."""
+    write(args.source / "p00001" / "s1.java", "class A { int f(int n) { int wrong = n; return wrong; } }")
+    write(args.source / "p00002" / "s2.java", "class A { int f(int n) { int right = n; return right; } }")
+    args = replace(args, language="java", cuts=9)
+    assert len(convert(args)["code.train"]) == 4
+    rows = convert(replace(args, error_prone_jar=str(plugin)))["code.train"]
+    assert [row["meta"]["problem"] for row in rows] == ["p00002"] * 2
+    assert re.search(r"^ +2  row: its response doesn't compile; the first: p00001", capsys.readouterr().out, re.M)
+    with pytest.raises(InputError, match="--error-prone-jar .*: ErrorProne is for Java"):
+        convert(replace(args, language="python", error_prone_jar=str(plugin)))
+
+
 @needs_jdk
 def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     write(args.source / "p00001" / "s1.java", JAVA)
