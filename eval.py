@@ -16,7 +16,7 @@ report.html with the curves of all stages and the samples side by side.
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm --dtype bfloat16
     python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
-    python eval.py rlcf --policies base runs/rlcf/base_bench rlcf runs/rlcf/ppo_bench --workers 16
+    python eval.py rlcf --policies sft runs/rlcf/sft_bench rlcf runs/rlcf/ppo_bench --workers 16
     python eval.py str --rankings ana.jsonl ben.jsonl --self-rank runs/str/data/self_rank.validation.jsonl \\
         --encoder google-bert/bert-base-uncased
 """

@@ -5,18 +5,19 @@
 
 --source is a directory tree of programs. A program's problem is the CodeNet id (p00001) among its folders, else its
 folder, else, directly in --source, its file name. If --source or a folder above it has the file
-problem_descriptions/p00001.html, that is the problem's text; if it has metadata/p00001.csv, only submissions with
-status Accepted are used. The full CodeNet has both folders; they can also be put next to Java250.
+problem_descriptions/p00001.html, that is the problem's text, without its sections of constraints and samples, which
+alone would fill a prompt; if it has metadata/p00001.csv, only submissions with status Accepted are used. The full
+CodeNet has both folders, its benchmark Java250 has neither: put them into or next to it.
 
-In each program a method is drawn, then a statement of its body, and the program is cut there:
+In each program a method is drawn, then a statement of any of its blocks, and the program is cut there:
 
-    prefix     class A { int f(int n) { int a = 1;             everything before the statement
-    response   return n + a; }                                 the rest of the method, with its brace
+    prefix     class A { int f(int n) { while (n > 9) {        everything before the statement
+    response   n /= 2; } return n; }                           the rest of the method: it closes what is open
     suffix     int g() { return 2; } }                         everything after the method
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
-so prefix + response + suffix is the file. Only statements of the body itself are drawn, not nested ones: the response
-is then the rest of a method and never breaks a block. Constructors count as methods. In Python, functions are cut, at a
+so prefix + response + suffix is the file. Statements of loops, branches and lambdas are drawn as often as those of the
+body; a method within a method is one of its own. Constructors count as methods. In Python, functions are cut, at a
 statement that starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 
 The draw depends only on --seed and the file's path. All programs of a problem are in the same split, train or
@@ -37,7 +38,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tqdm import tqdm
-from tree_sitter import Parser
+from tree_sitter import Node, Parser
 
 from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
 from data.stackoverflow import to_text
@@ -48,7 +49,15 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 ENDING = {"java": ".java", "python": ".py"}
 PROBLEM = re.compile(r"p\d{5}")
+ELIF = re.compile(r"elif\b")
+HEADING = re.compile(r"<h([2-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)  # <h1> is the problem's title
+NOT_FOR_THE_PROMPT = re.compile(
+    r"\W*(constraints?|limits?|limitations?|samples?|examples?)\b|.*\bfor (the )?(sample|example)"
+    r"|.*(制約|入力例|出力例|入出力例|サンプル)",
+    re.IGNORECASE | re.DOTALL,
+)
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
+BLOCKS = ("block", "constructor_body", "switch_block_statement_group")  # the last: what follows `case 1:`
 Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # some problems must stay in train
 BATCH = 256  # programs per call of the compiler
 
@@ -63,6 +72,8 @@ class Args:
     """which files to read: .java or .py"""
     cuts: PositiveInt = 1
     """maximum number of rows per program, each cut at another statement"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path, if training has them: its errors count as javac's do"""
     validation_share: Share = 0.05
     """share of problems in code.validation.jsonl"""
     tokenizer: str | None = None
@@ -88,7 +99,7 @@ class Cut:
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
 def java_methods(program: str) -> list[list[Cut]] | None:
-    """The cuts of each method, one per statement of its body; None if the program doesn't parse."""
+    """The cuts of each method, one per statement of its blocks, by position; None if the program doesn't parse."""
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
         return None
@@ -103,9 +114,22 @@ def java_methods(program: str) -> list[list[Cut]] | None:
         if node.type in METHODS and (body := node.child_by_field_name("body")) is not None:  # abstract ones have none
             name = node.child_by_field_name("name").text.decode()
             end = characters[body.end_byte]
-            statements = [child for child in body.named_children if not child.is_extra]  # extra: comments
-            methods.append([Cut(name, characters[statement.start_byte], end) for statement in statements])
+            methods.append([Cut(name, characters[start], end) for start in java_statements(body)])
     return [cuts for cuts in methods if cuts]
+
+
+def java_statements(body: Node) -> list[int]:
+    """Where the statements of a method's blocks begin, in bytes, by position. [RLCF figure 14]"""
+    starts, nodes = [], [body]
+    while nodes:
+        node = nodes.pop()
+        if node.type in METHODS:  # of a class within the method
+            continue
+        children = node.named_children
+        nodes += children
+        if node.type in BLOCKS:  # extra: comments
+            starts += [child.start_byte for child in children if child.type != "switch_label" and not child.is_extra]
+    return sorted(starts)
 
 
 def python_methods(program: str) -> list[list[Cut]] | None:
@@ -124,21 +148,33 @@ def python_methods(program: str) -> list[list[Cut]] | None:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         cuts = []
-        body = node.body if ast.get_docstring(node, clean=False) is None else node.body[1:]
-        for statement in body:
+        for statement in python_statements(node):
             start = starts[statement.lineno - 1]
             # col_offset counts bytes; in a blank prefix bytes and characters agree, in any other the test fails anyway
             starts_line = not program[start : start + statement.col_offset].strip()
             continues = statement.lineno > 1 and program.endswith("\\", 0, ends[statement.lineno - 2])
-            # a decorated statement begins at its decorator, whose position isn't in the tree
-            if starts_line and not continues and not getattr(statement, "decorator_list", None):
+            # `elif` is an `if` of its own in the tree; a decorated statement begins at its decorator, which isn't there
+            is_branch = ELIF.match(program, start + statement.col_offset)
+            if starts_line and not continues and not is_branch and not getattr(statement, "decorator_list", None):
                 cuts.append(Cut(node.name, start, ends[node.end_lineno - 1]))
         functions.append(cuts)
     return [cuts for cuts in functions if cuts]
 
 
+def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
+    """The statements of a function's blocks by position; no docstring, and none within its functions and classes."""
+    body = function.body if ast.get_docstring(function, clean=False) is None else function.body[1:]
+    nodes: list[ast.AST] = body[::-1]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            nodes.extend(reversed([*ast.iter_child_nodes(node)]))
+
+
 def draw(methods: list[list[Cut]], num_cuts: int, rng: random.Random) -> list[Cut]:
-    """`num_cuts` distinct cuts: each a random method, then a random statement of its body."""
+    """`num_cuts` distinct cuts: each a random method, then a random statement of its blocks."""
     left = [list(cuts) for cuts in methods]
     drawn = []
     while left and len(drawn) < num_cuts:
@@ -202,10 +238,21 @@ def find_above(source: Path, name: str) -> Path | None:
 
 
 def description(path: Path) -> str:
+    """A problem's text without its sections of constraints and samples, wherever the judge has put them."""
     try:
-        return to_text(path.read_text(encoding="utf-8-sig"))
+        html = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+    # a heading is a line of its own, also where the HTML has no line break
+    html = re.sub(r"(?i)(?<!\n)(?=<h[1-6]\b)", "\n", html)
+    html = re.sub(r"(?i)(</h[1-6]\s*>)(?!\s*\n)", r"\1\n", html)
+    headings = [*HEADING.finditer(html)]
+    starts = [*(heading.start() for heading in headings), len(html)]
+    kept = html[: starts[0]]
+    for heading, end in zip(headings, starts[1:], strict=True):
+        if not NOT_FOR_THE_PROMPT.match(to_text(heading[2])):
+            kept += html[heading.start() : end]
+    return to_text(kept)
 
 
 def accepted_submissions(path: Path) -> set[str]:
@@ -301,6 +348,8 @@ def check(args: Args) -> None:
     """Refuse impossible settings before anything is read."""
     check_ranges(args)
     check_vocab_size(args, args.tokenizer and "--tokenizer")
+    if args.error_prone_jar is not None and args.language != "java":
+        raise InputError(f"--error-prone-jar {args.error_prone_jar}: ErrorProne is for Java: leave it out.")
     check_out(args.out)
 
 
@@ -312,7 +361,8 @@ def main(args: Args) -> None:
     left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
     written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> problem -> rows
     length_table = LengthTable()
-    with JavaCompiler() if args.language == "java" else PythonCompiler() as compiler, jsonl_files(args.out) as write:
+    compiler = JavaCompiler(error_prone_jar=args.error_prone_jar) if args.language == "java" else PythonCompiler()
+    with compiler, jsonl_files(args.out) as write:
         if args.vocab_size is not None:  # reads the programs twice, so that none is kept in memory
             found = (row for _, rows in cut_programs(programs, args, Counter(), defaultdict(list)) for row in rows)
             texts = (row["query"] + row["response"] for row in found if file_of(row, args) == "code.train")
@@ -374,6 +424,11 @@ def main(args: Args) -> None:
         print("         0  nothing")
     if tokenizer is not None:
         print(f"\n{length_table}")
+    if counts["described"] < counts["problems"]:
+        print(
+            f"note: {counts['problems'] - counts['described']} of {counts['problems']} problems have no text, so their "
+            "queries are code alone: put CodeNet's folder problem_descriptions into --source or next to it."
+        )
     print(f"\nwritten: {args.out}")
     for name in names:
         if name in written:

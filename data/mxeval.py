@@ -1,7 +1,8 @@
 """MBJP, MathQA and HumanEval in Java, as published by mxeval (github.com/amazon-science/mxeval) -> code.jsonl.
 
-    python -m data.mxeval --source DIR --out runs/rlcf/data
-    python -m data.mxeval --source mbjp_release_v1.2.jsonl --test-share 0.2 --check
+    python -m data.mxeval --source DIR
+    python -m data.mxeval --source mbjp_release_v1.2.jsonl --tokenizer gpt2 --test-share 0.2 --check
+    python -m data.mxeval --source mathqa-test-java_v1.jsonl --solutions java_samples.jsonl --test-share 0.5
 
 [RLCF evaluation] Each problem of the JSON Lines is a row of code.test.jsonl: `query` and `prefix` are its prompt,
 `suffix` is empty, since a completion closes method and class itself, and `response` is the canonical solution. The
@@ -9,8 +10,10 @@ program is prefix + response + suffix + tests. MathQA, HumanEval and some proble
 their response is "".
 
 With --test-share below 1, a seeded coin moves problems to code.train.jsonl, for fine-tuning before the test (the paper
-tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. From these
-two files, problems without a solution are left out and counted.
+tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. In these
+two files, --solutions FILE fills in for a missing solution the first completion of the file that passes the problem's
+tests. Problems without a solution, and with --tokenizer those beyond the two limits, are left out and counted. The
+test file always has every problem of its share.
 
 --check runs the canonical solutions, --samples FILE the completions in a file of mxeval samples (task_id, completion).
 Both print the shares that compile, execute and pass, and programs per second; --check also names each failure.
@@ -22,11 +25,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import in_validation, jsonl_files, print_left_out, read_records, source_files
-from nanorlhf.cli import Fraction, Seconds, Seed, Workers, check_ranges, run_module
+from data.prepare import (
+    LengthTable,
+    check_out,
+    in_validation,
+    jsonl_files,
+    print_left_out,
+    read_records,
+    source_files,
+)
+from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.code.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer
 
 # by the beginning of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
 DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
@@ -36,7 +48,7 @@ DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
 class Args:
     source: str
     """file, directory or Hub dataset id; files of samples in it are left out"""
-    out: Path = Path("runs/rlcf/data")
+    out: Path = Path("runs/rlcf/bench")
     """directory for the JSON Lines; existing files are replaced"""
     files: str = "*"
     """which files of a directory or Hub dataset: a pattern for their relative path, such as 'mbxp/*'"""
@@ -48,6 +60,14 @@ class Args:
     """share of those others that goes to code.validation.jsonl instead"""
     seed: Seed = 1
     """seed of those splits"""
+    solutions: tuple[Path, ...] = ()
+    """files of samples: completions that pass are the solutions of problems to train on that have none"""
+    tokenizer: str | None = None
+    """directory, file or Hub id; the limits count its tokens (None: no limits)"""
+    max_query_length: PositiveInt = 500
+    """tokens; problems to train on with a longer query are left out"""
+    max_response_length: PositiveInt = 256
+    """tokens including EOS; problems to train on with a longer response are left out"""
     check: bool = False
     """run the canonical solutions"""
     samples: Path | None = None
@@ -62,48 +82,69 @@ class Args:
 
 def main(args: Args) -> None:
     check_ranges(args)
-    rows: dict[str, dict] = {}  # task_id -> row
-    places: dict[str, str] = {}
-    written: Counter[tuple[str, str]] = Counter()  # (file, dataset) -> rows
-    solved: Counter[tuple[str, str]] = Counter()  # those with a canonical solution
+    check_out(args.out)
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     left_out: Counter[str] = Counter()
+    rows = read_problems(args, left_out)
+    files = {task_id: file_of(task_id, args) for task_id in rows}
+    samples = read_samples(args.samples, rows) if args.samples else []
+    solutions = [(row, row["response"]) for row in rows.values() if row["response"]] if args.check else []
+    if args.check and not solutions:
+        raise InputError(f"--check: no problem in --source {args.source} has a canonical solution: leave it out.")
+    completions = completions_to_try(rows, files, args)
+    if args.check or samples or completions:
+        print("programs run isolated from this machine")
+        for sentence in isolation():
+            print(f"  {sentence}")
+
+    sampled = fill_in(completions, args)
+    limits = {"query": args.max_query_length, "response": args.max_response_length}
+    written: dict[tuple[str, str], list[str]] = defaultdict(list)  # (file, dataset) -> task ids
+    length_table = LengthTable()
+    long_tests: list[int] = []  # lengths of the queries beyond the limit
     with jsonl_files(args.out) as write:
-        for path, _ in source_files(args.source, args.files, args.revision):
-            for where, record in read_records(path):
-                if "completion" in record:
-                    left_out["a sample, not a problem: --samples runs a file of them"] += 1
+        for task_id, row in rows.items():
+            name, dataset, lengths = files[task_id], row["meta"]["dataset"], {}
+            if name != "code.test" and not row["response"]:
+                left_out[f"{dataset}: a problem to train on, without a solution"] += 1
+                continue
+            if tokenizer is not None:
+                lengths["query"] = len(tokenizer.encode(row["query"]))
+                if row["response"]:
+                    lengths["response"] = len(tokenizer.encode(row["response"])) + 1  # as in dataset.load_programs
+                too_long = [column for column, length in lengths.items() if length > limits[column]]
+                if name != "code.test" and too_long:
+                    flag = f"--max-{too_long[0]}-length {limits[too_long[0]]}"
+                    left_out[f"{dataset}: a problem to train on, with a {too_long[0]} longer than {flag}"] += 1
                     continue
-                row = row_of(record, where)
-                task_id, dataset = row["meta"]["task_id"], row["meta"]["dataset"]
-                if task_id in rows:
-                    raise InputError(f"{where}: {task_id} is also at {places[task_id]}: delete one of them.")
-                rows[task_id], places[task_id] = row, where
-                name = "code.test" if in_validation(task_id, args.test_share, args.seed) else "code.train"
-                if name == "code.train" and in_validation(f"{task_id} of the others", args.validation_share, args.seed):
-                    name = "code.validation"
-                if name != "code.test" and not row["response"]:
-                    left_out[f"{dataset}: a problem to train on, without a canonical solution"] += 1
-                    continue
-                write(name, row)
-                written[name, dataset] += 1
-                solved[name, dataset] += bool(row["response"])
+                if name == "code.test" and "query" in too_long:
+                    long_tests.append(lengths["query"])
+                length_table.add(name, **lengths)
+            write(name, row)
+            written[name, dataset].append(task_id)
         if not written:
             raise InputError(
                 f"--source {args.source}: none of {len(rows)} problems could be used: nothing was written."
             )
-        samples = read_samples(args.samples, rows) if args.samples else []
-        solutions = [(row, row["response"]) for row in rows.values() if row["response"]] if args.check else []
-        if args.check and not solutions:
-            raise InputError(f"--check: no problem in --source {args.source} has a canonical solution: leave it out.")
+    if tokenizer is not None:
+        tokenizer.save(args.out)  # so that a model with random weights finds it there
+        print(f"\n{length_table}")
 
-    for (name, dataset), count in sorted(written.items()):
-        print(f"{name + '.jsonl':<18} {dataset:<10} {count:6} problems, {solved[name, dataset]} with a solution")
+    print()
+    for (name, dataset), task_ids in sorted(written.items()):
+        num_solved, num_sampled = sum(bool(rows[i]["response"]) for i in task_ids), len(sampled.intersection(task_ids))
+        taken = f", {num_sampled} of them a sample that passes" if args.solutions else ""
+        print(f"{name + '.jsonl':<22} {dataset:<10} {len(task_ids):6} problems, {num_solved} with a solution{taken}")
     print_left_out(left_out)
+    if long_tests:
+        print(
+            f"note: {len(long_tests)} queries of code.test.jsonl are longer than --max-query-length "
+            f"{args.max_query_length} and stay: eval.py needs --max-query-length {max(long_tests)}."
+        )
+    for name in ("code.train", "code.validation", "code.test"):
+        if (args.out / f"{name}.jsonl").exists() and not any(file == name for file, _ in written):
+            print(f"note: {args.out / name}.jsonl was there before and stays: it may hold problems of this test.")
     print(f"\nwritten: {args.out}")
-    if args.check or samples:
-        print("\nprograms run isolated from this machine")
-        for sentence in isolation():
-            print(f"  {sentence}")
     if args.check:
         verdicts = check("canonical solutions", solutions, args)
         for (row, _), verdict in zip(solutions, verdicts, strict=True):
@@ -113,6 +154,59 @@ def main(args: Args) -> None:
                 print(f"  {row['meta']['task_id']}: {verdict.reason}: {line}")
     if samples:
         check(str(args.samples), samples, args)
+
+
+def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
+    """The problems of --source as rows, by their task_id; updates `left_out`."""
+    rows: dict[str, dict] = {}
+    places: dict[str, str] = {}
+    for path, _ in source_files(args.source, args.files, args.revision):
+        for where, record in read_records(path):
+            if "completion" in record:
+                left_out["a sample, not a problem: --samples runs a file of them, --solutions trains on it"] += 1
+                continue
+            row = row_of(record, where)
+            task_id = row["meta"]["task_id"]
+            if task_id in rows:
+                raise InputError(f"{where}: {task_id} is also at {places[task_id]}: delete one of them.")
+            rows[task_id], places[task_id] = row, where
+    return rows
+
+
+def file_of(task_id: str, args: Args) -> str:
+    if in_validation(task_id, args.test_share, args.seed):
+        return "code.test"
+    validation = in_validation(f"{task_id} of the others", args.validation_share, args.seed)
+    return "code.validation" if validation else "code.train"
+
+
+def completions_to_try(rows: dict[str, dict], files: dict[str, str], args: Args) -> list[tuple[dict, str]]:
+    """Of --solutions: the completions of problems to train on that have no solution."""
+    completions = [
+        (row, completion)
+        for path in args.solutions
+        for row, completion in read_samples(path, rows)
+        if files[row["meta"]["task_id"]] != "code.test" and not row["response"]
+    ]
+    if args.solutions and not completions:
+        raise InputError(
+            f"--solutions: with --test-share {args.test_share}, these files complete no problem to train on that lacks "
+            "a solution: lower the share, or leave the flag out."
+        )
+    return completions
+
+
+def fill_in(completions: list[tuple[dict, str]], args: Args) -> set[str]:
+    """Give each problem the first of its completions that passes; returns the task_ids of those that got one."""
+    if not completions:
+        return set()
+    filled = set()
+    verdicts = check("samples that complete the problems to train on", completions, args)
+    for (row, completion), verdict in zip(completions, verdicts, strict=True):
+        if verdict.passed and not row["response"]:
+            row["response"] = completion
+            filled.add(row["meta"]["task_id"])
+    return filled
 
 
 def row_of(record: dict, where: str) -> dict:

@@ -27,7 +27,7 @@ import train_rm
 import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
-from tests.rlcf import one_update, rlcf  # noqa: F401  fixtures
+from tests.rlcf import one_update, plugin, rlcf  # noqa: F401  fixtures
 
 # the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones.
 # No deadline: how long an example takes on a busy machine says nothing

@@ -40,7 +40,7 @@ INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchru
 READ = {
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
-    *("rankings", "curves", "evals", "error_prone_jar"),
+    *("rankings", "curves", "evals", "error_prone_jar", "solutions"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
@@ -289,6 +289,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
         return bool(re.search(r"/(sft|comparisons|scored|code|self_rank)\.\w+\.jsonl$", path))
 
     converted: set[str] = set()  # directories whose JSON Lines are known by name
+    makers: dict[str, str] = {}  # JSON Lines -> the module that wrote them
 
     def check(command: Command, where: str, execute: bool = True) -> None:
         try:
@@ -314,6 +315,9 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
         checked.written.update(written)
         if command.program in JSONL:
             converted.add(str(args.out))
+            for path in filter(is_jsonl, written):
+                if makers.setdefault(path, command.program) != command.program:
+                    checked.problems.append(f"{where}: {command}: it replaces {path}, which {makers[path]} wrote")
         if all(source == "here" for source in sources.values()) and not asks and command.words[0] == "python":
             local.update(written)
             if execute and command not in checked.runnable:

@@ -1,6 +1,8 @@
 """What the tests of RLCF share: a policy that nearly solves a few problems, a discriminator, and one update of it."""
 
 import json
+import subprocess
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -175,3 +177,50 @@ def one_update(rlcf, monkeypatch):
         )  # fmt: skip
 
     return run
+
+
+# An ErrorProne of our own: it finds variables called `wrong`, and breaks at those called `fatal`
+PLUGIN = """
+import com.sun.source.tree.*;
+import com.sun.source.util.*;
+import com.sun.tools.javac.api.BasicJavacTask;
+import com.sun.tools.javac.util.Log;
+import javax.tools.Diagnostic;
+
+public class ErrorProne implements Plugin {
+    static int count = 0;
+    public String getName() { return "ErrorProne"; }
+    public void init(JavacTask task, String... options) {
+        if (!String.join(" ", options).equals("-XepDisableAllWarnings")) throw new IllegalArgumentException();
+        Log.instance(((BasicJavacTask) task).getContext());
+        task.addTaskListener(new TaskListener() {
+            public void finished(TaskEvent event) {
+                if (event.getKind() != TaskEvent.Kind.ANALYZE) return;
+                new TreePathScanner<Void, Void>() {
+                    @Override public Void visitVariable(VariableTree tree, Void nothing) {
+                        if (tree.getName().contentEquals("wrong")) {
+                            Trees.instance(task).printMessage(
+                                Diagnostic.Kind.ERROR, "[Wrong] " + ++count, tree, event.getCompilationUnit());
+                        }
+                        if (tree.getName().contentEquals("fatal")) throw new NullPointerException("dear me");
+                        return super.visitVariable(tree, nothing);
+                    }
+                }.scan(Trees.instance(task).getPath(event.getTypeElement()), null);
+            }
+        });
+    }
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("plugin")
+    (directory / "ErrorProne.java").write_text(PLUGIN)
+    exports = [f"--add-exports=jdk.compiler/com.sun.tools.javac.{p}=ALL-UNNAMED" for p in ("api", "util")]
+    subprocess.run(["javac", *exports, "-d", directory, directory / "ErrorProne.java"], check=True)
+    with zipfile.ZipFile(directory / "plugin.jar", "w") as jar:
+        for path in directory.glob("*.class"):
+            jar.write(path, path.name)
+        jar.writestr("META-INF/services/com.sun.source.util.Plugin", "ErrorProne\n")
+    return directory / "plugin.jar"

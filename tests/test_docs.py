@@ -227,6 +227,32 @@ def test_a_page_with_a_mistake_is_told_so(old, new, sentence) -> None:
     assert not problems if sentence is None else any(re.search(sentence, problem) for problem in problems)
 
 
+def test_a_module_that_replaces_anothers_rows_is_told_so() -> None:
+    page = "```sh\n# downloads: Java250, mbjp.jsonl\npython -m data.codenet --source Java250\n" \
+        "python -m data.mxeval --source mbjp.jsonl --test-share 0.2 --out runs/rlcf/data\n```\n"  # fmt: skip
+    [problem] = problems_of(page)
+    assert "it replaces runs/rlcf/data/code.train.jsonl, which data.codenet wrote" in problem
+    assert not problems_of(page.replace(" --out runs/rlcf/data", ""))
+
+
+def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
+    """Each default path is one that a command of the page writes, and the data fits the limits of what reads it."""
+    text = (ROOT / "docs" / "rlcf.md").read_text()
+    stages = ("train_sft.py rlcf-bench", "train_ppo.py rlcf", "eval.py rlcf")
+    assert not problems_of(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
+    limits = {}  # of what writes or reads a directory
+    for command in read_page("rlcf.md", text).commands:
+        if command.program not in ("make", "bench.py"):
+            args = settings_of(command)
+            place = args.out if command.program.startswith("data.") else args.data
+            lengths = args.max_query_length, getattr(args, "max_response_length", None)
+            limits.setdefault(str(place), []).append((command.program, *lengths))
+    for place in ("runs/rlcf/data", "runs/rlcf/bench", "runs/rlcf/mathqa"):
+        (_, query, response), *readers = limits[place]
+        assert readers and all(longest >= query for _, longest, _ in readers)
+        assert all(longest is None or longest >= response for _, _, longest in readers)
+
+
 def test_commands_are_checked_in_the_order_of_the_page() -> None:
     eval_first = "`python eval.py stackoverflow --policies sft runs/so/sft --regression-model None " \
         "--contrastive-model None --data runs/so/data`\n"  # fmt: skip

@@ -10,10 +10,12 @@ from nanorlhf.code.localisation import character_ends, error_token, response_tex
 from nanorlhf.errors import InputError
 
 
-def compiler_for(language: str, error_prone_jar: str | None = None) -> JavaCompiler | PythonCompiler:
+def compiler_for(
+    language: str, error_prone_jar: str | None = None, workers: int | None = None
+) -> JavaCompiler | PythonCompiler:
     """The static checks of a language, java or python. Raises InputError for ErrorProne with Python."""
     if language == "java":
-        return JavaCompiler(error_prone_jar=error_prone_jar)
+        return JavaCompiler(workers, error_prone_jar=error_prone_jar)
     if error_prone_jar is not None:
         raise InputError(f"--error-prone-jar {error_prone_jar}: these programs are in {language}: leave it out.")
     return PythonCompiler()

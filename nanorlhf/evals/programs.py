@@ -14,9 +14,10 @@ from tqdm import tqdm
 
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
-from nanorlhf.code.compilers import Diagnostic, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.code.compilers import Diagnostic, first_error
 from nanorlhf.code.error_profile import error_category, error_profile
 from nanorlhf.code.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.code.feedback import compiler_for
 from nanorlhf.dataset import Demonstration, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
@@ -56,6 +57,8 @@ class Args(PolicyArgs):
     """programs compiled and run at a time"""
     weak_isolation: bool = False
     """run programs also where the system can't restrict their files or their network"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count in the error profile, as in training"""
     num_resamples: PositiveInt = 2000
     """bootstrap resamples of the problems, for the 95% intervals"""
 
@@ -95,6 +98,7 @@ def main(args: Args) -> dict:
     print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
     # fails here where no program can be run, not after hours of sampling
     run_programs([], language, weak_isolation=args.weak_isolation)
+    compiler_for(language, args.error_prone_jar).close()  # and here where a jar is missing
 
     # ------------------------------------------------------------------------------------------------ 2. the responses
     texts: Texts = {}
@@ -182,7 +186,7 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
     language = records[0]["language"]
     distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
     diagnostics = []
-    with JavaCompiler(args.workers) if language == "java" else PythonCompiler() as compiler:
+    with compiler_for(language, args.error_prone_jar, args.workers) as compiler:
         batches = micro_batches(distinct, args.batch_size)
         for batch in tqdm(batches, desc="static checks", unit=" batches", leave=False):
             spans = [(len(records[i]["prefix"]), len(records[i]["prefix"]) + len(text)) for i, text in batch]

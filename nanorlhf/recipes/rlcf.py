@@ -64,18 +64,15 @@ RECIPES: dict = {
             value_coef=1.0,
         ),
         "programs": dict(  # MBJP, 100 programs per problem and temperature
-            data=Path("runs/rlcf/data"),
+            data=Path("runs/rlcf/bench"),
             out=Path("runs/rlcf/eval"),
-            policies=(
-                *("base", "runs/rlcf/base_bench", "sft", "runs/rlcf/sft_bench"),
-                *("mono", "runs/rlcf/mono_bench", "rlcf", "runs/rlcf/ppo_bench"),
-            ),
+            policies=("sft", "runs/rlcf/sft_bench", "rlcf", "runs/rlcf/ppo_bench"),
             curves=("runs/rlcf/ppo",),
             num_samples=100,
             ks=(1, 10, 100),
             temperatures=(0.2, 0.6, 0.8),
             top_p=0.95,
-            max_query_length=500,
+            max_query_length=1024,  # of training 500; no problem is left out of a test, and MBJP's prompts reach 931
             response_length=256,
         ),
     },

@@ -451,52 +451,6 @@ def test_settings_that_cannot_work_are_refused(settings, words):
 
 # -------------------------------------------------------------------------------------------------------- 4. ErrorProne
 # stands in for ErrorProne: a javac plug-in of that name that uses javac's internals and reports variables named `wrong`
-PLUGIN = """
-import com.sun.source.tree.*;
-import com.sun.source.util.*;
-import com.sun.tools.javac.api.BasicJavacTask;
-import com.sun.tools.javac.util.Log;
-import javax.tools.Diagnostic;
-
-public class ErrorProne implements Plugin {
-    static int count = 0;
-    public String getName() { return "ErrorProne"; }
-    public void init(JavacTask task, String... options) {
-        if (!String.join(" ", options).equals("-XepDisableAllWarnings")) throw new IllegalArgumentException();
-        Log.instance(((BasicJavacTask) task).getContext());
-        task.addTaskListener(new TaskListener() {
-            public void finished(TaskEvent event) {
-                if (event.getKind() != TaskEvent.Kind.ANALYZE) return;
-                new TreePathScanner<Void, Void>() {
-                    @Override public Void visitVariable(VariableTree tree, Void nothing) {
-                        if (tree.getName().contentEquals("wrong")) {
-                            Trees.instance(task).printMessage(
-                                Diagnostic.Kind.ERROR, "[Wrong] " + ++count, tree, event.getCompilationUnit());
-                        }
-                        if (tree.getName().contentEquals("fatal")) throw new NullPointerException("dear me");
-                        return super.visitVariable(tree, nothing);
-                    }
-                }.scan(Trees.instance(task).getPath(event.getTypeElement()), null);
-            }
-        });
-    }
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("plugin")
-    (directory / "ErrorProne.java").write_text(PLUGIN)
-    exports = [f"--add-exports=jdk.compiler/com.sun.tools.javac.{p}=ALL-UNNAMED" for p in ("api", "util")]
-    subprocess.run(["javac", *exports, "-d", directory, directory / "ErrorProne.java"], check=True)
-    with zipfile.ZipFile(directory / "plugin.jar", "w") as jar:
-        for path in directory.glob("*.class"):
-            jar.write(path, path.name)
-        jar.writestr("META-INF/services/com.sun.source.util.Plugin", "ErrorProne\n")
-    return directory / "plugin.jar"
-
-
 @pytest.fixture(scope="module")
 def error_prone(plugin):
     with JavaCompiler(workers=1, error_prone_jar=plugin) as compiler:

@@ -71,19 +71,35 @@ def parts(program, methods):
 
 
 # -------------------------------------------------------------------------------------------------------- where to cut
-def test_a_java_method_can_be_cut_at_the_statements_of_its_body_and_ends_with_its_brace():
+def test_a_java_method_can_be_cut_at_the_statements_of_its_blocks_and_ends_with_its_brace():
     one = "int a = 1; /* größer */ int b = n;\r\n\t\tif (n > 0) { a++; }\r\n\t\treturn a + b;\r\n\t}"
     assert parts(JAVA, codenet.java_methods(JAVA)) == [
-        [("of", one), ("of", one[24:]), ("of", one[38:]), ("of", one[61:])],
+        [("of", one), ("of", one[24:]), ("of", one[38:]), ("of", one[51:]), ("of", one[61:])],
         [("Sum", "this(3); }")],
     ]
+    assert one[51:].startswith("a++; }\r\n")  # what is open at the cut is closed
     assert codenet.java_methods("interface A { int f(); default void g() { ; } }") == []
     assert codenet.java_methods("class A { int f() { return 1; }") is None
 
 
+def test_a_method_within_a_method_is_one_of_its_own():
+    inner = "int g() { if (x) { y(); } return 1; }"
+    program = f"class A {{ int f() {{ new B() {{ {inner} {{ z(); }} }}; return 0; }} }}"
+    assert [[(method, text.split(";")[0]) for method, text in cuts] for cuts in parts(
+        program, codenet.java_methods(program)
+    )] == [[("f", "new B() { int g() { if (x) { y()"), ("f", "z()"), ("f", "return 0")],
+           [("g", "if (x) { y()"), ("g", "y()"), ("g", "return 1")]]  # fmt: skip
+    program = "def f():\n  def g():\n    if x:\n      y()\n  class B:\n    z()\n  return g\n"
+    assert [[(method, text.split("\n")[0].strip()) for method, text in cuts] for cuts in parts(
+        program, codenet.python_methods(program)
+    )] == [[("f", "def g():"), ("f", "class B:"), ("f", "return g")], [("g", "if x:"), ("g", "y()")]]  # fmt: skip
+
+
 def test_a_python_function_can_be_cut_at_the_lines_that_begin_with_a_statement():
     one = "    a = 1; b = n  # größer\r\n    if n:\r\n    \ta = 2\r\n    return a + b;  # behind"
-    assert parts(PYTHON, codenet.python_methods(PYTHON)) == [[("f", one), ("f", one[28:]), ("f", one[51:])]]
+    assert parts(PYTHON, codenet.python_methods(PYTHON)) == [
+        [("f", one), ("f", one[28:]), ("f", one[39:]), ("f", one[51:])]
+    ]
     for text in ("def f(:\n  pass\n", "x = '\0'\n", "def f():\n  return " + "-" * 100_000 + "1\n"):
         assert codenet.python_methods(text) is None
 
@@ -105,17 +121,28 @@ def test_python_is_cut_only_at_statements_that_start_a_line(program, responses):
     assert [program[cut.start : cut.end] for cuts in codenet.python_methods(program) for cut in cuts] == responses
 
 
+# § stands before each statement of a block
 JAVA_STATEMENTS = (
-    "x = 1;", 'String s = "}é{";', "if (x > 0) { x--; return; }", "for (;;) { break; }", "{ x++; }", "int y = '}', z;",
-    "while (x < 3)\n\tx++;", "new Object() { int k; };", "class L { }", "try { x = 2; } finally { }",
-    "switch (x) { case 1: x = 2; default: }", "label: do { x--; } while (x > 0);", 'System.out.println("\U0001f600");',
+    "x = 1;", 'String s = "}é{";', "if (x > 0) { §x--; §return; }", "for (;;) { /* é */ §break; }", "{ §x++; }",
+    "int y = '}', z;", "while (x < 3)\n\tx++;", "new Object() { int k; };", "class L { }", "f(y -> { §return y; });",
+    "switch (x) { case 1: §x = 2; default: }", "label: do { §x--; } while (x > 0);", "try { §x = 2; } finally { }",
+    "for (;;) {\n§if (x > 0) { §x--; } else { §{ §x = 1; } }\n// }\n§break; }", 'System.out.println("\U0001f600");',
+    "switch (x) { case 1 -> { §x = 3; } default -> x = 4; }", "try { } catch (E e) { §throw e; }",
 )  # fmt: skip
 PYTHON_STATEMENTS = (
-    "x = 1", "s = 'é\\n'", "if x:\nI  x = 2\nI  y = 'ü'", "for i in x:\nI\ti()", "(1,\n 2)", "x = '''\n  return\n'''",
-    "while x: x -= 1; y = 2", "class L:\nI pass", "try: x = 2\nIfinally:\nI  pass", "pass;", "return '\U0001f600'",
-    "with x as y:\nI pass\nI # at the end",
+    "x = 1", "s = 'é\\n'", "if x:\n§I  x = 2\n§I  y = 'ü'", "for i in x:\n§I\ti()", "(1,\n 2)",
+    "while x: x -= 1; y = 2", "class L:\nI pass", "try: x = 2\nIfinally:\n§I  pass", "pass;", "return '\U0001f600'",
+    "with x as y:\n§I pass\nI # at the end", "if x:\n§I  pass\nIelif y:\n§I  elif_ = 1\nIelse:\n§I  if x: pass",
+    "try:\n§I  pass\nIexcept E:\n§I  for i in x:\nI\t\\\nI\ti()", "match x:\nI case 1:\n§I  x = 2; y = 3",
+    "x = '''\n  return\n'''",
 )  # fmt: skip
 GAPS = st.sampled_from(["\n", "\n\t", "\r\n  ", " ", " // } é\n", "/* } \U0001f600 { */", "\n\n   "])
+
+
+def unmarked(statement, offset):
+    """A statement at an offset without its marks, and where it and those within it begin."""
+    pieces = statement.split("§")
+    return "".join(pieces), [offset + len("".join(pieces[:i])) for i in range(1, len(pieces))]
 
 
 @given(st.data())
@@ -128,7 +155,8 @@ def test_java_is_cut_exactly_at_the_generated_statements(data):
         starts = []
         for statement in data.draw(st.lists(st.sampled_from(JAVA_STATEMENTS), max_size=4)):
             text += data.draw(GAPS)
-            starts.append(len(text))
+            statement, within = unmarked("§" + statement, len(text))
+            starts += within
             text += statement
         text += data.draw(GAPS) + "}"
         if starts:
@@ -136,7 +164,7 @@ def test_java_is_cut_exactly_at_the_generated_statements(data):
         text += data.draw(GAPS) + "int field;"
     text += "}\n"
     found = codenet.java_methods(text)
-    assert [[(cut.start, cut.end) for cut in cuts if cut.method != "k"] for cuts in found] == expected
+    assert [[(cut.start, cut.end) for cut in cuts] for cuts in found] == expected
     assert_rows_are_the_file(text, found, "java")
 
 
@@ -151,8 +179,10 @@ def test_python_is_cut_exactly_at_the_generated_statements(data):
         starts = []
         for statement in data.draw(st.lists(st.sampled_from(PYTHON_STATEMENTS), min_size=1, max_size=4)):
             text += data.draw(st.sampled_from(["", newline, f"# }}ü{newline}", f"   {newline}"]))
-            starts.append(len(text))
-            text += indentation + statement.replace("\nI", "\n" + indentation).replace("\n", newline)
+            lines = "§" + indentation + re.sub("\n(§?)I", rf"\n\1{indentation}", statement)
+            lines, within = unmarked(lines.replace("\n", newline), len(text))
+            starts += within
+            text += lines
             end = len(text) - (len(newline + indentation + " # at the end") if "at the end" in statement else 0)
             text += newline
         expected.append([(start, end) for start in starts])
@@ -186,7 +216,7 @@ def test_a_draw_takes_a_random_method_then_a_random_statement_and_none_twice():
 
 
 def test_a_java_row_shows_the_problem_the_code_up_to_the_cut_and_the_marker():
-    cut = codenet.java_methods(JAVA)[0][3]
+    cut = codenet.java_methods(JAVA)[0][-1]
     prefix, response = JAVA.split("return a + b;")[0], "return a + b;\r\n\t}"
     assert codenet.row_of(JAVA, cut, "p00001", "Add  up.\n\n1 */ 2 <= é", "p00001/s1.java", "java") == {
         "query": "/**\n * Add  up.\n *\n * 1 * / 2 <= é\n */\n" + prefix + "/*<your_code_here>*/",
@@ -241,6 +271,61 @@ def test_descriptions_and_submission_tables_are_found_above_the_programs(args, c
     assert re.search(r"^ +2  program: not Accepted, .*; the first: \S*s2.py$", printed, re.M)
 
 
+ATCODER = """<span class="lang-en"><p>Score: <var>100</var> points</p>
+<div class="part"><section><h3>Problem Statement</h3><p>Add the odd ones of <var>N</var> numbers.</p></section></div>
+<div class="part"><section><h3>Constraints</h3><ul><li>1 &leq; N &leq; 77</li></ul></section></div>
+<div class="part"><section><h3>Input</h3><p>First N, then the numbers.</p></section></div>
+<hr /><div class="part"><section><h3>Sample Input 1</h3><pre>3 4 5 6</pre></section></div>
+<div class="part"><section><h3>Sample Output 1</h3><pre>5</pre><p>Only 5 is odd.</p></section></div></span>"""
+AIZU = """<H1>Sample Mean</H1><p>The mean of samples.</p><H2>Input</H2><p>Samples, for example 1 2.</p>
+<H2>Constraints</H2><ul><li>n &lt; 77</li></ul><h2 class='x'> <b>Sample Input 2</b></h2><pre>3 4</pre>
+<H2>Output for the Sample Input</H2><pre>5</pre><H2>Note</H2><p>Print a float.</p>"""
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        (
+            ATCODER,
+            "Score: 100 points\n\nProblem Statement\nAdd the odd ones of N numbers.\n\n"
+            "Input\nFirst N, then the numbers.",
+        ),
+        (AIZU, "Sample Mean\nThe mean of samples.\nInput\nSamples, for example 1 2.\nNote\nPrint a float."),
+        ("<p>No heading: constraints</p>", "No heading: constraints"),
+    ],
+    ids=["atcoder", "aizu", "plain"],
+)
+def test_a_description_has_neither_constraints_nor_samples(tmp_path, html, text):
+    assert codenet.description(write(tmp_path / "p.html", html)) == text
+
+
+def test_problems_without_a_text_are_told_of(args, capsys):
+    for i in (1, 2):
+        write(args.source / f"p0000{i}" / "s.py", SHORT.format(number=i))
+    convert(args)
+    assert "note: 2 of 2 problems have no text" in capsys.readouterr().out
+    write(args.source.parent / "problem_descriptions" / "p00001.html", "<p>Add.</p>")  # beside Java250
+    assert sum(row["query"].startswith("# Add.") for row in convert(args)["code.train"]) == 1
+    assert "note: 1 of 2 problems have no text" in capsys.readouterr().out
+    write(args.source.parent / "problem_descriptions" / "p00002.html", "<p>Add.</p>")
+    convert(args)
+    assert "no text" not in capsys.readouterr().out
+
+
+@needs_jdk
+def test_a_row_that_error_prone_refuses_is_left_out(args, plugin, capsys):
+    """Grounding takes every written program as one that passes."""
+    write(args.source / "p00001" / "s1.java", "class A { int f(int n) { int wrong = n; return wrong; } }")
+    write(args.source / "p00002" / "s2.java", "class A { int f(int n) { int right = n; return right; } }")
+    args = replace(args, language="java", cuts=9)
+    assert len(convert(args)["code.train"]) == 4
+    rows = convert(replace(args, error_prone_jar=str(plugin)))["code.train"]
+    assert [row["meta"]["problem"] for row in rows] == ["p00002"] * 2
+    assert re.search(r"^ +2  row: its response doesn't compile; the first: p00001", capsys.readouterr().out, re.M)
+    with pytest.raises(InputError, match="--error-prone-jar .*: ErrorProne is for Java"):
+        convert(replace(args, language="python", error_prone_jar=str(plugin)))
+
+
 @needs_jdk
 def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     write(args.source / "p00001" / "s1.java", JAVA)
@@ -249,14 +334,14 @@ def test_a_directory_like_java250_becomes_rows_of_java(args, capsys):
     write(args.source / "p00003" / "s4.java", JAVA.replace("return a", "return c"))
     args = replace(args, language="java", cuts=9)
     rows = convert(args)["code.train"]
-    assert [(row["meta"]["file"], row["language"]) for row in rows] == [("p00001/s1.java", "java")] * 5 + [
+    assert [(row["meta"]["file"], row["language"]) for row in rows] == [("p00001/s1.java", "java")] * 6 + [
         ("p00002/s3.java", "java")
     ] * 2  # cuts after the unused variable: return, and the other constructor
-    assert all("unused" in row["prefix"] + row["suffix"] for row in rows[5:])
-    assert len({row["prefix"] for row in rows[:5]}) == 5
+    assert all("unused" in row["prefix"] + row["suffix"] for row in rows[6:])
+    assert len({row["prefix"] for row in rows[:6]}) == 6
     printed = capsys.readouterr().out
-    assert re.search(r"^ +4  row: its response doesn't compile; the first: p00003/s4.java$", printed, re.M)
-    assert re.search(r"^ +5  row: its response has an unused variable; the first: p00002", printed, re.M)
+    assert re.search(r"^ +5  row: its response doesn't compile; the first: p00003/s4.java$", printed, re.M)
+    assert re.search(r"^ +6  row: its response has an unused variable; the first: p00002", printed, re.M)
     write(args.source / "p00001" / "s1.java", "\ufeff" + JAVA)  # a byte order mark is not text
     args = replace(args, vocab_size=300)
     assert convert(args)["code.train"] == rows
@@ -438,6 +523,11 @@ def test_real_solutions_become_rows_that_compile_and_are_cut_before_a_statement(
     with JavaCompiler() as compiler:
         for row, program, diagnostics in zip(rows, marked, compiler.check(marked), strict=True):
             assert first_error(diagnostics, len(row["prefix"]), len(program) - len(row["suffix"])) is None, row["meta"]
+    # 46% of the statements are nested; the response to a nested cut closes more than its method's brace
+    quoted = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+    closed = [Counter(quoted.sub("", row["response"])) for row in rows]
+    assert all(count["}"] > count["{"] for count in closed)
+    assert 0.35 < sum(count["}"] - count["{"] > 1 for count in closed) / len(rows) < 0.47
 
 
 def test_a_response_is_the_rest_of_its_function():
@@ -446,5 +536,6 @@ def test_a_response_is_the_rest_of_its_function():
     for cut in codenet.draw(codenet.python_methods(program), 20, random.Random(0)):
         indentation = re.match(" *", program[cut.start :])[0]
         tree = ast.parse(program[: cut.start] + indentation + "return here" + program[cut.end :])
-        functions = {node.name: node.body for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert ast.unparse(functions[cut.method][-1]) == "return here"
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        statements = [node for node in ast.walk(functions[cut.method]) if isinstance(node, ast.stmt)]
+        assert ast.unparse(max(statements, key=lambda node: node.lineno)) == "return here"

@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+import train_sft
 from data import mxeval
 from nanorlhf.code.execution import program_of
+from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
+from nanorlhf.evals import programs as evaluation
+from nanorlhf.recipes import recipes
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.rows import read
 
 TEST = """
@@ -100,7 +105,7 @@ def test_a_seeded_coin_draws_the_test_set(args, capsys):
     assert 40 <= len(tested) <= 80 and not tested & trained  # 60 expected, standard deviation 6.5
     assert all(row["response"] for row in rows["code.train"])
     left_out = 200 - len(tested) - len(trained)
-    expected = rf"^ +{left_out}  mathqa: a problem to train on, without a canonical solution$"
+    expected = rf"^ +{left_out}  mathqa: a problem to train on, without a solution$"
     assert left_out > 0 and re.search(expected, capsys.readouterr().out, re.MULTILINE)
     assert convert(args, *reversed(problems))["code.test"][::-1] == rows["code.test"]
     assert convert(replace(args, seed=2), *problems) != rows
@@ -114,6 +119,75 @@ def test_a_second_coin_draws_the_validation_set_from_the_rest(args):
     drawn = [row["meta"]["task_id"] for name in ("code.train", "code.validation") for row in rows[name]]
     assert sorted(drawn) == sorted(row["meta"]["task_id"] for row in before["code.train"])
     assert 20 <= len(rows["code.validation"]) <= 50  # 35 expected
+
+
+def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, capsys, tmp_path):
+    tokenizer = train_tokenizer([PROBLEM["prompt"]], 300)
+    tokenizer.save(tmp_path / "tokenizer")
+    long = {"prompt": PROBLEM["prompt"].replace("The square.", "The square. " * 9)}
+    wordy = {"canonical_solution": PROBLEM["canonical_solution"] * 9}
+    kinds = [{}, long, wordy, long | UNSOLVED]  # the last: not to train on
+    problems = [PROBLEM | kinds[i % 4] | {"task_id": f"MBJP/{i}"} for i in range(60)]
+    longest = len(tokenizer.encode(PROBLEM["prompt"])), len(tokenizer.encode(PROBLEM["canonical_solution"])) + 1
+    args = replace(args, test_share=0.5, validation_share=0.3)
+    every = convert(args, *problems)
+    capsys.readouterr()
+    limits = {"max_query_length": longest[0], "max_response_length": longest[1]}
+    rows = convert(replace(args, tokenizer=str(tmp_path / "tokenizer"), **limits), *problems)
+    printed = capsys.readouterr().out
+    assert rows["code.test"] == every["code.test"]
+    for name in ("code.train", "code.validation"):
+        assert rows[name] == [
+            row for row in every[name]
+            if (row["query"], row["response"]) == (PROBLEM["prompt"], PROBLEM["canonical_solution"])
+        ]  # fmt: skip
+        load_programs(args.out / f"{name}.jsonl", load_tokenizer(args.out), *longest)
+    trained = every["code.train"] + every["code.validation"]
+    num_long, num_wordy = (
+        sum(len(row[column]) > len(PROBLEM[name]) for row in trained)
+        for column, name in (("query", "prompt"), ("response", "canonical_solution"))
+    )
+    assert num_long and num_wordy
+    for count, column, limit in ((num_long, "query", longest[0]), (num_wordy, "response", longest[1])):
+        reason = f"mbjp: a problem to train on, with a {column} longer than --max-{column}-length {limit}"
+        assert re.search(rf"^ +{count}  {reason}$", printed, re.M)
+    tests = [len(tokenizer.encode(row["query"])) for row in rows["code.test"]]
+    count = sum(length > longest[0] for length in tests)
+    assert f"note: {count} queries of code.test.jsonl are longer than --max-query-length {longest[0]} and" in printed
+    assert f"eval.py needs --max-query-length {max(tests)}." in printed
+
+
+def test_samples_that_pass_are_the_solutions_of_problems_to_train_on(args, tmp_path, capsys):
+    problems = [UNSOLVED | {"task_id": f"MathQA/{i}"} for i in range(6)] + [PROBLEM]
+    args = replace(args, test_share=0.5, seed=3)
+    trained = [i for i in range(6) if mxeval.file_of(f"MathQA/{i}", args) == "code.train"]
+    [test, *_] = [i for i in range(6) if i not in trained]
+    first, second, *_ = trained
+    right, wrong = "return n * n; } }", "return n; } }"
+    completions = [(test, right), (first, wrong), (first, right), (first, "return n * n * 1; } }"), (second, wrong)]
+    samples = write(
+        tmp_path / "samples.jsonl",
+        *[SAMPLE | {"task_id": f"MathQA/{i}", "completion": text} for i, text in completions],
+        SAMPLE | {"completion": right},
+    )
+    rows = convert(replace(args, solutions=(samples,)), *problems)
+    solved = {row["meta"]["task_id"]: row["response"] for row in rows["code.train"]}
+    published = {"MBJP/2": PROBLEM["canonical_solution"]} if "MBJP/2" in solved else {}
+    assert solved == {f"MathQA/{first}": right} | published  # not the test's, not the wrong, not a second
+    assert all(row["response"] == "" for row in rows["code.test"] if row["meta"]["dataset"] == "mathqa")
+    printed = capsys.readouterr().out
+    assert re.search(r"complete the problems to train on\n.*\nmathqa +4 +100.00% +100.00% +50.00%   2 wrong_a", printed)
+    assert re.search(r"^code.train.jsonl +mathqa +1 problems, 1 with a solution, 1 of them a sample", printed, re.M)
+    with pytest.raises(InputError, match="--solutions: with --test-share 1.0, these files complete no problem"):
+        convert(replace(args, solutions=(samples,), test_share=1.0), *problems)
+
+
+def test_files_of_another_split_are_told_of(args, capsys):
+    problems = [PROBLEM | {"task_id": f"MBJP/{i}"} for i in range(9)]
+    convert(replace(args, test_share=0.5), *problems)
+    assert "was there before" not in capsys.readouterr().out
+    convert(args, *problems)
+    assert re.search(r"note: \S+code.train.jsonl was there before and stays", capsys.readouterr().out)
 
 
 # --------------------------------------------------------------------------------------------------- broken, refused
@@ -190,6 +264,22 @@ def test_every_real_problem_is_a_row(real_data, args, capsys):
     assert len(rows) == 580 + 97 + 1130
     assert sum(bool(row["response"]) for row in rows) == 524
     assert re.search(r"^ +1,710  a sample", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_real_mbjp_fits_what_reads_it(real_data, args):
+    """No prompt of the test is beyond eval.py's limit, no training row beyond that of train_sft.py."""
+    source = real_data / "mxeval_java" / "mbxp" / "mbjp_release_v1.2.jsonl"
+    tokenizer = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
+    mxeval.main(replace(args, source=str(source), tokenizer=str(tokenizer), test_share=0.2, validation_share=0.05))
+    assert {name: len(rows) for name, rows in read(args.out).items()} == {
+        "code.test": 113, "code.train": 399, "code.validation": 21
+    }  # fmt: skip
+    limit = recipes("programs", evaluation.Args)["rlcf"][1].max_query_length
+    load_programs(args.out / "code.test.jsonl", load_tokenizer(args.out), limit, None, needs_response=False)
+    sft = recipes("sft", train_sft.Args)["rlcf-bench"][1]
+    for name in ("train", "validation"):
+        limits = sft.max_query_length, sft.max_response_length
+        load_programs(args.out / f"code.{name}.jsonl", load_tokenizer(args.out), *limits)
 
 
 @pytest.mark.slow
