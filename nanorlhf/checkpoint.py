@@ -232,7 +232,7 @@ def _shards(path: Path) -> list[Path]:
     if not shards or not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise InputError(f"{path} has no weight_map from tensors to files: download it again.")
     for shard in set(shards.values()):
-        if Path(shard).name != shard or "\0" in shard:  # ../.. would read anything, anywhere
+        if not shard or Path(shard).name != shard or "\0" in shard:  # ../.. would read anything, anywhere
             raise InputError(f"{path} names {shard!r:.300}, which isn't a file beside it: download it again.")
         if not (path.parent / shard).is_file():
             raise InputError(f"{path} names {shard}, which isn't there: download it too.")

@@ -9,7 +9,7 @@ the command succeeds, or ends with code 2 and one sentence that begins with `err
 Reported are:
 
     traceback      any other exception or exit code, and a refusal of several lines
-    hang           more than CPU_SECONDS of processor time, or WALL_SECONDS in all
+    hang           more than CPU_SECONDS of processor time, or IDLE_SECONDS without any
     memory         more than MAX_BYTES resident
     broken         an undamaged command that fails: these come first, and don't count for the minutes
     half-written   after a refusal something new is in the output directory, except a run that had logged steps;
@@ -71,7 +71,7 @@ from nanorlhf.code import train_baselines, train_discriminator
 from nanorlhf.dataset import iter_jsonl, write_jsonl
 from nanorlhf.report import compare_runs
 
-CPU_SECONDS, WALL_SECONDS, MAX_BYTES = 60, 240, 2 * 2**30
+CPU_SECONDS, IDLE_SECONDS, MAX_BYTES = 60, 240, 2 * 2**30
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -734,19 +734,21 @@ def in_child(entry: Entry, log: Path) -> None:
 
 def wait_for(child: int) -> tuple[int, int, str]:
     """Status, peak of resident bytes, and why it was stopped, if it was."""
-    peak, stopped, began = 0, "", time.monotonic()
+    peak, stopped, busy, worked = 0, "", [""], time.monotonic()
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             break
         with contextlib.suppress(OSError, IndexError):
             peak = max(peak, int(Path(f"/proc/{child}/statm").read_text().split()[1]) * PAGE)
-        if peak > MAX_BYTES or time.monotonic() - began > WALL_SECONDS:
+            if busy != (busy := Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split(maxsplit=13)[11:13]):
+                worked = time.monotonic()  # its processor time has grown
+        if peak > MAX_BYTES or time.monotonic() - worked > IDLE_SECONDS:
             stopped = "memory" if peak > MAX_BYTES else "hang"
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             break
-        time.sleep(0.01)
+        time.sleep(0.03)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # what it had started
         os.killpg(child, signal.SIGKILL)
     return status, peak, stopped

@@ -407,7 +407,7 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
 
 
 def test_a_gzip_bomb_is_refused_and_text_is_not(tmp_path):
-    row = b'{"query": "%s"}\n' % b"again and again " * 64
+    row = b'{"query": "%s"}\n' % (b"again and again " * 64)
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(row * 2**16, 9))
     with pytest.raises(InputError, match="inflates more than 100 times"):
         for _ in files.read_lines(tmp_path / "bomb.jsonl.gz"):
