@@ -27,6 +27,7 @@ on programs that pass its static checks.
 
 import ast
 import csv
+import io
 import random
 import re
 import warnings
@@ -44,7 +45,9 @@ from data.prepare import LengthTable, check_out, check_vocab_size, in_validation
 from data.stackoverflow import to_text
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.code.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.dataset import MAX_PROGRAM, MAX_TEXT
 from nanorlhf.errors import InputError
+from nanorlhf.files import decode, read_bytes, read_text
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 ENDING = {"java": ".java", "python": ".py"}
@@ -239,10 +242,7 @@ def find_above(source: Path, name: str) -> Path | None:
 
 def description(path: Path) -> str:
     """A problem's text without its sections of constraints and samples, wherever the judge has put them."""
-    try:
-        html = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+    html = decode(read_bytes(path, MAX_TEXT), path, "utf-8-sig")
     # a heading is a line of its own, also where the HTML has no line break
     html = re.sub(r"(?i)(?<!\n)(?=<h[1-6]\b)", "\n", html)
     html = re.sub(r"(?i)(</h[1-6]\s*>)(?!\s*\n)", r"\1\n", html)
@@ -258,12 +258,11 @@ def description(path: Path) -> str:
 def accepted_submissions(path: Path) -> set[str]:
     """The ids of the submissions with status Accepted in CodeNet's table of a problem."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            if not {"submission_id", "status"} <= set(reader.fieldnames or ()):
-                raise InputError(f"{path}: no column submission_id or status: both are needed, as in CodeNet's tables.")
-            return {row["submission_id"] for row in reader if row["status"] == "Accepted"}
-    except (UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(io.StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
+        if not {"submission_id", "status"} <= set(reader.fieldnames or ()):
+            raise InputError(f"{path}: no column submission_id or status: both are needed, as in CodeNet's tables.")
+        return {row["submission_id"] for row in reader if row["status"] == "Accepted"}
+    except csv.Error as error:
         raise InputError(f"{path}: not a CSV file in UTF-8 ({error}): download it again.") from error
 
 
@@ -290,8 +289,11 @@ def cut_programs(
                 left_out["program: not Accepted, according to the table of its problem"].append(inside)
                 continue
             counts["accepted"] += 1
+            if path.stat().st_size > MAX_PROGRAM:
+                left_out[f"program: more than {MAX_PROGRAM:,} bytes"].append(inside)
+                continue
             try:
-                program = path.read_bytes().decode("utf-8-sig")  # bytes: newlines stay as they are
+                program = read_bytes(path).decode("utf-8-sig")  # bytes: newlines stay as they are
             except UnicodeDecodeError:
                 left_out["program: not UTF-8"].append(inside)
                 continue

@@ -27,7 +27,7 @@ Malformed lines stop the run. Rows that can't be used are left out and counted:
     - conversations that name a line missing from movie_lines.txt
 """
 
-import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,18 +37,23 @@ from tqdm import tqdm
 
 from data.prepare import (
     check_vocab_size,
+    first_fit,
     split_in_path,
     split_of,
     train_bpe,
     write_demonstrations,
 )
 from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.dataset import MAX_TEXT
 from nanorlhf.errors import InputError
+from nanorlhf.files import read_lines
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 BEFORE, AFTER = "Dialogue:\n", "\nReply:"  # [STR data] no space after the colon: the response begins with it
 PAPERS_TOKENIZER = "openai-community/gpt2"
 END_OF_TURN = "__eou__"
+LINE_ID = re.compile("'[^'\"\\s]+'|\"[^'\"\\s]+\"")
+MAX_TURNS = 1000  # of a dialogue: DailyDialog has at most 35, Cornell 89
 SEPARATOR = " +++$+++"  # without the space that follows: editors strip it where the last field is empty
 LABELS = ("dialogues_act", "dialogues_emotion", "dialogues_topic")  # DailyDialog's annotations
 LINES, CONVERSATIONS = "movie_lines.txt", "movie_conversations.txt"
@@ -86,22 +91,23 @@ class Conversation:
 
 
 # ---------------------------------------------------------------------------------------------------- 1. conversations
-def read_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def decoded_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The lines of a file with their locations, each in the first of the encodings that can decode it."""
-    with path.open("rb") as file:  # bytes: a line ends in LF or CRLF, and not at a lone carriage return or U+0085
-        lines = tqdm(file, desc=path.name, unit=" lines", disable=None, leave=False)
-        for number, line in enumerate(lines, start=1):
-            for encoding in encodings:
-                try:
-                    text = line.decode(encoding).removeprefix("\ufeff" if number == 1 else "").rstrip("\r\n")
-                    break
-                except UnicodeDecodeError as error:
-                    failure = error
-            else:
-                raise InputError(f"{path}:{number}: not UTF-8 (byte {failure.start}): convert the file to UTF-8.")
-            if not text.strip():
-                raise InputError(f"{path}:{number}: the line is blank: delete it.")
-            yield f"{path}:{number}", text
+    # a line ends in LF or CRLF, and not at a lone carriage return or U+0085
+    for number, line in tqdm(read_lines(path), desc=path.name, unit=" lines", disable=None, leave=False):
+        for encoding in encodings:
+            try:
+                text = line.decode(encoding).removeprefix("\ufeff" if number == 1 else "").rstrip("\r\n")
+                break
+            except UnicodeDecodeError as error:
+                failure = error
+        else:
+            raise InputError(f"{path}:{number}: not UTF-8 (byte {failure.start}): convert the file to UTF-8.")
+        if not text.strip():
+            raise InputError(f"{path}:{number}: the line is blank: delete it.")
+        if len(text) > MAX_TEXT:
+            raise InputError(f"{path}:{number}: the line has more than {MAX_TEXT:,} characters: split or delete it.")
+        yield f"{path}:{number}", text
 
 
 def collapse_whitespace(text: str) -> str:
@@ -110,10 +116,12 @@ def collapse_whitespace(text: str) -> str:
 
 def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
     """The dialogues of one file; its path in the source may name the split."""
-    for where, line in read_lines(path, ("utf-8",)):
+    for where, line in decoded_lines(path, ("utf-8",)):
         *turns, rest = line.split(END_OF_TURN)
         if rest.strip():
             raise InputError(f"{where}: no {END_OF_TURN} after the last turn: complete or delete the line.")
+        if len(turns) > MAX_TURNS:
+            raise InputError(f"{where}: more than {MAX_TURNS} turns, each a row of all before it: split the line.")
         name = f"{path.stem}:{where.rpartition(':')[2]}"
         yield Conversation(name, [collapse_whitespace(turn) for turn in turns], split_in_path(relative_path))
 
@@ -135,19 +143,19 @@ def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversati
     # Windows-1252 leaves five bytes undefined; ISO-8859-1 reads them as control characters
     encodings = ("utf-8", "cp1252", "latin-1")
     texts: dict[str, str] = {}
-    for where, line in read_lines(directory / LINES, encodings):
+    for where, line in decoded_lines(directory / LINES, encodings):
         line_id, *_, text = split_fields(line, 5, where)
         if line_id in texts:
             raise InputError(f"{where}: duplicate line id {line_id}: delete one of the two lines.")
         texts[line_id] = collapse_whitespace(text)
-    for where, line in read_lines(directory / CONVERSATIONS, encodings):
+    for where, line in decoded_lines(directory / CONVERSATIONS, encodings):
         *_, movie, listed = split_fields(line, 4, where)
-        try:
-            line_ids = ast.literal_eval(listed)
-        except (ValueError, SyntaxError):
-            line_ids = None
-        if not (isinstance(line_ids, list) and line_ids and all(isinstance(line_id, str) for line_id in line_ids)):
-            raise InputError(f"{where}: the last field must be a list such as ['L194', 'L195']: fix the line.")
+        line_ids = LINE_ID.findall(listed)
+        if not line_ids or len(line_ids) > MAX_TURNS or "".join(listed.split()) != f"[{','.join(line_ids)}]":
+            raise InputError(
+                f"{where}: the last field must be a list such as ['L194', 'L195'] of at most {MAX_TURNS}: fix the line."
+            )
+        line_ids = [line_id.strip("\"'") for line_id in line_ids]
         if all(line_id in texts for line_id in line_ids):
             yield Conversation(f"{movie}:{line_ids[0]}", [texts[line_id] for line_id in line_ids], None)
         else:
@@ -182,11 +190,12 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(history: list[str], tokenizer: Tokenizer, limit: int) -> str | None:
     """The template around as many of the last turns as fit in `limit` tokens; None if not even one does."""
-    for start in range(len(history)):
-        query = BEFORE + "\n".join(history[start:]) + AFTER
-        if len(tokenizer.encode(query)) <= limit:
-            return query
-    return None
+
+    def query(start: int) -> str:
+        return BEFORE + "\n".join(history[start:]) + AFTER
+
+    start = first_fit(range(len(history)), lambda start: len(tokenizer.encode(query(start))) <= limit)
+    return None if start is None else query(start)
 
 
 def make_rows(

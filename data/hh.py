@@ -21,6 +21,7 @@ the same split. The published splits stay in meta; to keep them, convert the tra
 the test files with --validation-share 1 into one directory.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from data.prepare import (
     LengthTable,
+    first_fit,
     in_validation,
     jsonl_files,
     list_reasons,
@@ -82,12 +84,9 @@ def split_pair(chosen: str, rejected: str) -> tuple[str, str, str] | None:
 
 def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
     """The query without its oldest turns, as few as it takes to fit; None if the last turn alone doesn't fit."""
-    while len(tokenizer.encode(query)) > limit:
-        next_turn = query.find(HUMAN, 1)
-        if next_turn < 0:
-            return None
-        query = query[next_turn:]
-    return query
+    turns = [match.start() for match in re.finditer(HUMAN, query)]
+    start = first_fit(turns, lambda start: len(tokenizer.encode(query[start:])) <= limit)
+    return None if start is None else query[start:]
 
 
 def main(args: Args) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from nanorlhf.cli import PositiveInt, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import open_regular
 from nanorlhf.metrics.labels import Item, read_labels
 
 KEYS = "y useful, n not useful, s skip (no label), b back, q quit"
@@ -76,6 +77,8 @@ def main(args: Args) -> None:
     check_ranges(args)
     if args.out.is_dir():
         raise InputError(f"--out {args.out} is a directory: name a file.")
+    if args.out.exists():
+        open_regular(args.out).close()  # it is replaced: no device
     samples = load_samples(args.samples)
     begun = args.out.exists() and args.out.stat().st_size > 0  # empty: the only label was removed
     labels = read_labels(args.out, samples) if begun else {}

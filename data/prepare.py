@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from nanorlhf.dataset import iter_jsonl, response_ids
+from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
+from nanorlhf.files import INFLATION, open_regular, read_json, read_lines
 from nanorlhf.hub import hub_directory
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
@@ -69,20 +70,16 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 def _is_json_lines(path: Path) -> bool:
     """Whether the first line is a complete object: published comparisons are JSON Lines in files named .json."""
-    with path.open("rb") as file:
-        try:
-            return isinstance(json.loads(file.readline()), dict)
-        except ValueError:
-            return path.stat().st_size == 0  # iter_jsonl reports empty files
+    try:
+        for _, line in read_lines(path):
+            return bool(parse_object(line, f"{path}:1"))
+    except InputError:
+        return False
+    return True  # iter_jsonl reports empty files
 
 
 def _json_records(path: Path) -> Iterator[tuple[str, dict]]:
-    try:
-        value = json.loads(path.read_bytes())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: malformed JSON ({error.msg}): fix the file.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+    value = read_json(path)
     for number, record in enumerate(value if isinstance(value, list) else [value], start=1):
         if not isinstance(record, dict):
             raise InputError(f"{path}: record {number} must be a JSON object, not {type(record).__name__}.")
@@ -90,18 +87,34 @@ def _json_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
+    number = 0
+    for records in _parquet_batches(path):
+        for record in records:
+            number += 1
+            yield f"{path}: row {number}", record
+
+
+def _parquet_batches(path: Path) -> Iterator[list[dict]]:
+    """The rows of a parquet file, up to 1024 at a time."""
     try:
-        import pyarrow.parquet
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:  # part of the optional extra `hub`
         raise InputError(f"{path}: reading parquet needs pyarrow: install it with `pip install pyarrow`.") from error
     try:
-        number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024):
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{path}: row {number}", record
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{path}: damaged, or not a parquet file: download it again.") from error
+        with open_regular(path) as file:
+            table, size = ParquetFile(file, page_checksum_verification=True), path.stat().st_size
+            groups = [table.metadata.row_group(group) for group in range(table.metadata.num_row_groups)]
+            if table.metadata.num_rows > size:
+                raise InputError(f"{path}: it says to have more rows than bytes: download it again.")
+            if any(group.total_byte_size > max(2**26, INFLATION * size) for group in groups):
+                raise InputError(f"{path}: it inflates more than {INFLATION} times: convert it to JSON Lines.")
+            for batch in table.iter_batches(batch_size=1024):
+                yield batch.to_pylist()
+    except InputError:
+        raise
+    except Exception as error:  # where Arrow is handed damaged bytes, Python's conversions raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        raise InputError(f"{path}: damaged, or not a parquet file ({reason:.200}): download it again.") from error
 
 
 # --------------------------------------------------------------------------------------------------------- 2. settings
@@ -166,6 +179,12 @@ def longest_fit(ends: Sequence[int], fits: Callable[[int], bool]) -> int | None:
         beyond = bisect_right(ends, ends[max(low, 0)] + LONGEST_TOKEN)
         low = next((i for i in range(beyond - 1, low, -1) if fits(ends[i])), low)
     return ends[low] if low >= 0 else None
+
+
+def first_fit(starts: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The first of the ascending `starts` from which a text fits, shorter ones fitting too; None if there is none."""
+    place = bisect_left(starts, True, key=fits) if not starts or not fits(starts[0]) else 0
+    return starts[place] if place < len(starts) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- 5. output

@@ -18,7 +18,6 @@ Where the true quality is known, `--simulate FILE.py:FUNCTION` replaces the pers
 higher is better, to which every annotator adds their own noise.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,9 @@ from typing import Annotated
 import numpy as np
 
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, printable, run_module
-from nanorlhf.dataset import field, iter_jsonl, write_jsonl
+from nanorlhf.dataset import field, iter_jsonl, list_of, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import open_regular
 from nanorlhf.metrics.agreement import iter_rankings
 from nanorlhf.reward import load_function
 from nanorlhf.selfrank.text_rank import rank_order
@@ -60,14 +60,11 @@ class Args:
 
 def pick(row: dict, args: Args, where: str) -> list[str] | None:
     """The answers to show for a question, in the order of the file; None if too few differ."""
-    answers = field(row, "answers", list, where)
-    if not all(isinstance(answer, str) for answer in answers):
-        raise InputError(f"{where}: the field 'answers' must hold strings only.")
+    answers = list_of(row, "answers", str, where)
     best_first = range(len(answers))
     if "weights" in row:
-        weights = field(row, "weights", list, where)
-        numbers = [weight for weight in weights if type(weight) in (int, float) and math.isfinite(weight)]
-        if not len(numbers) == len(weights) == len(answers):
+        weights = list_of(row, "weights", float, where)
+        if len(weights) != len(answers):
             raise InputError(f"{where}: the field 'weights' must hold a finite number for each answer.")
         best_first = rank_order(weights)
     if args.representatives:
@@ -140,6 +137,8 @@ def main(args: Args) -> None:
         raise InputError("--annotator is empty: name the person.")
     if args.out.is_dir():
         raise InputError(f"--out {args.out} is a directory: name a file.")
+    if args.out.exists():
+        open_regular(args.out).close()  # it is replaced: no device
     questions, too_few = load_questions(args)
     begun = args.out.exists() and args.out.stat().st_size > 0  # empty: the only ranking was removed
     rankings = read_rankings(args, questions) if begun else {}

@@ -45,6 +45,7 @@ from data.prepare import LengthTable, check_out, check_vocab_size, jsonl_files
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
+from nanorlhf.files import decode, open_regular, read_lines
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # only --generated-by imports torch
@@ -56,7 +57,8 @@ GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # of the scores of generated an
 NEEDED = ("Id", "PostTypeId", "ParentId", "CreationDate", "Score", "Body", "Title", "Tags")
 OPTIONAL = ("AcceptedAnswerId", "OwnerUserId")
 MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not allocate terabytes of bits
-MAX_FIELD = 2**20  # characters of a CSV field; a lost quotation mark must not swallow the file
+MAX_ROW = 2**22  # bytes of a row of XML: the parser begins an unfinished one anew with every 16 KiB that it gets
+MAX_FIELD = 2**20  # characters of a text; in a CSV a lost quotation mark must not swallow the file
 
 # What a question asks for, after the taxonomy of Beyer et al. ("What kind of questions do developers ask on Stack
 # Overflow?", 2020), whose class API USAGE asks for concrete instructions: how to use an API, how to get something done.
@@ -242,20 +244,25 @@ def read_posts(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of a dump as a stream, each with its location; missing attributes are not in the row."""
     read = _xml_rows if path.suffix.lower() == ".xml" else _csv_rows
     progress = tqdm(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
-    with path.open("rb") as file, progress:
+    with open_regular(path) as file, progress:
         yield from read(path, file, progress)
 
 
 def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
     number = 0
     try:
-        events = ElementTree.iterparse(file, events=("start", "end"))
+        limited = RowLimit(path, file)
+        events = ElementTree.iterparse(limited, events=("start", "end"))
         _, root = next(events)
         for event, element in events:
             if event == "end" and element.tag == "row":
                 number += 1
-                yield f"row {number}" + (f" (Id {element.get('Id')})" if "Id" in element.attrib else ""), element.attrib
+                yield (
+                    f"row {number}" + (f" (Id {element.get('Id'):.40})" if "Id" in element.attrib else ""),
+                    element.attrib,
+                )
                 root.clear()  # or the tree grows to the size of the file
+                limited.start = file.tell()
                 if number % 1000 == 0:
                     progress.update(file.tell() - progress.n)
     except ElementTree.ParseError as error:
@@ -267,14 +274,25 @@ def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
         raise InputError(f"{path}:1: can't read this XML ({error}): convert the file to UTF-8.") from error
 
 
+@dataclass
+class RowLimit:
+    """A file for the XML parser that refuses to read more than MAX_ROW bytes without the end of a row."""
+
+    path: Path
+    file: BinaryIO
+    start: int = 0  # where the last row had ended
+
+    def read(self, size: int) -> bytes:
+        if self.file.tell() - self.start > MAX_ROW:
+            raise InputError(f"{self.path}: no row ends within {MAX_ROW:,} bytes after byte {self.start:,}: fix it.")
+        return self.file.read(size)
+
+
 def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
     def lines() -> Iterator[str]:
-        for number, line in enumerate(file, start=1):
+        for number, line in read_lines(path):
             progress.update(len(line))
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}): convert the file.") from error
+            yield decode(line, f"{path}:{number}", "utf-8-sig" if number == 1 else "utf-8")
 
     limit = csv.field_size_limit(MAX_FIELD)  # global to the process
     reader = csv.DictReader(lines(), strict=True)
@@ -292,7 +310,7 @@ def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
             if None in row or None in row.values():
                 raise InputError(f"{path}:{line}: {len(reader.fieldnames)} fields are needed here: fix the row.")
             row = {name: value for name, value in row.items() if value}
-            yield f"line {line}" + (f" (Id {row['Id']})" if "Id" in row else ""), row
+            yield f"line {line}" + (f" (Id {row['Id']:.40})" if "Id" in row else ""), row
     except csv.Error as error:
         raise InputError(
             f"{path}:{reader.reader.line_num}: malformed CSV ({error}): fix the row that ends here."
@@ -351,7 +369,8 @@ def to_text(body: str) -> str:
         body = BeautifulSoup(body, "html.parser").get_text()
     else:
         body = html.unescape(body)
-    return re.sub(r"[ \t]*\n(?:[ \t]*\n)+", "\n\n", body.replace("\r\n", "\n")).strip()
+    # the look-behind: a search begins once in a run of blanks, not at each of them
+    return re.sub(r"(?<![ \t])[ \t]*\n(?:[ \t]*\n)+", "\n\n", body.replace("\r\n", "\n")).strip()
 
 
 def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str], dict[str, tuple[int, str]]]:
@@ -360,6 +379,7 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
     Also how many posts passed each of STEPS, and which were skipped: reason -> number, location of the first.
     """
     questions: dict[int, Question] = {}
+    taken: set[tuple[int, int]] = set()  # Ids of a question and of an answer to it
     seen = bytearray()  # one bit per question Id, kept or not: 80 million Ids take 10 MB
     newest = 0
     waiting: list[tuple[str, int, dict[str, str]]] = []  # answers that come before their question
@@ -371,6 +391,9 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
     def skip(reason: str, where: str) -> None:
         count, first = skipped.get(reason, (0, where))
         skipped[reason] = count + 1, first
+
+    def too_long(row: dict[str, str]) -> bool:
+        return max(len(row.get("Title", "")), len(row.get("Body", ""))) > MAX_FIELD
 
     def id_of(row: dict[str, str]) -> int | None:
         number = parse_int(row.get("Id"))
@@ -394,6 +417,8 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         if markup and markup.search(row.get("Body", "")):
             return
         counts["plain"] += 1
+        if too_long(row):
+            return skip(f"question: a text of more than {MAX_FIELD:,} characters", where)
         title, body = " ".join(row.get("Title", "").split()), to_text(row.get("Body", ""))
         if not (title and body):
             return skip(f"question: an empty {'text' if title else 'title'}", where)
@@ -416,6 +441,8 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         if markup and markup.search(row.get("Body", "")):
             return
         counts["plain answers"] += 1
+        if too_long(row):
+            return skip(f"answer: a text of more than {MAX_FIELD:,} characters", where)
         number, votes, created = id_of(row), parse_int(row.get("Score")), parse_time(row.get("CreationDate"))
         text = to_text(row.get("Body", ""))
         for value, reason in (
@@ -424,8 +451,9 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         ):  # fmt: skip
             if value is None:
                 return skip(f"answer: {reason}", where)
-        if any(answer.id == number for answer in question.answers):
+        if (parent, number) in taken:
             return skip("answer: duplicate Id", where)
+        taken.add((parent, number))
         counts["complete answers"] += 1
         counts["answers by deleted users"] += "OwnerUserId" not in row
         question.answers.append(Answer(number, text, votes, number == question.accepted_id, created))

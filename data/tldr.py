@@ -225,8 +225,8 @@ def main(args: Args) -> None:
                     columns, limit_flag = ("chosen", "rejected"), "--max-preference-response-length"
                     limit = args.max_preference_response_length
                     published = row["meta"]["split"]
-                    if published is not None and published not in SPLITS:
-                        raise InputError(f"{where}: unknown split {published!r}: use one of {', '.join(SPLITS)}.")
+                    if published is not None and not (isinstance(published, str) and published in SPLITS):
+                        raise InputError(f"{where}: unknown split {published!r:.80}: use one of {', '.join(SPLITS)}.")
                     file_name = "comparisons." + ("cnndm" if is_cnndm else split_of(published, row["query"], args))
 
                 responses = [response_ids(row["query"], row[column], tokenizer) for column in columns]

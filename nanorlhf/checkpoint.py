@@ -13,9 +13,9 @@ has four more tensors. `transformers` refuses such a directory: it has no such m
 
 import json
 import os
-import pickle
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from nanorlhf.errors import InputError
 from nanorlhf.families import (
     ARCHITECTURES,
+    check_fits,
     config_object,
     from_family,
     of_family,
@@ -35,7 +36,8 @@ from nanorlhf.families import (
     to_family,
     with_prefix,
 )
-from nanorlhf.hub import hub_directory, read_object
+from nanorlhf.files import open_regular, read_object
+from nanorlhf.hub import hub_directory
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
 
@@ -142,7 +144,8 @@ def to_disk(path: Path) -> None:
 
 
 def _is_scalar(settings: dict) -> bool:
-    return "ScalarModel" in (settings.get("architectures") or [])
+    architectures = settings.get("architectures")
+    return isinstance(architectures, list) and "ScalarModel" in architectures
 
 
 def _load(model_class: type[M], where: str | Path, device: str | torch.device) -> M:
@@ -155,10 +158,13 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device) -
     if model_class is ScalarModel and not is_scalar:
         raise InputError(f"{where} holds a language model, not a reward model: train one from it with train_rm.py.")
 
+    file = _weights_file(where)
+    shards = _shards(file)
+    # before anything of these sizes is made; a weight takes two bytes at least, and 2^24 of them are no burden
+    check_fits(config, config_file, max(2**24, sum(shard.stat().st_size for shard in shards) // 2))
     with torch.device("meta"):  # shapes only: draws no random numbers and allocates no memory
         model = model_class(config)
-    file = _weights_file(where)
-    tensors = with_prefix(_read_tensors(file), config, file)
+    tensors = with_prefix({name: part for shard in shards for name, part in read_tensors(shard).items()}, config, file)
     if config.tied_head and model_class is GPT:
         embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
         if head in tensors and not torch.equal(tensors[head], tensors.setdefault(embedding, tensors[head])):
@@ -218,29 +224,49 @@ def _weights_file(where: str | Path) -> Path:
     raise InputError(f"{where} holds no weights, neither model.safetensors nor pytorch_model.bin nor shards of them.")
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of one file, or of all shards that an index names."""
+def _shards(path: Path) -> list[Path]:
+    """The file itself, or the files beside it that an index names."""
     if not path.name.endswith(".index.json"):
-        return _read_tensor_file(path)
+        return [path]
     shards = read_object(path).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+    if not shards or not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise InputError(f"{path} has no weight_map from tensors to files: download it again.")
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(shards.values())):
+    for shard in set(shards.values()):
+        if not shard or Path(shard).name != shard or "\0" in shard:  # ../.. would read anything, anywhere
+            raise InputError(f"{path} names {shard!r:.300}, which isn't a file beside it: download it again.")
         if not (path.parent / shard).is_file():
             raise InputError(f"{path} names {shard}, which isn't there: download it too.")
-        tensors |= _read_tensor_file(path.parent / shard)
-    return tensors
+    return [path.parent / shard for shard in sorted(set(shards.values()))]
 
 
-def _read_tensor_file(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name; InputError for a damaged file and one that holds anything else."""
+    open_regular(path).close()
+    tensors = load_pickle(path) if path.suffix != ".safetensors" else None
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)  # a pickle could run code
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        tensors = load_file(path) if tensors is None else tensors
+    except (SafetensorError, RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"{path} can't be read: it is damaged or holds more than tensors ({reason}).") from error
+        raise InputError(f"{path} can't be read: it is damaged or holds more than tensors ({reason:.300}).") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise InputError(f"{path} isn't a dictionary of tensors: name a checkpoint in the Hugging Face layout.")
+    if not all(isinstance(name, str) for name in tensors):
+        raise InputError(f"{path} has a tensor whose name is no text: name a checkpoint in the Hugging Face layout.")
     return tensors
+
+
+def load_pickle(path: Path, **settings: Any) -> Any:
+    """What `torch.save` wrote, if it is plain data and tensors; InputError for anything else, and never its code.
+
+    settings: of `torch.load`.
+    """
+    open_regular(path).close()
+    try:
+        if zipfile.is_zipfile(path):  # torch stores, so a compressed member is a bomb or another program's
+            with zipfile.ZipFile(path) as members:
+                if sum(member.file_size for member in members.infolist()) > path.stat().st_size:
+                    raise RuntimeError("it is compressed")
+        return torch.load(path, map_location="cpu", weights_only=True, **settings)  # a pickle could run code
+    except Exception as error:  # the unpickler interprets damaged bytes: KeyError, IndexError, ..., whatever they say
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"{path} can't be read: it is damaged or holds more than tensors ({reason:.300}).") from error

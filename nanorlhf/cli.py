@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_type_hints
@@ -23,8 +23,10 @@ class Range:
     allows: Callable[[float], bool]
 
 
-PositiveInt = Annotated[int, Range("at least 1", lambda x: x >= 1)]
-NonNegativeInt = Annotated[int, Range("at least 0", lambda x: x >= 0)]
+_COUNTABLE = Range("at most 10^12", lambda x: x <= 10**12)
+PositiveInt = Annotated[int, Range("at least 1", lambda x: x >= 1), _COUNTABLE]
+NonNegativeInt = Annotated[int, Range("at least 0", lambda x: x >= 0), _COUNTABLE]
+Epochs = Annotated[float, Range("above 0, a million at most", lambda x: 0 < x <= 10**6)]
 PositiveFloat = Annotated[float, Range("above 0", lambda x: x > 0)]
 NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]
 Fraction = Annotated[float, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
@@ -51,8 +53,15 @@ def check_ranges(args: Any) -> None:
         for value in setting if isinstance(setting, tuple) else (setting,):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 for limits in ranges(hint):
-                    if not (math.isfinite(value) and limits.allows(value)):
+                    if not ((isinstance(value, int) or math.isfinite(value)) and limits.allows(value)):
                         raise InputError(f"--{name.replace('_', '-')} {value}: it must be {limits.words}.")
+
+
+def check_names(flag: str, names: Iterable[str]) -> None:
+    """InputError for a name that reports can't print: one that is blank, or with half a surrogate pair."""
+    for name in names:
+        if not name.strip() or not name.isprintable():
+            raise InputError(f"{flag} {name!r:.80}: a name must be printable text: choose another.")
 
 
 def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
@@ -107,11 +116,18 @@ def _parse(args: Any, arguments: list[str], program: str) -> Any:
     return parsed
 
 
+BAD_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EILSEQ, errno.EIO),
+)  # fmt: skip
+
+
 class _one_sentence:
     """Turns the errors that the user can fix into one line on stderr and exit code 2."""
 
     def __enter__(self) -> None:
-        return None
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are no text
+            sys.stdout.reconfigure(errors="backslashreplace")
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, InputError):
@@ -120,8 +136,8 @@ class _one_sentence:
             where = error.filename or "the output directory"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}: free some space and start again."))
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR):
-                sys.exit(_fail(f"{where}: {error.strerror}: name another path or change its permissions."))
+            if error.errno in BAD_PATH:
+                sys.exit(_fail(f"{where!s:.300}: {error.strerror}: name another path or change its permissions."))
         if isinstance(error, Interrupted):
             if str(error):  # only one of several processes prints
                 print(error, file=sys.stderr)

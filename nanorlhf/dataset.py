@@ -9,11 +9,9 @@
 All rows are read, checked and tokenised before training starts; a broken row stops the run with file, line and reason.
 """
 
-import gzip
 import json
 import math
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nanorlhf.errors import InputError
+from nanorlhf.files import parse_json, read_lines
 from nanorlhf.tokenizer import Tokenizer
 
 T = TypeVar("T")
+MAX_PROGRAM = 2**17  # bytes of a program: 128 KiB. CodeNet's have at most 64; parsers and compilers slow down beyond
+MAX_TEXT = 2**20  # characters of a text: 1 million. Novels have half of that, posts and programs at most 64,000
 
 
 @dataclass(frozen=True)
@@ -50,33 +51,18 @@ class Comparison:
 # ------------------------------------------------------------------------------------------------------ 1. rows as text
 def iter_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
     """Yield (`file:line`, object) per line of a JSON Lines file, also .gz; InputError for a blank or broken line."""
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist: correct the path, or make the file with a module of data/.")
-    if path.is_dir():
-        raise InputError(f"{path} is a directory: name a file.")
     number = 0
-    try:
-        # bytes, because text mode would also split lines at a lone carriage return
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield f"{path}:{number}", parse_object(line, f"{path}:{number}")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path}:{number + 1}: the gzip file is damaged here ({error}): download it again.") from error
+    for number, line in read_lines(path):
+        yield f"{path}:{number}", parse_object(line, f"{path}:{number}")
     if number == 0:
         raise InputError(f"{path} is empty: it needs at least one row.")
 
 
 def parse_object(line: bytes, where: str) -> dict:
     """Parse one line of JSON Lines into a dict; `where` (`file:line`) is for the error messages."""
-    try:
-        record = json.loads(line.decode("utf-8-sig" if where.endswith(":1") else "utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
-    except json.JSONDecodeError as error:
-        if not line.strip():
-            raise InputError(f"{where}: the line is blank: delete it.") from error
-        raise InputError(f"{where}: malformed JSON ({error.msg}, column {error.colno}): fix the line.") from error
+    if not line.strip():
+        raise InputError(f"{where}: the line is blank: delete it.")
+    record = parse_json(line, where, is_line=True, encoding="utf-8-sig" if where.endswith(":1") else "utf-8")
     if not isinstance(record, dict):
         raise InputError(f"{where}: not a JSON object but {type(record).__name__}: every line must be one.")
     return record
@@ -90,14 +76,24 @@ def field(record: dict, name: str, kind: type[T], where: str) -> T:
     is_number = kind is float and isinstance(value, int)
     if isinstance(value, bool) and kind is not bool or not (isinstance(value, kind) or is_number):
         raise InputError(f"{where}: the field {name!r} must be {kind.__name__}, not {type(value).__name__}.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{where}: the field {name!r} is an integer of more than 64 bits: fix it.")
     if kind is float and not math.isfinite(value):
         raise InputError(f"{where}: the field {name!r} is {value}: it must be a finite number.")
     if kind is str:
+        if len(value) > MAX_TEXT:
+            raise InputError(f"{where}: the field {name!r} has more than {MAX_TEXT:,} characters: cut or delete it.")
         try:
             value.encode()  # JSON can escape half of a surrogate pair, such as \ud83d, which is not a character
         except UnicodeEncodeError as error:
             raise InputError(f"{where}: the field {name!r} isn't Unicode (at {error.start}): fix it.") from error
     return value
+
+
+def list_of(record: dict, name: str, kind: type[T], where: str) -> list[T]:
+    """`record[name]`, checked to be a list, each item of which is a `kind` as in `field`."""
+    values = field(record, name, list, where)
+    return [field({f"{name}[{i}]": value}, f"{name}[{i}]", kind, where) for i, value in enumerate(values)]
 
 
 def read_jsonl(path: str | Path, fields: dict[str, type]) -> list[dict]:
@@ -180,6 +176,8 @@ def load_programs(
         query, response, language, *_ = (
             field(record, name, str, where) for name in ("query", "response", "language", "prefix", "suffix", "tests")
         )
+        if sum(len(record[name]) for name in ("prefix", "response", "suffix", "tests")) > MAX_PROGRAM:
+            raise InputError(f"{where}: the program has more than {MAX_PROGRAM:,} characters: cut or delete it.")
         if language not in ("java", "python"):
             raise InputError(f"{where}: the field 'language' is {language!r}: write java or python.")
         if rows and language != rows[0].record["language"]:

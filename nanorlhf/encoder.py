@@ -3,19 +3,17 @@
 Only `load_encoder` imports transformers: nothing else in the product needs it, and importing it takes seconds.
 """
 
-import json
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.hub import hub_directory, read_object
+from nanorlhf.files import open_regular, read_json, read_object
+from nanorlhf.hub import hub_directory
 from nanorlhf.padding import micro_batches, right_pad
 
 FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]  # `*` enters folders too: 1_Pooling/config.json
@@ -56,6 +54,7 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
             directory = hub_directory(str(where), [*FILES, "pytorch_model*.bin"])
     if not (directory / "config.json").is_file():
         raise InputError(f"{where} holds no config.json: name the directory of an encoder, or a Hub id.")
+    check_encoder_files(directory)
 
     transformers.logging.set_verbosity_error()  # it would warn of the layers above; missing ones are checked below
     transformers.logging.disable_progress_bar()
@@ -72,9 +71,11 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
         model, loading = transformers.AutoModel.from_pretrained(
             directory, config=config, dtype=torch.float32, output_loading_info=True, **local
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # transformers checks few of its files: a wrong type there may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{where} can't be read as an encoder ({reason}): name another, or fix it.") from error
+        raise InputError(f"{where} can't be read as an encoder ({reason:.300}): name another, or fix it.") from error
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))  # unused here
     if missing:
         raise InputError(f"{where} lacks {len(missing)} tensors, {missing[0]} among them: download it again.")
@@ -98,6 +99,25 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
     )
 
 
+def check_encoder_files(directory: Path) -> None:
+    """Refuse files that transformers would hang on: pipes, absurd JSON, and sizes for which the weights are too few."""
+    for path in sorted(directory.glob("*")):
+        if not path.is_dir():
+            open_regular(path).close()
+        if path.suffix == ".json":
+            read_json(path)
+    settings, path = read_object(directory / "config.json"), directory / "config.json"
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+    sizes = [settings.get(name, 1) for name in names]
+    if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
+        raise InputError(f"{path}: {', '.join(names)} must be integers above 0, not {sizes!r:.300}: fix it.")
+    vocabulary, width, layers, inner, positions = sizes
+    count = width * (vocabulary + positions + layers * (4 * width + 2 * inner))
+    files = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
+    if count > max(2**24, sum(file.stat().st_size for file in files) // 2):  # a weight takes two bytes at least
+        raise InputError(f"{path}: a model of these sizes has {count:,} weights, more than its files: fix them.")
+
+
 def sentence_settings(directory: Path) -> tuple[str, int | None]:
     """From a Sentence-Transformers directory: its pooling, and its longest text in tokens (None: not given).
 
@@ -106,12 +126,14 @@ def sentence_settings(directory: Path) -> tuple[str, int | None]:
     limit = None
     if (directory / "sentence_bert_config.json").is_file():
         limit = read_object(directory / "sentence_bert_config.json").get("max_seq_length")
+        if limit is not None and not (type(limit) is int and limit > 2):
+            raise InputError(f"{directory / 'sentence_bert_config.json'}: max_seq_length must be an integer above 2.")
     if not (directory / "modules.json").is_file():
         return "mean", limit
     try:
-        modules = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
-        steps = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
-    except (ValueError, TypeError, KeyError) as error:
+        modules = read_json(directory / "modules.json")
+        steps = [(module["type"].rpartition(".")[2], module["path"].replace("\0", "")) for module in modules]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{directory / 'modules.json'} is not a list of modules: download it again.") from error
     others = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Normalize")]
     if others:
@@ -123,8 +145,8 @@ def sentence_settings(directory: Path) -> tuple[str, int | None]:
             prefix = "pooling_mode_"  # one flag per mode; since version 5, their names
             modes += [key.removeprefix(prefix) for key, on in settings.items() if key.startswith(prefix) and on is True]
             named = settings.get("pooling_mode", [])
-            modes += [named] if isinstance(named, str) else named
-    return "mean" if modes in ([], ["mean"], ["mean_tokens"]) else " and ".join(modes), limit
+            modes += named if isinstance(named, list) else [named]
+    return "mean" if modes in ([], ["mean"], ["mean_tokens"]) else " and ".join(map(str, modes)), limit
 
 
 # ------------------------------------------------------------------------------------------------------- 2. embeddings

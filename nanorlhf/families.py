@@ -7,6 +7,7 @@ dropped silently: a setting that our model doesn't have is an error.
 import math
 import re
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,31 @@ ALWAYS: dict[str, dict[str, Any]] = {  # properties of a whole family, which hav
         **{"qkv_bias": False, "attention_out_bias": False},
     },
 }
+
+
+# the largest sizes that a model may ask for: far above any that exists, far below what overflows or never ends
+LARGEST = {
+    "vocab_size": 2**24, "n_ctx": 2**28, "d_model": 2**18, "n_layer": 2**12, "n_head": 2**12, "d_mlp": 2**20,
+    "adapter_size": 2**18,
+}  # fmt: skip
+
+
+def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
+    """InputError for sizes above LARGEST, and for a model of more than `num_weights` weights.
+
+    That many are in its files, or have room in memory. Counted without biases and norms, from the numbers alone: no
+    model is made.
+    """
+    for name, largest in LARGEST.items():
+        if getattr(config, name) > largest:
+            raise InputError(f"{where}: {name} is {getattr(config, name)}, more than {largest}: lower it.")
+    block = config.d_model * (4 * config.d_model + 2 * config.d_mlp)
+    rows = config.vocab_size + (config.n_ctx if config.positions == "learned" else 0)
+    count = config.n_layer * block + rows * config.d_model
+    if count > num_weights:
+        raise InputError(
+            f"{where}: a model of these sizes has {count:,} weights, room is for {num_weights:,}: fix them."
+        )
 
 
 # ------------------------------------------------------------------------------------------- tensors: names and layouts
@@ -177,13 +203,14 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     Raises InputError for a value of the wrong kind or range and for a setting that isn't implemented.
     """
 
-    def get(field: str, kind: Any, default: Any = None, least: float = 0) -> Any:
+    def get(field: str, kind: Any, default: Any = None, least: float = 0, most: float = math.inf) -> Any:
         value = default if settings.get(field) is None else settings[field]
-        value = float(value) if kind is float and type(value) is int else value
-        if type(value) is not kind or (kind is not bool and kind is not str and not least <= value < math.inf):
+        value = float(value) if kind is float and type(value) is int and abs(value) < 2**63 else value
+        if type(value) is not kind or (kind in (int, float) and not (least <= value <= most and value < math.inf)):
             wanted = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[kind]
             at_least = f" of at least {least}" if least else ""
-            raise InputError(f"{path}: {field} must be {wanted}{at_least}, not {value!r}: fix it.")
+            at_least += f" and at most {most}" if most < math.inf else ""
+            raise InputError(f"{path}: {field} must be {wanted}{at_least}, not {value!r:.80}: fix it.")
         return value
 
     model_type = settings.get("model_type")
@@ -193,17 +220,17 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         raise InputError(f"{path}: model_type {model_type!r} isn't one of {known}: name another checkpoint.")
     for field, unused in UNSUPPORTED.items():
         if settings.get(field) not in (None, unused):
-            raise InputError(f"{path}: {field} = {settings[field]!r} isn't implemented: name another checkpoint.")
+            raise InputError(f"{path}: {field} = {settings[field]!r:.80} isn't implemented: name another checkpoint.")
     names = {ours: row[FAMILIES.index(family)] for ours, row in FIELDS.items()}
     defaults: dict[str, Any] = {ours: row[FAMILIES.index(family)] for ours, row in DEFAULTS.items()}
 
     dimensions = ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head")
-    values: dict[str, Any] = {ours: get(names[ours], int, least=1) for ours in dimensions}
-    values["d_mlp"] = get(names["d_mlp"], int, 4 * values["d_model"], least=1)
+    values: dict[str, Any] = {ours: get(names[ours], int, least=1, most=LARGEST[ours]) for ours in dimensions}
+    values["d_mlp"] = get(names["d_mlp"], int, 4 * values["d_model"], least=1, most=LARGEST["d_mlp"])
     values["norm_eps"] = get(names["norm_eps"], float, defaults["norm_eps"])
     values["tied_head"] = get(names["tied_head"], bool, defaults["tied_head"])
     if model_type != family:
-        values["adapter_size"] = get("adapter_size", int, least=1)
+        values["adapter_size"] = get("adapter_size", int, least=1, most=LARGEST["adapter_size"])
     activation = get(names["activation"], str, defaults["activation"])
     if activation not in ACTIVATIONS:
         raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: fix it.")
@@ -216,7 +243,7 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     if family == "gpt2":
         values["scale_attention"] = get("scale_attn_weights", bool, True)
     elif family == "gpt_neo":
-        window = get("window_size", int, 256, least=1)
+        window = get("window_size", int, 256, least=1, most=LARGEST["n_ctx"])
         values["attention_windows"] = _attention_windows(settings, values["n_layer"], window, path)
     elif family == "gpt_neox":
         rotary_share, values["rotary_base"] = _rotary_settings(settings, path)
@@ -238,13 +265,14 @@ def _attention_windows(settings: dict, n_layer: int, window: int, path: Path) ->
     if types is None:
         types = [[["global", "local"], 12]] if layers is None else [[layers, 1]]
     try:
-        kinds = [kind for group, times in types for _ in range(times) for kind in group]
+        repeated = (kind for group, times in types for _ in range(times) for kind in group)
+        kinds = [*islice(repeated, n_layer + 1)]  # however often it says to repeat
     except (TypeError, ValueError):  # not of that form
         kinds = []
-    if len(kinds) != n_layer or not set(kinds) <= {"global", "local"} or layers not in (None, kinds):
+    if len(kinds) != n_layer or any(kind not in ("global", "local") for kind in kinds) or layers not in (None, kinds):
         raise InputError(
-            f"{path}: attention_types {types!r} and attention_layers {layers!r} must name the kinds of {n_layer} "
-            "layers, global or local, and agree: fix them."
+            f"{path}: attention_types {types!r:.80} and attention_layers {layers!r:.80} must name the kinds of "
+            f"{n_layer} layers, global or local, and agree: fix them."
         )
     return tuple(window if kind == "local" else None for kind in kinds) if "local" in kinds else None
 
@@ -258,13 +286,13 @@ def _rotary_settings(settings: dict, path: Path) -> tuple[float, float]:
     rope = settings.get(field) or {}
     known = {"rope_type": "default", "type": "default", "rope_theta": None, "partial_rotary_factor": None}
     if not isinstance(rope, dict) or any(known.get(key, value) not in (None, value) for key, value in rope.items()):
-        raise InputError(f"{path}: {field} = {rope!r} isn't implemented, only rope_type 'default'.")
+        raise InputError(f"{path}: {field} = {rope!r:.80} isn't implemented, only rope_type 'default'.")
     numbers = []
     for *spellings, default in (("rotary_pct", "partial_rotary_factor", 0.25), ("rotary_emb_base", "rope_theta", 1e4)):
-        said = {source[name] for source in (settings, rope) for name in spellings if source.get(name) is not None}
-        if len(said) > 1 or not all(type(value) in (int, float) and 0 <= value < math.inf for value in said):
-            raise InputError(f"{path}: {' or '.join(spellings)} must be one number, not {sorted(said)}: fix it.")
-        numbers.append(float(said.pop() if said else default))
+        said = [source[name] for source in (settings, rope) for name in spellings if source.get(name) is not None]
+        if any(type(value) not in (int, float) or not 0 <= value < 2**63 or value != said[0] for value in said):
+            raise InputError(f"{path}: {' or '.join(spellings)} must be one number, not {said!r:.80}: fix it.")
+        numbers.append(float(said[0] if said else default))
     return numbers[0], numbers[1]
 
 

@@ -1,6 +1,5 @@
-"""Download files by Hub id, and read a JSON file; errors are one sentence."""
+"""Download files by Hub id; errors are one sentence."""
 
-import json
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -21,14 +20,3 @@ def hub_directory(hub_id: str, patterns: list[str], repo_type: str = "model", re
             f"{hub_id}: no such file or directory, and as a {repo_type} of the Hub it can't be downloaded ({reason}): "
             "correct the name, or download it elsewhere and name the directory."
         ) from error
-
-
-def read_object(path: Path) -> dict:
-    """Read a JSON file that holds an object; InputError if it doesn't."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # malformed JSON or not UTF-8
-        raise InputError(f"{path} isn't JSON ({error}): download it again.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object: download it again.")
-    return value

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -74,9 +75,16 @@ def load_function(flag: str, where: str) -> Callable:
     spec = importlib.util.spec_from_file_location("user_function", path)
     assert spec is not None and spec.loader is not None  # the file exists and ends in .py
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise InputError(f"{flag} {where}: {path} defines no {name}.")
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # it is the user's code: whatever it raises
+        lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
+        line = f":{lines[-1]}" if lines else ""
+        raise InputError(
+            f"{flag} {where}: {path}{line} raises {type(error).__name__}: {error!s:.200}: fix it."
+        ) from error
+    if not callable(getattr(module, name, None)):
+        raise InputError(f"{flag} {where}: {path} defines no function {name}.")
     return getattr(module, name)
 
 

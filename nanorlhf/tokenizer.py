@@ -15,10 +15,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
-from nanorlhf.hub import hub_directory, read_object
+from nanorlhf.files import parse_json, read_bytes, read_object, read_text
+from nanorlhf.hub import hub_directory
 
 PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
+PROBE = "The cat sat on 3 mats."  # which any tokenizer can encode
 # vocabulary and merges: the file names of OpenAI's GPT-2, and those of transformers
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
@@ -77,7 +79,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     else:
         for vocabulary, merges in VOCABULARIES:
             if (path / vocabulary).exists() and (path / merges).exists():
-                backend = _byte_level(read_object(path / vocabulary), _read_merges(path / merges))
+                backend = _byte_level(path / vocabulary, path / merges)
                 break
         else:
             raise InputError(
@@ -87,14 +89,14 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
 
     settings_file = path / "tokenizer_config.json"
     settings = read_object(settings_file) if settings_file.exists() else {}
-    eos, pad = (_token_text(settings.get(key)) for key in ("eos_token", "pad_token"))
+    eos, pad = (_token_text(settings, key, settings_file) for key in ("eos_token", "pad_token"))
     if eos is not None and pad == eos:
         raise InputError(
             f"{settings_file}: pad_token is eos_token, {eos!r}, so a mask would hide both: set pad_token to {PAD!r}."
         )
     if eos is None and (path / "config.json").exists():
         eos_id = read_object(path / "config.json").get("eos_token_id")
-        eos = backend.id_to_token(eos_id) if isinstance(eos_id, int) else None
+        eos = backend.id_to_token(eos_id) if type(eos_id) is int and 0 <= eos_id < 2**32 else None
     return _finish(backend, eos or END_OF_TEXT, path)
 
 
@@ -162,38 +164,63 @@ def _finish(backend: tokenizers.Tokenizer, eos: str, where: str | Path) -> Token
     backend.encode_special_tokens = True  # a special token's name in a text is text; tokenizer.json can't store this
     eos_id, pad_id = backend.token_to_id(eos), backend.token_to_id(PAD)
     assert eos_id is not None and pad_id is not None
-    return Tokenizer(backend, eos_id, pad_id)
+    tokenizer = Tokenizer(backend, eos_id, pad_id)
+    try:
+        if tokenizer.decode(tokenizer.encode(PROBE)).split() == []:
+            raise ValueError("it knows none of it")
+    except Exception as error:  # the library raises no narrower class: no word for the unknown, a damaged vocabulary
+        raise InputError(f"{where}: the tokenizer can't encode {PROBE!r} ({error!s:.200}): name another.") from error
+    return tokenizer
 
 
-def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
     """GPT-2's scheme: bytes as printable symbols, a space belongs to the word after it."""
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    vocabulary, merges = read_object(vocabulary_file), _read_merges(merges_file)
+    for symbol, i in vocabulary.items():
+        if type(i) is not int or not 0 <= i < 2**31:
+            raise InputError(
+                f"{vocabulary_file}: the id of {symbol!r:.80} is {i!r:.80}: it must be an integer below 2^31."
+            )
+    try:
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    except Exception as error:  # the library raises no narrower class
+        raise InputError(
+            f"{merges_file} doesn't fit {vocabulary_file} ({error!s:.200}): download both again."
+        ) from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    if "model" not in read_object(path):
+    data = read_bytes(path)
+    value = parse_json(data, path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object but {type(value).__name__}: download it again.")
+    if "model" not in value:
         raise InputError(f"{path} isn't in the format of tokenizer.json: the field 'model' is missing.")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises no narrower class
-        raise InputError(f"{path} isn't a valid tokenizer ({error}): download it again.") from error
+        raise InputError(f"{path} isn't a valid tokenizer ({error!s:.200}): download it again.") from error
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     merges = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.startswith("#version") or not line.strip():
             continue
         symbols = tuple(line.split(" "))
         if len(symbols) != 2:
-            raise InputError(f"{path}:{number}: a merge is two symbols separated by one space, not {line!r}.")
+            raise InputError(f"{path}:{number}: a merge is two symbols separated by one space, not {line!r:.80}.")
         merges.append(symbols)
     return merges
 
 
-def _token_text(token: str | dict | None) -> str | None:
-    """A token of tokenizer_config.json: its text, or an object with the text in `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+def _token_text(settings: dict, key: str, where: Path) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object with the text in `content`; None: not given."""
+    token = settings.get(key)
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not (isinstance(text, str) and text.isprintable()):
+        raise InputError(f"{where}: {key} is {token!r:.80}: it must be a text.")
+    return text

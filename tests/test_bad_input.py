@@ -5,14 +5,19 @@ test_checkpoint.py; here each `main` is called as a whole.
 """
 
 import errno
+import gzip
 import json
 import os
+import random
 import re
 import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+import zipfile
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 import pytest
 import torch
@@ -22,10 +27,17 @@ import nanorlhf.checkpoint
 import train_ppo
 import train_rm
 import train_sft
-from nanorlhf import distributed
-from nanorlhf.checkpoint import load_gpt, load_scalar
+from data import codenet, dialogue, prepare, stackoverflow
+from nanorlhf import distributed, files
+from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_pickle, load_scalar, read_tensors
+from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.evals.common import EvalArgs, write_evaluation
+from nanorlhf.report import compare_runs
+from nanorlhf.report.page import write_page
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from nanorlhf.training.run_directory import read_metrics as metrics_of
+from tests import fuzz
 from tests.conftest import ROOT, read_metrics
 
 MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}
@@ -318,3 +330,427 @@ def test_a_file_that_cannot_grow_ends_the_process_with_one_sentence_and_code_2(m
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert re.search(rf"^error: the disk is full .* at {out}\S*: free some space", result.stderr, re.MULTILINE)
     assert not (out / "model.safetensors").exists() and not (out / "summary.json").exists()
+
+
+# ------------------------------------------------------------------------------------------- files that others made
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "9" * 5000
+
+
+def strange(directory, kind):
+    """Something in the place of a file that no one should read."""
+    path = directory / "file.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "circle":
+        path.symlink_to(path.name)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "long":
+        path = directory / ("x" * 5000)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("pipe", "is a pipe, not a regular file"),
+        ("device", "is a device, not a regular file"),
+        ("circle", "can't be opened"),
+        ("directory", "is a directory"),
+        ("long", "can't be opened .*too long"),
+        ("missing", "does not exist"),
+    ],
+)
+@pytest.mark.parametrize(
+    "read",
+    [files.read_object, lambda path: list(iter_jsonl(path)), read_tensors, load_pickle],
+    ids=["object", "lines", "tensors", "pickle"],
+)
+def test_only_regular_files_are_read(tmp_path, kind, reason, read):
+    with pytest.raises(InputError, match=reason):
+        read(strange(tmp_path, kind))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f'{{"a": {DEEP}}}', "nested more than 100 deep"),
+        ('{"a":' * 101 + "1" + "}" * 101, "nested more than 100 deep"),
+        (f'{{"a": {LONG}}}', "an integer with too many digits"),
+        ('{"a": "\xff"}', "not UTF-8"),
+        ('{"a": 1', ":1: malformed JSON"),
+        ("[1]", "no JSON object but list"),
+        ("[" + "1," * 2**23 + "1]", "more than 8,388,608 values"),
+    ],
+    ids=["deep", "101 deep", "digits", "bytes", "cut", "list", "values"],
+)
+def test_json_that_python_cannot_read_is_one_sentence(tmp_path, text, reason):
+    (tmp_path / "x.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=reason):
+        files.read_object(tmp_path / "x.json")
+
+
+def test_json_a_hundred_deep_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('{"a":' * 100 + "1" + "}" * 100)
+    assert files.read_object(tmp_path / "x.json")
+
+
+def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path):
+    with (tmp_path / "rows.jsonl").open("wb") as file:
+        file.write(b'{"a": 1}\n')
+        file.truncate(2**34)  # 16 GiB that take no room on the disk
+    with pytest.raises(InputError, match=r"rows\.jsonl:2: the line has more than 16,777,216 bytes"):
+        list(iter_jsonl(tmp_path / "rows.jsonl"))
+
+
+def test_a_gzip_bomb_is_refused_and_text_is_not(tmp_path):
+    row = b'{"query": "%s"}\n' % (b"again and again " * 64)
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(row * 2**16, 9))
+    with pytest.raises(InputError, match="inflates more than 100 times"):
+        for _ in files.read_lines(tmp_path / "bomb.jsonl.gz"):
+            pass
+    (tmp_path / "small.jsonl.gz").write_bytes(gzip.compress(row * 2**10))
+    assert sum(1 for _ in files.read_lines(tmp_path / "small.jsonl.gz")) == 2**10
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "reason"),
+    [
+        (10**400, float, "an integer of more than 64 bits"),
+        (2**63, int, "an integer of more than 64 bits"),
+        (float("nan"), float, "must be a finite number"),
+        ("\ud800", str, "isn't Unicode"),
+        ("a" * (2**20 + 1), str, "more than 1,048,576 characters"),
+    ],
+)
+def test_a_value_out_of_range_names_its_field(value, kind, reason):
+    with pytest.raises(InputError, match=f"x:1: the field 'a' .*{reason}"):
+        field({"a": value}, "a", kind, "x:1")
+
+
+# ------------------------------------------------------------------------------------------------ weights and sizes
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_pickle_is_one_sentence_or_still_tensors(tmp_path, seed):
+    """Flips in the pickle of a zip: the unpickler then raises anything from KeyError to struct.error."""
+    torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, tmp_path / "x.bin")
+    rng = random.Random(seed)
+    with zipfile.ZipFile(tmp_path / "x.bin") as old, zipfile.ZipFile(tmp_path / "y.bin", "w") as new:
+        for name in old.namelist():
+            data = bytearray(old.read(name))
+            if name.endswith("data.pkl"):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            new.writestr(name, bytes(data))
+    try:
+        assert all(isinstance(tensor, torch.Tensor) for tensor in read_tensors(tmp_path / "y.bin").values())
+    except InputError as error:
+        assert str(error).startswith(str(tmp_path / "y.bin")) and "\n" not in str(error)
+
+
+def test_a_compressed_pickle_is_refused_unread(tmp_path):
+    torch.save({"a": torch.zeros(2**18)}, tmp_path / "x.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "x.bin") as old,
+        zipfile.ZipFile(tmp_path / "y.bin", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(InputError, match="y.bin can't be read.*compressed"):
+        read_tensors(tmp_path / "y.bin")
+
+
+@pytest.mark.parametrize("shard", ["../other/model.bin", "/etc/passwd", "", ".", "a\0b"])
+def test_an_index_reads_only_files_beside_it(miniature, tmp_path, shard):
+    checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
+    (checkpoint / "model.safetensors").unlink()
+    index = {"weight_map": {"embed_out.weight": shard}}
+    (checkpoint / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="which isn't a file beside it"):
+        load_gpt(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 10**9}, {"vocab_size": 2**62}, {"max_position_embeddings": 10**12},
+        {"hidden_size": 2**17, "intermediate_size": 2**19}, {"num_hidden_layers": 10**400}, {"layer_norm_eps": 10**400},
+        {"rotary_pct": [1]}, {"rope_scaling": {"rope_theta": []}}, {"architectures": 3},
+        {"model_type": "gpt_neo", "num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 10**12]]},
+    ],
+)  # fmt: skip
+def test_absurd_sizes_and_types_in_config_json_are_refused_before_anything_is_made(miniature, tmp_path, config):
+    checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", config)
+    if "architectures" in config:
+        assert not holds_reward_model(checkpoint)
+        return
+    with pytest.raises(InputError, match=r"checkpoint/config\.json: "):
+        load_gpt(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_epochs": 1e308}, "--num-epochs 1e.308: it must be above 0, a million at most"),
+        ({"d_model": 10**12}, "d_model is 1000000000000, more than"),
+        ({"n_layer": 10**8}, "n_layer is 100000000, more than"),
+        ({"n_layer": 4096, "d_model": 2**14, "n_head": 4}, "a model of these sizes has .* weights, room is for"),
+        ({"max_query_length": 10**13}, "--max-query-length 10000000000000: it must be at most 10.12"),
+    ],
+)
+def test_absurd_flags_are_refused_before_anything_is_made(miniature, tmp_path, change, sentence):
+    refused(replace(miniature.sft, out=tmp_path / "out", **change), "sft", sentence)
+
+
+# ------------------------------------------------------------------------------------------------------- tokenizers
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"vocab.json": {"a": "b"}, "merges.txt": ""}, "the id of 'a' is 'b'"),
+        ({"vocab.json": {"a": 2**70}, "merges.txt": ""}, "the id of 'a' is"),
+        ({"vocab.json": {"<|endoftext|>": 0, "a": 1}, "merges.txt": "x y"}, "merges.txt doesn't fit"),
+        ({"vocab.json": {"<|endoftext|>": 0}, "merges.txt": ""}, "can't encode"),
+        ({"tokenizer_config.json": {"eos_token": ["a"]}}, "eos_token is .'a'.: it must be a text"),
+        ({"tokenizer_config.json": {"eos_token": "\ud800"}}, "eos_token is .*: it must be a text"),
+        ({"tokenizer.json": {"model": 3}}, "isn't a valid tokenizer"),
+    ],
+)
+def test_a_damaged_or_foreign_tokenizer_is_one_sentence(miniature, tmp_path, files, reason):
+    if "tokenizer_config.json" in files:
+        shutil.copy(miniature.root / "sft/tokenizer.json", tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(InputError, match=reason):
+        load_tokenizer(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------- what runs left behind
+def test_a_last_line_that_was_cut_is_left_out_of_metrics(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "lo')
+    assert metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ('{"step": 0}\n{"st\n{"step": 2}\n', "metrics.jsonl:2: malformed JSON"),
+        ('{"loss": 1}\n', "metrics.jsonl:1: the field 'step' is missing"),
+        ('{"step": 0, "loss": "1"}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
+        (f'{{"step": 0, "loss": {"9" * 400}}}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
+        ("3\n", "metrics.jsonl:1: not a JSON object"),
+    ],
+)
+def test_broken_metrics_are_refused_with_their_line(tmp_path, rows, reason):
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    with pytest.raises(InputError, match=reason):
+        metrics_of(tmp_path)
+
+
+def finished_run(directory, **settings):
+    directory.mkdir()
+    (directory / "args.json").write_text(json.dumps({"seed": 1} | settings))
+    rows = [{"step": i, "episode": i, "objective/kl": 1.0, "objective/score": i, "eos_rate": 1.0} for i in range(3)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "ep')
+    return str(directory)
+
+
+def test_runs_with_a_cut_line_and_mathematics_in_their_names_are_compared(tmp_path):
+    runs = ("$\\bad$", finished_run(tmp_path / "a"), "a_{b", finished_run(tmp_path / "$x_{"))
+    compare_runs.main(compare_runs.Args(runs=runs, out=tmp_path / "out"))
+    assert "$\\bad$" in (tmp_path / "out/compare.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"names": ("\ud800", "b")}, "--runs '.ud800': a name must be printable"),
+        ({"eval": "[]"}, "eval.json holds no JSON object"),
+        ({"eval": '{"args": 3, "policies": {}}'}, "eval.json: the field 'args' must be dict"),
+        ({"eval": '{"args": {"policies": 3}, "policies": {}}'}, "eval.json: args.policies must list"),
+        ({"eval": '{"args": {"policies": ["a", "b"]}, "policies": {"a": 1}}'}, "policies: the field 'a' must be dict"),
+        (
+            {"eval": '{"args": {"policies": ["a", "b"]}, "policies": {"a": {"gold_win_rate": "x"}}}'},
+            "a: the field 'gold_win_rate' must be float",
+        ),
+        ({"settings": {"whiten_rewards": [1]}}, "args.json: the field 'whiten_rewards' must be bool"),
+    ],
+)
+def test_files_of_other_shapes_are_refused_by_compare_runs(tmp_path, change, reason):
+    names = change.get("names", ("a", "b"))
+    places = [finished_run(tmp_path / name, **change.get("settings", {})) for name in "ab"]
+    runs = tuple(word for pair in zip(names, places, strict=True) for word in pair)
+    evals = ()
+    if "eval" in change:
+        evals = (tmp_path,)
+        (tmp_path / "eval.json").write_text(change["eval"])
+    with pytest.raises(InputError, match=reason):
+        compare_runs.main(compare_runs.Args(runs=runs, evals=evals, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_that_is_no_text_is_written_into_a_page(tmp_path):
+    write_page(tmp_path / "page.html", "a\udcff", "b\ud800")
+    assert "a\\udcff" in (tmp_path / "page.html").read_text() and not list(tmp_path.glob("*.tmp"))
+
+
+# --------------------------------------------------------------------------- after a refusal, nothing half-written
+@pytest.mark.parametrize("rule", ["['good'] * len(r)", "[float('nan')] * len(r)"])
+def test_a_run_that_is_refused_in_its_first_step_leaves_nothing(miniature, tmp_path, rule):
+    (tmp_path / "rule.py").write_text(f"def score(q, r): return {rule}\n")
+    refused(replace(miniature.ppo, reward=f"{tmp_path}/rule.py:score", out=tmp_path / "out"), "ppo", "--reward")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def score(:\n", "raises SyntaxError"),
+        ("x = 1\nx / 0\n", "rule.py:2 raises ZeroDivisionError"),
+        ("score = 3\n", "no function score"),
+    ],
+)
+def test_a_rule_that_cannot_be_loaded_is_named_with_its_line(miniature, tmp_path, code, reason):
+    (tmp_path / "rule.py").write_text(code)
+    refused(replace(miniature.ppo, reward=f"{tmp_path}/rule.py:score", out=tmp_path / "out"), "ppo", reason)
+
+
+def test_an_evaluation_whose_report_is_refused_leaves_nothing(tmp_path):
+    def refuse(path):
+        raise InputError("no")
+
+    args = EvalArgs(data=tmp_path, out=tmp_path / "new/out")
+    with pytest.raises(InputError):
+        write_evaluation(args, {}, "", refuse, {"samples.jsonl": [{}]})
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------- sources of the converters
+@pytest.mark.parametrize("seed", range(30))
+def test_damaged_parquet_is_one_sentence_or_still_rows(tmp_path, seed):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"a": f"text {i}", "at": datetime(2020, 1, 1), "b": [i]} for i in range(9)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    data, rng = bytearray((tmp_path / "x.parquet").read_bytes()), random.Random(seed)
+    for _ in range(1 + seed % 3):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    (tmp_path / "x.parquet").write_bytes(bytes(data))
+    try:
+        assert all(isinstance(row, dict) for _, row in prepare.read_records(tmp_path / "x.parquet"))
+    except InputError as error:
+        assert "x.parquet" in str(error) and "\n" not in str(error)
+
+
+def test_a_timestamp_that_python_cannot_hold_is_one_sentence(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    column = pyarrow.array([2**62], pyarrow.timestamp("us"))
+    parquet.write_table(pyarrow.table({"at": column}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="x.parquet: damaged"):
+        list(prepare.read_records(tmp_path / "x.parquet"))
+
+
+def test_an_xml_row_without_end_is_refused(tmp_path):
+    (tmp_path / "Posts.xml").write_bytes(b'<posts><row Id="1" Body="' + b"a" * 2**25)
+    with pytest.raises(InputError, match="no row ends within"):
+        list(stackoverflow.read_posts(tmp_path / "Posts.xml"))
+
+
+def test_a_million_blanks_take_no_time():
+    """A search that begins anew at each blank would take 10^12 steps."""
+    assert stackoverflow.to_text("a" + " " * 10**6 + "b \n \n\n c") == "a" + " " * 10**6 + "b\n\n c"
+
+
+@pytest.mark.parametrize(
+    "listed", ["[" * 10**5, "['L1'", "[L1]", "['L1', f()]", "['L1'" + ", 'L1'" * 2000 + "]", "[]"], ids=range(6)
+)
+def test_the_list_of_a_conversation_is_no_python(tmp_path, listed):
+    (tmp_path / "movie_lines.txt").write_text("L1 +++$+++ u0 +++$+++ m0 +++$+++ BIANCA +++$+++ Hi.\n")
+    (tmp_path / "movie_conversations.txt").write_text(f"u0 +++$+++ u2 +++$+++ m0 +++$+++ {listed}\n")
+    with pytest.raises(InputError, match="movie_conversations.txt:1: the last field must be a list"):
+        dialogue.read_conversations(tmp_path, Counter())
+
+
+def test_a_dialogue_of_100_000_turns_is_refused(tmp_path):
+    (tmp_path / "dialogues_text.txt").write_text("a __eou__ " * 10**5 + "\n")
+    with pytest.raises(InputError, match="dialogues_text.txt:1: more than 1000 turns"):
+        dialogue.read_conversations(tmp_path / "dialogues_text.txt", Counter())
+
+
+def test_turns_are_dropped_as_one_by_one_in_few_encodings():
+    """The first start that fits, found by bisection: with 10,000 turns, 15 encodings instead of 10,000."""
+    calls = []
+
+    def fits(start):
+        calls.append(start)
+        return start >= 7777
+
+    assert prepare.first_fit(range(10_000), fits) == 7777 and len(calls) <= 16
+    assert prepare.first_fit(range(5), lambda start: False) is None and prepare.first_fit([], fits) is None
+    assert prepare.first_fit([3, 8], lambda start: True) == 3
+
+
+def test_a_program_of_megabytes_is_left_out_unparsed(tmp_path):
+    for name, text in {"a": "def f(n):\n    return n\n", "b": "x = 1; " * 1_400_000}.items():
+        (tmp_path / "p00001").mkdir(exist_ok=True)
+        (tmp_path / f"p00001/{name}.py").write_text(text)
+    args, left_out = codenet.Args(source=tmp_path, language="python"), defaultdict(list)
+    found = list(codenet.cut_programs(codenet.find_programs(args), args, Counter(), left_out))
+    assert len(found) == 1 and left_out["program: more than 131,072 bytes"] == ["p00001/b.py"]
+
+
+# ----------------------------------------------------------------------------------------------------------- the fuzzer
+@dataclass(frozen=True)
+class Nothing:
+    """The settings of a toy command."""
+
+
+def raises(args):
+    raise ValueError("no sentence")
+
+
+def refuses(args):
+    raise InputError("one sentence.")
+
+
+def refuses_late(args):
+    os.mkdir("out")
+    raise InputError("one sentence.")
+
+
+def leaves_a_scratch_file(args):
+    open("x.tmp", "w").close()
+
+
+def never_ends(args):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("main", "kind"),
+    [
+        (raises, "traceback"), (refuses, "refused"), (refuses_late, "half-written"), (never_ends, "hang"),
+        (leaves_a_scratch_file, "half-written"), (print, "fine"),
+    ],
+)  # fmt: skip
+def test_the_fuzzer_tells_a_refusal_from_all_else(tmp_path, monkeypatch, main, kind):
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world/rows.jsonl").write_text('{"a": [1, "b"]}\n')
+    monkeypatch.setattr(fuzz, "CPU_SECONDS", 1)
+    monkeypatch.setattr(fuzz, "attack_flag", lambda entry, rng: ("nothing", entry))  # the toys have none
+    monkeypatch.setattr(fuzz, "ENTRIES", {"toy": fuzz.Entry(main, Nothing, "", "rows.jsonl")})
+    monkeypatch.chdir(tmp_path)
+    for case in range(1 if kind == "hang" else 3):
+        outcome = fuzz.run_case(case, 1, tmp_path / "world")
+        assert outcome.kind == kind, outcome
+    assert fuzz.run_case(0, 1, tmp_path / "world").change == fuzz.run_case(0, 1, tmp_path / "world").change
+
+
+def test_the_fuzzer_stops_a_command_that_takes_too_much_memory(tmp_path, monkeypatch):
+    (tmp_path / "world").mkdir()
+    monkeypatch.setattr(fuzz, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(fuzz, "attack_flag", lambda entry, rng: ("nothing", entry))
+    monkeypatch.setattr(fuzz, "ENTRIES", {"toy": fuzz.Entry(never_ends, Nothing, "", "")})
+    monkeypatch.chdir(tmp_path)
+    assert fuzz.run_case(1, 1, tmp_path / "world").kind == "memory"

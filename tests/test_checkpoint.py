@@ -245,7 +245,7 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
         (lambda d: change_config(d, rope_parameters={"rope_type": "linear", "factor": 2.0}), "isn't implemented"),
         (lambda d: change_config(d, quantization_config={"bits": 4}), "quantization_config"),
         (lambda d: (d / "config.json").unlink(), "no config.json"),
-        (lambda d: (d / "config.json").write_text("{"), "isn't JSON"),
+        (lambda d: (d / "config.json").write_text("{"), "malformed JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "no JSON object"),
         (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
         (lambda d: os.truncate(d / "model.safetensors", 5000), "can't be read"),

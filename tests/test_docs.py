@@ -101,6 +101,7 @@ LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 
 LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
+    "tests.fuzz": "tests/test_bad_input.py",
     "tests.kills": "tests/test_kills.py",
     "tests.update_details": "tests/test_details.py",
     "bench.py": "tests/test_bench.py",

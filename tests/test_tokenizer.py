@@ -199,7 +199,7 @@ def test_a_word_level_tokenizer_has_no_token_bytes():
     [
         ({}, "has no tokenizer .*--tokenizer"),
         ({"encoder.json": "{}"}, "has no tokenizer .*--tokenizer"),
-        ({"tokenizer.json": "{"}, "tokenizer.json isn't JSON"),
+        ({"tokenizer.json": "{"}, "tokenizer.json:1: malformed JSON"),
         ({"tokenizer.json": "[]"}, "tokenizer.json holds no JSON object"),
         ({"tokenizer.json": '{"a": 0}'}, "tokenizer.json isn't in the format of tokenizer.json"),
         ({"encoder.json": '{"a": 0}', "vocab.bpe": "#version: 0.2\na b c\n"}, "vocab.bpe:2: a merge is two symbols"),

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nanorlhf.encoder import load_encoder
+from nanorlhf.checkpoint import read_tensors
+from nanorlhf.encoder import check_encoder_files, load_encoder
 from nanorlhf.errors import InputError
-from nanorlhf.hub import read_object
+from nanorlhf.families import check_fits
+from nanorlhf.files import read_object
 from nanorlhf.model import GPTConfig, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import load_tokenizer
@@ -154,19 +155,36 @@ def load_discriminator(where: str | Path, device: str | torch.device = "cpu") ->
     if not (directory / "discriminator.json").is_file():
         raise InputError(f"{where} holds no discriminator.json: name the directory of a trained discriminator.")
     settings = read_object(directory / "discriminator.json")
+    if type(settings.get("max_length")) is not int or not 2 < settings["max_length"] < 2**31:
+        raise InputError(f"{directory / 'discriminator.json'}: max_length must be an integer above 2: train it again.")
+    if not (directory / "model.safetensors").is_file():
+        raise InputError(f"{where} holds no model.safetensors: name the directory of a trained discriminator.")
     tokenizer: Any
     try:
         if "config" in settings:
-            encoder, tokenizer = Transformer(GPTConfig(**settings["config"])), load_tokenizer(directory)
+            encoder, tokenizer = new_trunk(settings["config"], directory), load_tokenizer(directory)
         else:
             import transformers
 
+            check_encoder_files(directory)
             local = {"local_files_only": True, "trust_remote_code": False}
             encoder = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(directory, **local))
             encoder, tokenizer = encoder.eval(), transformers.AutoTokenizer.from_pretrained(directory, **local)
         model = Discriminator(encoder, tokenizer, settings["max_length"])
-        model.load_state_dict(load_file(directory / "model.safetensors"))
-    except (OSError, RuntimeError, TypeError, KeyError, ValueError, SafetensorError) as error:
+        model.load_state_dict(read_tensors(directory / "model.safetensors"))
+    except InputError:
+        raise
+    except Exception as error:  # transformers checks few of its files: a wrong type there may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{where} can't be read as a discriminator ({reason}): train it again.") from error
+        raise InputError(f"{where} can't be read as a discriminator ({reason:.300}): train it again.") from error
     return model.to(device)
+
+
+def new_trunk(settings: dict, directory: Path) -> Transformer:
+    """A trunk with the settings of discriminator.json, if they are some and the weights are as many."""
+    where, config = directory / "discriminator.json", GPTConfig(**settings)
+    sizes = (config.vocab_size, config.n_ctx, config.d_model, config.n_layer, config.n_head, config.d_mlp)
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise InputError(f"{where}: the sizes {sizes!r:.300} must be integers above 0: train it again.")
+    check_fits(config, where, max(2**24, (directory / "model.safetensors").stat().st_size // 4))
+    return Transformer(config)

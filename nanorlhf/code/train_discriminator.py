@@ -229,6 +229,7 @@ def main(args: Args) -> dict[str, float]:
     # micro-batches decide which programs of a triplet can be the negative
     run = Run(args, "discriminator", {"model": model, "steps": steps}, write, must_stay=("micro_batch_size",))
     if run.main and not args.resume:
+        run.opened()
         write_jsonl(args.out / "generated.jsonl", [{"response": text, "passes": passes} for text, passes in samples])
     run.print(
         f"Discriminator: {sum(p.numel() for p in model.parameters()):,} parameters, {num_triplet_steps} steps on "

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges
+from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_names, check_ranges
 from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import compare
@@ -23,6 +24,7 @@ from nanorlhf.ppo import eos_masks
 from nanorlhf.reward import Gold, end_scores, is_function, response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
+from nanorlhf.training.run_directory import read_metrics, read_settings
 
 
 # --------------------------------------------------------------------------------------------------------- 1. settings
@@ -81,6 +83,7 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
         raise InputError(f"--policies {' '.join(words)}: write pairs of a name and a checkpoint, such as sft runs/sft.")
     if len(set(names)) != len(names) or "reference" in names:
         raise InputError(f"--policies {' '.join(words)}: names must differ, and `reference` is that of the data.")
+    check_names("--policies", names)
     return dict(zip(names, places, strict=True))
 
 
@@ -90,6 +93,8 @@ def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str 
     models = [place for place in places if place]
     if gold and not is_function(gold):
         models.append(gold)
+    for place in models:  # the report shows them: better refused now than after hours
+        read_metrics(place), read_settings(place)
     tokenizer = load_tokenizer(named or models[0])
     for place in models:
         if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
@@ -180,11 +185,19 @@ def write_evaluation(
     eval.json comes last: where it exists, the evaluation is complete.
     """
     files = files or {}
+    made = [parent for parent in (args.out, *args.out.parents) if not parent.exists()]
     args.out.mkdir(parents=True, exist_ok=True)
+    report = args.out / "report.html.new"
+    try:
+        write_report(report)  # first: it reads the runs' files and may refuse one
+        made = []
+    finally:
+        for parent in made:
+            parent.rmdir()
     (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
     for name, rows in files.items():
         write_jsonl(args.out / name, rows)
-    write_report(args.out / "report.html")
+    os.replace(report, args.out / "report.html")
     write_json(args.out / "eval.json", result)
     print(tables)
     written = ", ".join([str(args.out / "eval.json"), *files])

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from nanorlhf import dataset
 from nanorlhf.errors import InputError
+from nanorlhf.files import read_bytes
 
 WIN = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}  # what a verdict counts in a win rate; others are left out
 NO_VERDICT = ("unparsed", "unanswered")
@@ -56,6 +57,7 @@ GIVE_UP = 10  # prompts in a row without an answer: the prompts are not to blame
 REFUSED = (400, 413, 422)  # the fault of this prompt alone: too long, or filtered
 BUSY = (408, 409, 425, 429)  # and all from 500 on
 MOST_BYTES = 2**20  # maximum size of an answer
+MAX_CACHE = 2**30  # bytes of the cache: a million answers
 
 
 # ------------------------------------------------------------------------------------------ 1. pairs, orders, verdicts
@@ -270,7 +272,7 @@ class _Asker:
     def answer_in(self, body: str) -> str:
         try:
             answer = json.loads(body)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             answer = None
         if not isinstance(answer, str):
             raise ValueError(f"no chat completion but {body}")
@@ -305,9 +307,9 @@ def read_cache(lines: bytes) -> dict[str, str]:
     answers = {}
     for line in lines.splitlines():
         try:
-            record = json.loads(line)
-            answers[record["key"]] = str(record["answer"])
-        except (ValueError, LookupError, TypeError):
+            record = dataset.parse_object(line, "the cache")
+            answers[dataset.field(record, "key", str, "the cache")] = dataset.field(record, "answer", str, "the cache")
+        except InputError:
             continue
     return answers
 
@@ -318,7 +320,7 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
     The account has `num_calls`, and `stopped` and `last_error`, which are empty if nothing went wrong. Never raises for
     what the endpoint does: the answers received so far are kept.
     """
-    lines = cache.read_bytes() if cache.exists() else b""
+    lines = read_bytes(cache, MAX_CACHE) if cache.exists() else b""
     known = read_cache(lines)
     keys = {prompt: endpoint.cache_key(prompt) for prompt in prompts}
     answers = {prompt: known[key] for prompt, key in keys.items() if key in known}

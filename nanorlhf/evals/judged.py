@@ -21,6 +21,7 @@ from nanorlhf.evals.judge import (
     load_verdicts,
     parse,
 )
+from nanorlhf.files import open_regular
 from nanorlhf.metrics import wilson_interval
 
 Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and an account of the calls
@@ -88,8 +89,8 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
     assert args.judge_url is not None
     if not args.judge_model:
         raise InputError(f"--judge-url {args.judge_url}: name the model that judges with --judge-model.")
-    if args.judge_cache.is_dir():
-        raise InputError(f"--judge-cache {args.judge_cache} is a directory: name a file.")
+    if args.judge_cache.exists():
+        open_regular(args.judge_cache).close()
     endpoint = Endpoint(
         url=completions_url("--judge-url", args.judge_url),
         model=args.judge_model,

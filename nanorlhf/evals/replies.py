@@ -16,7 +16,7 @@ from tqdm import tqdm
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
-from nanorlhf.dataset import Demonstration, field, load_comparisons, load_demonstrations, response_ids
+from nanorlhf.dataset import Demonstration, list_of, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.encoder import load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
@@ -210,8 +210,8 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
     for number, row in enumerate(rows, start=1):
         where = f"{path}:{number}"
         meta = meta_of(row, where)
-        answers.append(field(meta, "answers", list, where) if "answers" in meta else None)
-        if not all(isinstance(answer, str) and answer.strip() for answer in answers[-1] or []):
+        answers.append(list_of(meta, "answers", str, where) if "answers" in meta else None)
+        if not all(answer.strip() for answer in answers[-1] or []):
             raise InputError(f"{where}: 'answers' in the field 'meta' must hold texts only, none of them empty.")
         if (answers[-1] is None) != (answers[0] is None):
             raise InputError(f"{where}: 'answers' in the field 'meta' are in some rows only: part SQuAD and dialogues.")

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_config
-from nanorlhf.cli import PositiveFloat, PositiveInt
+from nanorlhf.cli import PositiveFloat, PositiveInt, check_names
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.errors import InputError
@@ -92,6 +92,7 @@ def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
     """("rm", A, "rm", B, "dpo", C) -> {"rm": [A, B], "dpo": [C]}"""
     if not words or len(words) % 2:
         raise InputError(f"--reward-models {' '.join(words)}: write pairs of a name and a checkpoint: rm runs/rm.")
+    check_names("--reward-models", words[::2])
     models = defaultdict(list)
     for name, place in zip(words[::2], words[1::2], strict=True):
         models[name].append(place)

@@ -1,6 +1,5 @@
 """Was self-ranking right? Its pairs and first answers against the truth, its order against people's, and Figure 2."""
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl
+from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
 from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import gold_margins, row_scores
@@ -50,15 +49,11 @@ def load_self_rank(path: Path) -> list[Ranked]:
     questions = []
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
-        answers, weights, clusters, representatives = (
-            field(row, name, list, where) for name in ("answers", "weights", "clusters", "representatives")
-        )
-        indices = [index for index in representatives if type(index) is int and 0 <= index < len(answers)]
+        answers, weights = list_of(row, "answers", str, where), list_of(row, "weights", float, where)
+        clusters, representatives = (list_of(row, name, int, where) for name in ("clusters", "representatives"))
+        indices = [index for index in representatives if 0 <= index < len(answers)]
         if not (
             len(answers) == len(weights) == len(clusters) > 0
-            and all(isinstance(answer, str) for answer in answers)
-            and all(type(weight) in (int, float) and math.isfinite(weight) for weight in weights)
-            and all(type(cluster) is int for cluster in clusters)
             and len(indices) == len(representatives)
             and sorted(clusters[index] for index in indices) == sorted(set(clusters))
         ):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.dataset import field, iter_jsonl, list_of
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.selfrank.text_rank import rank_order
@@ -37,13 +37,13 @@ def iter_rankings(path: str | Path) -> Iterator[tuple[str, dict]]:
     """The checked rows of one file, each with its place `file:line`. Raises InputError for a broken row."""
     for where, row in iter_jsonl(path):
         field(row, "query", str, where)
-        answers, ranking = field(row, "answers", list, where), field(row, "ranking", list, where)
-        if len(answers) < 2 or not all(isinstance(answer, str) for answer in answers):
+        answers, ranking = list_of(row, "answers", str, where), field(row, "ranking", list, where)
+        if len(answers) < 2:
             raise InputError(f"{where}: the field 'answers' must be a list of two texts or more.")
         # in Python, a bool is an int
         if {type(index) for index in ranking} != {int} or sorted(ranking) != list(range(len(answers))):
             raise InputError(
-                f"{where}: the field 'ranking' is {ranking}: it must name each answer once, from 0 to "
+                f"{where}: the field 'ranking' is {ranking!r:.80}: it must name each answer once, from 0 to "
                 f"{len(answers) - 1}, best first."
             )
         if not field(row, "annotator", str, where).strip():

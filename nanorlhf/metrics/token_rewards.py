@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.hub import read_object
+from nanorlhf.dataset import field
+from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards
 from nanorlhf.tokenizer import Tokenizer, token_bytes
-from nanorlhf.training.run_directory import read_metrics
+from nanorlhf.training.run_directory import read_metrics, read_settings
 
 
 @torch.no_grad()
@@ -42,14 +43,22 @@ def token_rewards(
 
     rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
     is_ppo = bool(rows) and value_model_dir.is_dir() and logits is not None
-    settings: dict[str, Any] = read_object(Path(place) / "args.json") if is_ppo else {"temperature": temperature}
+    settings: dict[str, Any] = {"temperature": temperature}
+    if is_ppo:
+        settings, where = read_settings(place), str(Path(place) / "args.json")
+        field(settings, "temperature", float, where)
+        if settings.get("missing_eos_score") is not None:
+            field(settings, "missing_eos_score", float, where)
+        if settings.get("score_at") not in ("after_eos", "last_token"):
+            raise InputError(f"{where}: score_at must be after_eos or last_token: name a run of train_ppo.py.")
+        field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")
     logprobs, ref_logprobs = (
         response_logprobs(model, *inputs, padding_mask, settings["temperature"])[0] for model in (policy, ref_policy)
     )
     of_tokens = {"rm_logit": logits, "kl": logprobs - ref_logprobs}
     of_states, length = {}, end + 1
     if is_ppo and logits is not None:
-        scores, missing = logits[:, end], settings["missing_eos_score"]
+        scores, missing = logits[:, end], settings.get("missing_eos_score")
         if missing is not None and tokenizer.eos_id not in response:
             scores = torch.full_like(scores, missing)
         kl_coef, score_at = rows[-1]["objective/kl_coef"], settings["score_at"]

@@ -11,6 +11,7 @@ that can't be drawn is left out, and the page says why.
 
 import html
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 
-from nanorlhf.cli import run_module
-from nanorlhf.dataset import read_jsonl
+from nanorlhf.cli import check_names, run_module
+from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
+from nanorlhf.files import open_regular, read_object
 from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.page import html_table, image, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
-from nanorlhf.training.run_directory import Rows
+from nanorlhf.training.run_directory import Rows, read_metrics
 
 CURVES = {  # metric of train_ppo: title, unit (N+ Figure 10)
     "objective/rlhf_reward": ("Score minus the KL penalty", "score"),
@@ -67,26 +69,16 @@ class ComparedRun:
 
 
 # ----------------------------------------------------------------------------------------------------- 1. reading
-def read_json(path: Path) -> dict:
-    """A JSON object. Raises InputError for anything else."""
-    try:
-        value = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error}): name a finished run or evaluation.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: not a JSON object: name a finished run or evaluation.")
-    return value
-
-
 def num_parameters(place: Path) -> int | None:
     """The number of parameters in a checkpoint directory; None without weights."""
     path = place / "model.safetensors"
     if not path.exists():
         return None
+    open_regular(path).close()
     try:
         with safe_open(path, "numpy") as file:
-            return sum(int(np.prod(file.get_slice(name).get_shape())) for name in file.keys())
-    except SafetensorError as error:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    except (SafetensorError, ValueError) as error:
         raise InputError(f"{path}: damaged ({error}): save the checkpoint again.") from error
 
 
@@ -94,15 +86,22 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
     """Checkpoint directory -> win rate against the references, and what decided it: a judge, else the gold score."""
     rates = {}
     for place in evals:
-        result = read_json(place / "eval.json")
-        words = result.get("args", {}).get("policies", [])
-        against = (result.get("judge") or {}).get("against")
+        where = str(place / "eval.json")
+        result = read_object(place / "eval.json")
+        settings, policies = (field(result, name, dict, where) for name in ("args", "policies"))
+        words = settings.get("policies", [])
+        if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
+            raise InputError(f"{where}: args.policies must list names and directories: name a directory of eval.py.")
+        judge = field(result, "judge", dict, where) if result.get("judge") else {}
         for name, checkpoint in zip(words[::2], words[1::2], strict=False):
-            row = result.get("policies", {}).get(name, {})
-            if against == "reference" and row.get("judge_win_rate") is not None:
-                rates[Path(checkpoint).resolve()] = row["judge_win_rate"], "the judge"
-            elif row.get("gold_win_rate") is not None:
-                rates[Path(checkpoint).resolve()] = row["gold_win_rate"], "the gold score"
+            row = field(policies, name, dict, f"{where}: policies") if name in policies else {}
+            judged, gold = (row.get(key) is not None for key in ("judge_win_rate", "gold_win_rate"))
+            for key, is_known, by in (
+                ("gold_win_rate", gold, "the gold score"),
+                ("judge_win_rate", judged and judge.get("against") == "reference", "the judge"),  # the better one
+            ):
+                if is_known:
+                    rates[Path(checkpoint).resolve()] = field(row, key, float, f"{where}: {name}"), by
     return rates
 
 
@@ -111,6 +110,7 @@ def read_runs(args: Args) -> list[ComparedRun]:
     names, places = args.runs[::2], args.runs[1::2]
     if not names or len(names) != len(places):
         raise InputError(f"--runs {' '.join(args.runs)}: write pairs of a name and a directory, such as ppo runs/ppo.")
+    check_names("--runs", names)
     if len({Path(place).resolve() for place in places}) < len(places):
         raise InputError("--runs: a directory comes twice: name each run once.")
     rates, runs = win_rates(args.evals), []
@@ -119,11 +119,15 @@ def read_runs(args: Args) -> list[ComparedRun]:
             raise InputError(
                 f"--runs {name} {place}: no metrics.jsonl there: name a run directory of a training script."
             )
-        rows = read_jsonl(place / "metrics.jsonl", {"step": int})
-        summary = read_json(place / "summary.json") if (place / "summary.json").exists() else {}
+        rows = read_metrics(place)
+        summary = read_object(place / "summary.json") if (place / "summary.json").exists() else {}
         win_rate, decided_by = rates.get(place.resolve(), (None, None))
-        accuracy = summary.get("validation_accuracy")
-        settings = read_json(place / "args.json")
+        accuracy = None
+        if summary.get("validation_accuracy") is not None:
+            accuracy = field(summary, "validation_accuracy", float, str(place / "summary.json"))
+        settings = read_object(place / "args.json")
+        if "whiten_rewards" in settings:
+            field(settings, "whiten_rewards", bool, str(place / "args.json"))
         runs.append(ComparedRun(name, place, rows, settings, num_parameters(place), win_rate, decided_by, accuracy))
     return runs
 

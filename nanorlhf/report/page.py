@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import json
 import os
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS, to_html
 from nanorlhf.report.details_index import details_section
-from nanorlhf.training.run_directory import Rows, read_metrics
+from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
 # column of the table: key in eval.json, heading, digits
 COLUMNS = (
@@ -36,6 +35,7 @@ LEGEND = {
     "marginal": "second or third",
     "shifted": "fourth or lower",
 }
+matplotlib.rcParams["text.parse_math"] = False  # names in figures are text: `$\\bad$` is no mathematics
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
 STYLE = """
 :root { color-scheme: light; }
@@ -248,7 +248,7 @@ def ppo_figures(rows: Rows) -> list[Figure]:
         figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the first update")
         for key, label, color in scores:
             distance, value = series(rows, key, "objective/kl")
-            axes.scatter(np.sqrt(distance.clip(min=0)), value - value[0], s=14, color=color, label=label, alpha=0.8)
+            axes.scatter(np.sqrt(distance.clip(min=0)), value - value[:1], s=14, color=color, label=label, alpha=0.8)
         axes.legend(frameon=False)
         figures.append(figure)
     return figures
@@ -270,7 +270,7 @@ def curves(run: str) -> tuple[int, str]:
     if not rows:
         return 4, f"<h2>{name}</h2><p>{html.escape(run)} holds no metrics.jsonl, so there are no curves.</p>"
     last = rows[-1]
-    if "objective/kl" in last:
+    if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
         stage, title, figures = 3, "PPO", ppo_figures(rows)
         caption = (
             f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
@@ -332,9 +332,8 @@ def settings_section(settings: dict, runs: list[str]) -> str:
     """The settings of the evaluation and of each run directory."""
     blocks = {"this evaluation": settings}
     for run in runs:
-        path = Path(run) / "args.json"
-        if path.exists():
-            blocks[run] = json.loads(path.read_text())
+        if saved := read_settings(run):
+            blocks[run] = saved
     parts = ['<h2 id="settings">Settings</h2>']
     for name, block in blocks.items():
         lines = [["setting", "value"], *([key, str(value)] for key, value in block.items())]
@@ -402,7 +401,7 @@ def write_page(path: Path, title: str, body: str) -> None:
 """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # half a surrogate pair, in a path
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

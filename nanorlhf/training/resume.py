@@ -12,7 +12,6 @@ the one before it. Only rank 0 writes.
 import hashlib
 import json
 import os
-import pickle
 import random
 import shutil
 import sys
@@ -24,8 +23,9 @@ import numpy as np
 import torch
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import to_disk
+from nanorlhf.checkpoint import load_pickle, to_disk
 from nanorlhf.errors import InputError
+from nanorlhf.files import open_regular, read_object
 
 # of what a state holds; one that another version wrote is refused
 FORMAT = 2
@@ -130,23 +130,22 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
     if found is None:
         raise InputError(f"--resume: {out} holds no state that can be read: start anew with --overwrite.")
     try:  # mapped: ranks that read the same file share its memory
-        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"--resume: {found} can't be read ({reason}): start anew with --overwrite.") from error
-    if state.pop("format", 1) != FORMAT:
+        state = load_pickle(found / "state.pt", mmap=True)
+    except InputError as error:
+        raise InputError(f"--resume: {str(error).rstrip('.')}: start anew with --overwrite.") from error
+    if not isinstance(state, dict) or state.pop("format", 1) != FORMAT:
         raise InputError(
             f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
             "anew with --overwrite."
         )
-    before = json.loads((found / "args.json").read_text())
+    settings = read_object(found / "args.json")
     now = json.loads(json.dumps(asdict(args), default=str))
-    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)):
-        if name not in before or name not in now:
+    for name in sorted((settings.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)):
+        if name not in settings or name not in now:
             raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
-        if before[name] != now[name]:
+        if settings[name] != now[name]:
             raise InputError(
-                f"--resume: the run in {out} was started with --{name.replace('_', '-')} {before[name]}, "
+                f"--resume: the run in {out} was started with --{name.replace('_', '-')} {settings[name]}, "
                 f"not {now[name]}: pass the same, or start anew with --overwrite."
             )
     generators = state.pop("generators")
@@ -169,19 +168,20 @@ def newest_whole_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 def damage(state: Path) -> str | None:
     """What is wrong with a state; None: all its files are as they were written."""
     try:
-        manifest = json.loads((state / "manifest.json").read_text())
-        if not isinstance(manifest, dict) or set(manifest) != {"state.pt", "args.json"}:
+        for name in ("manifest.json", "state.pt", "args.json"):
+            if not (state / name).exists():
+                return f"{name} is missing"
+        manifest = read_object(state / "manifest.json")
+        if set(manifest) != {"state.pt", "args.json"}:
             return "manifest.json names other files"
         for name, checksum in manifest.items():
             if sha256(state / name) != checksum:
                 return f"{name} does not match its checksum"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except ValueError:
-        return "manifest.json is cut off"
+    except InputError as error:
+        return str(error).rstrip(".")
     return None
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,6 +28,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.resume import forget, load_state, save_state, states
+from nanorlhf.training.run_directory import whole_rows
 from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
@@ -108,15 +109,17 @@ class Run:
         self.main = distributed.rank() == 0
         self.first_step = 0
         self.metrics: dict[str, float] = {}  # of the last logged step
+        self.board: SummaryWriter | None = None
         if args.resume:
             state = load_state(args.out, args, **state_settings)
             for part_name, part in parts.items():
                 restore(part, state[part_name])
             self.first_step, self.metrics = state["step"], state["metrics"]
-        if self.main:
-            self._open()
 
-    def _open(self) -> None:
+    def opened(self) -> SummaryWriter:
+        """Begin the directory, on rank 0, with the first thing that is written: a refusal before it leaves nothing."""
+        if self.board is not None:
+            return self.board
         self.out.mkdir(parents=True, exist_ok=True)
         if self.first_step == 0:
             # in this order: a kill leaves of the old run neither a finished one nor a state without metrics
@@ -128,12 +131,11 @@ class Run:
                 events.unlink()
         else:  # resumed: drop what was logged after the state was saved
             for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
-                lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-                rows = [json.loads(line) for line in lines if line.endswith("\n")]  # killed while writing the last one?
-                if lines:
-                    write_jsonl(path, [row for row in rows if row["step"] < self.first_step])
+                if path.exists():
+                    write_jsonl(path, [row for row in whole_rows(path) if row["step"] < self.first_step])
         write_json(self.out / "args.json", asdict(self.args))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
+        return self.board
 
     def print(self, text: str) -> None:
         """On rank 0."""
@@ -171,7 +173,7 @@ class Run:
         check_weights(step - 1, *(part for part in self.parts.values() if isinstance(part, nn.Module)))
         self.write()
         if self.main:
-            self.board.flush()
+            self.opened().flush()
             for name in ("metrics.jsonl", "samples.jsonl"):  # a row that is lost is not logged again on --resume
                 if (self.out / name).exists():
                     to_disk(self.out / name)
@@ -186,15 +188,17 @@ class Run:
             self.progress.set_postfix(**shown)
         if not self.main:
             return
+        board = self.opened()
         with (self.out / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():
-            self.board.add_scalar(name, value, step)
+            board.add_scalar(name, value, step)
 
     def log_samples(self, step: int, samples: list[dict]) -> None:
         """Append texts to samples.jsonl."""
         if not self.main:
             return
+        self.opened()
         with (self.out / "samples.jsonl").open("a") as file:
             for sample in samples:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
@@ -202,7 +206,7 @@ class Run:
     def finish(self, summary: dict[str, float]) -> None:
         """Write summary.json, last of all."""
         if self.main:
-            self.board.close()
+            self.opened().close()
             write_json(self.out / "summary.json", summary)
 
 

@@ -1,12 +1,41 @@
 """What a training run left in its directory, as evaluations and reports read it."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
+
+from nanorlhf.dataset import field, parse_object
+from nanorlhf.errors import InputError
+from nanorlhf.files import read_lines, read_object
 
 Rows = list[dict[str, float]]  # of metrics.jsonl
 
 
-def read_metrics(run: str) -> Rows:
-    """The rows of a run directory's metrics.jsonl; empty where there is none, as for a model from the Hub."""
+def whole_rows(path: Path) -> Iterator[dict]:
+    """The rows of metrics.jsonl or samples.jsonl, without a last one that a kill or a full disk has cut."""
+    for number, line in read_lines(path):
+        if line.endswith(b"\n"):
+            row = parse_object(line, f"{path}:{number}")
+            field(row, "step", int, f"{path}:{number}")
+            yield row
+
+
+def read_metrics(run: str | Path) -> Rows:
+    """The rows of a run directory's metrics.jsonl; empty where there is none, as for a model from the Hub.
+
+    Raises InputError for a broken row that is not the last, and for a value that is no number.
+    """
     path = Path(run) / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    rows = list(whole_rows(path))
+    for number, row in enumerate(rows, start=1):
+        for name, value in row.items():  # also NaN, such as the deviation of one score
+            if type(value) not in (int, float) or (type(value) is int and abs(value) >= 2**63):
+                raise InputError(f"{path}:{number}: the field {name!r:.80} must be a number: fix or delete the line.")
+    return rows
+
+
+def read_settings(run: str | Path) -> dict:
+    """The object in a run directory's args.json; empty where there is none."""
+    path = Path(run) / "args.json"
+    return read_object(path) if path.exists() else {}

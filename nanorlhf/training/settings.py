@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from nanorlhf.cli import Epochs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class TrainingArgs(RunArgs):
 class SupervisedArgs(TrainingArgs):
     """Of the two supervised stages: SFT and reward model."""
 
-    num_epochs: PositiveFloat = 1.0
+    num_epochs: Epochs = 1.0
     """passes over the training rows"""
     warmup_steps: NonNegativeInt = 0
     """optimizer steps of linear warm-up"""

@@ -1,5 +1,6 @@
 """What SFT, the reward model and the discriminator share: micro-batches, new models, and checks of the settings."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
+from nanorlhf.families import check_fits
 from nanorlhf.model import GPTConfig
 from nanorlhf.padding import micro_batches
 from nanorlhf.training.settings import RunArgs, SupervisedArgs
@@ -67,11 +69,11 @@ def number_of_steps(args: SupervisedArgs, num_rows: int, path: Path) -> int:
 def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True) -> GPTConfig:
     """A small Pythia of --n-layer, --n-head and --d-model: rotary positions on half of each head, an untied LM head.
 
-    Raises InputError where the heads don't divide the width.
+    Raises InputError where the heads don't divide the width, and for more weights than this machine's memory holds.
     """
     if args.d_model % args.n_head or args.d_model // args.n_head < 2:
         raise InputError(f"--n-head {args.n_head} must divide --d-model {args.d_model} into heads at least 2 wide.")
-    return GPTConfig(
+    config = GPTConfig(
         vocab_size=vocab_size,
         n_ctx=n_ctx,
         d_model=args.d_model,
@@ -81,6 +83,10 @@ def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True) -> GP
         rotary_dim=max(2, args.d_model // args.n_head // 4 * 2),
         causal=causal,
     )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
+    room = 2**62 if getattr(args, "plan", False) else memory // 4  # a plan makes no model
+    check_fits(config, "--n-layer, --d-model, --max-query-length", room)
+    return config
 
 
 def check_rows_fit(lengths: list[int], config: GPTConfig, data: str, model: str) -> None:

@@ -235,10 +235,10 @@ def test_duplicate_and_damaged_rankings_are_refused(args, monkeypatch) -> None:
     ("change", "sentence"),
     [
         ({"query": 1}, "'query' must be str"),
-        ({"answers": ["a", 1, "b", "c"]}, "'answers' must hold strings only"),
+        ({"answers": ["a", 1, "b", "c"]}, r"'answers\[1\]' must be str"),
         ({"weights": [1.0]}, "'weights' must hold a finite number for each"),
-        ({"weights": [float("nan")] * 7}, "'weights' must hold a finite number for each"),
-        ({"weights": ["1"] * 7}, "'weights' must hold a finite number for each"),
+        ({"weights": [float("nan")] * 7}, r"'weights\[0\]' is nan"),
+        ({"weights": ["1"] * 7}, r"'weights\[0\]' must be float"),
         ({"representatives": [7]}, "'representatives' must hold indices"),
         ({"representatives": [[0]]}, "'representatives' must hold indices"),
     ],

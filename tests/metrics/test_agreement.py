@@ -172,7 +172,7 @@ def test_rankings_of_several_files_are_joined_by_question(tmp_path) -> None:
         ({"ranking": [2, True, 0]}, "'ranking' is"),
         ({"ranking": ["a", "b", "c"]}, "'ranking' is"),
         ({"ranking": []}, "'ranking' is"),
-        ({"answers": ["a", "b", 3]}, "'answers' must be a list of two texts or more"),
+        ({"answers": ["a", "b", 3]}, r"'answers\[2\]' must be str"),
         ({"answers": ["a"], "ranking": [0]}, "'answers' must be a list of two texts or more"),
         ({"annotator": " "}, "'annotator' is empty"),
         ({"annotator": 3}, "'annotator' must be str"),

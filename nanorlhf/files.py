@@ -1,0 +1,142 @@
+"""Read files that others made: regular, of bounded size, and refused in one sentence where they can't be read.
+
+Every module reads through these functions, so each kind of bad file is refused in one place. The bounds are far above
+real data; the largest real thing that we know of stands beside each.
+"""
+
+import gzip
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from nanorlhf.errors import InputError
+
+MAX_LINE = 2**24  # bytes of a line: 16 MiB. Posts and programs have at most 64 KiB, a row of 1,000 samples 4 MiB
+MAX_FILE = 2**28  # bytes of a file that is read whole: 256 MiB. SQuAD 2.0 has 42 MB, Gemma's tokenizer.json 35 MB
+MAX_VALUES = 2**23  # values in a piece of JSON: 8 million. SQuAD 2.0 has 2 million, Gemma's tokenizer.json 1.5 million
+MAX_DEPTH = 100  # brackets inside each other in JSON; published data has at most 8
+INFLATION = 100  # bytes that a byte of a .gz file may become, after the first 64 MiB; text becomes 3 to 20
+IS_CALLED = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+
+
+# --------------------------------------------------------------------------------------------------------- 1. any file
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a file for its bytes. Raises InputError unless it is a regular file: reading a pipe may never end."""
+    shown = f"{path!s:.300}"
+    try:
+        mode = os.stat(path).st_mode
+        for is_kind, name in IS_CALLED.items():
+            if is_kind(mode):
+                raise InputError(f"{shown} is {name}, not a regular file: copy what it holds to one.")
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{shown} is a directory: name a file.")
+        return Path(path).open("rb")
+    except FileNotFoundError as error:
+        raise InputError(f"{shown} does not exist: correct the path, or make the file first.") from error
+    except (OSError, ValueError) as error:  # no permission, a name that is too long or holds a NUL, links in a circle
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise InputError(f"{shown} can't be opened ({reason}): correct the path or its permissions.") from error
+
+
+def read_bytes(path: str | Path, most: int = MAX_FILE) -> bytes:
+    """The whole of a regular file. Raises InputError if it has more than `most` bytes."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{path} has more than {most:,} bytes, too many to read at once: split it.")
+    return data
+
+
+def decode(data: bytes, where: str | Path, encoding: str = "utf-8") -> str:
+    """Bytes as text; `where` is for the error."""
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """The whole of a text file."""
+    return decode(read_bytes(path), path, encoding)
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, also of a .gz, with their numbers from 1.
+
+    As bytes, because text mode would also split lines at a lone carriage return. Raises InputError for a line of more
+    than MAX_LINE bytes, a damaged .gz, and one that inflates as no text does.
+    """
+    path, number, total = Path(path), 0, 0
+    with open_regular(path) as raw:
+        file: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        try:
+            while line := file.readline(MAX_LINE + 1):
+                number, total = number + 1, total + len(line)
+                if len(line) > MAX_LINE:
+                    raise InputError(f"{path}:{number}: the line has more than {MAX_LINE:,} bytes: split or delete it.")
+                if file is not raw and total > 2**26 and total > INFLATION * raw.tell():
+                    raise InputError(
+                        f"{path}:{number}: the gzip file inflates more than {INFLATION} times: unpack it yourself if "
+                        "it is data."
+                    )
+                yield number, line
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise InputError(
+                f"{path}:{number + 1}: the gzip file is damaged here ({error}): download it again."
+            ) from error
+
+
+# -------------------------------------------------------------------------------------------------------------- 2. JSON
+def parse_json(data: bytes, where: str | Path, is_line: bool = False, encoding: str = "utf-8-sig") -> Any:
+    """The value of a piece of JSON; is_line: `where` names its line already.
+
+    Raises InputError for malformed JSON, more than MAX_VALUES values, brackets more than MAX_DEPTH deep, and integers
+    of more digits than Python reads.
+    """
+    text = decode(data, where, encoding)
+    num_brackets = text.count("[") + text.count("{")
+    try:
+        if num_brackets + text.count(",") > MAX_VALUES:
+            raise InputError(
+                f"{where}: more than {MAX_VALUES:,} values in one piece of JSON: write JSON Lines instead."
+            )
+        value = json.loads(text)
+        if num_brackets > MAX_DEPTH and not is_flat(value):
+            raise RecursionError
+    except json.JSONDecodeError as error:
+        line = "" if is_line else f":{error.lineno}"
+        raise InputError(f"{where}{line}: malformed JSON ({error.msg}, column {error.colno}): fix it.") from error
+    except RecursionError as error:
+        raise InputError(f"{where}: JSON nested more than {MAX_DEPTH} deep: flatten it.") from error
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise InputError(f"{where}: an integer with too many digits for JSON: fix it.") from error
+    return value
+
+
+def is_flat(value: Any) -> bool:
+    """Whether at most MAX_DEPTH brackets of a JSON value are inside each other."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        nested = [
+            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
+        level = [inner for outer in nested for inner in outer]
+    return not any(isinstance(outer, dict | list) for outer in level)
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_bytes(path), path)
+
+
+def read_object(path: str | Path) -> dict:
+    """The object in a JSON file. Raises InputError for anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object but {type(value).__name__}: name another file, or fix it.")
+    return value
