@@ -94,7 +94,7 @@ def main(args: Args) -> dict:
     queries, responses = ([row.record[name] for row in rows] for name in ("query", "response"))
     references, is_squad = references_of(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or gold)
-    comparisons = load_comparisons(pairs_path, *limits) if has_pairs else []
+    comparisons = list(load_comparisons(pairs_path, *limits)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
     ranked_rows = [

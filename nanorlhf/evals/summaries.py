@@ -92,7 +92,7 @@ def main(args: Args) -> dict:
     rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     models = {"reward model": [args.reward_model]} if args.reward_model else {}
     models |= {name: [policies[name]] for name in args.implicit_rewards}
-    pairs = load_comparisons(args.data / "comparisons.validation.jsonl", *limits) if models else []
+    pairs = list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits)) if models else []
     precision = autocast(args, device)
     to_answer = rows, args.response_length, tokenizer, device
     ref_policy = load_policy(policies[first], *to_answer)
