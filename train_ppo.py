@@ -102,7 +102,7 @@ class Args(RolloutArgs):
     whiten_advantages: bool = True
     """[N+ 25] advantages to mean 0 and standard deviation 1"""
     rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
-    """old log-probabilities: of the training forward pass (first ratio exactly 1), or of sampling (the paper's)"""
+    """old log-probabilities: of the training forward pass (first ratio 1 to rounding), or of sampling (the paper's)"""
     gold: str | None = None
     """true score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""
     save_every: PositiveInt = 100
@@ -318,6 +318,7 @@ def main(args: Args) -> dict[str, float]:
         metrics = {
             "objective/kl": mean_kl,
             "objective/kl_k3": kl_k3.mean().item(),
+            "objective/kl_exact": batch.exact_kl.sum(1).mean().item(),
             "objective/entropy": -logprobs.sum(1).mean().item(),
             "objective/non_score_reward": -kl_control.coefficient * mean_kl,
             "objective/score": mean_score,
@@ -325,7 +326,7 @@ def main(args: Args) -> dict[str, float]:
             "objective/rlhf_reward": mean_score - kl_control.coefficient * mean_kl,
             "objective/kl_coef": kl_control.coefficient,
             **dict(zip(UPDATE_MEANS, (totals / max(1, num_steps)).tolist(), strict=True)),
-            "policy/first_ratio_error": first_ratio_error.item(),
+            "policy/first_ratio_error": distributed.largest(first_ratio_error.item()),
             "policy/sampler_gap": sampler_gap.item(),
             "eos_rate": has_eos.float().mean().item(),
             "response_length": (batch.eos_index + 1).float().mean().item(),

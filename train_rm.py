@@ -28,7 +28,7 @@ from torch import Tensor
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
 from nanorlhf.cli import NonNegativeInt, PositiveFloat, PositiveInt, command_line
-from nanorlhf.dataset import Comparison, Scored, batch_indices, load_comparisons, load_demonstrations, load_scored
+from nanorlhf.dataset import Comparison, Rows, Scored, batch_indices, load_comparisons, load_demonstrations, load_scored
 from nanorlhf.dpo import dpo_loss, pair_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
@@ -65,6 +65,8 @@ class Args(SupervisedArgs):
     """[N+ 15] demonstrations whose mean score becomes 0; None: all; 0: no normalisation"""
     eval_every: PositiveInt = 200
     """steps between validations"""
+    num_validation: PositiveInt | None = 2048
+    """rows of each, spread evenly over the file; None: all. At the end all are validated"""
 
 
 RECIPES = recipes("rm", Args)
@@ -124,9 +126,8 @@ def main(args: Args) -> dict[str, float]:
 
     model = load_gpt(args.sft)
     check_vocabulary(tokenizer, model.config.vocab_size, args.sft)
-    responses = [(row.response,) if regression else (row.chosen, row.rejected) for row in train + validation]
-    lengths = [len(row.query) + max(map(len, texts)) for row, texts in zip(train + validation, responses, strict=True)]
-    check_rows_fit(lengths, model.config, f"{name} in {args.data}", args.sft)
+    longest = max((rows.lengths[:, 0] + rows.lengths[:, 1:].max(1)).max() for rows in (train, validation))
+    check_rows_fit(int(longest), model.config, f"{name} in {args.data}", args.sft)
     pair_loss = partial(contrastive_loss, pad_id=tokenizer.pad_id)
     if dpo:
         model = model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
@@ -143,7 +144,7 @@ def main(args: Args) -> dict[str, float]:
     steps = adamw_steps(model, args)
     statistics = STATISTICS[args.loss]
 
-    def validate(rows: list, batch_loss: Callable) -> dict[str, float]:
+    def validate(rows: Rows, batch_loss: Callable) -> dict[str, float]:
         """The means of STATISTICS: loss, share of pairs ranked as the labeller did or of signs that agree, ..."""
         means = evaluate(model, rows, batch_loss, len(statistics), 4 * args.micro_batch_size, args) / len(rows)
         return {f"validation_{name}": mean for name, mean in zip(statistics, means.tolist(), strict=True)}
@@ -158,7 +159,7 @@ def main(args: Args) -> dict[str, float]:
         scores = [torch.zeros(0, device=device)]  # a rank may have none
         for rows in micro_batches(mine, 4 * args.micro_batch_size):
             with torch.no_grad(), autocast(args, device):
-                scores.append(response_scores(whole, rows, tokenizer.pad_id, "left"))
+                scores.append(response_scores(whole, list(rows), tokenizer.pad_id, "left"))
         of_mine = torch.cat(scores)  # (b,)
         total, total_square = distributed.all_sum(torch.stack((of_mine.sum(), (of_mine**2).sum()))).tolist()
         mean = total / len(measured)
@@ -166,6 +167,7 @@ def main(args: Args) -> dict[str, float]:
             model.reward_bias += mean
         return mean, math.sqrt(max(total_square / len(measured) - mean**2, 0.0))
 
+    watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
     best = {"loss": math.inf}
     parts = {"model": model, "steps": steps, "best": best}
     run = Run(args, stage, parts, write=lambda: write_checkpoint(model, args.out, tokenizer))
@@ -185,19 +187,19 @@ def main(args: Args) -> dict[str, float]:
         steps.step(model.parameters(), metrics["loss"], args.max_grad_norm)
 
         metrics |= {"lr": lr, "episode": (step + 1) * args.batch_size, "skipped_steps": steps.skipped}
-        if step + 1 < num_steps and (step + 1) % args.eval_every == 0:
-            metrics |= validate(validation, batch_loss)
+        if step + 1 == num_steps or (step + 1) % args.eval_every == 0:
+            metrics |= validate(watched, batch_loss)
             if metrics["validation_loss"] < best["loss"]:
                 best["loss"] = metrics["validation_loss"]
                 write_checkpoint(model, args.out / "best", tokenizer)
         run.log(step, metrics, loss=f"{metrics['loss']:.3f}", accuracy=f"{metrics['accuracy']:.2f}")
 
     # ----------------------------------------------------------------------------------- 3. normalise, measure, save
-    summary = {}
+    summary, last_loss = {}, run.metrics["validation_loss"]  # also where the run was resumed after the last step
     if not dpo:  # an implicit reward starts at 0, and what all responses to a query have in common means nothing
         mean, std = normalise()
         # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
-        rows = demonstrations[: 4 * args.micro_batch_size]
+        rows = list(demonstrations[: 4 * args.micro_batch_size])
         whole = distributed.plain(model)
         with autocast(args, device), torch.no_grad():
             left, right = (response_scores(whole, rows, tokenizer.pad_id, side) for side in ("left", "right"))
@@ -214,7 +216,7 @@ def main(args: Args) -> dict[str, float]:
     if pairs:
         summary["validation_pair_accuracy"] = validate(pairs, pair_loss)["validation_accuracy"]
     run.write()  # normalised
-    best_is_last = not best["loss"] < summary["validation_loss"]
+    best_is_last = not best["loss"] < last_loss
     if not (best_is_last or dpo):  # it is normalised as well
         distributed.load_model(model, load_scalar(args.out / "best").state_dict())
         model.reward_bias.zero_()

@@ -13,6 +13,7 @@ Out: the policy that stages 2 and 3 start from.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -84,7 +85,7 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
     return -logprobs.sum()
 
 
-def num_labels(rows: list[Demonstration], loss_on: str) -> int:
+def num_labels(rows: Sequence[Demonstration], loss_on: str) -> int:
     """How many tokens `demonstration_loss` sums over."""
     return sum(len(row.response) + (len(row.query) - 1 if loss_on == "all" else 0) for row in rows)
 
@@ -153,7 +154,7 @@ def main(args: Args) -> dict[str, float]:
         run.log(step, metrics, loss=f"{loss:.3f}")
 
     # --------------------------------------------------------------------------------------------- 3. what it says now
-    rows = validation[: args.num_samples]
+    rows = list(validation[: args.num_samples])
     query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)  # (B, Q)
     with autocast(args, device):
         response, _ = generate(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kernels.linear import linear
+from kernels.linear import rounded, wide_linear
 from kernels.logprobs import ROWS, runs_triton
 
 try:
@@ -62,16 +62,19 @@ def linear_kl_divergence(
 ) -> Tensor:
     """`kl_divergence` from hidden states, in chunks of rows whose logits are recomputed in the backward pass.
 
-    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,).
+    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,). Autocast rounds the
+    factors of the products, not the logits.
     """
+    hidden, weight, ref_hidden, ref_weight = rounded(hidden, weight, ref_hidden.detach(), ref_weight)
 
     def chunk(h: Tensor, r: Tensor) -> Tensor:
-        logits, ref_logits = linear(h, weight, bias), linear(r, ref_weight, ref_bias)
+        logits, ref_logits = wide_linear(h, weight, bias), wide_linear(r, ref_weight, ref_bias)
         return kl_divergence(logits / temperature, ref_logits / temperature)
 
     rows = max(1, CHUNK // len(weight))
-    pieces = zip(hidden.split(rows), ref_hidden.detach().split(rows), strict=True)
-    return torch.cat([checkpoint(chunk, h, r, use_reentrant=False) for h, r in pieces])
+    pieces = zip(hidden.split(rows), ref_hidden.split(rows), strict=True)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return torch.cat([checkpoint(chunk, h, r, use_reentrant=False) for h, r in pieces])
 
 
 def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:

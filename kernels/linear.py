@@ -52,6 +52,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     return ACTIVATIONS[activation][0](y)
 
 
+def rounded(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The factors of a product, in autocast's dtype where it is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias, summed and returned in float32 (float64 from float64), also from bfloat16: differentiable.
+
+    x (..., K), weight (N, K), bias (N,) or None -> (..., N). For logits: rounded to bfloat16 they are off by up to
+    0.4%, and divided by a low temperature that is another distribution. Autocast must be off: it would round them.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
+        y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide).unflatten(0, x.shape[:-1])  # as tensor cores sum it
+        return y if bias is None else y + bias
+    return linear(x.to(wide), weight.to(wide), bias)
+
+
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """activation(a b^T + bias) without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
     function, fused = ACTIVATIONS[activation]

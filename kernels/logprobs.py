@@ -18,7 +18,7 @@ sum_v p_v l_v = moment / total.
 import torch
 from torch import Tensor
 
-from kernels.linear import linear, product
+from kernels.linear import product, rounded, wide_linear
 
 try:
     import triton
@@ -49,11 +49,8 @@ def linear_logprobs(
     outside 0 ... V - 1, such as -100, is ignored: logprob 0, no gradient. Under autocast the matrix products use its
     dtype, everything else float32.
     """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-    with torch.autocast(device, enabled=False):
+    hidden, weight = rounded(hidden, weight)
+    with torch.autocast(hidden.device.type, enabled=False):
         return LinearLogprobs.apply(hidden, weight, labels, bias, temperature)
 
 
@@ -74,9 +71,7 @@ def stored_linear_logprobs(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The same from hidden states."""
-    logits = linear(hidden, weight)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return stored_logprobs((logits if bias is None else logits + bias) / temperature, labels)
+    return stored_logprobs(wide_linear(hidden, weight, bias) / temperature, labels)
 
 
 # ---------------------------------------------------------------------------------------- from logits, and the gradient
@@ -169,9 +164,8 @@ def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 # ------------------------------------------------------------------------------------------------------------------ CPU
 def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
-    """The logits (N, v) of a block of ids, in float32 (float64 from float64) after the product."""
-    logits = product(hidden, weight[ids])
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    """The logits (N, v) of a block of ids, in float32 (float64 from float64)."""
+    logits = wide_linear(hidden, weight[ids])
     if bias is not None:
         logits = logits.add_(bias[ids])
     if temperature != 1:

@@ -7,23 +7,33 @@
                                             "prefix": str, "suffix": str, "tests": str, "meta": {...}}
 
 All rows are read, checked and tokenised before training starts; a broken row stops the run with file, line and reason.
+Their ids are cached beside the file, in .tokens/: a later start on the same file maps them.
 """
 
+import gzip
+import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, overload
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_lines
 from nanorlhf.tokenizer import Tokenizer
 
 T = TypeVar("T")
+R = TypeVar("R")
 MAX_PROGRAM = 2**17  # bytes of a program: 128 KiB. CodeNet's have at most 64; parsers and compilers slow down beyond
 MAX_TEXT = 2**20  # characters of a text: 1 million. Novels have half of that, posts and programs at most 64,000
 
@@ -120,41 +130,51 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- 2. rows as ids
-def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a response to `query`, with EOS.
+Texts = Iterator[tuple[str, list[str], float]]  # per row: `file:line`, the texts of its fields, its score or 0
 
-    The query ends in `TL;DR:` without a space and the response begins with one, so no token spans the two: tokenising
-    them separately gives the ids of the joined text.
+
+def with_blank(query: str, response: str) -> str:
+    """The response with a leading space, unless there is whitespace already. [N+ 3]
+
+    That may be the response's own, or the newline of CNN/DM's template. So no token spans query and response:
+    tokenising them separately gives the ids of the joined text.
     """
-    # [N+ 3] unless there is whitespace already: the response's own, or the newline of CNN/DM's template
-    if not (query[-1:].isspace() or response[:1].isspace()):
-        response = " " + response
-    return tokenizer.encode(response) + [tokenizer.eos_id]
+    return response if query[-1:].isspace() or response[:1].isspace() else " " + response
+
+
+def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a response to `query`, with EOS."""
+    return tokenizer.encode(with_blank(query, response)) + [tokenizer.eos_id]
 
 
 def load_demonstrations(
     path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
-) -> list[Demonstration]:
+) -> "Rows[Demonstration]":
     """Read an sft file. Limits in tokens, None: no limit; a longer row is an InputError."""
-    rows = []
-    for where, record in iter_jsonl(path):
-        query, response = _texts(record, ("query", "response"), where)
-        row = Demonstration(tokenizer.encode(query), response_ids(query, response, tokenizer), record)
-        _check_length(row.query, "query", max_query_length, where)
-        _check_length(row.response, "response", max_response_length, where)
-        rows.append(row)
-    return rows
+
+    def texts(records: Iterable[tuple[str, dict]]) -> Texts:
+        for where, record in records:
+            query, response = _texts(record, ("query", "response"), where)
+            yield where, [query, with_blank(query, response)], 0.0
+
+    tokens = load_tokens(path, tokenizer, "demonstrations", texts)
+    tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
+    return Rows(tokens, lambda ids, record, _: Demonstration(ids[0], ids[1], record))
 
 
 def load_scored(
     path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
-) -> list[Scored]:
+) -> "Rows[Scored]":
     """Read a scored file. Limits as in `load_demonstrations`."""
-    demonstrations = load_demonstrations(path, tokenizer, max_query_length, max_response_length)
-    return [
-        Scored(row.query, row.response, row.record, float(field(row.record, "score", float, f"{path}:{number}")))
-        for number, row in enumerate(demonstrations, start=1)
-    ]
+
+    def texts(records: Iterable[tuple[str, dict]]) -> Texts:
+        for where, record in records:
+            query, response = _texts(record, ("query", "response"), where)
+            yield where, [query, with_blank(query, response)], float(field(record, "score", float, where))
+
+    tokens = load_tokens(path, tokenizer, "scored", texts)
+    tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
+    return Rows(tokens, lambda ids, record, score: Scored(ids[0], ids[1], record, score))
 
 
 def load_programs(
@@ -163,52 +183,51 @@ def load_programs(
     max_query_length: int | None,
     max_response_length: int | None,
     needs_response: bool = True,
-) -> list[Demonstration]:
+) -> "Rows[Demonstration]":
     """Read a code file, all rows in one language. Limits as in `load_demonstrations`.
 
     The response is tokenised unchanged, without the space that `response_ids` may add: prefix + response + suffix is
     a program, a prefix may end mid-line, and a compiler's offsets count every character. It may be empty unless
     `needs_response`.
     """
-    rows: list[Demonstration] = []
-    for where, record in iter_jsonl(path):
-        _texts(record, ("query", "response") if needs_response else ("query",), where)
-        query, response, language, *_ = (
-            field(record, name, str, where) for name in ("query", "response", "language", "prefix", "suffix", "tests")
-        )
-        if sum(len(record[name]) for name in ("prefix", "response", "suffix", "tests")) > MAX_PROGRAM:
-            raise InputError(f"{where}: the program has more than {MAX_PROGRAM:,} characters: cut or delete it.")
-        if language not in ("java", "python"):
-            raise InputError(f"{where}: the field 'language' is {language!r}: write java or python.")
-        if rows and language != rows[0].record["language"]:
-            raise InputError(f"{where}: the field 'language' is {language!r}, unlike line 1: use a file per language.")
-        row = Demonstration(tokenizer.encode(query), tokenizer.encode(response) + [tokenizer.eos_id], record)
-        _check_length(row.query, "query", max_query_length, where)
-        _check_length(row.response, "response", max_response_length, where)
-        rows.append(row)
-    return rows
+
+    def texts(records: Iterable[tuple[str, dict]]) -> Texts:
+        language_of_file = None
+        for where, record in records:
+            _texts(record, ("query", "response") if needs_response else ("query",), where)
+            query, response, language, *_ = (
+                field(record, name, str, where)
+                for name in ("query", "response", "language", "prefix", "suffix", "tests")
+            )
+            if sum(len(record[name]) for name in ("prefix", "response", "suffix", "tests")) > MAX_PROGRAM:
+                raise InputError(f"{where}: the program has more than {MAX_PROGRAM:,} characters: cut or delete it.")
+            if language not in ("java", "python"):
+                raise InputError(f"{where}: the field 'language' is {language!r}: write java or python.")
+            if language != (language_of_file or language):
+                raise InputError(
+                    f"{where}: the field 'language' is {language!r}, unlike line 1: use a file per language."
+                )
+            language_of_file = language
+            yield where, [query, response], 0.0
+
+    tokens = load_tokens(path, tokenizer, "programs" if needs_response else "prompts", texts)
+    tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
+    return Rows(tokens, lambda ids, record, _: Demonstration(ids[0], ids[1], record))
 
 
 def load_comparisons(
     path: str | Path, tokenizer: Tokenizer, max_query_length: int | None, max_response_length: int | None
-) -> list[Comparison]:
+) -> "Rows[Comparison]":
     """Read a comparisons file. Limits as in `load_demonstrations`."""
-    rows = []
-    for where, record in iter_jsonl(path):
-        query, chosen, rejected = _texts(record, ("query", "chosen", "rejected"), where)
-        row = Comparison(
-            tokenizer.encode(query),
-            response_ids(query, chosen, tokenizer),
-            response_ids(query, rejected, tokenizer),
-            record,
-        )
-        if row.chosen == row.rejected:  # as ids, where a leading space makes no difference
-            raise InputError(f"{where}: 'chosen' and 'rejected' are the same: delete the line.")
-        _check_length(row.query, "query", max_query_length, where)
-        _check_length(row.chosen, "chosen", max_response_length, where)
-        _check_length(row.rejected, "rejected", max_response_length, where)
-        rows.append(row)
-    return rows
+
+    def texts(records: Iterable[tuple[str, dict]]) -> Texts:
+        for where, record in records:
+            query, *responses = _texts(record, ("query", "chosen", "rejected"), where)
+            yield where, [query, *(with_blank(query, response) for response in responses)], 0.0
+
+    tokens = load_tokens(path, tokenizer, "comparisons", texts)
+    tokens.check_lengths(("query", "chosen", "rejected"), max_query_length, max_response_length)
+    return Rows(tokens, lambda ids, record, _: Comparison(ids[0], ids[1], ids[2], record))
 
 
 def _texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
@@ -219,16 +238,153 @@ def _texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
     return texts
 
 
-def _check_length(ids: list[int], name: str, limit: int | None, where: str) -> None:
-    if limit is not None and len(ids) > limit:
-        flag = "--max-query-length" if name == "query" else "--max-response-length"
-        raise InputError(
-            f"{where}: the field {name!r} has {len(ids)} tokens (including a response's EOS), {flag} is {limit}: "
-            "raise the flag, or shorten or delete the row."
-        )
+# ----------------------------------------------------------------------------------------------- 3. ids in a few arrays
+CACHE = ".tokens"  # directory beside the data
+CACHE_FORMAT = "1"  # a cache that another format wrote is made anew
+CHUNK = 1024  # rows tokenised at a time, on all cores
 
 
-# --------------------------------------------------------------------------------------------------- 3. rows in batches
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A tokenised file of N rows with F fields each, mapped from the cache: ranks and later runs share its memory.
+
+    A row's text is read from the file when it is asked for.
+    """
+
+    path: Path
+    file: BinaryIO
+    ids: np.ndarray  # int32, of all fields of all rows, one after the other
+    ends: np.ndarray  # (N, F) int64, where in `ids` a field ends
+    lines: np.ndarray  # (N + 1,) int64, where in the file a row's line begins
+    scores: np.ndarray  # (N,) float64, 0 where rows have none
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N, F) tokens of each field."""
+        return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape)
+
+    def row(self, i: int) -> tuple[list[list[int]], dict, float]:
+        """The ids of each field of row i, the row as it was read, and its score."""
+        ends = self.ends[i].tolist()
+        starts = [int(self.ends[i - 1, -1]) if i else 0, *ends[:-1]]
+        ids = [self.ids[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
+        first, last = self.lines[i : i + 2].tolist()
+        self.file.seek(first)
+        return ids, parse_object(self.file.read(last - first), f"{self.path}:{i + 1}"), float(self.scores[i])
+
+    def check_lengths(
+        self, names: tuple[str, ...], max_query_length: int | None, max_response_length: int | None
+    ) -> None:
+        """Raise InputError for the first field that is longer than its limit."""
+        flags = ["--max-query-length"] + ["--max-response-length"] * (len(names) - 1)
+        limits = [max_query_length] + [max_response_length] * (len(names) - 1)
+        lengths = self.lengths
+        too_long = np.argwhere(lengths > [math.inf if limit is None else limit for limit in limits])
+        for i, f in too_long[:1].tolist():
+            raise InputError(
+                f"{self.path}:{i + 1}: the field {names[f]!r} has {lengths[i, f]} tokens (including a response's EOS), "
+                f"{flags[f]} is {limits[f]}: raise the flag, or shorten or delete the row."
+            )
+
+
+class Rows(Sequence[R]):
+    """Rows of a tokenised file. One that is indexed is made of lists; a slice is another view of the same arrays."""
+
+    def __init__(self, tokens: Tokens, make: Callable[[list[list[int]], dict, float], R], numbers: range | None = None):
+        self.tokens, self.make = tokens, make
+        self.numbers = range(len(tokens.ends)) if numbers is None else numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Rows[R]": ...
+    def __getitem__(self, index: int | slice) -> "R | Rows[R]":
+        if isinstance(index, slice):
+            return Rows(self.tokens, self.make, self.numbers[index])
+        return self.make(*self.tokens.row(self.numbers[index]))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(rows, fields) tokens: query and response, or query, chosen and rejected."""
+        return self.tokens.lengths[np.asarray(self.numbers, dtype=np.int64)]
+
+
+def load_tokens(
+    path: str | Path, tokenizer: Tokenizer, kind: str, texts: Callable[[Iterable[tuple[str, dict]]], Texts]
+) -> Tokens:
+    """Tokenise a file, or map what an earlier start has made of the same file and tokenizer; every rank calls it.
+
+    Rank 0 does the work. The cache is named by kind and tokenizer, and made anew where the file's SHA-256 differs. It
+    is written whole or not at all; where its directory can't be written, rank 0 sends the arrays to the others.
+    """
+    from nanorlhf import distributed  # here, as it imports torch, which converters do without
+
+    path = Path(path)
+    found = distributed.from_first(lambda: cached_tokens(path, tokenizer, kind, texts))
+    arrays = found if isinstance(found, dict) else read_cache(found)[1]
+    file = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path.open("rb")
+    return Tokens(path, file, **arrays)
+
+
+def cached_tokens(
+    path: Path, tokenizer: Tokenizer, kind: str, texts: Callable[[Iterable[tuple[str, dict]]], Texts]
+) -> Path | dict[str, np.ndarray]:
+    """The file that caches the arrays of `Tokens`; the arrays themselves where it can't be written."""
+    for _ in iter_jsonl(path):  # refuses what is no file
+        break
+    with path.open("rb") as file:
+        key = f"{CACHE_FORMAT} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+    cache = path.parent / CACHE / f"{path.name}.{kind}.{tokenizer.fingerprint[:16]}.safetensors"
+    try:
+        if read_cache(cache)[0] == key:
+            return cache
+    except (OSError, SafetensorError):
+        pass  # there is none, or it is damaged: it is made below
+    arrays = tokenise(path, tokenizer, texts)
+    temporary = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
+    try:
+        cache.parent.mkdir(exist_ok=True)
+        temporary.write_bytes(save(arrays, {"key": key}))
+        os.replace(temporary, cache)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        print(f"note: {path} is tokenised at every start: {cache.parent}: {error.strerror}.", file=sys.stderr)
+        return arrays
+    return cache
+
+
+def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
+    """The key of a cache, and its arrays, mapped."""
+    with safe_open(path, "pt") as file:
+        return file.metadata().get("key", ""), {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+
+
+def tokenise(
+    path: Path, tokenizer: Tokenizer, texts: Callable[[Iterable[tuple[str, dict]]], Texts]
+) -> dict[str, np.ndarray]:
+    """The arrays of `Tokens`. Raises InputError for a row that is broken, or whose two responses are the same."""
+    ids, lengths, scores = [np.zeros(0, dtype=np.int32)], [], []
+    rows = texts(iter_jsonl(path))
+    while chunk := list(islice(rows, CHUNK)):
+        encoded = iter(tokenizer.encode_batch([text for _, fields, _ in chunk for text in fields]))
+        for where, fields, score in chunk:
+            query, *responses = (next(encoded) for _ in fields)
+            if len(responses) == 2 and responses[0] == responses[1]:  # as ids, where a leading space is no difference
+                raise InputError(f"{where}: 'chosen' and 'rejected' are the same: delete the line.")
+            row = [query, *(response + [tokenizer.eos_id] for response in responses)]
+            ids.append(np.fromiter(chain.from_iterable(row), dtype=np.int32))
+            lengths.append([len(field_ids) for field_ids in row])
+            scores.append(score)
+    ends = np.array(lengths, dtype=np.int64).cumsum().reshape(len(lengths), -1)
+    lines = np.array([0, *accumulate(len(line) for _, line in read_lines(path))], dtype=np.int64)
+    return {"ids": np.concatenate(ids), "ends": ends, "lines": lines, "scores": np.array(scores, dtype=np.float64)}
+
+
+# --------------------------------------------------------------------------------------------------- 4. rows in batches
 def batch_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
     """Row indices of batch `step` in an endless stream of reshuffled epochs. [N+ 21]
 

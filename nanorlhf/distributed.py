@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 M = TypeVar("M", bound=nn.Module)
+N = TypeVar("N", int, float)
 
 
 def setup(device: str) -> torch.device:
@@ -147,12 +148,12 @@ def from_first(function: Callable[[], Any]) -> Any:
     return box[0]
 
 
-def largest(number: int) -> int:
+def largest(number: N) -> N:
     """The maximum of `number` over all ranks."""
     box = torch.tensor(number)
     if world_size() > 1:
         dist.all_reduce(box, dist.ReduceOp.MAX)
-    return int(box)
+    return type(number)(box.item())
 
 
 # ------------------------------------------------------------------------------------------------------ sharded weights

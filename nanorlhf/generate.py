@@ -51,6 +51,7 @@ def generate(
         if torch.is_autocast_enabled(device.type)
         else next(model.parameters()).dtype
     )
+    head = model.rounded_head()  # (V, C)
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
     live = LiveRows(
@@ -67,7 +68,7 @@ def generate(
 
     def sample(hidden: Tensor) -> None:
         """hidden (b, C) -> the next token of each row, written in place."""
-        tempered = model.logits(hidden).float().div_(temperature or 1.0)  # (b, V)
+        tempered = model.logits(hidden, head).div_(temperature or 1.0)  # (b, V)
         normaliser = tempered.logsumexp(-1, keepdim=True)  # (b, 1)
         filtered = tempered
         if no_repeat_ngram_size:

@@ -1,5 +1,7 @@
 """Pad rows to one length: queries on the left, complete texts on the right. [N+ 5]"""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,7 +48,7 @@ def truncate_at_eos(response: Tensor, eos_id: int, pad_id: int) -> Tensor:
     return response.masked_fill(index > first_true_index(response == eos_id)[:, None], pad_id)
 
 
-def micro_batches(rows: list | Tensor, size: int) -> list:
+def micro_batches(rows: Sequence | Tensor, size: int) -> list:
     """Split rows into consecutive micro-batches of at most `size`."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 

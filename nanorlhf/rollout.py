@@ -4,14 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.dataset import Demonstration
 from nanorlhf.generate import generate
-from nanorlhf.logprobs import response_logprobs
+from nanorlhf.logprobs import compared_logprobs
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.padding import left_pad, micro_batches, needed_columns
 from nanorlhf.ppo import eos_masks
 from nanorlhf.reward import Gold
 
@@ -34,6 +35,7 @@ class Rollout:
     sampled_logprobs: Tensor  # (B, T) of the sampling pass
     logprobs: Tensor  # (B, T) of the policy's forward pass, as the update computes them
     ref_logprobs: Tensor  # (B, T) of the reference policy
+    exact_kl: Tensor  # (B, T) KL(policy || reference) over the vocabulary, in nats
     values: Tensor  # (B, T) of the value model; 0 where there is no state
     scores: Tensor  # (B,) of the reward scheme
     gold_scores: list[float]  # B true scores, of the responses as sampled; empty without a gold score
@@ -58,16 +60,17 @@ def rollout(
     the ratio is taken against. [N+ 21, 22]
 
     rows      the global batch; each rank samples and reads its share, rollout_batch_size at once
-    uniforms  (B, T) a random number per token: a row's own, whichever rank samples it
+    uniforms  (B, T) a random number per token: a row's own, whichever rank samples it and beside whichever other rows
     """
     B, T = uniforms.shape
-    query = left_pad([row.query for row in rows], pad_id).to(policy.lm_head.weight.device)  # (B, Q) [N+ 5]
-    mine = distributed.rank_slice(B)
+    device = policy.lm_head.weight.device
+    order, place = sampling_order(rows)
     sampler = distributed.plain(policy)  # gathered once per rollout, not once per token
     parts: list[tuple[Tensor, ...]] = []
     golds: list[float] = []
-    batches = (micro_batches(all_rows[mine], rollout_batch_size) for all_rows in (rows, query, uniforms))
-    for some_rows, q, u in zip(*batches, strict=True):
+    for index in micro_batches(order, rollout_batch_size):
+        some_rows, u = [rows[i] for i in index], uniforms[index]  # (b, T)
+        q = left_pad([row.query for row in some_rows], pad_id).to(device)  # (b, q) as long as these need [N+ 5]
         # (b, T) each; [N+ 23] [PAD] after the first EOS
         response, sampled = generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)
         assert response.shape == (len(q), T)  # the response alone: no query ids in it
@@ -76,17 +79,20 @@ def rollout(
         response, scores = score(some_rows, q, response)
         _, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
         state_mask = padding_mask_p1 if score_at == "after_eos" else padding_mask
-        ids, mask = torch.cat((q, response), dim=1), torch.cat((q != pad_id, ~padding_mask), dim=1)  # (b, Q + T)
+        t = needed_columns(q != pad_id, state_mask)[1]  # of the longest response, and the state after its EOS
+        padding_mask, state_mask = padding_mask[:, :t], state_mask[:, :t]  # (b, t)
+        ids, mask = torch.cat((q, response[:, :t]), dim=1), torch.cat((q != pad_id, ~padding_mask), dim=1)  # (b, q + t)
         # recomputed as the update will: the sampler's cache and its rounding would move the ratio off 1
-        logprobs, _ = response_logprobs(policy, ids, mask, padding_mask, temperature)
-        ref_logprobs, _ = response_logprobs(ref_policy, ids, mask, padding_mask, temperature)
-        values = torch.zeros_like(logprobs)
+        compared = compared_logprobs(policy, ref_policy, ids, mask, padding_mask, temperature)
+        values = torch.zeros_like(compared[0])
         if value_model is not None:
             values = response_values(value_model, ids, mask, state_mask)
-        parts.append((response, sampled, logprobs, ref_logprobs, values, scores))
-    response, sampled, logprobs, ref_logprobs, values, scores = (
-        distributed.all_gather_rows(torch.cat(part)) for part in zip(*parts, strict=True)
+        whole = (F.pad(part, (0, T - t)) for part in (*compared, values))  # (b, T) each
+        parts.append((response, sampled, *whole, scores))
+    response, sampled, logprobs, ref_logprobs, exact_kl, values, scores = (
+        distributed.all_gather_rows(torch.cat(part)[place]) for part in zip(*parts, strict=True)
     )
+    query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
     query_mask = query != pad_id
     eos_index, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
     return Rollout(
@@ -101,10 +107,21 @@ def rollout(
         sampled_logprobs=sampled,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
+        exact_kl=exact_kl,
         values=values,
         scores=scores,
-        gold_scores=distributed.all_gather_objects(golds),
+        gold_scores=distributed.all_gather_objects([golds[i] for i in place] if golds else []),
     )
+
+
+def sampling_order(rows: list[Demonstration]) -> tuple[list[int], list[int]]:
+    """This rank's rows of the global batch, shortest query first, and the place of each of its rows in that order.
+
+    Rows of like length share a micro-batch, which is then only as wide as they need.
+    """
+    mine = range(len(rows))[distributed.rank_slice(len(rows))]
+    order = sorted(mine, key=lambda i: len(rows[i].query))
+    return order, sorted(range(len(order)), key=order.__getitem__)
 
 
 def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:

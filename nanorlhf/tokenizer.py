@@ -5,6 +5,7 @@ model has to learn. Its id may lie outside the embedding (50257 for GPT-2): the 
 and no text is encoded to it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_bytes, read_object, read_text
 from nanorlhf.hub import hub_directory
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else a process that forks afterwards gets a warning
 PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
 PROBE = "The cat sat on 3 mats."  # which any tokenizer can encode
@@ -34,6 +36,15 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text. No special token is added, and none can come from text: `[PAD]` is five characters."""
         return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, as `encode` gives them, on all cores."""
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that decides which ids a text has."""
+        return hashlib.sha256(f"{self.eos_id} {self.backend.to_str()}".encode()).hexdigest()
 
     def decode(self, ids: list[int]) -> str:
         """The text without [PAD] and EOS."""

@@ -151,7 +151,8 @@ def one_update(rlcf, monkeypatch):
         tokenizer = load_tokenizer(args.sft)
         data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
         rows = [data[i].record for i in spies["batch_indices"].calls[0][1]]
-        sampled = torch.cat([call[1][0] for call in spies["generate"].calls])
+        place = rollout_module.sampling_order([data[i] for i in spies["batch_indices"].calls[0][1]])[1]
+        sampled = torch.cat([call[1][0] for call in spies["generate"].calls])[place]
         ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
         texts = [tokenizer.decode(row) for row in ids]
         with PythonCompiler() as compiler:

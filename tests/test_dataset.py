@@ -1,11 +1,14 @@
 import errno
 import gzip
 import json
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data import tldr
+from nanorlhf import dataset
 from nanorlhf.dataset import (
     batch_indices,
     load_comparisons,
@@ -16,7 +19,7 @@ from nanorlhf.dataset import (
     write_jsonl,
 )
 from nanorlhf.errors import InputError
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 
 TOKENIZER = train_tokenizer(["TL;DR: my cat sat on the mat"], 280)
 DEMONSTRATION = {"query": "TL;DR:", "response": "my cat", "meta": {"id": 7}}
@@ -176,6 +179,113 @@ def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):
     ):
         with pytest.raises(InputError, match=rf"{path}:1: the field {reason}-length is \d+: raise the flag"):
             load(path, TOKENIZER, *limits)
+
+
+# ---------------------------------------------------------------------------------------------------------- the arrays
+def test_rows_slices_and_lengths_are_those_of_lists(tmp_path):
+    path = write(tmp_path / "c", *(COMPARISON | {"query": "cat " * (n % 9) + "TL;DR:", "n": n} for n in range(3000)))
+    rows = load_comparisons(path, TOKENIZER, None, None)  # more than two chunks
+    assert len(rows) == 3000 and rows[-1].record["n"] == 2999 and rows[2999].query == rows[-1].query
+    some = rows[5:2900:700][1:]
+    assert [row.record["n"] for row in some] == [705, 1405, 2105, 2805] and len(some) == 4
+    expected = [[len(row.query), len(row.chosen), len(row.rejected)] for row in some]
+    assert some.lengths.tolist() == expected and rows.lengths.shape == (3000, 3)
+    for row in some:
+        assert row.query == TOKENIZER.encode(row.record["query"])
+    with pytest.raises(IndexError):
+        rows[3000]
+
+
+def test_a_row_takes_at_most_two_kilobytes(real_data, tmp_path):
+    """Of the posts and summaries of TL;DR, with GPT-NeoX's tokenizer."""
+    neox = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
+    tldr.main(tldr.Args(source=str(real_data / "tldr/reencoded/sft.jsonl"), out=tmp_path, tokenizer=str(neox)))
+    tokens = load_demonstrations(tmp_path / "sft.train.jsonl", load_tokenizer(neox), 512, 53).tokens
+    held = sum(array.nbytes for array in (tokens.ids, tokens.ends, tokens.lines, tokens.scores))
+    assert tokens.ids.dtype == "int32" and len(tokens.ends) > 1000 and held / len(tokens.ends) < 2048
+
+
+# ----------------------------------------------------------------------------------------------------------- the cache
+@pytest.fixture
+def tokenised(monkeypatch) -> list[str]:
+    """The files that were tokenised, in order."""
+    calls, plain = [], dataset.tokenise
+    monkeypatch.setattr(dataset, "tokenise", lambda path, *others: calls.append(path.name) or plain(path, *others))
+    return calls
+
+
+def queries(rows) -> list[list[int]]:
+    return [row.query for row in rows]
+
+
+def test_a_second_start_maps_what_the_first_has_made(tmp_path, tokenised):
+    path = write(tmp_path / "sft", DEMONSTRATION, DEMONSTRATION | {"query": "the mat TL;DR:"})
+    first, second = (load_demonstrations(path, TOKENIZER, None, None) for _ in range(2))
+    assert tokenised == ["sft"] and list(first) == list(second)
+    limit = len(second[1].query) - 1
+    with pytest.raises(InputError, match=f"sft:2: the field 'query' has .* --max-query-length is {limit}"):
+        load_demonstrations(path, TOKENIZER, limit, None)  # limits are no part of the cache
+    assert [file.suffix for file in (tmp_path / ".tokens").iterdir()] == [".safetensors"]
+    with pytest.raises(InputError, match="sft:1: the field 'chosen' is missing"):  # another kind of row
+        load_comparisons(path, TOKENIZER, None, None)
+
+
+def test_a_cache_of_other_data_or_another_tokenizer_is_not_used(tmp_path, tokenised):
+    path = write(tmp_path / "sft", DEMONSTRATION)
+    load_demonstrations(path, TOKENIZER, None, None)
+    before = path.stat()
+    write(path, DEMONSTRATION | {"query": "TL;RD:"})  # as long and, it says, as old
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    [row] = load_demonstrations(path, TOKENIZER, None, None)
+    assert row.query == TOKENIZER.encode("TL;RD:") and row.record["query"] == "TL;RD:"
+    other = train_tokenizer(["TL;RD: TL;RD:"] * 9, 280)
+    [row] = load_demonstrations(path, other, None, None)
+    assert row.query == other.encode("TL;RD:") != TOKENIZER.encode("TL;RD:") and len(tokenised) == 3
+    load_demonstrations(path, TOKENIZER, None, None)
+    assert len(tokenised) == 3  # both stay
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"\xff" * 99])
+def test_a_damaged_cache_is_made_anew(tmp_path, tokenised, damage):
+    path = write(tmp_path / "sft", DEMONSTRATION)
+    whole = queries(load_demonstrations(path, TOKENIZER, None, None))
+    [cache] = (tmp_path / ".tokens").iterdir()
+    cache.write_bytes(damage(cache.read_bytes()))
+    assert queries(load_demonstrations(path, TOKENIZER, None, None)) == whole and len(tokenised) == 2
+    assert queries(load_demonstrations(path, TOKENIZER, None, None)) == whole and len(tokenised) == 2
+
+
+def test_a_directory_that_cant_be_written_costs_the_cache_and_nothing_else(tmp_path, tokenised, monkeypatch, capsys):
+    path = write(tmp_path / "sft", DEMONSTRATION)
+    (tmp_path / ".tokens").write_text("a file in its place")
+    [row] = load_demonstrations(path, TOKENIZER, None, None)
+    assert row.query == TOKENIZER.encode("TL;DR:") and row.record == DEMONSTRATION
+    assert "sft is tokenised at every start" in capsys.readouterr().err
+    (tmp_path / ".tokens").unlink()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset.os, "replace", full)
+        [row] = load_demonstrations(path, TOKENIZER, None, None)
+    assert row.query == TOKENIZER.encode("TL;DR:") and "No space left" in capsys.readouterr().err
+    assert list((tmp_path / ".tokens").iterdir()) == [] and len(tokenised) == 2
+
+
+def test_a_broken_row_leaves_no_cache(tmp_path):
+    path = write(tmp_path / "sft", DEMONSTRATION, {"query": "a"})
+    with pytest.raises(InputError, match="sft:2"):
+        load_demonstrations(path, TOKENIZER, None, None)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_packed_file_gives_the_same_rows(tmp_path):
+    plain = write(tmp_path / "sft.jsonl", DEMONSTRATION, DEMONSTRATION | {"query": "the mat TL;DR:"})
+    (tmp_path / "sft.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
+    packed = load_demonstrations(tmp_path / "sft.jsonl.gz", TOKENIZER, None, None)
+    assert list(packed) == list(load_demonstrations(plain, TOKENIZER, None, None))
 
 
 # -------------------------------------------------------------------------------------------------------------- writing

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import nanorlhf.generate
 from nanorlhf.errors import InputError
 from nanorlhf.generate import ban_repeated_ngrams, draw, generate, keep_top_k, keep_top_p
 from nanorlhf.model import GPT, GPTConfig
@@ -79,6 +80,21 @@ def test_nonfinite_logits_are_one_sentence(tiny_gpt):
     for temperature in (0.0, 0.8):
         with pytest.raises(InputError, match="logits are not finite"):
             sample(tiny_gpt, QUERIES, temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.01])
+def test_under_autocast_the_last_product_is_not_rounded(tiny_gpt, monkeypatch, temperature):
+    """Total variation from the softmax of the exact product of the same bfloat16 factors."""
+    drawn = []
+    monkeypatch.setattr(nanorlhf.generate, "draw", lambda p, u: drawn.append(p / p.sum(1, keepdim=True)) or draw(p, u))
+    query = left_pad(QUERIES * 8, PAD)
+    query[3:] = torch.randint(2, 37, (21, 5), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        generate(tiny_gpt, query, query != PAD, 1, temperature, generator=torch.Generator().manual_seed(0))
+        hidden = tiny_gpt(query, query != PAD, last=1)[:, -1].bfloat16()
+    exact = hidden.double() @ tiny_gpt.lm_head.weight.bfloat16().double().T
+    variation = 0.5 * (drawn[0] - (exact / temperature).softmax(-1)).abs().sum(1)
+    assert variation.max() < 1e-3
 
 
 def test_the_same_seed_gives_the_same_responses_and_another_does_not(tiny_gpt):

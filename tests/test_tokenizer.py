@@ -116,6 +116,11 @@ def test_without_the_leading_space_they_would_not_agree(published):
     assert published.encode(query) + published.encode(response) != published.encode(query + response)
 
 
+@given(st.lists(st.text(alphabet="ab é🐈[PAD]<|endoftext|>\n", max_size=40), max_size=8))
+def test_a_batch_has_the_ids_of_its_texts(texts):
+    assert TRAINED.encode_batch(texts) == [TRAINED.encode(text) for text in texts]
+
+
 @given(st.text(max_size=60))
 def test_every_text_survives_the_trained_tokenizer(text):
     ids = TRAINED.encode(text)

@@ -92,18 +92,20 @@ def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
 
 
 def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
-    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "generate")
+    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "rollout")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, rollout_logprobs="sampler"))
-    assert torch.equal(spy.calls[0][0][0], sampler.calls[0][1][1])
+    batch = sampler.calls[0][1]
+    assert torch.equal(spy.calls[0][0][0], batch.sampled_logprobs)
+    assert not torch.equal(spy.calls[0][0][0], batch.logprobs)
 
 
 def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, monkeypatch):
-    spies = {name: spy_on(monkeypatch, name) for name in ("generate", "penalised_gae")}
+    spies = {name: spy_on(monkeypatch, name) for name in ("rollout", "penalised_gae")}
     losses, value_losses = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "value_loss")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=2, micro_batch_size=8, lr=3e-3)
     train_ppo.main(args)
     (metrics,) = read_metrics(miniature.root / "ppo")
-    response, _ = spies["generate"].calls[0][1]
+    response = spies["rollout"].calls[0][1].response
     logprobs, ref_logprobs, _, scores, _, beta, *_ = spies["penalised_gae"].calls[0][0]
     tokenizer = load_tokenizer(miniature.root / "sft")
     kl = k3 = entropy = length = states = 0.0
@@ -152,9 +154,9 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
 
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
     """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
-    sampler = spy_on(monkeypatch, "generate")
+    sampler = spy_on(monkeypatch, "rollout")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
-    (_, query, *_), (response, _) = sampler.calls[0]
+    query, response = sampler.calls[0][1].query, sampler.calls[0][1].response
     policy, tokenizer = load_gpt(miniature.ppo.sft), load_tokenizer(miniature.ppo.sft)
     total = count = 0.0
     for q, r in zip(query.tolist(), response.tolist(), strict=True):
@@ -168,9 +170,10 @@ def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature
 
 def test_no_model_of_a_run_has_dropout(miniature, monkeypatch):
     """With dropout the policy that samples differs from the one that is trained: ratio not 1, KL noise."""
-    spies = [spy_on(monkeypatch, name) for name in ("response_logprobs", "response_values")]
+    spies = [spy_on(monkeypatch, name) for name in ("compared_logprobs", "response_values")]
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
-    models = {id(call[0][0]): call[0][0] for spy in spies for call in spy.calls}.values()
+    arguments = [argument for spy in spies for call in spy.calls for argument in call[0]]
+    models = {id(model): model for model in arguments if isinstance(model, torch.nn.Module)}.values()
     assert len(models) == 3  # policy, reference, value model; the reward model is the value model's class
     assert not [m for model in models for m in model.modules() if "dropout" in type(m).__name__.lower()]
 
@@ -179,10 +182,10 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
     """It looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
-    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "generate")
+    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "rollout")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, response_length=12, reward=f"{rule}:score"))
     eos_id = load_tokenizer(miniature.root / "sft").eos_id
-    response, scores = sampler.calls[0][1][0], spy.calls[0][0][3]
+    response, scores = sampler.calls[0][1].response, spy.calls[0][0][3]
     expected = [7.0 if eos_id in ids else -1.0 for ids in response.tolist()]
     assert scores.tolist() == expected and set(expected) == {-1.0, 7.0}
     spy.calls.clear()
@@ -239,8 +242,11 @@ def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
 def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before_one_comes_twice(
     miniature, monkeypatch
 ):
-    spy = spy_on(monkeypatch, "batch_indices")
+    spy, rollouts = spy_on(monkeypatch, "batch_indices"), spy_on(monkeypatch, "rollout")
     train_ppo.main(replace(miniature.ppo, total_episodes=72, overwrite=True, num_ppo_epochs=1, batch_size=24))
+    exact = [row["objective/kl_exact"] for row in read_metrics(miniature.ppo.out)]
+    assert exact == pytest.approx([batch.exact_kl.sum().item() / 24 for _, batch in rollouts.calls])
+    assert exact[0] < 1e-6 < exact[2]
     seen = [i for _, indices in spy.calls for i in indices]
     assert len(seen) == 72 and sorted(seen[:64]) == list(range(64))
 

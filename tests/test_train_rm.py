@@ -159,3 +159,27 @@ def test_bad_settings_are_refused_before_anything_is_written(miniature, tmp_path
     with pytest.raises(InputError, match=sentence):
         train_rm.main(replace(miniature.rm, out=tmp_path / "rm", **change))
     assert not (tmp_path / "rm").exists()
+
+
+def test_validation_while_training_reads_at_most_so_many_rows_and_the_end_reads_all(miniature, tmp_path, monkeypatch):
+    """16 pairs, 8 steps: validated after steps 3, 6 and 8 on every third pair, and then on all."""
+    sizes, plain = [], train_rm.evaluate
+
+    def counted(model, rows, *others):
+        sizes.append(len(rows))
+        return plain(model, rows, *others)
+
+    monkeypatch.setattr(train_rm, "evaluate", counted)
+    args = replace(miniature.rm, out=tmp_path / "rm", eval_every=3, num_validation=6)
+    summary = train_rm.main(args)
+    assert sizes == [6, 6, 6, 16] and summary["num_validation_pairs"] == 16
+    model, tokenizer = load_scalar(args.out), load_tokenizer(args.out)
+    rows = train_rm.load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, None, None)
+    losses = {}
+    for name, some in (("watched", rows[::3]), ("all", rows)):
+        chosen, rejected = pair_scores(model, some, tokenizer.pad_id)
+        losses[name] = -torch.nn.functional.logsigmoid(chosen - rejected).mean().item()
+    assert read_metrics(args.out)[7]["validation_loss"] == pytest.approx(losses["watched"], abs=1e-5)
+    assert summary["validation_loss"] == pytest.approx(losses["all"], abs=1e-5)
+    train_rm.main(replace(args, out=tmp_path / "whole", num_validation=None))
+    assert sizes[4:] == [16] * 4

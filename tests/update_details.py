@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DETAILS = ROOT / "docs" / "details.md"
 ROW = re.compile(
     r"^\| (?P<tag>(?:N\+|SO|RLCF|STR) [^|]+) \| .+ \| (?P<place>\[`(?P<file>\S+):(?P<line>\d+)`\]"
-    r"\(\.\./(?P<link>\S+)#L(?P<link_line>\d+)\)) \| `(?P<test_file>tests/[\w/]+\.py)::(?P<test>\w+)` \|$",
+    r"\(\.\./(?P<link>\S+)#L(?P<link_line>\d+)\)) \| "
+    r"(?P<tests>`tests/[\w/]+\.py::\w+`(?:, `tests/[\w/]+\.py::\w+`)*) \|$",
     re.MULTILINE,
 )
 Tagged = dict[str, dict[str, list[int]]]

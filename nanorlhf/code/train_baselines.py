@@ -34,7 +34,7 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, micro_batches, needed_columns, right_pad
 from nanorlhf.ppo import masked_mean, policy_loss
 from nanorlhf.recipes import recipes
-from nanorlhf.rollout import rollout
+from nanorlhf.rollout import rollout, sampling_order
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, token_bytes
 from nanorlhf.training.checks import check_positions, check_rollouts
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
@@ -140,7 +140,8 @@ def main(args: Args) -> dict[str, float]:
                 policy, ref_policy, None, score, rows, uniforms, eos_id, pad_id,
                 args.temperature, "last_token", args.rollout_batch_size,
             )  # fmt: skip
-        error_index = distributed.all_gather_rows(torch.cat([checked.error_index for checked in findings]))  # (B,)
+        place = sampling_order(rows)[1]  # findings are in the order of sampling
+        error_index = distributed.all_gather_rows(torch.cat([found.error_index for found in findings])[place])  # (B,)
         passes = error_index == T  # (B,)
 
         # 2.2 the advantages
@@ -197,7 +198,7 @@ def main(args: Args) -> dict[str, float]:
             "objective/entropy": -batch.logprobs.sum(1).mean().item(),
             "objective/score": batch.scores.mean().item(),
             "policy/loss": pg_loss_mean,
-            "policy/first_ratio_error": first_ratio_error.item(),
+            "policy/first_ratio_error": distributed.largest(first_ratio_error.item()),
             "policy/sampler_gap": sampler_gap.item(),
             "written/loss" if critic is None else "critic/loss": second_loss_mean,
             "eos_rate": (batch.response == eos_id).any(1).float().mean().item(),

@@ -188,7 +188,7 @@ def main(args: Args) -> dict[str, float]:
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
     train, validation = (
-        load_programs(args.data / f"code.{split}.jsonl", *limits, needs_response=True)
+        list(load_programs(args.data / f"code.{split}.jsonl", *limits, needs_response=True))
         for split in ("train", "validation")
     )
     model = new_discriminator(args, tokenizer).to(device)

@@ -82,7 +82,7 @@ def main(args: Args) -> dict:
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
     gold = load_gold(args.gold, args, tokenizer, device)
     limits = tokenizer, args.max_query_length, args.max_response_length
-    rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
+    rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
     reward_models = {name: load_scalar(place, device) for name, place in places.items() if place}
     encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None

@@ -90,7 +90,7 @@ def main(args: Args) -> dict:
     policies = named_policies(args.policies)
     tokenizer = common_tokenizer(args.tokenizer, policies.values())
     path = args.data / "code.test.jsonl"
-    rows = load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries]
+    rows = list(load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries])
     records, language = [row.record for row in rows], rows[0].record["language"]
     for number, record in enumerate(records, start=1):
         if not record["tests"].strip():

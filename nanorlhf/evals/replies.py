@@ -90,11 +90,11 @@ def main(args: Args) -> dict:
     gold = load_gold(args.gold, args, tokenizer, device)
     limits = tokenizer, args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
-    rows = load_demonstrations(path, *limits)[: args.num_queries]
+    rows = list(load_demonstrations(path, *limits)[: args.num_queries])
     queries, responses = ([row.record[name] for row in rows] for name in ("query", "response"))
     references, is_squad = references_of(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or gold)
-    comparisons = load_comparisons(pairs_path, *limits) if has_pairs else []
+    comparisons = list(load_comparisons(pairs_path, *limits)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
     ranked_rows = [

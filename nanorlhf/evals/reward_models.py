@@ -56,11 +56,11 @@ def main(args: Args) -> dict:
     has_policy = any(not holds_reward_model(place) for place in places)
     tokenizer = common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None])
     limits = tokenizer, args.max_query_length, args.max_response_length
-    sets = {"validation": load_comparisons(args.data / "comparisons.validation.jsonl", *limits)}
+    sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits))}
     if (args.data / "comparisons.cnndm.jsonl").exists():
         limits_of_news = tokenizer, args.max_cnndm_query_length, args.max_response_length
-        sets["cnndm"] = load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news)
-    references = load_demonstrations(args.data / "sft.validation.jsonl", *limits)
+        sets["cnndm"] = list(load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news))
+    references = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits))
     longest = max(len(row.query) + max(len(row.chosen), len(row.rejected)) for rows in sets.values() for row in rows)
     for place in places:
         config = read_config(place)

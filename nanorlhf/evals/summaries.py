@@ -89,10 +89,10 @@ def main(args: Args) -> dict:
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     gold = load_gold(args.gold, args, tokenizer, device)
     limits = tokenizer, args.max_query_length, args.max_response_length
-    rows = load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries]
+    rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     models = {"reward model": [args.reward_model]} if args.reward_model else {}
     models |= {name: [policies[name]] for name in args.implicit_rewards}
-    pairs = load_comparisons(args.data / "comparisons.validation.jsonl", *limits) if models else []
+    pairs = list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits)) if models else []
     precision = autocast(args, device)
     to_answer = rows, args.response_length, tokenizer, device
     ref_policy = load_policy(policies[first], *to_answer)

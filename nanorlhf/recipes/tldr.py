@@ -70,6 +70,7 @@ RECIPES: dict = {
     "tldr": {
         "help": "N+: TL;DR summarization",
         "sft": dict(  # N+ Table 3
+            dtype="bfloat16",  # N+ detail 8
             data=Path("runs/tldr/data"),
             out=Path("runs/tldr/sft"),
             model="EleutherAI/pythia-1b-deduped",
@@ -82,6 +83,7 @@ RECIPES: dict = {
             max_response_length=53,
         ),
         "rm": dict(  # N+ Table 4; with --loss dpo Table 6
+            dtype="bfloat16",  # N+ detail 8
             data=Path("runs/tldr/data"),
             sft="runs/tldr/sft",
             num_epochs=1,
@@ -94,6 +96,7 @@ RECIPES: dict = {
             max_response_length=169,
         ),
         "ppo": dict(  # N+ Table 7
+            dtype="bfloat16",  # N+ detail 8
             data=Path("runs/tldr/data"),
             out=Path("runs/tldr/ppo"),
             sft="runs/tldr/sft",
@@ -115,6 +118,7 @@ RECIPES: dict = {
             value_coef=0.1,
         ),
         "summaries": dict(  # N+ section 5
+            dtype="bfloat16",  # N+ detail 8
             data=Path("runs/tldr/data"),
             out=Path("runs/tldr/eval"),
             policies=("sft", "runs/tldr/sft", "ppo", "runs/tldr/ppo"),
@@ -131,6 +135,7 @@ RECIPES: dict = {
     "tldr-rm": {
         "help": "N+ Table 5 and Figure 7: reward models and DPO side by side",
         "reward_models": dict(  # N+ Table 5 and Figure 7; a name that comes again is another seed
+            dtype="bfloat16",  # N+ detail 8
             data=Path("runs/tldr/data"),
             out=Path("runs/tldr/eval_rm"),
             reward_models=("rm", "runs/tldr/rm", "dpo", "runs/tldr/dpo"),

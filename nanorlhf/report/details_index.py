@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "details.md"
-ROW = re.compile(r"^\| (N\+ \d+) \| (.+?) \| \[`(\S+):(\d+)`\]\S+ \| `(\S+)` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (N\+ \d+) \| (.+?) \| \[`(\S+):(\d+)`\]\S+ \| `(\S+)`(?:, `\S+`)* \|$", re.MULTILINE)
 
 
 def details_section(report: Path, index: Path = INDEX) -> str:

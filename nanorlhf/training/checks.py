@@ -4,7 +4,7 @@ from typing import Any
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import read_config
-from nanorlhf.dataset import Demonstration
+from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
 from nanorlhf.reward import is_function
@@ -42,15 +42,15 @@ def check_ppo(args: Any) -> int:
 
 
 def check_positions(
-    rows: list[Demonstration], response_length: int, config: GPTConfig, where: str, written: bool = False
+    rows: Rows[Demonstration], response_length: int, config: GPTConfig, where: str, written: bool = False
 ) -> int:
     """The longest query and response must fit into the policy's positions; returns their length in tokens.
 
     written: the rows' own responses, which may be longer than the sampled ones, are read as well
     """
-    longest = max(len(row.query) for row in rows) + response_length
+    longest = int(rows.lengths[:, 0].max()) + response_length
     if written:
-        longest = max(longest, max(len(row.query) + len(row.response) for row in rows))
+        longest = max(longest, int(rows.lengths.sum(1).max()))
     if longest > config.n_ctx:
         raise InputError(
             f"the longest query and --response-length make {longest} tokens, more than the {config.n_ctx} positions of "
@@ -59,7 +59,7 @@ def check_positions(
     return longest
 
 
-def check_models(args: Any, tokenizer: Tokenizer, config: GPTConfig, rows: list[Demonstration]) -> None:
+def check_models(args: Any, tokenizer: Tokenizer, config: GPTConfig, rows: Rows[Demonstration]) -> None:
     """Policy, tokenizer and queries of PPO, and the models beside the policy, must fit together."""
     check_vocabulary(tokenizer, config.vocab_size, args.sft)
     longest = check_positions(rows, args.response_length, config, args.sft)

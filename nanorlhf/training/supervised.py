@@ -1,7 +1,7 @@
 """What SFT, the reward model and the discriminator share: micro-batches, new models, and checks of the settings."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,13 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, args: RunArg
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, rows: list, sums: Sums, num_sums: int, size: int, args: RunArgs) -> Tensor:
+def evaluate(model: nn.Module, rows: Sequence, sums: Sums, num_sums: int, size: int, args: RunArgs) -> Tensor:
     """The sums (k,) over all rows, `size` at a time, on every rank; k = num_sums."""
     device = next(model.parameters()).device
     totals, whole = torch.zeros(num_sums, device=device), distributed.plain(model)
     for batch in micro_batches(rows[distributed.rank() :: distributed.world_size()], size):
         with autocast(args, device):
-            totals += torch.stack(sums(whole, batch))
+            totals += torch.stack(sums(whole, list(batch)))
     return distributed.all_sum(totals)
 
 
@@ -89,10 +89,10 @@ def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True) -> GP
     return config
 
 
-def check_rows_fit(lengths: list[int], config: GPTConfig, data: str, model: str) -> None:
-    """Raise InputError for a row that has more tokens than the model has positions."""
-    if max(lengths) > config.n_ctx:
+def check_rows_fit(longest: int, config: GPTConfig, data: str, model: str) -> None:
+    """Raise InputError if the longest row has more tokens than the model has positions."""
+    if longest > config.n_ctx:
         raise InputError(
-            f"a row of {data} has {max(lengths)} tokens, more than the {config.n_ctx} positions of {model}: "
+            f"a row of {data} has {longest} tokens, more than the {config.n_ctx} positions of {model}: "
             "lower --max-query-length where the data is made."
         )

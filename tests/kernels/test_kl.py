@@ -94,6 +94,15 @@ def test_the_linear_form_equals_the_logits_form_in_value_and_gradient(temperatur
     assert linear_kl_divergence(hidden[:0], weight, ref_hidden[:0], ref_weight).shape == (0,)
 
 
+def test_autocast_rounds_the_factors_and_not_the_logits():
+    torch.manual_seed(0)
+    tensors = [8 * torch.randn(6, 16), torch.randn(90, 16), 8 * torch.randn(6, 16), torch.randn(90, 16)]
+    with torch.autocast("cpu", torch.bfloat16):
+        got = linear_kl_divergence(*tensors)
+    hidden, weight, ref_hidden, ref_weight = (tensor.bfloat16().double() for tensor in tensors)
+    assert torch.allclose(got.double(), kl_divergence(hidden @ weight.T, ref_hidden @ ref_weight.T), atol=1e-3)
+
+
 def test_estimators_have_the_stated_expectation():
     """The expectation over a vocabulary of five, exactly: KL(p, q) and KL(q, p) differ here by a factor of two."""
     p, q = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05]).double(), torch.tensor([0.05, 0.05, 0.1, 0.4, 0.4]).double()
