@@ -15,7 +15,6 @@ from nanorlhf.code.discriminator import load_discriminator
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.code.test_discriminator import roberta  # noqa: F401  a fixture
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, run_on_two_processes, weights
 from tests.rlcf import Rollout, T, programs_of
 
