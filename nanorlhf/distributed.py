@@ -18,19 +18,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -165,6 +165,10 @@ def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offloa
     if world_size() == 1:
         model.to("cpu" if offload else device)
         return
+    # here, as FSDP2 takes more than a second to import, which only a sharded run needs
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     tensors = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
     model.__dict__["skeleton"] = copy.deepcopy(model, tensors)  # for `plain`; not registered as a submodule
     mesh = init_device_mesh(device.type, (world_size(),))
@@ -182,7 +186,7 @@ def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offloa
 
 
 def is_sharded(model: nn.Module) -> bool:
-    return isinstance(model, FSDPModule)
+    return "skeleton" in model.__dict__
 
 
 def plain(model: M) -> M:
@@ -203,21 +207,26 @@ def plain(model: M) -> M:
     return copied
 
 
+def is_distributed(leaf: Any) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor, one shard of which is here; asked by attribute, as the class is slow to import."""
+    return hasattr(leaf, "full_tensor")
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor of a sharded one, on every rank; other tensors unchanged."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_distributed(tensor) else tensor
 
 
 def mine(tensor: Tensor) -> Tensor:
     """This rank's shard of a sharded tensor; other tensors unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_distributed(tensor) else tensor
 
 
 def on_first(state: Any) -> Any:
     """A nested state with its sharded tensors gathered on rank 0's CPU; on other ranks they become None."""
 
     def gather(leaf: Any) -> Any:
-        if not isinstance(leaf, DTensor):
+        if not is_distributed(leaf):
             return leaf
         tensor = leaf.full_tensor()
         return tensor.cpu() if rank() == 0 else None
@@ -227,8 +236,10 @@ def on_first(state: Any) -> Any:
 
 def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Shard a full tensor, the same on every rank, as `like` is sharded."""
-    if not isinstance(like, DTensor):
+    if not is_distributed(like):
         return tensor
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 

@@ -2,11 +2,6 @@
 
 import json
 import os
-import pickle
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -110,29 +105,6 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         train_sft.main(sft)
         train_rm.main(rm)
     return Miniature(root, sft, rm, ppo)
-
-
-def torchrun(*command: str) -> subprocess.CompletedProcess:
-    """Two processes on a free port; one that hangs is killed with its children."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def run_on_two_processes(runs: list[tuple[Callable, object]], directory: Path) -> None:
-    """Call main(args) of each pair on two processes, in turn: they are started once, which takes longer than a run."""
-    file = directory / "runs.pickle"
-    file.write_bytes(pickle.dumps([(main.__module__, args) for main, args in runs]))
-    result = torchrun("-m", "tests.two_processes", str(file))
-    assert result.returncode == 0, result.stderr[-3000:]
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:

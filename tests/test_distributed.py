@@ -1,5 +1,6 @@
 """Two gloo processes equal one: the same global batch gives the same weights, in all three stages."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,9 +22,11 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
-from tests.conftest import ROOT, UNCLIPPED, read_metrics, run_on_two_processes, torchrun, weights
+from tests import two_processes
+from tests.conftest import ROOT, UNCLIPPED, read_metrics, weights
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_ppo import policy_that_stops
+from tests.two_processes import on_two_processes, run_all, run_tests
 
 SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
@@ -68,7 +71,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         sharded = {"shard": shard, "checkpoint_activations": True} if shard != "none" else {}
         sharded |= {"offload": True} if (stage, shard) == ("ppo", "fsdp") else {}
         pairs.append((main, replace(args, out=root / f"{stage}_{shard}", **sharded)))
-    run_on_two_processes(pairs, root)
+    on_two_processes(run_all, pairs, root)
     return {(stage, shard): root / f"{stage}_{shard}" for stage in stages for shard in ("one", "none", "fsdp")}
 
 
@@ -125,8 +128,8 @@ def test_a_missing_device_is_named(device):
 
 
 # -------------------------------------------------------------------------------------------------- a process that dies
-def processes_of(out) -> list[int]:
-    """Processes with this directory on their command line: torchrun and its workers."""
+def processes_of(path) -> list[int]:
+    """Processes with this path on their command line: torchrun and its workers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -134,7 +137,7 @@ def processes_of(out) -> list[int]:
             zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:  # it has just ended
             continue
-        if str(out).encode() in arguments and not zombie:
+        if str(path).encode() in arguments and not zombie:
             found.append(int(entry.name))
     return found
 
@@ -146,30 +149,19 @@ def wait_until(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.fixture
-def job(miniature, tmp_path):
-    """A long PPO run with a rule on two processes, killed at the end of the test."""
-    out, rule = tmp_path / "out", tmp_path / "rule.py"
-    rule.write_text(
-        "import os, pathlib\n"
-        "def score(queries, responses):\n"
-        "    if os.environ['RANK'] == '1' and pathlib.Path(__file__).with_name('break').exists():\n"
-        "        raise ValueError('the rule broke')\n"
-        "    return [0.0] * len(responses)\n"
-    )
-    args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
+@contextlib.contextmanager
+def torchrun(path, started, *command):
+    """A job of torchrun, with the path on its command line, once `started` is there; killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train_ppo.py", "tiny",
-         *flags_of(args), "--reward", f"{rule}:score"],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        wait_until(lambda: (out / "metrics.jsonl").exists() or process.poll() is not None)
+        wait_until(lambda: started.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()[-2000:]
-        yield process, out, tmp_path
+        yield process
     finally:
-        for pid in {process.pid, *processes_of(out)}:
+        for pid in {process.pid, *processes_of(path)}:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -177,8 +169,16 @@ def job(miniature, tmp_path):
         process.communicate()
 
 
-def worker(out, rank) -> int:
-    return next(p for p in processes_of(out) if f"\0RANK={rank}\0" in Path(f"/proc/{p}/environ").read_text())
+@pytest.fixture
+def job(tmp_path):
+    """Two processes that exchange tensors until the file `break` exists."""
+    file = tmp_path / "break"
+    with torchrun(file, tmp_path / "started", "-m", "tests.two_processes", str(file)) as process:
+        yield process, file
+
+
+def worker(path, rank) -> int:
+    return next(p for p in processes_of(path) if f"\0RANK={rank}\0" in Path(f"/proc/{p}/environ").read_text())
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
@@ -187,31 +187,33 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 @needs_proc
 @pytest.mark.slow
 def test_a_killed_process_ends_the_job_and_is_named(job):
-    process, out, _ = job
-    os.kill(worker(out, rank=1), signal.SIGKILL)
+    process, file = job
+    os.kill(worker(file, rank=1), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     first = err.partition("Root Cause (first observed failure)")[2]
     assert process.returncode != 0 and "(local_rank: 1)" in first and "SIGKILL" in first
-    wait_until(lambda: not processes_of(out))
+    wait_until(lambda: not processes_of(file))
 
 
 @needs_proc
 @pytest.mark.slow
 def test_the_error_of_the_process_that_failed_first_is_reported(job):
-    process, out, directory = job
-    (directory / "break").touch()
+    process, file = job
+    file.touch()
     _, err = process.communicate(timeout=120)
     first = err.partition("Root Cause (first observed failure)")[2]
-    assert process.returncode != 0 and "(local_rank: 1)" in first and "ValueError: the rule broke" in first
-    wait_until(lambda: not processes_of(out))
+    assert process.returncode != 0 and "(local_rank: 1)" in first and "ValueError: the file is there" in first
+    wait_until(lambda: not processes_of(file))
 
 
 @needs_proc
 @pytest.mark.slow
-def test_sigterm_to_torchrun_finishes_and_saves_the_step(job):
-    process, out, _ = job
-    process.terminate()
-    process.communicate(timeout=120)
+def test_sigterm_to_torchrun_finishes_and_saves_the_step(miniature, tmp_path):
+    out = tmp_path / "out"
+    args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
+    with torchrun(out, out / "metrics.jsonl", "train_ppo.py", "tiny", *flags_of(args)) as process:
+        process.terminate()
+        process.communicate(timeout=120)
     (state,) = states(out)
     assert process.returncode != 0 and int(state.name.removeprefix("step-")) == len(read_metrics(out))
     assert damage(state) is None
@@ -221,21 +223,21 @@ def test_sigterm_to_torchrun_finishes_and_saves_the_step(job):
 @needs_proc
 @pytest.mark.slow
 def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
-    process, out, _ = job
-    assert len(processes_of(out)) == 3
+    process, file = job
+    assert len(processes_of(file)) == 3
     process.kill()
-    wait_until(lambda: not processes_of(out))
+    wait_until(lambda: not processes_of(file))
 
 
 @pytest.mark.slow
-def test_two_processes_agree():
+@pytest.mark.parametrize("name", [name for name in vars(two_processes) if name.startswith("test_")])
+def test_two_processes_agree(name, tmp_path):
     """What tests/two_processes.py asserts, on both ranks."""
-    result = torchrun("-m", "tests.two_processes")
-    assert result.returncode == 0 and result.stdout.count("agreed") == 2, result.stderr[-3000:]
+    on_two_processes(run_tests, [name], tmp_path)
 
 
-@pytest.mark.slow
-def test_a_batch_that_two_processes_cannot_share_is_refused_in_one_sentence(miniature, tmp_path):
-    result = torchrun("train_sft.py", "tiny", *flags_of(replace(miniature.sft, batch_size=9, out=tmp_path / "sft")))
-    assert result.returncode != 0 and "error: --batch-size 9 can't be shared by 2 processes" in result.stderr
+def test_a_batch_that_two_processes_cannot_share_is_refused_in_one_sentence(miniature, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(InputError, match="^--batch-size 9 can't be shared by 2 processes"):
+        train_sft.main(replace(miniature.sft, batch_size=9, out=tmp_path / "sft"))
     assert not (tmp_path / "sft").exists()

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--kills", "6"), ("--kills", "2", "--processes", "2")])
+@pytest.mark.parametrize("flags", [("--kills", "5"), ("--kills", "2", "--processes", "2")])
 def test_killed_runs_end_in_the_same_bits(miniature, flags):
     result = subprocess.run(
         [sys.executable, "-m", "tests.kills", "--miniature", str(miniature.root), *flags],

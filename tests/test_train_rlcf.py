@@ -15,8 +15,9 @@ from nanorlhf.code.discriminator import load_discriminator
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, run_on_two_processes, weights
+from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.rlcf import Rollout, T, programs_of
+from tests.two_processes import on_two_processes, run_all
 
 
 def comparisons(where, rollout: Rollout) -> list[float]:
@@ -255,7 +256,7 @@ def runs(rlcf, tmp_path_factory):
     }
     for stage, (main, args) in stages.items():
         main(replace(args, out=root / stage / "one"))
-    run_on_two_processes([(main, replace(args, out=root / s / "two")) for s, (main, args) in stages.items()], root)
+    on_two_processes(run_all, [(main, replace(args, out=root / s / "two")) for s, (main, args) in stages.items()], root)
     return {stage: (root / stage / "one", root / stage / "two") for stage in stages}
 
 

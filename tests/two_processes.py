@@ -1,20 +1,22 @@
-"""What tests run under torchrun.
+"""What tests run on two gloo processes, and how they are started.
 
-torchrun --nproc-per-node=2 -m tests.two_processes        # the tests of this file, on both ranks
-torchrun --nproc-per-node=2 -m tests.two_processes FILE   # module.main(args) of each (module, args) in a pickle
+`on_two_processes` forks both from a process that has imported everything: starting Python twice takes longer than the
+work. `torchrun -m tests.two_processes FILE` is a job that goes on until FILE exists; then rank 1 fails.
 """
 
 import copy
-import importlib
+import multiprocessing
 import os
-import pickle
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # which an optimizer imports at its first step: here it is imported once
 
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
@@ -29,6 +31,51 @@ from tests.conftest import TINY
 class Settings:
     out: str = "run"
     max_skipped_steps: int = 3
+
+
+def on_two_processes(work: Callable, argument: object, directory: Path) -> None:
+    """Call work(argument) on both ranks; what they print goes to the directory, and into the error if one fails."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    logs = [directory / f"log.{rank}" for rank in range(2)]
+    ranks = [forks.Process(target=be_rank, args=(rank, port, log, work, argument)) for rank, log in enumerate(logs)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
+
+
+def be_rank(rank: int, port: int, log: Path, work: Callable, argument: object) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, sys.__stdout__.fileno())
+    os.dup2(descriptor, sys.__stderr__.fileno())
+    torch.set_num_threads(1)
+    distributed.setup("cpu")
+    work(argument)
+
+
+def run_all(runs: list[tuple[Callable, object]]) -> None:
+    """main(args) of each pair, in turn."""
+    for main, args in runs:
+        print(f"{main.__module__} to {args.out}", file=sys.stderr, flush=True)
+        main(args)
+        distributed.barrier()
+
+
+def run_tests(names: list[str]) -> None:
+    """Tests of this file."""
+    for name in names:
+        globals()[name]()
+        distributed.barrier()
 
 
 def make(shard: bool) -> tuple[GPT, FiniteSteps]:
@@ -118,17 +165,15 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
         signals.stop(Path("run"), 3)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def exchange_until(file: Path) -> None:
+    """Sum over the ranks again and again; rank 1 fails once the file exists."""
     distributed.setup("cpu")
-    if len(sys.argv) > 1:
-        for module, args in pickle.loads(Path(sys.argv[1]).read_bytes()):
-            print(f"{module} to {args.out}", file=sys.stderr, flush=True)
-            importlib.import_module(module).main(args)
-            distributed.barrier()
-    else:
-        for name, test in list(globals().items()):
-            if name.startswith("test_"):
-                test()
-                distributed.barrier()
-        print("agreed", flush=True)
+    while True:
+        distributed.all_sum(torch.ones(1))
+        file.with_name("started").touch()
+        if distributed.rank() == 1 and file.exists():
+            raise ValueError("the file is there")
+
+
+if __name__ == "__main__":
+    distributed.run(exchange_until, Path(sys.argv[1]))
