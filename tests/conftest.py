@@ -24,7 +24,7 @@ import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
 from tests.made_once import made_once
-from tests.rlcf import one_update, rlcf  # noqa: F401  fixtures
+from tests.rlcf import one_update, rlcf, usual_update  # noqa: F401  fixtures
 
 # the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones.
 # No deadline: how long an example takes on a busy machine says nothing

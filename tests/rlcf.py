@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,44 +141,50 @@ class Rollout:
     pad_id: int
 
 
+@pytest.fixture(scope="session")
+def usual_update(rlcf) -> Rollout:
+    """One update of PPO as its settings are, for tests that only read what it did."""
+    return update_once(rlcf)
+
+
 @pytest.fixture
-def one_update(rlcf, monkeypatch):
+def one_update(rlcf):
     """Run one update with changed settings, and check its rollout by independent means."""
+    return partial(update_once, rlcf)
 
-    def run(program=train_ppo, **changes) -> Rollout:
-        names = ("generate", "penalised_gae", "batch_indices", "rollout")
-        with monkeypatch.context() as patch:
-            names = names if program is train_ppo else [name for name in names if name != "penalised_gae"]
-            spies = {name: Spy(patch, name, rollout_module if name == "generate" else program) for name in names}
-            args = replace(rlcf.ppo if program is train_ppo else rlcf.baseline, overwrite=True, **changes)
-            program.main(args)
-        tokenizer = load_tokenizer(args.sft)
-        data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
-        rows = [data[i].record for i in spies["batch_indices"].calls[0][1]]
-        sampled = torch.cat([call[1][0] for call in spies["generate"].calls])
-        ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
-        texts = [tokenizer.decode(row) for row in ids]
-        with PythonCompiler() as compiler:
-            found = compiler.check(programs_of(rows, texts))
-        passes, ends = [], []
-        for record, row, text, diagnostics, whole in zip(rows, ids, texts, found, sampled.tolist(), strict=True):
-            first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
-            counted = [d for d in diagnostics if d.kind == "error" or program is train_ppo]  # RLCF's own: unused ones
-            mine = [d.last for d in counted if first <= d.last < last]
-            elsewhere = [d.last for d in diagnostics if d.kind == "error"]
-            passes.append(not mine and not elsewhere)
-            lengths = [len(tokenizer.decode(row[: n + 1])) for n in range(len(row))]  # in characters, with each token
-            if mine:
-                ends.append(next(n for n, length in enumerate(lengths) if length > mine[0] - first))
-            elif elsewhere:
-                ends.append(max(len(row) - 1, 0))
-            else:
-                ends.append(sum(i != tokenizer.pad_id for i in whole) - 1)
-        (_, batch), *_ = spies["rollout"].calls
-        rewards = [result[0] for _, result in spies["penalised_gae"].calls] if program is train_ppo else [None]
-        return Rollout(
-            rows, sampled, batch.response, batch.scores.tolist(), rewards[0], batch.values,
-            read_rows(args.out / "metrics.jsonl")[0], texts, passes, ends, tokenizer.eos_id, tokenizer.pad_id,
-        )  # fmt: skip
 
-    return run
+def update_once(rlcf: RLCF, program=train_ppo, **changes) -> Rollout:
+    names = ("generate", "penalised_gae", "batch_indices", "rollout")
+    with pytest.MonkeyPatch.context() as patch:
+        names = names if program is train_ppo else [name for name in names if name != "penalised_gae"]
+        spies = {name: Spy(patch, name, rollout_module if name == "generate" else program) for name in names}
+        args = replace(rlcf.ppo if program is train_ppo else rlcf.baseline, overwrite=True, **changes)
+        program.main(args)
+    tokenizer = load_tokenizer(args.sft)
+    data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
+    rows = [data[i].record for i in spies["batch_indices"].calls[0][1]]
+    sampled = torch.cat([call[1][0] for call in spies["generate"].calls])
+    ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
+    texts = [tokenizer.decode(row) for row in ids]
+    with PythonCompiler() as compiler:
+        found = compiler.check(programs_of(rows, texts))
+    passes, ends = [], []
+    for record, row, text, diagnostics, whole in zip(rows, ids, texts, found, sampled.tolist(), strict=True):
+        first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
+        counted = [d for d in diagnostics if d.kind == "error" or program is train_ppo]  # RLCF's own: unused ones
+        mine = [d.last for d in counted if first <= d.last < last]
+        elsewhere = [d.last for d in diagnostics if d.kind == "error"]
+        passes.append(not mine and not elsewhere)
+        lengths = [len(tokenizer.decode(row[: n + 1])) for n in range(len(row))]  # in characters, with each token
+        if mine:
+            ends.append(next(n for n, length in enumerate(lengths) if length > mine[0] - first))
+        elif elsewhere:
+            ends.append(max(len(row) - 1, 0))
+        else:
+            ends.append(sum(i != tokenizer.pad_id for i in whole) - 1)
+    (_, batch), *_ = spies["rollout"].calls
+    rewards = [result[0] for _, result in spies["penalised_gae"].calls] if program is train_ppo else [None]
+    return Rollout(
+        rows, sampled, batch.response, batch.scores.tolist(), rewards[0], batch.values,
+        read_rows(args.out / "metrics.jsonl")[0], texts, passes, ends, tokenizer.eos_id, tokenizer.pad_id,
+    )  # fmt: skip
