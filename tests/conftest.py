@@ -8,6 +8,7 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+from matplotlib.figure import Figure
 
 # before torch is imported, and for processes that tests start: tiny tensors lose by a second thread, on a busy machine
 # tenfold
@@ -105,6 +106,14 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         train_sft.main(sft)
         train_rm.main(rm)
     return Miniature(root, sft, rm, ppo)
+
+
+@pytest.fixture(scope="module")
+def undrawn():
+    """Reports without pictures, which take most of an evaluation's time; tests/test_docs.py draws each of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, file, **settings: file.write(b"<svg/>"))
+        yield
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:

@@ -173,7 +173,7 @@ def torchrun(path, started, *command):
 def job(tmp_path):
     """Two processes that exchange tensors until the file `break` exists."""
     file = tmp_path / "break"
-    with torchrun(file, tmp_path / "started", "-m", "tests.two_processes", str(file)) as process:
+    with torchrun(file, tmp_path / "started", "-m", "tests.exchange", str(file)) as process:
         yield process, file
 
 

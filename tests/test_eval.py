@@ -27,6 +27,7 @@ from nanorlhf.report.page import cells, series, shift_lines, smooth, table, writ
 from nanorlhf.report.reward_report import accuracy_lines
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 KEYS = {
     "gold_win_rate", "gold_win_rate_ci", "gold_score", "rm_score", "rouge1", "rouge2", "rougeL", "eos_rate", "kl",
     "response_length",

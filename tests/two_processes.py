@@ -1,7 +1,7 @@
 """What tests run on two gloo processes, and how they are started.
 
 `on_two_processes` forks both from a process that has imported everything: starting Python twice takes longer than the
-work. `torchrun -m tests.two_processes FILE` is a job that goes on until FILE exists; then rank 1 fails.
+work.
 """
 
 import copy
@@ -163,17 +163,3 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     assert signals.received() and signals.number == signal.SIGTERM
     with pytest.raises(Exception, match="stopped by SIGTERM after 3 steps" if distributed.rank() == 0 else "^$"):
         signals.stop(Path("run"), 3)
-
-
-def exchange_until(file: Path) -> None:
-    """Sum over the ranks again and again; rank 1 fails once the file exists."""
-    distributed.setup("cpu")
-    while True:
-        distributed.all_sum(torch.ones(1))
-        file.with_name("started").touch()
-        if distributed.rank() == 1 and file.exists():
-            raise ValueError("the file is there")
-
-
-if __name__ == "__main__":
-    distributed.run(exchange_until, Path(sys.argv[1]))
