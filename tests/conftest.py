@@ -1,10 +1,7 @@
 """What all tests share: the real data slices, a small model, the pipeline in miniature, two processes."""
 
-import fcntl
 import json
 import os
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +24,8 @@ import train_rm
 import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
-from tests.rlcf import one_update, plugin, rlcf  # noqa: F401  fixtures
+from tests.made_once import made_once
+from tests.rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
 
 # the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones.
 # No deadline: how long an example takes on a busy machine says nothing
@@ -81,21 +79,6 @@ class Miniature:
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory) -> Miniature:
     return make_miniature(made_once(tmp_path_factory, "miniature", make_miniature), train=False)
-
-
-def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Path:
-    """This worker's own directory with what `make` writes: the first worker to ask makes it, the others copy it."""
-    shared = tmp_path_factory.getbasetemp().parent / f"{name}.shared"
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shared = tmp_path_factory.mktemp(name)
-        make(shared)
-        return shared
-    with shared.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not shared.exists():
-            make(shared.with_suffix(".partial"))
-            shared.with_suffix(".partial").rename(shared)
-    return Path(shutil.copytree(shared, tmp_path_factory.mktemp(name), dirs_exist_ok=True))
 
 
 def make_miniature(root: Path, train: bool = True) -> Miniature:

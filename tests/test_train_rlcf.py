@@ -15,7 +15,6 @@ from nanorlhf.code.discriminator import load_discriminator
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.code.test_discriminator import roberta  # noqa: F401  a fixture
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.rlcf import Rollout, T, programs_of
 from tests.two_processes import on_two_processes, run_all
@@ -31,8 +30,8 @@ def comparisons(where, rollout: Rollout) -> list[float]:
         ]
 
 
-def test_a_program_that_fails_scores_minus_one_and_one_that_passes_scores_the_discriminators_output(rlcf, one_update):
-    rollout = one_update()
+def test_a_program_that_fails_scores_minus_one_and_one_that_passes_scores_the_discriminators_output(rlcf, usual_update):
+    rollout = usual_update
     assert 3 <= sum(rollout.passes) <= 13  # of 16
     expected = comparisons(rlcf.ppo.discriminator, rollout)
     for score, passes, comparison in zip(rollout.scores, rollout.passes, expected, strict=True):
@@ -59,11 +58,10 @@ def test_a_response_ends_with_the_token_to_blame_and_its_score_lies_there(one_up
     assert rollout.metrics["response_length"] == pytest.approx(sum(end + 1 for end in rollout.ends) / 16)
 
 
-def test_tokens_that_were_cut_count_nowhere(one_update, monkeypatch):
+def test_tokens_that_were_cut_count_nowhere(usual_update, one_update):
     """Neither in the logged entropy nor in the KL, whichever pass the old logprobs come from."""
     kept = {}
-    for name in ("recomputed", "sampler"):
-        rollout = one_update(rollout_logprobs=name)
+    for name, rollout in (("recomputed", usual_update), ("sampler", one_update(rollout_logprobs="sampler"))):
         assert any(end < T - 1 and not ok for end, ok in zip(rollout.ends, rollout.passes, strict=True))
         kept[name] = {k: rollout.metrics[k] for k in ("objective/entropy", "objective/kl", "objective/kl_k3")}
     assert kept["sampler"] == pytest.approx(kept["recomputed"], abs=1e-3)
@@ -92,16 +90,16 @@ def test_without_a_discriminator_the_compiler_alone_scores(one_update):
     assert set(rollout.scores) == {1.0, -1.0} and "discriminator/score" not in rollout.metrics
 
 
-def test_the_number_of_responses_scored_at_once_changes_nothing(one_update):
-    together, apart = one_update(), one_update(rollout_batch_size=3)
+def test_the_number_of_responses_scored_at_once_changes_nothing(usual_update, one_update):
+    together, apart = usual_update, one_update(rollout_batch_size=3)
     assert torch.equal(together.response, apart.response)
     assert together.scores == pytest.approx(apart.scores, abs=1e-5)
     for name in ("compile_rate", "errors/syntax", "errors/cannot_find_symbol", "errors/unused"):
         assert together.metrics[name] == apart.metrics[name]
 
 
-def test_the_logged_errors_are_those_of_the_programs(one_update):
-    rollout = one_update()
+def test_the_logged_errors_are_those_of_the_programs(usual_update):
+    rollout = usual_update
     counts = {"syntax": 0, "cannot_find_symbol": 0, "unused": 0}
     with PythonCompiler() as compiler:
         found = compiler.check(programs_of(rollout.rows, rollout.texts))
@@ -170,11 +168,11 @@ def test_a_rollout_in_which_nothing_passes_trains_the_policy_and_leaves_the_disc
 def test_resuming_equals_the_uninterrupted_run(rlcf, monkeypatch, tmp_path, freeze):
     """To the last bit."""
     args = replace(
-        rlcf.ppo, total_episodes=32, batch_size=8, save_every=2, discriminator_lr=1e-3, freeze_discriminator=freeze
+        rlcf.ppo, total_episodes=24, batch_size=8, save_every=1, discriminator_lr=1e-3, freeze_discriminator=freeze
     )
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_ppo.main(whole)
-    interrupt_at(4, monkeypatch, train_ppo, "penalised_gae")
+    interrupt_at(3, monkeypatch, train_ppo, "penalised_gae")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
     train_ppo.main(replace(broken, resume=True))
@@ -184,7 +182,7 @@ def test_resuming_equals_the_uninterrupted_run(rlcf, monkeypatch, tmp_path, free
         [{k: v for k, v in row.items() if k != "episodes_per_second"} for row in read_metrics(out)]
         for out in (whole.out, broken.out)
     ]
-    assert untimed[0] == untimed[1] and len(untimed[0]) == 4
+    assert untimed[0] == untimed[1] and len(untimed[0]) == 3
 
 
 def test_the_value_model_starts_at_zero_or_from_a_smaller_policy(rlcf, one_update, tmp_path):
@@ -253,7 +251,10 @@ def runs(rlcf, tmp_path_factory):
     stages = {
         "ppo": (train_ppo.main, ppo),
         "coderl": (train_baselines.main, coderl),
-        "discriminator": (train_discriminator.main, replace(rlcf.discriminator, micro_batch_size=2, adam_eps=1e-5)),
+        "discriminator": (
+            train_discriminator.main,
+            replace(rlcf.discriminator, micro_batch_size=2, num_rows=24, adam_eps=1e-5),
+        ),
     }
     for stage, (main, args) in stages.items():
         main(replace(args, out=root / stage / "one"))

@@ -3,7 +3,7 @@
 import torch
 
 from nanorlhf import distributed
-from nanorlhf.code.compilers import Diagnostic
+from nanorlhf.code.compilers import Diagnostic, first_error
 from nanorlhf.code.feedback import Checked
 
 # prefixes of javac's codes, after "compiler.err.", and of Python's. "syntax" is what javac's scanner and parser report;
@@ -71,11 +71,19 @@ def error_profile(diagnostics: list[list[Diagnostic]], spans: list[tuple[int, in
 
 
 def profile_metrics(checked: list[Checked]) -> dict[str, float]:
-    """Metrics of one rollout, over all ranks: compile_rate, and errors/* per response."""
-    profile = error_profile(
-        [found for c in checked for found in c.diagnostics], [span for c in checked for span in c.spans]
+    """Metrics of one rollout, over all ranks: compile_rate, and errors/* per response.
+
+    Unused variables count in both, also where the reward leaves them out: so the curves of all objectives compare.
+    """
+    diagnostics, spans = (
+        [found for c in checked for found in c.diagnostics],
+        [span for c in checked for span in c.spans],
     )
-    passes = torch.cat([c.passes for c in checked])
+    profile = error_profile(diagnostics, spans)
+    passes = torch.tensor(
+        [first_error(found, *span) is None for found, span in zip(diagnostics, spans, strict=True)],
+        device=checked[0].passes.device,
+    )
     world = distributed.world_size()
     means = torch.tensor([profile[category] for category in CATEGORIES], device=passes.device) / world
     compile_rate = distributed.all_sum(passes.sum()).item() / (world * len(passes))

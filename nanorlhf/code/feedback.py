@@ -24,7 +24,7 @@ def compiler_for(
 @dataclass(frozen=True)
 class Checked:
     texts: list[str]
-    passes: Tensor  # (B,) bool: no error anywhere, no unused variable in the response
+    passes: Tensor  # (B,) bool: no error anywhere, nor an unused variable in the response where those count
     error_index: Tensor  # (B,) the token to blame; T where the response passes
     diagnostics: list[list[Diagnostic]]
     spans: list[tuple[int, int]]  # [start, end) of each response in its program, in characters
@@ -36,12 +36,14 @@ def check_responses(
     compiler: JavaCompiler | PythonCompiler,
     pieces: dict[int, bytes],
     eos_id: int,
+    unused: bool = True,
 ) -> Checked:
     """Compile prefix + response + suffix of each row. [RLCF alg 1]
 
     records     rows of code.jsonl
     response    (B, T) ids, [PAD] after EOS
     pieces      token_bytes(tokenizer)
+    unused      an unused variable fails a response, as an error does
     """
     T = response.size(1)
     rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
@@ -53,7 +55,7 @@ def check_responses(
     diagnostics = compiler.check(programs, spans)
     error_index = []
     for ids, span, found in zip(rows, spans, diagnostics, strict=True):
-        error = first_error(found, *span)
+        error = first_error(found if unused else [d for d in found if d.kind == "error"], *span)
         if error is None:
             error_index.append(T)
         else:  # an empty response has no token except EOS

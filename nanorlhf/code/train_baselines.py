@@ -1,6 +1,7 @@
 """What RLCF is compared with: two other ways to learn from a compiler. [RLCF section 6.3]
 
 In: code.train.jsonl and the policy of stage 1. Out: the policy, in the same format; CodeRL's critic in critic/.
+A program fails by an error alone: that unused variables fail too is RLCF's own. [RLCF section 8.6]
 Both take one gradient step per rollout, where PPO's ratio is 1 and the gradient of -A * ratio is that of -A * log p: so
 each is a choice of A in PPO's loss, beside a second loss of its own. Neither has a reward model or a KL penalty.
 
@@ -111,8 +112,8 @@ def main(args: Args) -> dict[str, float]:
     findings: list[Checked] = []  # of this rank's rollout
 
     def score(rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        """The response, cut after the token to blame where --localise, and 1 for a program that passes, else -1."""
-        checked = check_responses([row.record for row in rows], response, compiler, pieces, eos_id)
+        """The response, cut after the token to blame where --localise, and 1 for a program that compiles, else -1."""
+        checked = check_responses([row.record for row in rows], response, compiler, pieces, eos_id, unused=False)
         findings.append(checked)
         if args.localise:
             response = truncate_at_error(response, checked.error_index, pad_id)
@@ -153,7 +154,8 @@ def main(args: Args) -> dict[str, float]:
                 greedy, _ = generate(distributed.plain(policy), *query, T, 0.0, eos_id=eos_id, pad_id=pad_id)
                 arguments = batch.query_response[mine], batch.mask[mine], batch.padding_mask[mine]
                 token_logits = coderl_critic(critic, *arguments)[1]
-            baseline = check_responses([row.record for row in rows[mine]], greedy, compiler, pieces, eos_id)
+            records = [row.record for row in rows[mine]]
+            baseline = check_responses(records, greedy, compiler, pieces, eos_id, unused=False)
             token_logits, baseline_passes = map(distributed.all_gather_rows, (token_logits, baseline.passes))
             advantages = coderl_advantages(token_logits, passes, baseline_passes, batch.padding_mask)  # (B, T)
 

@@ -2,7 +2,8 @@
 
 Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback, section 4 and the appendix. First triplets:
 programs for one problem lie together, those for others apart. Then pairs: the policy answers the prompts of the
-training rows, and its program is compared with the written one where both pass the static checks.
+training rows, and its program is compared with the written one where both pass the static checks. Sampling may take
+longer than training, so --resume goes on with it as well.
 In: code.{train,validation}.jsonl, the policy of stage 1, and an encoder such as CodeBERT (or none: random weights).
 Out: the discriminator, which scores the programs that pass the compiler in stage 3.
 
@@ -10,8 +11,12 @@ Out: the discriminator, which scores the programs that pass the compiler in stag
     python -m nanorlhf.code.train_discriminator rlcf-tiny                      # the embedded programs
 """
 
+import json
 import random
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,16 +29,24 @@ from nanorlhf.cli import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFlo
 from nanorlhf.code.discriminator import Discriminator, discriminator_from_encoder, save_discriminator, triplet_loss
 from nanorlhf.code.feedback import check_responses, compiler_for
 from nanorlhf.code.transformations import rename_variables
-from nanorlhf.dataset import Demonstration, batch_indices, iter_jsonl, load_programs, write_jsonl
+from nanorlhf.dataset import (
+    Demonstration,
+    batch_indices,
+    field,
+    iter_jsonl,
+    load_programs,
+    parse_object,
+    write_jsonl,
+)
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import Transformer
-from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.padding import left_pad
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
-from nanorlhf.training.run import Run, begin
-from nanorlhf.training.schedule import lr_factor
+from nanorlhf.training.run import SAMPLING, Run, begin
+from nanorlhf.training.schedule import check_warmup, lr_factor
 from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new_shape
 
@@ -52,9 +65,10 @@ class Args(RunArgs):
     """width of an encoder with random weights"""
 
     num_triplet_epochs: NonNegativeFloat
-    """passes over the problems: programs for one problem are drawn together, those for others pushed away; 0: none"""
+    """passes over the programs, each the anchor of one triplet: programs for its problem are drawn near, those for
+    others pushed away; 0: none"""
     triplet_batch_size: PositiveInt = 32
-    """problems per optimizer step on triplets, over all ranks"""
+    """anchors per optimizer step on triplets, over all ranks"""
     triplet_lr: NonNegativeFloat
     """peak learning rate of the triplets"""
     triplet_margin: NonNegativeFloat = 0.5
@@ -62,7 +76,7 @@ class Args(RunArgs):
     warmup_steps: NonNegativeInt
     """optimizer steps of linear warm-up of the triplets"""
     num_pair_epochs: NonNegativeFloat
-    """passes over the pairs of a written and a sampled program; 0: none, an ablation of the paper"""
+    """passes over the pairs of a written and a sampled program; 0: nothing is sampled (the paper's Table 4)"""
     num_rows: PositiveInt | None = None
     """training rows that the policy answers, from the top of the file; None: all"""
     batch_size: PositiveInt = 32
@@ -90,37 +104,87 @@ RECIPES = recipes("discriminator", Args)
 
 
 # ------------------------------------------------------------------------------------------------ the policy's programs
-def sample_programs(args: Args, rows: list[Demonstration], device: torch.device) -> list[tuple[str, bool]]:
-    """One response of the policy to each row, and whether it passes the static checks."""
+Sample = tuple[str, bool]  # a response of the policy, and whether its program passes the static checks
+
+
+def sample_programs(args: Args, rows: list[Demonstration], device: torch.device) -> list[Sample]:
+    """One response of the policy to each row.
+
+    Each batch is appended to a file in --out, from which --resume goes on.
+    """
+    path, size = args.out / SAMPLING, args.rollout_batch_size * distributed.world_size()
+    samples = distributed.from_first(lambda: begin_sampling(args, path, len(rows), size))
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     policy = load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     T, pieces = args.response_length, token_bytes(tokenizer)
-    shared = rows + rows[: -len(rows) % distributed.world_size()]  # as many for each rank
     generator = torch.Generator().manual_seed(args.seed)
-    uniforms = torch.rand((len(shared), T), generator=generator, dtype=torch.float64)
-    mine = distributed.rank_slice(len(shared))
-    batches = micro_batches(shared[mine], args.rollout_batch_size)
-    samples: list[tuple[str, bool]] = []
+    uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
+    is_first = distributed.rank() == 0
+    progress = tqdm(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
     with compiler_for(rows[0].record["language"], args.error_prone_jar) as compiler:
-        progress = tqdm(total=len(shared[mine]), desc="samples", disable=distributed.rank() != 0)
-        for batch, u in zip(batches, micro_batches(uniforms[mine], args.rollout_batch_size), strict=True):
-            query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
-            with torch.no_grad(), autocast(args, device):
-                response, _ = generate(
-                    policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
-                    eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=u,
-                )  # fmt: skip
-            checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
-            samples += zip(checked.texts, checked.passes.tolist(), strict=True)
-            progress.update(len(batch))
-        progress.close()
-    return distributed.all_gather_objects(samples)[: len(rows)]
+        for start in range(len(samples), len(rows), size):
+            first = start + distributed.rank() * args.rollout_batch_size
+            mine = slice(first, min(first + args.rollout_batch_size, start + size))
+            of_mine: list[Sample] = []
+            if batch := rows[mine]:  # of the last ones a rank may have none
+                query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
+                with torch.no_grad(), autocast(args, device):
+                    response, _ = generate(
+                        policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
+                        eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[mine],
+                    )  # fmt: skip
+                checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
+                of_mine = list(zip(checked.texts, checked.passes.tolist(), strict=True))
+            batch_samples = distributed.all_gather_objects(of_mine)
+            if is_first:
+                with path.open("a", encoding="ascii") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in as_rows(batch_samples))
+            samples += batch_samples
+            progress.update(len(batch_samples))
+    progress.close()
+    return samples
 
 
-def read_programs(args: Args, num_rows: int) -> list[tuple[str, bool]]:
+def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sample]:
+    """Open the file of the samples; what it holds already, in whole batches of `size`, if the run is resumed.
+
+    Its first line holds the settings that the samples depend on; InputError where they differ.
+    """
+    names = ("data", "num_rows", "sft", "tokenizer", "seed", "dtype", "temperature", "top_p", "response_length")
+    settings = {name: str(getattr(args, name)) for name in (*names, "max_query_length", "error_prone_jar")}
+    settings["rows"] = str(num_rows)
+    lines = path.read_bytes().splitlines(keepends=True) if args.resume else []
+    whole = [line for line in lines if line.endswith(b"\n")]  # a run may be killed while it writes the last one
+    rows = [(f"{path}:{number}", parse_object(line, f"{path}:{number}")) for number, line in enumerate(whole, start=1)]
+    _, before = rows[0] if rows else ("", settings)
+    done = as_samples(rows[1:])
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise InputError(
+                f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
+                f"{value}: pass the same, or start anew with --overwrite."
+            )
+    if len(done) < num_rows:  # in the same batches as without the break, so that rounding is the same
+        done = done[: len(done) // size * size]
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_jsonl(path, [settings, *as_rows(done)])
+    return done
+
+
+def as_rows(samples: list[Sample]) -> list[dict]:
+    """As generated.jsonl has them."""
+    return [{"response": text, "passes": passes} for text, passes in samples]
+
+
+def as_samples(rows: Iterable[tuple[str, dict]]) -> list[Sample]:
+    """What `as_rows` made rows of; each comes with its `file:line`."""
+    return [(field(row, "response", str, where), field(row, "passes", bool, where)) for where, row in rows]
+
+
+def read_programs(args: Args, num_rows: int) -> list[Sample]:
     """What `sample_programs` gave when the run that is resumed was started."""
     path = args.out / "generated.jsonl"
-    samples = [(row["response"], row["passes"]) for _, row in iter_jsonl(path)]
+    samples = as_samples(iter_jsonl(path))
     if len(samples) != num_rows:
         raise InputError(
             f"--resume: {path} holds {len(samples)} programs, not {num_rows}: pass the --data and --num-rows that the "
@@ -130,33 +194,35 @@ def read_programs(args: Args, num_rows: int) -> list[tuple[str, bool]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ triplets
-def solutions(rows: list[Demonstration]) -> list[list[str]]:
-    """The programs that solve each problem; rows that name no problem are problems of their own."""
-    problems: dict[str, list[str]] = {}
-    for row in rows:
-        record = row.record
-        program = record["prefix"] + record["response"] + record["suffix"]
-        problem = str(record.get("meta", {}).get("problem", program))
-        if program not in problems.setdefault(problem, []):
-            problems[problem].append(program)
-    return list(problems.values())
+class Programs:
+    """The programs of some rows, each once, by problem; rows that name no problem are problems of their own."""
 
+    def __init__(self, rows: list[Demonstration]):
+        problems: dict[str, dict[str, None]] = {}  # problem -> its programs, in order
+        for row in rows:
+            record = row.record
+            program = record["prefix"] + record["response"] + record["suffix"]
+            problem = str(record.get("meta", {}).get("problem", program))
+            problems.setdefault(problem, {})[program] = None
+        self.problems, self.language = [list(programs) for programs in problems.values()], rows[0].record["language"]
+        self.anchors = [(index, program) for index, programs in enumerate(self.problems) for program in programs]
 
-def draw_triplets(args: Args, problems: list[list[str]], language: str, step: int) -> list[tuple[int, str, str]]:
-    """Problem, anchor, positive; a program alone with its problem is its own positive, its variables renamed."""
-    rows = []
-    for place, index in enumerate(batch_indices(len(problems), args.triplet_batch_size, step, args.seed)):
-        draw = random.Random(f"{args.seed} {step} {place}")
-        two = draw.sample(problems[index], min(2, len(problems[index])))
-        rows.append((index, two[0], two[1] if len(two) > 1 else rename_variables(two[0], language, draw)))
-    return rows
+    def triplet(self, number: int, draw: random.Random) -> tuple[int, str, str]:
+        """[RLCF pretraining] The problem of a program, the program as the anchor, and another one for that problem.
+
+        A program alone with its problem is its own positive, its variables renamed. The negative is the hardest of the
+        batch.
+        """
+        problem, anchor = self.anchors[number]
+        others = [program for program in self.problems[problem] if program != anchor]
+        return problem, anchor, draw.choice(others) if others else rename_variables(anchor, self.language, draw)
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
 Pair = tuple[Demonstration, str]  # a row with the written program, and the policy's
 
 
-def pairs_that_pass(rows: list[Demonstration], samples: list[tuple[str, bool]]) -> list[Pair]:
+def pairs_that_pass(rows: list[Demonstration], samples: list[Sample]) -> list[Pair]:
     """Where the policy's program passes the static checks and is not the written one. [RLCF discriminator]
 
     The compiler has decided the others already, and what the policy knows by heart teaches nothing.
@@ -196,23 +262,36 @@ def main(args: Args) -> dict[str, float]:
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
     steps = FiniteSteps(optimizer, args, f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})")
 
-    problems, language = solutions(train), train[0].record["language"]
-    num_triplet_steps = int(args.num_triplet_epochs * len(problems)) // args.triplet_batch_size
-    answered = train[: args.num_rows]
-    if args.resume:
-        samples = read_programs(args, len(answered + validation))
-    else:
-        samples = sample_programs(args, answered + validation, device)
-    compile_rate = sum(passes for _, passes in samples) / len(samples)
+    programs, others = Programs(train), Programs(validation)
+    num_triplet_steps = int(args.num_triplet_epochs * len(programs.anchors)) // args.triplet_batch_size
+    if args.num_triplet_epochs and num_triplet_steps == 0:
+        raise InputError(
+            f"--triplet-batch-size {args.triplet_batch_size} is more than the {len(programs.anchors)} programs in "
+            f"{args.data}, times --num-triplet-epochs {args.num_triplet_epochs}: lower it."
+        )
+    check_warmup(args.warmup_steps, num_triplet_steps)
+    answered = train[: args.num_rows] if args.num_pair_epochs else []
+    asked = answered + (validation if args.num_pair_epochs else [])
+    if args.num_pair_epochs and int(args.num_pair_epochs * len(answered)) < args.batch_size:
+        raise InputError(
+            f"--batch-size {args.batch_size} is more than the {len(answered)} rows that the policy answers, times "
+            f"--num-pair-epochs {args.num_pair_epochs}: lower it."
+        )
+    samples: list[Sample] = []
+    if asked:
+        is_sampled = args.resume and not distributed.from_first((args.out / SAMPLING).exists)
+        samples = read_programs(args, len(asked)) if is_sampled else sample_programs(args, asked, device)
+        args = replace(args, resume=is_sampled)  # else no step has been taken
     pairs = pairs_that_pass(answered, samples[: len(answered)])
-    held_out = pairs_that_pass(validation, samples[len(answered) :])
+    held_out = pairs_that_pass(validation, samples[len(answered) :]) if asked else []
     num_pair_steps = int(args.num_pair_epochs * len(pairs)) // args.batch_size
     if args.num_pair_epochs and num_pair_steps == 0:
         raise InputError(
             f"--batch-size {args.batch_size} is more than the {len(pairs)} of {len(answered)} sampled programs that "
-            f"pass the static checks, times --num-pair-epochs {args.num_pair_epochs}: lower it, or train the policy "
-            "longer."
+            f"pass the static checks, times --num-pair-epochs {args.num_pair_epochs}: lower it and pass --resume, "
+            "which keeps the samples, or train the policy longer."
         )
+    num_steps = num_triplet_steps + num_pair_steps
 
     def margin_loss(model: Discriminator, rows: list[tuple[int, str, str]]) -> tuple[Tensor, Tensor]:
         """Sums over the triplets: the loss, and how many of them are right."""
@@ -228,21 +307,29 @@ def main(args: Args) -> dict[str, float]:
 
     # micro-batches decide which programs of a triplet can be the negative
     run = Run(args, "discriminator", {"model": model, "steps": steps}, write, must_stay=("micro_batch_size",))
-    if run.main and not args.resume:
-        run.opened()
-        write_jsonl(args.out / "generated.jsonl", [{"response": text, "passes": passes} for text, passes in samples])
+    if not args.resume:
+        if run.main:
+            run.opened()
+        if run.main and samples:
+            write_jsonl(args.out / "generated.jsonl", as_rows(samples))
+        run.save(0)  # the samples are safe; and without any steps, this is the discriminator
+        if run.main:
+            (args.out / SAMPLING).unlink(missing_ok=True)
+    rate = f"; {fmean(passes for _, passes in samples):.1%} of the policy's programs pass the checks" if samples else ""
     run.print(
         f"Discriminator: {sum(p.numel() for p in model.parameters()):,} parameters, {num_triplet_steps} steps on "
-        f"triplets of {len(problems):,} problems, {num_pair_steps} on {len(pairs):,} pairs; {compile_rate:.1%} of "
-        "the policy's programs pass the static checks"
+        f"triplets of {len(programs.anchors):,} programs for {len(programs.problems):,} problems, {num_pair_steps} on "
+        f"{len(pairs):,} pairs{rate}"
     )
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
-    for step in run.steps(num_triplet_steps + num_pair_steps):
+    for step in run.steps(num_steps):
         batch: list[Any]
         batch_loss: Sums
         if step < num_triplet_steps:  # 2.1 [RLCF pretraining] programs for one problem lie together
-            stage, batch, batch_loss = "triplet", draw_triplets(args, problems, language, step), margin_loss
+            indices = batch_indices(len(programs.anchors), args.triplet_batch_size, step, args.seed)
+            batch = [programs.triplet(i, random.Random(f"{args.seed} {step} {i}")) for i in indices]
+            stage, batch_loss = "triplet", margin_loss
             lr = args.triplet_lr * lr_factor("linear", step, num_triplet_steps, args.warmup_steps)
         else:  # 2.2 programs of people against the policy's
             pair_step = step - num_triplet_steps
@@ -256,21 +343,25 @@ def main(args: Args) -> dict[str, float]:
         run.log(step, metrics, **{stage: f"{mean_loss:.3f}"}, accuracy=f"{accuracy:.2f}")
 
     # ------------------------------------------------------------------------------------------------ 3. measure, save
-    totals = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args)
-    validation_loss, validation_accuracy = (totals / max(len(held_out), 1)).tolist()
-    summary = {
-        "validation_loss": validation_loss,
-        "validation_accuracy": validation_accuracy,
-        "num_validation_pairs": len(held_out),
-        "compile_rate": compile_rate,
-        "steps": num_triplet_steps + num_pair_steps,
-    }
-    run.log(num_triplet_steps + num_pair_steps, summary)
+    summary: dict[str, float] = {"steps": num_steps}
+    if num_triplet_steps:
+        draw = random.Random(args.seed)
+        triplets = [others.triplet(i, draw) for i in range(len(others.anchors))]
+        draw.shuffle(triplets)  # in the order of the file, those for one problem come together: no negatives
+        measured = evaluate(model, triplets, margin_loss, 2, args.micro_batch_size, args) / len(triplets)
+        summary["validation_triplet_loss"], summary["validation_triplet_accuracy"] = measured.tolist()
+        run.print(f"Discriminator: orders {summary['validation_triplet_accuracy']:.1%} of validation triplets")
+    if samples:
+        measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args) / max(len(held_out), 1)
+        summary["validation_loss"], summary["validation_accuracy"] = measured.tolist()
+        summary["num_validation_pairs"] = len(held_out)
+        summary["compile_rate"] = fmean(passes for _, passes in samples)
+        run.print(
+            f"Discriminator: tells the policy's program from the written one in {summary['validation_accuracy']:.1%} "
+            f"of {len(held_out)} validation pairs that both pass"
+        )
+    run.log(num_steps, summary)
     run.finish(summary)
-    run.print(
-        f"Discriminator: tells the policy's program from the written one in {validation_accuracy:.1%} of "
-        f"{len(held_out)} validation pairs that both pass"
-    )
     return summary
 
 

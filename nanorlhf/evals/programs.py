@@ -5,16 +5,19 @@ In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdic
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
 from nanorlhf.code.compilers import Diagnostic, first_error
+from nanorlhf.code.discriminator import Discriminator, load_discriminator
 from nanorlhf.code.error_profile import error_category, error_profile
 from nanorlhf.code.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.code.feedback import compiler_for
@@ -43,6 +46,8 @@ Texts = dict[tuple[str, float], list[str]]  # (policy, temperature) -> n respons
 class Args(PolicyArgs):
     curves: tuple[str, ...] = ()
     """run directories whose training curves the report shows beside those of the policies, for an ablation several"""
+    discriminator: str | None = None
+    """shows D(x, y', y) beside each sample y' of a problem whose written program y is known: checkpoint directory"""
     num_samples: PositiveInt
     """responses per problem and temperature"""
     ks: tuple[PositiveInt, ...]
@@ -70,6 +75,7 @@ class Outcome:
     diagnostics: list[Diagnostic]  # of its program, by the static checks
     verdict: Verdict  # of its program with the tests, by execution
     span: tuple[int, int]  # where the response is in its program, in characters
+    score: float | None = None  # D(x, y', y), the discriminator's comparison with the written program
 
     @cached_property
     def error(self) -> Diagnostic | None:
@@ -99,6 +105,7 @@ def main(args: Args) -> dict:
     # fails here where no program can be run, not after hours of sampling
     run_programs([], language, weak_isolation=args.weak_isolation)
     compiler_for(language, args.error_prone_jar).close()  # and here where a jar is missing
+    discriminator = load_discriminator(args.discriminator, device) if args.discriminator is not None else None
 
     # ------------------------------------------------------------------------------------------------ 2. the responses
     texts: Texts = {}
@@ -117,6 +124,9 @@ def main(args: Args) -> dict:
 
     # ------------------------------------------------------------------------------- 3. static checks, and execution
     outcomes = check_and_run(texts, rows, args)
+    if discriminator is not None:
+        with autocast(args, device):
+            add_scores(outcomes, records, discriminator, args.batch_size)
 
     # ------------------------------------------------------------------------------------------------ 4. the statistics
     for name, row in results.items():
@@ -161,7 +171,7 @@ def main(args: Args) -> dict:
     ]
     runs = {place: name for name, place in policies.items()}
     for place in args.curves:
-        runs.setdefault(place, place)
+        runs.setdefault(place, Path(place).name or place)
     return write_evaluation(
         args,
         result,
@@ -202,9 +212,21 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
     }
 
 
+@torch.no_grad()
+def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discriminator, batch_size: int) -> None:
+    """Give the outcomes of problems with a written program their D(x, y', y), as figures 1 and 14 of the paper do."""
+    known = [key for key in outcomes if records[key[0]]["response"]]
+    for batch in tqdm(micro_batches(known, batch_size), desc="discriminator", unit=" batches", leave=False):
+        queries, written = ([records[i][name] for i, _ in batch] for name in ("query", "response"))
+        scores = discriminator.compare(queries, [text for _, text in batch], written)
+        for key, score in zip(batch, scores.tolist(), strict=True):
+            outcomes[key] = replace(outcomes[key], score=score)
+
+
 def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.ndarray]]:
     """One policy at one temperature, n outcomes per problem: its numbers, and success -> (problems, K) at each k."""
     values, n = {}, args.num_samples
+    scores = [one.score for one in column if one.error is None and one.score is not None]
     for success, attribute in SUCCESSES.items():
         counts = np.array([getattr(one.verdict, attribute) for one in column]).reshape(-1, n).sum(1)  # (problems,)
         values[success] = np.array([[pass_at_k(n, int(c), k) for k in args.ks] for c in counts])
@@ -213,6 +235,7 @@ def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.nd
         "reasons": dict(Counter(one.verdict.reason for one in column)),
         "errors": error_profile([one.diagnostics for one in column], [one.span for one in column]),
         "compile_rate": fmean(one.error is None for one in column),
+        "discriminator": fmean(scores) if scores else None,  # of those without an error, as in training
     }, values
 
 
@@ -250,4 +273,5 @@ def described(outcome: Outcome, length: int, language: str) -> dict:
         **{name: getattr(verdict, name) for name in ("compiled", "executed", "passed", "reason")},
         "output": said[0] if language == "java" else said[-1],  # the line that says what was thrown
         "error": error,
+        "discriminator": outcome.score,
     }

@@ -8,7 +8,10 @@ from nanorlhf.metrics import metric_at_k
 from nanorlhf.report.page import BLUE, GREY, ORANGE, panel
 
 # colour and marker of each policy, distinct in greyscale too; reused where there are more policies
-LINES = ((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D"), (GREY, "v"), ("#1c2024", "x"))
+LINES = (
+    *((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D")),
+    *((GREY, "v"), ("#1c2024", "x"), ("#c2447a", "P"), ("#9a7b1c", "*")),
+)
 
 
 def metric_at_k_figures(scores: dict[str, dict[str, ArrayLike]]) -> list[Figure]:

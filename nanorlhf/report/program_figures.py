@@ -1,4 +1,6 @@
-"""Figures of generated programs: how many pass, their errors, and how both changed in training."""
+"""Figures of generated programs: how many pass, at which temperature, their errors, and how training changed them."""
+
+from collections.abc import Iterable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -8,11 +10,14 @@ from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.page import draw, panel, series
 from nanorlhf.training.run_directory import Rows
 
-CURVES = {  # metric of train_ppo: title, unit
+CURVES = {  # metric of train_ppo and of what RLCF is compared with: title, unit
     "compile_rate": ("Responses that pass the static checks", "share"),
     "discriminator/accuracy": ("Discriminator accuracy", "share"),
     **{f"errors/{name}": (f"Errors: {name.replace('_', ' ')}", "per response") for name in CATEGORIES},
+    "objective/entropy": ("Entropy of the policy", "nats per response"),
+    "objective/kl": ("KL to the initial policy", "nats per response"),
 }
+SHARES = ("compile_rate", "discriminator/accuracy")
 
 
 def color_of(number: int) -> str:
@@ -65,24 +70,46 @@ def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
     return figure
 
 
-def training_figures(runs: dict[str, Rows]) -> list[Figure]:
-    """[RLCF figure 11] Compile rate, errors by category and discriminator accuracy over updates, one line per run.
+def temperature_figures(policies: dict[str, list[dict]], ks: Iterable[int]) -> list[Figure]:
+    """One panel per k: pass@k over the temperature, one curve per policy; none for a single temperature.
 
-    runs: name -> rows of metrics.jsonl. A run without a metric has no line; a metric that no run has, or an error
-    category that never occurs, has no panel.
+    policies: name -> `temperatures` of eval.json. A policy that is surer of itself has its best pass@k, for a k above
+    1, at a higher temperature.
+    """
+    if len(next(iter(policies.values()))) < 2:
+        return []
+    figures = []
+    for j, k in enumerate(ks):
+        figure, axes = panel(f"pass@{k} over temperature", "temperature of the samples", "%")
+        for number, (policy, rows) in enumerate(policies.items()):
+            shares = [100 * row["pass_at_k"][j] for row in rows]
+            color, marker = LINES[number % len(LINES)]
+            xs = [row["temperature"] for row in rows]
+            axes.plot(xs, shares, color=color, marker=marker, markersize=4, linewidth=1.8, label=policy)
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures
+
+
+def training_figures(runs: dict[str, Rows], policies: Iterable[str] = ()) -> list[Figure]:
+    """[RLCF figure 11] Compile rate, errors by category, discriminator accuracy, entropy and KL over updates.
+
+    One line per run. runs: name -> rows of metrics.jsonl; one that has the name of a policy has its colour. A run
+    without a metric has no line; a metric that no run has, or an error category that never occurs, has no panel.
     """
     figures = []
-    runs = {name: rows for name, rows in runs.items() if any(key in row for row in rows for key in CURVES)}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*policies, *runs]))}
     for key, (title, unit) in CURVES.items():
         found = {name: series(rows, key)[1] for name, rows in runs.items()}
         is_error = key.startswith("errors/")
         if not any(values.any() if is_error else len(values) for values in found.values()):
             continue
         figure, axes = panel(title, "update", unit)
-        for number, (name, rows) in enumerate(runs.items()):
+        for name, rows in runs.items():
             if len(found[name]):
-                draw(axes, rows, key, name, color_of(number), smoothed=True)
-        axes.set_ylim(0, None if is_error else 1.03)
+                draw(axes, rows, key, name, color_of(numbers[name]), smoothed=True)
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03 if key in SHARES else None)
         axes.legend(frameon=False)
         figures.append(figure)
     return figures

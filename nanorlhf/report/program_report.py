@@ -7,8 +7,8 @@ from pathlib import Path
 from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.report.answer_report import figures
 from nanorlhf.report.page import SEARCH, aligned, curves, html_table, write_page
-from nanorlhf.report.program_figures import at_k_figures, error_figure, training_figures
-from nanorlhf.training.run_directory import read_metrics
+from nanorlhf.report.program_figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
+from nanorlhf.training.run_directory import Rows, read_metrics
 
 Lines = list[list[str]]
 STYLE = """<style>
@@ -56,6 +56,9 @@ def errors(result: dict) -> Lines:
         if any(row["errors"][category] for row in best.values()):
             lines.append([category.replace("_", " "), *(f"{row['errors'][category]:.3f}" for row in best.values())])
     lines.append(["responses without any, %", *(percent(row["compile_rate"]) for row in best.values())])
+    if any(row["discriminator"] is not None for row in best.values()):
+        scores = ("-" if row["discriminator"] is None else f"{row['discriminator']:+.3f}" for row in best.values())
+        lines.append(["discriminator, mean of those", *scores])
     return lines
 
 
@@ -87,7 +90,7 @@ def temperatures(result: dict) -> Lines:
 def notes(result: dict) -> list[str]:
     """What the tables rest on, and what their columns mean."""
     settings = result["args"]
-    return [
+    lines = [
         f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} samples "
         f"per problem and temperature; top-p {settings['top_p']}, at most {settings['response_length']} tokens, "
         f"timeout {settings['timeout']:g} s, seed {settings['seed']}.",
@@ -97,6 +100,12 @@ def notes(result: dict) -> list[str]:
         f"Errors and outcomes are those at the best temperature for k = {settings['ks'][0]}. Errors are those of the "
         "compiler in the program without its tests, and local variables of the response that are never read.",
     ]
+    if settings["discriminator"] is not None:
+        lines.append(
+            f"The discriminator ({settings['discriminator']}) compares a sample y' with the written program y: "
+            "D(x, y', y) is near 1 where the sample looks more human-written, and near -1 where the written one does."
+        )
+    return lines
 
 
 def tables(result: dict) -> str:
@@ -117,12 +126,13 @@ def marked(text: str, error: dict | None) -> str:
 
 def program(name: str, row: dict) -> str:
     """One response with its outcome, and the messages of the compiler and the run."""
-    error, reason = row["error"], row["reason"]
+    error, reason, score = row["error"], row["reason"], row["discriminator"]
+    judged = "" if score is None else f"<small> D {score:+.2f}</small>"
     said = [" ".join(error["message"].split())] if error else []
     if reason != "passed" and not (error and reason == "compile_error"):  # would repeat the message
         said.append(row["output"])
     return (
-        f'<div><b>{html.escape(name)}</b><span class="verdict {reason}">{reason.replace("_", " ")}</span>'
+        f'<div><b>{html.escape(name)}</b><span class="verdict {reason}">{reason.replace("_", " ")}</span>{judged}'
         f"<pre>{marked(row['response'], error) or '<i>empty</i>'}</pre>"
         f"<small>{html.escape(' · '.join(filter(None, said)))}</small></div>"
     )
@@ -141,7 +151,11 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
     runs: run directory -> its name.
     """
     logged = {run: rows for run in runs if (rows := read_metrics(run))}
-    drawn = training_figures({runs[run]: rows for run, rows in logged.items()})
+    in_training: dict[str, Rows] = {}  # runs that share a name go by their directories
+    for run, rows in logged.items():
+        if any(key in row for row in rows for key in CURVES):
+            in_training[run if runs[run] in in_training else runs[run]] = rows
+    drawn = training_figures(in_training, result["policies"])
     about = notes(result)
     best = best_rows(result)
     parts = [
@@ -156,7 +170,7 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
             "compiles may crash, and one that runs may be wrong.",
         ),
         "<h2>Errors</h2>",
-        f'<p class="quiet">{html.escape(about[2])}</p>',
+        f'<p class="quiet">{html.escape(" ".join(about[2:]))}</p>',
         html_table(errors(result)),
         figures(
             [error_figure({name: row["errors"] for name, row in best.items()})],
@@ -169,6 +183,13 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
         html_table(temperatures(result)),
         '<p class="quiet">In %. A star marks the best pass@k of each policy.</p>',
     ]
+    by_temperature = {name: row["temperatures"] for name, row in result["policies"].items()}
+    if over := temperature_figures(by_temperature, result["args"]["ks"]):
+        caption = (
+            "A policy that is surer of itself gives k answers that are more alike: it gains less from a second one. A "
+            "higher temperature gives variety back, for the price of more slips."
+        )
+        parts.append(figures(over, caption))
     if drawn:
         caption = (
             "Measured on the rollouts, so on the training queries and at the training temperature; running means, with "

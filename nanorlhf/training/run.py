@@ -33,6 +33,8 @@ from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
+SAMPLING = "generated.partial.jsonl"
+"""what a run has sampled before its first step, while it samples: --resume goes on from there"""
 
 
 def or_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
@@ -79,13 +81,14 @@ def check_output(out: Path, overwrite: bool, resume: bool) -> None:
         raise InputError(f"--out {out}: {parent} is no directory that can be written to: name another.")
     if overwrite and resume:
         raise InputError("--resume and --overwrite: pass only one: a run continues or starts anew.")
-    if (out / "summary.json").exists() and not overwrite:
+    sampling = (out / SAMPLING).exists()  # then what else is here belongs to the run that --overwrite replaces
+    if (out / "summary.json").exists() and not overwrite and not (resume and sampling):
         raise InputError(f"--out {out} holds a finished run: name another directory, or pass --overwrite.")
-    if (out / "metrics.jsonl").exists() and not overwrite and not resume:
+    if (sampling or (out / "metrics.jsonl").exists()) and not overwrite and not resume:
         raise InputError(
             f"--out {out} holds an interrupted run: pass --resume to continue it or --overwrite to start anew."
         )
-    if resume and not states(out):
+    if resume and not sampling and not states(out):
         instead = "with --overwrite" if (out / "metrics.jsonl").exists() else "without --resume"
         raise InputError(f"--resume: {out / 'state'} holds no state yet: start {instead}.")
 

@@ -13,6 +13,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.families import check_fits
 from nanorlhf.model import GPTConfig
 from nanorlhf.padding import micro_batches
+from nanorlhf.training.schedule import check_warmup
 from nanorlhf.training.settings import RunArgs, SupervisedArgs
 
 # sums(model, rows) -> the loss summed over the rows, and any other statistics, scalars
@@ -56,13 +57,17 @@ def autocast(args: Any, device: torch.device) -> torch.autocast:
 
 # ----------------------------------------------------------------------------------------------- new models and checks
 def number_of_steps(args: SupervisedArgs, num_rows: int, path: Path) -> int:
-    """Optimizer steps in --num-epochs passes over the rows of a file; raises InputError for less than one."""
+    """Optimizer steps in --num-epochs passes over the rows of a file.
+
+    Raises InputError for less than one, and for a --warmup-steps that is not shorter.
+    """
     num_steps = int(args.num_epochs * num_rows) // args.batch_size
     if num_steps == 0:
         raise InputError(
             f"--batch-size {args.batch_size} is more than the {num_rows} rows of {path} times --num-epochs "
             f"{args.num_epochs}: lower it."
         )
+    check_warmup(args.warmup_steps, num_steps)
     return num_steps
 
 

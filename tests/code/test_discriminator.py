@@ -3,12 +3,15 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers, processors, trainers
 
+import train_ppo
+from nanorlhf.code import train_discriminator
 from nanorlhf.code.discriminator import (
     Discriminator,
     discriminator_from_encoder,
@@ -20,6 +23,7 @@ from nanorlhf.code.discriminator import (
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig, Transformer
 from nanorlhf.tokenizer import train_tokenizer
+from tests.conftest import read_metrics, weights
 
 TEXTS = ["def solve(prices, limit):\n", "    total = 0\n    return total\n", "    return sum(prices)\n", "größer 😀\n"]
 QUERIES = ["# the sum of the prices\ndef solve(prices):\n", "# 😀\n", ""]
@@ -349,3 +353,15 @@ def test_only_a_whole_encoder_directory_is_accepted(tmp_path, roberta):
     shutil.copytree(roberta, tmp_path / "mute", ignore=shutil.ignore_patterns("*token*"))
     with pytest.raises(InputError, match="mute has no tokenizer"):  # transformers would make an empty one
         discriminator_from_encoder(tmp_path / "mute")
+
+
+def test_a_pretrained_encoder_becomes_a_discriminator_that_ppo_trains_further(rlcf, roberta, tmp_path):
+    args = replace(rlcf.discriminator, encoder=str(roberta), out=tmp_path / "d", num_rows=24)
+    train_discriminator.main(args)
+    assert {"triplet", "discriminator"} == {k.split("/")[0] for row in read_metrics(args.out) for k in row if "/" in k}
+    ppo = replace(rlcf.ppo, discriminator=str(args.out), discriminator_lr=1e-3, out=tmp_path / "ppo")
+    train_ppo.main(ppo)
+    before, after = load_discriminator(args.out), load_discriminator(ppo.out / "discriminator")
+    assert after.is_pretrained and not torch.equal(weights(before), weights(after))
+    (metrics,) = read_metrics(ppo.out)
+    assert -1 < metrics["discriminator/score"] < 1

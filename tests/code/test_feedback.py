@@ -159,6 +159,17 @@ def test_errors_outside_the_response_count_and_unused_variables_outside_do_not(c
     assert [d.kind for d in checked.diagnostics[0]] == ["unused", "unused"]
 
 
+def test_unused_variables_may_be_left_out(compiler):
+    """The first error is blamed then, though a variable before it is unused too; what is found stays the same."""
+    rows = [BYTES.encode(text) + [BYTES.eos_id] for text in ("    c = a\n    return b", "    c = a\n    return B")]
+    checked = check_responses(
+        [PLACES["python"]] * 2, right_pad(rows, BYTES.pad_id), compiler("python"), token_bytes(BYTES), BYTES.eos_id,
+        unused=False,
+    )  # fmt: skip
+    assert checked.passes.tolist() == [True, False] and checked.error_index[1] == len(rows[1]) - 2
+    assert [[d.kind for d in found] for found in checked.diagnostics] == [["unused"], ["unused", "error"]]
+
+
 def test_one_row_does_not_change_the_result_of_another(compiler):
     texts = [text for text, _ in PYTHON]
     together, _ = check(compiler, "python", texts, T=60)

@@ -7,14 +7,13 @@ import torch
 
 from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.code import train_baselines
-from nanorlhf.code.compilers import PythonCompiler
+from nanorlhf.code.compilers import Diagnostic, PythonCompiler
 from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer
-from tests.code.test_discriminator import roberta  # noqa: F401  a fixture
 from tests.conftest import read_metrics
-from tests.rlcf import T
+from tests.rlcf import T, programs_of
 
 
 @pytest.fixture
@@ -103,8 +102,8 @@ def test_coderl_takes_the_gradient_of_its_two_losses(rlcf, one_update, policy_gr
     """Tokens weighed by r(y') - r(greedy) and the critic's probability; the critic by cross-entropy."""
     greedy_texts, plain = [], train_baselines.check_responses
 
-    def spied(*arguments):
-        checked = plain(*arguments)
+    def spied(*arguments, **settings):
+        checked = plain(*arguments, **settings)
         greedy_texts.append(checked)
         return checked
 
@@ -124,9 +123,8 @@ def test_coderl_takes_the_gradient_of_its_two_losses(rlcf, one_update, policy_gr
                     greedy.append(policy.logits(policy(torch.tensor([query + greedy])))[0, -1].argmax().item())
             text = tokenizer.decode(greedy)
             assert text == greedy_texts[-1].texts[b]
-            first = len(record["prefix"])
             (diagnostics,) = compiler.check([record["prefix"] + text + record["suffix"]])
-            fails = any(d.kind == "error" or first <= d.last < first + len(text) for d in diagnostics)
+            fails = any(d.kind == "error" for d in diagnostics)
             difference = (1 if rollout.passes[b] else -1) - (-1 if fails else 1)
             differs += difference != 0
             # the critic's head begins at 0: it says one half of everything
@@ -143,14 +141,34 @@ def test_coderl_takes_the_gradient_of_its_two_losses(rlcf, one_update, policy_gr
 
 
 @pytest.mark.parametrize("objective", ["bipolar_ramp", "coderl"])
+def test_unused_variables_fail_no_program_of_a_baseline(one_update, monkeypatch, objective):
+    """[RLCF section 8.6] They are RLCF's own feedback. Here every character of every program declares one."""
+    plain = PythonCompiler.check
+
+    def littered(self, programs):
+        unused = [[Diagnostic("unused", "unused.variable", k, k + 1, "") for k in range(len(p))] for p in programs]
+        return [some + found for some, found in zip(unused, plain(self, programs), strict=True)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PythonCompiler, "check", littered)
+        rollout = one_update(train_baselines, objective=objective, localise=objective == "bipolar_ramp")
+    with PythonCompiler() as compiler:
+        found = compiler.check(programs_of(rollout.rows, rollout.texts))
+    compiles = [all(d.kind != "error" for d in diagnostics) for diagnostics in found]
+    assert rollout.scores == [1.0 if ok else -1.0 for ok in compiles] and set(compiles) == {True, False}
+    # the metrics are those of PPO's runs, in which they count
+    assert rollout.metrics["compile_rate"] == 0 and rollout.metrics["errors/unused"] > 1
+
+
+@pytest.mark.parametrize("objective", ["bipolar_ramp", "coderl"])
 def test_a_baseline_runs_and_resumes(rlcf, tmp_path, objective):
     args = replace(
         rlcf.baseline, out=tmp_path / "ppo", objective=objective, localise=False,
-        total_episodes=24, batch_size=8, save_every=1,
+        total_episodes=16, batch_size=8, save_every=1,
     )  # fmt: skip
     train_baselines.main(args)
     metrics = read_metrics(args.out)
-    assert len(metrics) == 3 and all(row["policy/first_ratio_error"] < 1e-5 for row in metrics)
+    assert len(metrics) == 2 and all(row["policy/first_ratio_error"] < 1e-5 for row in metrics)
     before = {k: v for k, v in metrics[-1].items() if k != "episodes_per_second"}
     (args.out / "summary.json").unlink()
     summary = train_baselines.main(replace(args, resume=True))

@@ -10,17 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 import eval as evaluation
 from nanorlhf.checkpoint import save
+from nanorlhf.code.discriminator import Discriminator, load_discriminator, save_discriminator
 from nanorlhf.code.error_profile import CATEGORIES
 from nanorlhf.dataset import read_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import programs
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT, GPTConfig, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.report import program_report
-from nanorlhf.report.program_figures import at_k_figures, error_figure, training_figures
+from nanorlhf.report.program_figures import at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
@@ -57,6 +59,8 @@ SCRIPT = {
 
 
 def problem(language: str, name: str, right: str) -> dict:
+    """Of the square the written program is known, of twice a number it is not."""
+    written = RESPONSES[language]["right"].format(n=right) if name == "square" else ""
     if language == "python":
         comment, prefix, suffix = f"# {name} a number\n", f"def {name}(n):\n", "\nready = True\n"
         tests = "\nassert ready\n" + "".join(f"n = {n}\nassert {name}(n) == {right}\n" for n in (3, 5))
@@ -67,7 +71,7 @@ def problem(language: str, name: str, right: str) -> dict:
         loop = f"for (int n = 3; n < 6; n += 2) if (Solution.{name}(n) != {right}) {wrong}"
         tests = f"\nclass Main {{ public static void main(String[] args) throws Exception {{\n{loop}\n}} }}\n"
     return {
-        "query": comment + prefix, "response": "", "language": language, "prefix": prefix,
+        "query": comment + prefix, "response": written, "language": language, "prefix": prefix,
         "suffix": suffix, "tests": tests, "meta": {"task_id": f"test/{name}"},
     }  # fmt: skip
 
@@ -106,9 +110,16 @@ def evaluate(language: str, root: Path) -> World:
             positions="rotary_half",
         )  # fmt: skip
         save(GPT(config), root / name, tokenizer)
+    shape = GPTConfig(vocab_size=280, n_ctx=128, d_model=16, n_layer=1, n_head=2, d_mlp=32, rotary_dim=4, causal=False)
+    discriminator = Discriminator(Transformer(shape), tokenizer, 128)
+    with torch.no_grad():
+        for parameter in discriminator.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    save_discriminator(discriminator, root / "discriminator")
     args = replace(
         evaluation.RECIPES["rlcf-tiny"][1],
-        data=root, out=root / "eval", policies=("sft", str(root / "sft"), "rlcf", str(root / "ppo")), curves=(),
+        data=root, out=root / "eval", discriminator=str(root / "discriminator"),
+        policies=("sft", str(root / "sft"), "rlcf", str(root / "ppo")), curves=(),
         device="cpu", num_samples=4, ks=(1, 2, 4), temperatures=(0.2, 0.8), timeout=3.0, num_resamples=200,
         response_length=80, batch_size=3,
     )  # fmt: skip
@@ -205,6 +216,27 @@ def test_the_blamed_text_is_a_part_of_the_response(world):
     assert unused["passed"] and "m" in unused["error"]["message"]
 
 
+def test_the_discriminator_compares_each_sample_with_the_written_program(world):
+    model = load_discriminator(world.root / "discriminator")
+    (record,) = (row for row in read_jsonl(world.root / "code.test.jsonl", {}) if row["response"])
+    for row in world.samples:
+        if row["task"] == "test/twice":
+            assert row["discriminator"] is None
+        else:
+            with torch.no_grad():
+                alone = model.compare([record["query"]], [row["response"]], [record["response"]]).item()
+            assert row["discriminator"] == pytest.approx(alone, abs=1e-5)
+    scores = [row["discriminator"] for row in world.samples if row["policy"] == "rlcf" and row["task"] == "test/square"]
+    assert scores[:4] == [0.0] * 4 and max(map(abs, scores)) > 0.01  # the written program itself
+    low, high = world.result["policies"]["rlcf"]["temperatures"]
+    assert low["discriminator"] == 0 and high["discriminator"] == pytest.approx(sum(scores[4:7]) / 3)  # not the unused
+    table, page = program_report.tables(world.result), page_of(world.args.out)
+    first = next(row["discriminator"] for row in world.samples)  # of sft, wrong
+    assert f"D {first:+.2f}" in page and page.count("<small> D ") == 2
+    of_sft = world.result["policies"]["sft"]["temperatures"][0]["discriminator"]
+    assert re.search(rf"^discriminator, mean of those\s+{re.escape(f'{of_sft:+.3f}')}\s+\+0\.000$", table, re.M)
+
+
 def test_equal_programs_are_checked_and_run_once(world):
     # by problem: square has five kinds and right, wrong, crash, unused of the other policy; twice has four
     assert world.result["num_programs"] == len({(row["task"], row["response"]) for row in world.samples}) == 6 + 4
@@ -237,7 +269,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(world):
     page = page_of(world.args.out)
     assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)
     assert not re.search(r"(src|href|url)\W{1,3}https?:", page)
-    assert page.count("<img ") == 3 and "In training" not in page
+    assert page.count("<img ") == 3 + 3 and "In training" not in page  # one per k over the temperature
     assert "<mark>m</mark>" not in page and page.count('class="sample"') == 2
     assert '<span class="verdict wrong_answer">wrong answer</span>' in page  # the first response of sft to the square
     blamed = "<mark>;</mark>" if world.result["language"] == "java" else "<mark>(here)</mark>\n"
@@ -250,31 +282,13 @@ def test_markup_in_a_response_stays_text():
     assert program_report.marked("<i>", None) == "&lt;i&gt;"
 
 
-def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metrics(python_world, monkeypatch):
-    world = python_world
-    monkeypatch.setattr(programs, "sample_answers", scripted("python", []))
-    ablation = world.root / "ablation"
-    ablation.mkdir()
-    rows = [
-        {"step": step, "compile_rate": 0.5 + step / 10, "errors/type": 0.5 - step / 10, "errors/unused": 0.0}
-        for step in range(3)
-    ]
-    others = {"loss": 1.0, "validation_loss": 1.0}
-    write_jsonl(ablation / "metrics.jsonl", [row | others for row in rows])
-    again = replace(world.args, out=world.root / "again", curves=(str(ablation),), num_report_samples=1)
-    result = evaluation.main(again)
-    assert (again.out / "samples.jsonl").read_bytes() == (world.args.out / "samples.jsonl").read_bytes()
-    assert result["policies"] == world.result["policies"]
-    page = page_of(again.out)
-    assert "In training" in page and page.count("<img ") == 3 + 2 + 1 and page.count('class="sample"') == 1
-
-
 # -------------------------------------------------------------------------------------------------- 3. the figures
-def test_the_bars_are_the_numbers_in_percent_with_their_intervals():
-    def row(k: int, share: float) -> dict:
-        names = ("pass", "exec", "comp")
-        return {"k": k} | {name: share for name in names} | {f"{name}_ci": (share - 0.1, share + 0.2) for name in names}
+def row(k: int, share: float) -> dict:
+    names = ("pass", "exec", "comp")
+    return {"k": k} | {name: share for name in names} | {f"{name}_ci": (share - 0.1, share + 0.2) for name in names}
 
+
+def test_the_bars_are_the_numbers_in_percent_with_their_intervals():
     passes, others = at_k_figures({"sft": [row(1, 0.2), row(10, 0.4)], "rlcf": [row(1, 0.3), row(10, 0.5)]})
     axes = passes.axes[0]
     assert [bar.get_height() for bars in axes.containers[1::2] for bar in bars] == pytest.approx([20, 40, 30, 50])
@@ -294,14 +308,31 @@ def test_the_error_figure_leaves_out_what_nobody_does_wrong():
 
 def test_a_panel_for_each_metric_that_some_run_has_and_a_line_for_each_run_that_has_it():
     runs = {
-        "full": [{"step": 0, "compile_rate": 0.5, "discriminator/accuracy": 0.9, "errors/type": 0.0}],
+        "full": [
+            {"step": 0, "compile_rate": 0.5, "discriminator/accuracy": 0.9, "errors/type": 0.0, "objective/kl": -0.1}
+        ],
         "no discriminator": [{"step": 0, "compile_rate": 0.5, "errors/type": 1.0, "errors/unused": 0.0}],
         "sft": [{"step": 0, "loss": 1.0}],
     }
-    figures = training_figures(runs)
+    figures = training_figures(runs, ["sft", "full"])
     labels = [[text.get_text() for text in figure.axes[0].get_legend().get_texts()] for figure in figures]
-    assert labels == [["full", "no discriminator"], ["full"], ["full", "no discriminator"]]
+    assert labels == [["full", "no discriminator"], ["full"], ["full", "no discriminator"], ["full"]]
     assert training_figures({"sft": runs["sft"]}) == []
+    # the policy of the same name has the same colour in the bars
+    bars = at_k_figures({name: [row(1, 0.5)] for name in ("sft", "full")})[0].axes[0]
+    colors = [line.get_color() for line in figures[0].axes[0].get_lines() if line.get_label() == "full"]
+    assert colors == [to_hex(bars.containers[3][0].get_facecolor())]
+
+
+def test_each_policy_has_its_curve_over_the_temperature():
+    rows = [{"temperature": 0.2, "pass_at_k": [0.5, 0.6]}, {"temperature": 0.8, "pass_at_k": [0.3, 0.9]}]
+    first, second = temperature_figures({"sft": rows, "rlcf": rows[::-1]}, (1, 4))
+    assert [figure.axes[0].get_title("left") for figure in (first, second)] == [
+        "pass@1 over temperature", "pass@4 over temperature",
+    ]  # fmt: skip
+    line = second.axes[0].get_lines()[0]
+    assert list(line.get_xdata()) == [0.2, 0.8] and list(line.get_ydata()) == pytest.approx([60, 90])
+    assert temperature_figures({"sft": rows[:1]}, (1, 4)) == []
 
 
 # ----------------------------------------------------------------------------- 4. without a script, and bad input
@@ -310,9 +341,11 @@ def unscripted(python_world) -> SimpleNamespace:
     world = python_world
     args = replace(
         world.args, out=world.root / "sampled", policies=("sft", str(world.root / "sft")), num_samples=3, ks=(1, 3),
-        temperatures=(0.0, 0.8), response_length=12,
+        temperatures=(0.0, 0.8), response_length=12, discriminator=None,
     )  # fmt: skip
-    result = evaluation.main(args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program_report, "write_report", lambda *arguments: None)
+        result = evaluation.main(args)
     return SimpleNamespace(args=args, result=result, samples=read_jsonl(args.out / "samples.jsonl", {}))
 
 
@@ -320,17 +353,42 @@ def test_temperature_0_says_the_same_every_time_and_the_others_do_not(unscripted
     for temperature, num_different in ((0.0, 1), (0.8, 3)):
         texts = [row["response"] for row in unscripted.samples if row["temperature"] == temperature]
         assert [len(set(texts[i : i + 3])) for i in (0, 3)] == [num_different] * 2
+    assert {row["discriminator"] for row in unscripted.samples} == {None}
+    assert "discriminator" not in program_report.tables(unscripted.result)
 
 
-def test_samples_depend_on_the_seed_and_not_on_the_batch_size(unscripted):
-    def texts(name: str, **changes) -> list[str]:
-        args = replace(unscripted.args, out=unscripted.args.out.parent / name, **changes)
-        evaluation.main(args)
-        return [row["response"] for row in read_jsonl(args.out / "samples.jsonl", {})]
+def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metrics(unscripted):
+    """Whatever the batch size; runs that share a name go by their directories."""
+    root = unscripted.args.out.parent
+    rows = [
+        {"step": step, "compile_rate": 0.5 + step / 10, "errors/type": 0.5 - step / 10, "errors/unused": 0.0}
+        for step in range(3)
+    ]
+    places = [root / name / "ablation" for name in ("one", "two")]
+    for place in places:
+        place.mkdir(parents=True)
+        write_jsonl(place / "metrics.jsonl", [row | {"loss": 1.0, "validation_loss": 1.0} for row in rows])
+    again = replace(
+        unscripted.args,
+        out=root / "again",
+        curves=tuple(map(str, places)),
+        num_report_samples=1,
+        batch_size=64,
+        workers=1,
+    )
+    result = evaluation.main(again)
+    assert (again.out / "samples.jsonl").read_bytes() == (unscripted.args.out / "samples.jsonl").read_bytes()
+    assert result["policies"] == unscripted.result["policies"]
+    page = page_of(again.out)
+    assert "In training" in page and page.count("<img ") == 3 + 2 + 2 + 2 and page.count('class="sample"') == 1
 
-    ours = [row["response"] for row in unscripted.samples]
-    assert texts("one_batch", batch_size=64, workers=1) == ours
-    assert texts("other_seed", seed=2) != ours
+
+def test_samples_depend_on_the_seed(unscripted, monkeypatch):
+    monkeypatch.setattr(program_report, "write_report", lambda *arguments: None)
+    args = replace(unscripted.args, out=unscripted.args.out.parent / "other_seed", seed=2, temperatures=(0.8,))
+    evaluation.main(args)
+    others = [row["response"] for row in read_jsonl(args.out / "samples.jsonl", {})]
+    assert others != [row["response"] for row in unscripted.samples if row["temperature"] == 0.8]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
 
-from nanorlhf.training.schedule import lr_factor
+from nanorlhf.errors import InputError
+from nanorlhf.training.schedule import check_warmup, lr_factor
 
 
 def test_linear_is_the_papers_fraction():
@@ -16,3 +17,14 @@ def test_cosine_starts_at_one_is_half_way_in_the_middle_and_falls_to_zero():
 
 def test_warm_up_rises_in_a_straight_line_to_the_peak():
     assert [lr_factor("constant", step, 10, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_a_warm_up_must_leave_a_step_at_the_peak():
+    for num_steps in (4, 3):
+        with pytest.raises(InputError, match=f"--warmup-steps 4 is not shorter than the {num_steps} steps"):
+            check_warmup(4, num_steps)
+    assert max(lr_factor("linear", step, 4, 4) for step in range(3)) < 1  # what is refused never gets there
+    check_warmup(4, 5)
+    assert max(lr_factor("linear", step, 5, 4) for step in range(5)) == 1
+    check_warmup(0, 1)
+    check_warmup(4, 0)  # a stage that is left out
