@@ -167,7 +167,7 @@ def test_sft_uses_the_planned_memory(monkeypatch, long_rows, flags):
     root, query_length, response_length = long_rows
     args = replace(
         train_sft.RECIPES["tiny"][1], data=root, out=root / "sft", model=str(root / "policy"), device="cpu",
-        batch_size=16, micro_batch_size=8, num_epochs=1, max_query_length=query_length, num_samples=2,
+        batch_size=16, micro_batch_size=8, num_epochs=1, warmup_steps=0, max_query_length=query_length, num_samples=2,
         max_response_length=response_length, overwrite=True, loss_on="all",
     )  # fmt: skip
     args = replace(args, **flags)
@@ -182,7 +182,7 @@ def test_reward_model_training_uses_the_planned_memory(monkeypatch, long_rows, f
     args = replace(
         train_rm.RECIPES["tiny"][1], data=root, out=root / "rm", sft=str(root / "policy"), device="cpu",
         batch_size=16, micro_batch_size=4, max_query_length=query_length, max_response_length=response_length,
-        num_normalisation=4, overwrite=True,
+        num_normalisation=4, overwrite=True, warmup_steps=0,
     )  # fmt: skip
     args = replace(args, **flags)
     work = work_of(monkeypatch, memory_plan.rm_plan, args)
