@@ -71,7 +71,7 @@ def rollout(
         # (b, T) each; [N+ 23] [PAD] after the first EOS
         response, sampled = generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)
         assert response.shape == (len(q), T)  # the response alone: no query ids in it
-        if gold is not None:
+        if gold is not None:  # one frozen model after the other is on the device
             golds += gold.of_ids([row.record["query"] for row in some_rows], q, response)
         response, scores = score(some_rows, q, response)
         _, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
@@ -79,7 +79,8 @@ def rollout(
         ids, mask = torch.cat((q, response), dim=1), torch.cat((q != pad_id, ~padding_mask), dim=1)  # (b, Q + T)
         # recomputed as the update will: the sampler's cache and its rounding would move the ratio off 1
         logprobs, _ = response_logprobs(policy, ids, mask, padding_mask, temperature)
-        ref_logprobs, _ = response_logprobs(ref_policy, ids, mask, padding_mask, temperature)
+        with distributed.visiting(ref_policy):
+            ref_logprobs, _ = response_logprobs(ref_policy, ids, mask, padding_mask, temperature)
         values = torch.zeros_like(logprobs)
         if value_model is not None:
             values = response_values(value_model, ids, mask, state_mask)
