@@ -110,6 +110,7 @@ ELSEWHERE = {
     "tests.update_details": "tests/test_details.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",
+    "eval.py --plan": "tests/test_eval.py",
 }
 WORLDS = {"demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town"}
 
