@@ -144,13 +144,15 @@ def main(args: Args) -> None:
     rankings = read_rankings(args, questions) if begun else {}
     queries = list(questions)
     chosen = np.random.default_rng(args.seed).permutation(len(queries))[: args.num_questions]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.simulate:
         if rankings:
             raise InputError(f"--out {args.out} already has rankings: name another file for simulated ones.")
-        write_jsonl(args.out, simulate(args, questions, [queries[i] for i in chosen]))
+        rows = [*simulate(args, questions, [queries[i] for i in chosen])]
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(args.out, rows)
         print(f"{len(chosen)} questions ranked by {args.simulate} with noise: {args.out}")
         return
+    args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def next_unranked(start: int) -> int:
         return next((i for i in range(start, len(chosen)) if queries[chosen[i]] not in rankings), len(chosen))

@@ -132,7 +132,7 @@ ENTRIES = {
     "train_sft from pickles": script(train_sft, f"{SFT} --warmup-steps 0 --model bin", "data bin"),
     "train_sft of programs": script(
         train_sft,
-        f"{SFT.replace('data data', 'data code')} --rows code --warmup-steps 0 "
+        f"{SFT.replace('data data', 'data code').replace('0.5', '2')} --rows code --warmup-steps 0 "
         "--max-query-length 600 --max-response-length 300 --tokenizer data",
         "code data",
     ),
@@ -155,7 +155,7 @@ ENTRIES = {
     ),
     "train_baselines": script(
         train_baselines,
-        f"rlcf-tiny-bipolar-ramp {CODE} --total-episodes 4 --batch-size 4 --micro-batch-size 4",
+        f"bipolar_ramp-tiny {CODE} --total-episodes 4 --batch-size 4 --micro-batch-size 4",
         "code sft",
     ),
     "eval tiny": script(
@@ -250,6 +250,7 @@ def make_world() -> None:
     again("train_sft", "out/run", "sft", "--num-epochs 30 --lr 3e-3")  # until it writes letters, mostly
     again("train_rm", "out/run", "rm")
     again("train_ppo", "out/run", "ppo")
+    Path("ppo", "summary.json").unlink()  # so that it can be resumed
     shutil.copytree("sft", "bin", ignore=shutil.ignore_patterns("*.safetensors", "state", "best", "events*"))
     write_shards(Path("sft/model.safetensors"), Path("bin"))
     write_encoder(Path("encoder"))
@@ -664,7 +665,8 @@ class Outcome:
 
 
 def contents(directory: Path) -> set[str]:
-    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+    """All that is in a directory, but for the caches of tokens, which are right or made anew."""
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if ".tokens" not in path.parts}
 
 
 def run_case(number: int, seed: int, world: Path) -> Outcome:
