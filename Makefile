@@ -85,7 +85,7 @@ stackoverflow: .venv
 rlcf: .venv
 	$(PY) -m data.programs --out "$(PROGRAMS)" --language $(CODE) --seed $(SEED)
 	$(PY) -m data.codenet --source "$(PROGRAMS)/sources" --out "$(PROGRAMS)/data" --language $(CODE) --vocab-size 512 \
-	  --max-query-length 160 --max-response-length 128 --seed $(SEED)
+	  --no-nested --max-query-length 160 --max-response-length 128 --seed $(SEED)
 	$(PY) train_sft.py rlcf-tiny --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
 	$(PY) -m nanorlhf.code.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) --overwrite

@@ -14,6 +14,7 @@ report.html with the curves of all stages and the samples side by side.
 
     python eval.py                                                             # the embedded default, recipe tiny
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm --dtype bfloat16
+    python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --plan  # does it fit?
     python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
     python eval.py rlcf --policies sft runs/rlcf/sft_bench rlcf runs/rlcf/ppo_bench --workers 16
@@ -24,6 +25,7 @@ report.html with the curves of all stages and the samples side by side.
 from nanorlhf.cli import command_line
 from nanorlhf.evals import answers, programs, replies, reward_models, summaries
 from nanorlhf.evals.common import EvalArgs
+from nanorlhf.evals.plan import eval_plan
 from nanorlhf.recipes import recipes
 
 RECIPES: dict[str, tuple[str, EvalArgs]] = {
@@ -40,6 +42,9 @@ def main(args: EvalArgs) -> dict:
     [evaluation] = (
         module for module in (summaries, reward_models, answers, programs, replies) if isinstance(args, module.Args)
     )
+    if args.plan:
+        print(eval_plan(args))
+        return {}
     return evaluation.main(args)
 
 

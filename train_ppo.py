@@ -45,7 +45,7 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.checks import check_models, check_ppo
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
-from nanorlhf.training.run import Run, begin, or_plan, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import RolloutArgs
 
@@ -125,7 +125,8 @@ class RewardModel:
 
     def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
         """query (b, Q), response (b, T) -> the response (b, T), which a scheme may cut, and its scores (b,)."""
-        return response, end_scores(self.model, torch.cat((query, response), dim=1), query.size(1), self.pad_id)
+        with distributed.visiting(self.model):
+            return response, end_scores(self.model, torch.cat((query, response), dim=1), query.size(1), self.pad_id)
 
     def learn(self, progress: float) -> dict[str, float]:
         """The scheme's own turn after the PPO epochs; progress is the schedule's factor. Returns metrics."""
@@ -185,22 +186,21 @@ def main(args: Args) -> dict[str, float]:
     load = load_programs if args.rows == "code" else load_demonstrations
     demonstrations = load(args.data / f"{args.rows}.train.jsonl", tokenizer, args.max_query_length, None)
 
-    home = device if args.shard == "none" else torch.device("cpu")  # sharding moves it to the GPU block by block
-    policy = load_gpt(args.sft, home).forbid(pad_id, tokenizer.vocab_size)
+    place = home(args, device)
+    policy = load_gpt(args.sft, place).forbid(pad_id, tokenizer.vocab_size)
     check_models(args, tokenizer, policy.config, demonstrations)
     ref_policy = copy.deepcopy(policy).requires_grad_(False)
     if args.compiler or args.discriminator is not None:
         reward: RewardModel = Compiler(args, tokenizer, demonstrations[0].record["language"], device)
     else:
-        reward = Rule(args, tokenizer) if args.reward is not None else RewardModel(args, tokenizer, home)
-    gold = Gold(args.gold, tokenizer, home) if args.gold is not None else None
+        reward = Rule(args, tokenizer) if args.reward is not None else RewardModel(args, tokenizer, place)
+    gold = Gold(args.gold, tokenizer, place) if args.gold is not None else None
     if args.value_model is None and reward.model is not None:
         value_model = copy.deepcopy(reward.model).requires_grad_(True)  # [N+ 22]
     else:  # [RLCF alg 1] a critic of its own, whose head begins at 0: random values would be the first advantages
-        value_model = scalar_from_gpt(load_gpt(args.value_model, home) if args.value_model else policy).to(home)
+        value_model = scalar_from_gpt(load_gpt(args.value_model, place) if args.value_model else policy)
         nn.init.zeros_(value_model.score.weight)
-    frozen = [model for model in (ref_policy, reward.model, gold and gold.model) if model is not None]
-    place_models(args, device, (policy, value_model), frozen)
+    place_models(args, device, (policy, value_model), (ref_policy, reward.model, gold and gold.model))
 
     groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)  # [N+ 20]
@@ -229,7 +229,7 @@ def main(args: Args) -> dict[str, float]:
         # 3.1 rollout and scores up to EOS; a compiler may cut a response
         rows = [demonstrations[i] for i in batch_indices(len(demonstrations), B, update, args.seed)]  # [N+ 21]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
-        with autocast, distributed.visiting(frozen if args.offload else [], device):
+        with autocast:
             batch = rollout(
                 policy, ref_policy, value_model, reward.score, rows, uniforms, eos_id, pad_id,
                 args.temperature, args.score_at, args.rollout_batch_size, gold,

@@ -13,7 +13,6 @@ its own reward model.
     python train_rm.py stackoverflow --loss regression --out runs/stackoverflow/rm_regression
 """
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import rm_plan
 from nanorlhf.training.optimizer import adamw_steps, train_linear_layers
-from nanorlhf.training.run import Run, begin, or_plan, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, check_rows_fit, evaluate, number_of_steps
@@ -124,14 +123,15 @@ def main(args: Args) -> dict[str, float]:
     demonstrations = [] if dpo else load_demonstrations(args.data / "sft.train.jsonl", *limits)
     num_steps = number_of_steps(args, len(train), args.data / f"{name}.train.jsonl")
 
-    model = load_gpt(args.sft)
+    model = load_gpt(args.sft, home(args, device))
     check_vocabulary(tokenizer, model.config.vocab_size, args.sft)
     longest = max((rows.lengths[:, 0] + rows.lengths[:, 1:].max(1)).max() for rows in (train, validation))
     check_rows_fit(int(longest), model.config, f"{name} in {args.data}", args.sft)
     pair_loss = partial(contrastive_loss, pad_id=tokenizer.pad_id)
     if dpo:
         model = model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
-        ref_policy = copy.deepcopy(model).requires_grad_(False).to(device)  # whole on each rank
+        ref_policy = load_gpt(args.sft, device, getattr(torch, args.dtype)).requires_grad_(False)  # whole on each rank
+        ref_policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
         def batch_loss(model: GPT, rows: list[Comparison]) -> tuple[Tensor, ...]:
             return implicit_loss(model, ref_policy, rows, tokenizer.pad_id, args.dpo_beta)
@@ -218,7 +218,9 @@ def main(args: Args) -> dict[str, float]:
     run.write()  # normalised
     best_is_last = not best["loss"] < last_loss
     if not (best_is_last or dpo):  # it is normalised as well
-        distributed.load_model(model, load_scalar(args.out / "best").state_dict())
+        best_model = load_scalar(args.out / "best", home(args, device))
+        place_models(args, device, [best_model])
+        model.load_state_dict(best_model.state_dict())
         model.reward_bias.zero_()
         normalise()
     if best_is_last or not dpo:

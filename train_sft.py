@@ -35,7 +35,7 @@ from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import sft_plan
 from nanorlhf.training.optimizer import adamw_steps
-from nanorlhf.training.run import Run, begin, or_plan, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, evaluate, new_shape, number_of_steps
@@ -102,7 +102,8 @@ def main(args: Args) -> dict[str, float]:
     num_steps = number_of_steps(args, len(train), files[0])
 
     n_ctx = sum(lengths)
-    model = load_gpt(args.model) if args.model else GPT(new_shape(args, tokenizer.vocab_size, n_ctx))
+    place = home(args, device)
+    model = load_gpt(args.model, place) if args.model else GPT(new_shape(args, tokenizer.vocab_size, n_ctx))
     check_vocabulary(tokenizer, model.config.vocab_size, args.model or "the new model")
     if n_ctx > model.config.n_ctx:
         raise InputError(

@@ -75,6 +75,8 @@ class Args:
     """which files to read: .java or .py"""
     cuts: PositiveInt = 1
     """maximum number of rows per program, each cut at another statement"""
+    nested: bool = True
+    """cut at statements of every block; False: at those of the body alone, so that a response ends only its method"""
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path, if training has them: its errors count as javac's do"""
     validation_share: Share = 0.05
@@ -101,8 +103,11 @@ class Cut:
 
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
-def java_methods(program: str) -> list[list[Cut]] | None:
-    """The cuts of each method, one per statement of its blocks, by position; None if the program doesn't parse."""
+def java_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
+    """The cuts of each method, one per statement of its blocks, by position; None if the program doesn't parse.
+
+    nested: also of the blocks within its body.
+    """
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
         return None
@@ -117,11 +122,11 @@ def java_methods(program: str) -> list[list[Cut]] | None:
         if node.type in METHODS and (body := node.child_by_field_name("body")) is not None:  # abstract ones have none
             name = node.child_by_field_name("name").text.decode()
             end = characters[body.end_byte]
-            methods.append([Cut(name, characters[start], end) for start in java_statements(body)])
+            methods.append([Cut(name, characters[start], end) for start in java_statements(body, nested)])
     return [cuts for cuts in methods if cuts]
 
 
-def java_statements(body: Node) -> list[int]:
+def java_statements(body: Node, nested: bool) -> list[int]:
     """Where the statements of a method's blocks begin, in bytes, by position. [RLCF figure 14]"""
     starts, nodes = [], [body]
     while nodes:
@@ -129,13 +134,13 @@ def java_statements(body: Node) -> list[int]:
         if node.type in METHODS:  # of a class within the method
             continue
         children = node.named_children
-        nodes += children
+        nodes += children if nested else []
         if node.type in BLOCKS:  # extra: comments
             starts += [child.start_byte for child in children if child.type != "switch_label" and not child.is_extra]
     return sorted(starts)
 
 
-def python_methods(program: str) -> list[list[Cut]] | None:
+def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
     """The same for Python functions. A cut starts at the start of a line: the response begins with the indentation."""
     try:
         with warnings.catch_warnings():
@@ -151,7 +156,7 @@ def python_methods(program: str) -> list[list[Cut]] | None:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         cuts = []
-        for statement in python_statements(node):
+        for statement in python_statements(node, nested):
             start = starts[statement.lineno - 1]
             # col_offset counts bytes; in a blank prefix bytes and characters agree, in any other the test fails anyway
             starts_line = not program[start : start + statement.col_offset].strip()
@@ -164,7 +169,7 @@ def python_methods(program: str) -> list[list[Cut]] | None:
     return [cuts for cuts in functions if cuts]
 
 
-def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
+def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef, nested: bool) -> Iterator[ast.stmt]:
     """The statements of a function's blocks by position; no docstring, and none within its functions and classes."""
     body = function.body if ast.get_docstring(function, clean=False) is None else function.body[1:]
     nodes: list[ast.AST] = body[::-1]
@@ -172,7 +177,7 @@ def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Itera
         node = nodes.pop()
         if isinstance(node, ast.stmt):
             yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if nested and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             nodes.extend(reversed([*ast.iter_child_nodes(node)]))
 
 
@@ -304,7 +309,7 @@ def cut_programs(
                 continue
             seen.add(digest)
             counts["distinct"] += 1
-            methods = methods_of(program)
+            methods = methods_of(program, args.nested)
             if methods is None:
                 left_out["program: doesn't parse"].append(inside)
                 continue

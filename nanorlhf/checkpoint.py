@@ -16,14 +16,17 @@ import os
 import re
 import shutil
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.families import (
     ARCHITECTURES,
@@ -38,7 +41,7 @@ from nanorlhf.families import (
 )
 from nanorlhf.files import open_regular, read_object
 from nanorlhf.hub import hub_directory
-from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -49,14 +52,24 @@ WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file
 
 
 # -------------------------------------------------------------------------------------------------------- load and save
-def load_gpt(where: str | Path, device: str | torch.device = "cpu") -> GPT:
-    """Load a language model from a checkpoint directory or a Hub id; InputError if it holds none."""
-    return _load(GPT, where, device)
+def load_gpt(where: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> GPT:
+    """Load a language model from a checkpoint directory or a Hub id; InputError if it holds none.
+
+    device  meta: the files are checked and mapped, but no weight is read until `distributed.shard` reads this rank's
+            rows
+    dtype   of the matrix products' weights, see `round_products`; for models that are not trained
+    """
+    return _load(GPT, where, device, dtype)
 
 
-def load_scalar(where: str | Path, device: str | torch.device = "cpu") -> ScalarModel:
-    """Load a reward or value model with its head, head bias and normalisation; InputError if it holds none."""
-    return _load(ScalarModel, where, device)
+def load_scalar(
+    where: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> ScalarModel:
+    """Load a reward or value model with its head, head bias and normalisation; InputError if it holds none.
+
+    device and dtype as in `load_gpt`.
+    """
+    return _load(ScalarModel, where, device, dtype)
 
 
 def holds_reward_model(where: str | Path) -> bool:
@@ -66,9 +79,28 @@ def holds_reward_model(where: str | Path) -> bool:
 
 def scalar_from_gpt(gpt: GPT) -> ScalarModel:
     """A reward model initialised from a policy: a copy of its trunk and a new head. [N+ 11]"""
-    model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
-    model.transformer.load_state_dict(gpt.transformer.state_dict())
+    if not gpt.lm_head.weight.is_meta:
+        model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
+        model.transformer.load_state_dict(gpt.transformer.state_dict())
+        return model
+    with torch.device("meta"), DrawnOneByOne() as draws:  # the same head as where the trunk is in memory
+        model = ScalarModel(gpt.config)
+    model.score.weight = nn.Parameter(draws.last)
+    model.score.bias, model.reward_bias = nn.Parameter(torch.zeros(1)), torch.zeros(())
+    model.__dict__["stored"] = gpt.__dict__["stored"]
     return model
+
+
+class DrawnOneByOne(TorchDispatchMode):
+    """Random numbers for tensors on the meta device are drawn, and dropped but for the last ones."""
+
+    last: Tensor
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function not in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
+            return function(*args, **(kwargs or {}))
+        self.last = function(torch.empty_like(args[0], device="cpu"), *args[1:], **(kwargs or {}))
+        return args[0]
 
 
 def read_config(where: str | Path) -> GPTConfig:
@@ -148,7 +180,22 @@ def _is_scalar(settings: dict) -> bool:
     return isinstance(architectures, list) and "ScalarModel" in architectures
 
 
-def _load(model_class: type[M], where: str | Path, device: str | torch.device) -> M:
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The tensors of a model in its files: mapped, and read where `rows` asks for them."""
+
+    config: GPTConfig
+    parts: dict[str, list[Tensor]]  # our name -> the tensors in the files that it is made of
+
+    def rows(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """So many rows of one of our tensors; may be a view into the file."""
+        return from_family(name, self.parts[name], self.config, rows)
+
+    def __deepcopy__(self, memo: dict) -> "Stored":
+        return self  # copies of a model that has not been read are read from the same files
+
+
+def _load(model_class: type[M], where: str | Path, device: str | torch.device, dtype: torch.dtype) -> M:
     config_file = _config_file(where)
     settings = read_object(config_file)
     config = parse_config(settings, config_file)
@@ -164,6 +211,7 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device) -
     check_fits(config, config_file, max(2**24, sum(shard.stat().st_size for shard in shards) // 2))
     with torch.device("meta"):  # shapes only: draws no random numbers and allocates no memory
         model = model_class(config)
+    round_products(model, dtype)
     tensors = with_prefix({name: part for shard in shards for name, part in read_tensors(shard).items()}, config, file)
     if config.tied_head and model_class is GPT:
         embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
@@ -171,11 +219,11 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device) -
             raise InputError(f"{file}: {head} isn't {embedding}: set tie_word_embeddings to false in {config_file}.")
         tensors.pop(head, None)
 
-    state = {}
+    stored = Stored(config, {})
     for name, like in model.state_dict().items():
         if config.tied_head and name == "lm_head.weight":
             continue
-        parts = []
+        stored.parts[name] = []
         for theirs, part_like in zip(tensor_names(name, config), to_family(name, like, config), strict=True):
             if theirs not in tensors:
                 raise InputError(f"{file} has no tensor {theirs}, which {config_file} requires: another model's?")
@@ -185,18 +233,31 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device) -
                 raise InputError(f"{file}: {theirs} has shape {shapes}: another model's?")
             if part.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
                 raise InputError(f"{file}: {theirs} has dtype {part.dtype}: weights must be floating-point.")
-            parts.append(part.to(device, torch.float32, copy=True).contiguous())  # no view into the file
-        state[name] = from_family(name, parts, config)
+            stored.parts[name].append(part)
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         raise InputError(f"{file} holds {min(tensors)}{more}, which {config_file} doesn't know: another model's?")
 
-    if config.tied_head and isinstance(model, GPT):
-        state["lm_head.weight"] = state["transformer.embedding.weight"]
-    model.load_state_dict(state, assign=True)
-    if config.tied_head and isinstance(model, GPT):
-        model.lm_head.weight = model.transformer.embedding.weight
+    model.__dict__["stored"] = stored
+    is_left = torch.device(device).type == "meta"
+    for name, buffer in model.named_buffers():  # reward_bias
+        value = stored.rows(name).to("cpu" if is_left else device, buffer.dtype, copy=True)
+        model.register_buffer(name, value)
+    if not is_left:
+        distributed.read_weights(model, device)
     return model
+
+
+def round_products(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep the weights of the blocks' matrix products in `dtype`, bfloat16 or float32, for a model that is not trained.
+
+    Under autocast to bfloat16 the outputs stay the same to the last bit, as each product would round these weights
+    anyway. Embedding, layer norms and heads stay float32, as under autocast.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear):
+            for name, weight in list(module.named_parameters()):
+                setattr(module, name, nn.Parameter(weight.detach().to(dtype), weight.requires_grad))
 
 
 # ------------------------------------------------------------------------------------------------------------ the files

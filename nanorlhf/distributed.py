@@ -39,22 +39,27 @@ N = TypeVar("N", int, float)
 def setup(device: str) -> torch.device:
     """Join the process group if `torchrun` started several processes; returns this rank's device.
 
-    device: auto (CUDA if available), cpu, cuda (one GPU per local rank) or cuda:N; InputError otherwise.
+    device: auto (CUDA if available), cpu, cuda (one GPU per local rank) or, for a single process, cuda:N; InputError
+    otherwise.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise InputError(f"--device {device}: write auto, cpu, cuda or cuda:N.")
-    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
+    num_processes = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+    if num_processes > 1 and ":" in device:
+        raise InputError(f"--device {device} would put all {num_processes} processes on one GPU: write cuda.")
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    if device.startswith("cuda:") and int(device[5:]) >= torch.cuda.device_count():
         raise InputError(f"--device {device}: this PyTorch sees {torch.cuda.device_count()} CUDA devices; use another.")
-    if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # kernels, streams and graphs are made on the current device
+    if num_processes > 1 and not dist.is_initialized():
         die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         # [N+ 8] a process that dies is noticed at once; the timeout is for one that hangs, and longer than a save
         dist.init_process_group(backend, timeout=timedelta(minutes=30))
-    if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        torch.cuda.set_device(device)
     if device == "cpu":
         keep_freed_memory()
     return torch.device(device)
@@ -161,15 +166,20 @@ def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offloa
     """Shard the model's weights across the ranks' devices, block by block (FSDP2); a single process keeps it whole.
 
     bfloat16: on CUDA, gather the blocks in bfloat16 and sum their gradients in float32; embedding, final norm and heads
-    stay float32, as under autocast. offload: keep this rank's shard in CPU memory.
+    stay float32, as under autocast. offload: keep this rank's shard in CPU memory. Of a model that was loaded on the
+    meta device, each rank reads only its own rows from the files.
     """
+    home = torch.device("cpu") if offload else device
     if world_size() == 1:
-        model.to("cpu" if offload else device)
+        if "stored" in model.__dict__:
+            read_weights(model, home)
+        model.to(home)
         return
     # here, as FSDP2 takes more than a second to import, which only a sharded run needs
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+    stored = model.__dict__.pop("stored", None)
     tensors = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
     model.__dict__["skeleton"] = copy.deepcopy(model, tensors)  # for `plain`; not registered as a submodule
     mesh = init_device_mesh(device.type, (world_size(),))
@@ -184,6 +194,40 @@ def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offloa
     for part in parts:  # sum, not mean, over ranks: losses are divided by the global count
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+    if stored is not None:
+        model.__dict__["stored"] = stored
+        read_weights(model, home)
+
+
+def read_weights(model: nn.Module, device: str | torch.device) -> None:
+    """Read the weights of a model that was loaded on the meta device; of a sharded one only this rank's rows."""
+    stored = model.__dict__.pop("stored")
+    read: dict[nn.Parameter, nn.Parameter] = {}  # a tied head is the embedding, read once
+    for path, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in read and mine(parameter).is_meta:
+                here = stored.rows(f"{path}.{name}".lstrip("."), my_rows(parameter))
+                value = torch.empty(here.shape, dtype=parameter.dtype, device=device).copy_(here)
+                read[parameter] = nn.Parameter(like_shard(value, parameter), parameter.requires_grad)
+            if parameter in read:
+                setattr(module, name, read[parameter])
+
+
+def my_rows(tensor: Tensor) -> slice:
+    """This rank's rows of a tensor as FSDP2 shards it: like `torch.chunk`, so the last ranks may have fewer or none."""
+    if not is_distributed(tensor):
+        return slice(None)
+    share = -(-len(tensor) // world_size())
+    return slice(rank() * share, (rank() + 1) * share)
+
+
+def like_shard(rows: Tensor, like: Tensor) -> Tensor:
+    """This rank's rows as the sharded tensor that `like` is; unchanged if it is not sharded."""
+    if not is_distributed(like):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -278,15 +322,32 @@ def sum_gradients(*models: nn.Module) -> None:
         gradient.copy_(summed.view_as(gradient))
 
 
+def offload(model: nn.Module, device: torch.device) -> None:
+    """Keep a frozen model in CPU memory; `visiting` brings it to the device. FSDP offloads its own by itself."""
+    model.to("cpu")
+    if device.type == "cuda":
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.pin_memory()  # from where a copy to the GPU takes half the time
+    model.__dict__["visits"] = device
+
+
 @contextmanager
-def visiting(models: list[nn.Module], device: torch.device) -> Iterator[None]:
-    """Models that wait in CPU memory are on the device within; FSDP moves its own by itself."""
-    visitors = [model for model in models if not is_sharded(model)]
-    for model in visitors:
-        model.to(device)
-    yield
-    for model in visitors:
-        model.to("cpu")
+def visiting(model: nn.Module | None) -> Iterator[None]:
+    """A model that waits in CPU memory is on its device within, as a copy that is then dropped."""
+    device = None if model is None else model.__dict__.pop("visits", None)  # within, it does not visit again
+    if model is None or device is None:
+        yield
+        return
+    tensors = [*model.parameters(), *model.buffers()]
+    at_home = [tensor.data for tensor in tensors]
+    try:
+        for tensor, values in zip(tensors, at_home, strict=True):
+            tensor.data = values.to(device, copy=True, non_blocking=True)
+        yield
+    finally:
+        for tensor, values in zip(tensors, at_home, strict=True):
+            tensor.data = values
+        model.__dict__["visits"] = device
 
 
 def barrier() -> None:

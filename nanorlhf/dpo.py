@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
@@ -37,11 +38,12 @@ def dpo_loss(
 
 def summed_logprobs(model: GPT, queries: list[list[int]], responses: list[list[int]], pad_id: int) -> Tensor:
     """log p(response | query) of each row, (B,), in nats: summed over the response's tokens, EOS included."""
-    query = left_pad(queries, pad_id).to(model.lm_head.weight.device)  # (B, Q)
-    response = right_pad(responses, pad_id).to(query.device)  # (B, T)
-    query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
-    logprobs, _ = response_logprobs(model, query_response, query_response != pad_id, response == pad_id, 1.0)
-    return logprobs.sum(1)
+    with distributed.visiting(model):
+        query = left_pad(queries, pad_id).to(model.lm_head.weight.device)  # (B, Q)
+        response = right_pad(responses, pad_id).to(query.device)  # (B, T)
+        query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
+        logprobs, _ = response_logprobs(model, query_response, query_response != pad_id, response == pad_id, 1.0)
+        return logprobs.sum(1)
 
 
 def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:

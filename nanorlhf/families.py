@@ -163,16 +163,22 @@ def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
     return [tensor] if parts == 1 else [part.clone() for part in tensor.chunk(parts)]
 
 
-def from_family(name: str, parts: list[Tensor], config: GPTConfig) -> Tensor:
-    """The inverse of `to_family`."""
-    tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if _is_conv1d(name, config):
-        tensor = tensor.t().contiguous()
-    if "attention.qkv" in name:
-        groups, order = _qkv_order(config)
-        split = tensor.view(groups, 3, -1, *tensor.shape[1:])
-        tensor = split[:, order].transpose(0, 1).reshape(tensor.shape)
-    return tensor
+def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice = slice(None)) -> Tensor:
+    """The inverse of `to_family`; of `rows` of our tensor only, so that of a mapped file only these are read.
+
+    May be a view into the parts.
+    """
+    parts = [part.t() for part in parts] if _is_conv1d(name, config) else parts
+    if "attention.qkv" not in name:
+        return parts[0][rows] if parts[0].ndim else parts[0]
+    groups, order = _qkv_order(config)
+    # where our rows are in the file: (groups, 3, rows of a group) -> (3, groups, rows of a group)
+    index = torch.arange(sum(map(len, parts))).view(groups, 3, -1)[:, order].transpose(0, 1).flatten()[rows]
+    found = []
+    for part in parts:  # one, or q, k and v, in ascending order of our rows
+        found.append(part[index[(index >= 0) & (index < len(part))].to(part.device)])
+        index = index - len(part)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ def generate(
 
     def sample(hidden: Tensor) -> None:
         """hidden (b, C) -> the next token of each row, written in place."""
-        tempered = model.logits(hidden, head).div_(temperature or 1.0)  # (b, V)
+        tempered = model.logits(hidden, head).float().div_(temperature or 1.0)  # (b, V)
         normaliser = tempered.logsumexp(-1, keepdim=True)  # (b, 1)
         filtered = tempered
         if no_repeat_ngram_size:

@@ -231,6 +231,11 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias, self.activation)
 
 
+def beside(weight: Tensor, values: Tensor) -> nn.Parameter:
+    """New weights with the device and dtype of `weight`; a weight that is only in its file is on the meta device."""
+    return nn.Parameter(values.to(weight.dtype) if weight.is_meta else values.to(weight))
+
+
 class AdaptedLinear(Linear):
     """A layer that writes to the residual stream, followed by an adapter: y + up(gelu(down(y))). [STR adapter]
 
@@ -241,10 +246,10 @@ class AdaptedLinear(Linear):
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         C = layer.out_features
-        self.adapter_down = nn.Parameter((torch.randn(size, C) / math.sqrt(C)).to(layer.weight))
-        self.adapter_down_bias = nn.Parameter(layer.weight.new_zeros(size))
-        self.adapter_up = nn.Parameter(layer.weight.new_zeros(C, size))
-        self.adapter_up_bias = nn.Parameter(layer.weight.new_zeros(C))
+        self.adapter_down = beside(layer.weight, torch.randn(size, C) / math.sqrt(C))
+        self.adapter_down_bias = beside(layer.weight, torch.zeros(size))
+        self.adapter_up = beside(layer.weight, torch.zeros(C, size))
+        self.adapter_up_bias = beside(layer.weight, torch.zeros(C))
 
     def forward(self, x: Tensor) -> Tensor:
         y = linear(x, self.weight, self.bias)  # (..., C)
@@ -446,7 +451,8 @@ class GPT(nn.Module):
 
         Pythia's head has 50,304 rows and [PAD] is row 50,277: sampling it would cut the response.
         """
-        ids = torch.arange(self.config.vocab_size, device=self.lm_head.weight.device)
+        weight = self.lm_head.weight  # on the meta device while it is only in its file
+        ids = torch.arange(self.config.vocab_size, device="cpu" if weight.is_meta else weight.device)
         forbidden = (ids >= num_ids) | (ids == pad_id)
         self.forbidden = forbidden if forbidden.any() else None
         return self

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kernels.linear import linear
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, AdaptedLinear, Linear
+from nanorlhf.model import GPT, AdaptedLinear, Linear, beside
 
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
 LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
@@ -37,9 +37,9 @@ class LoRALinear(Linear):
         self.scale = alpha / rank
         C = layer.in_features
         self.q_down, self.v_down = (
-            nn.Parameter(torch.empty(rank, C).uniform_(-(C**-0.5), C**-0.5).to(layer.weight)) for _ in "qv"
+            beside(layer.weight, torch.empty(rank, C).uniform_(-(C**-0.5), C**-0.5)) for _ in "qv"
         )
-        self.q_up, self.v_up = (nn.Parameter(layer.weight.new_zeros(C, rank)) for _ in "qv")
+        self.q_up, self.v_up = (beside(layer.weight, torch.zeros(C, rank)) for _ in "qv")
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, C) -> (B, S, 3 * C)"""

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nanorlhf import distributed
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
@@ -119,13 +120,20 @@ class Gold:
     Raises InputError where there is neither, and, when called, for a function that gives something else than a number.
     """
 
-    def __init__(self, where: str, tokenizer: Tokenizer, device: torch.device, batch_size: int = 64):
+    def __init__(
+        self,
+        where: str,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        batch_size: int = 64,
+    ):
         self.where, self.tokenizer, self.batch_size = where, tokenizer, batch_size
         self.model: ScalarModel | None = None
         if is_function(where):
             self.function = load_function("--gold", where)
         else:
-            self.model = load_scalar(where, device).requires_grad_(False)
+            self.model = load_scalar(where, device, dtype).requires_grad_(False)
             check_vocabulary(tokenizer, self.model.config.vocab_size, where)
 
     def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
@@ -136,7 +144,7 @@ class Gold:
         encode = self.tokenizer.encode
         rows = [Demonstration(encode(query), response_ids(query, text, self.tokenizer), {}) for query, text in pairs]
         scores = []
-        with torch.no_grad():
+        with torch.no_grad(), distributed.visiting(self.model):
             for batch in micro_batches(rows, self.batch_size):
                 self._check_length(max(len(row.query) for row in batch) + max(len(row.response) for row in batch))
                 scores += response_scores(self.model, batch, self.tokenizer.pad_id, "left").tolist()
@@ -148,7 +156,7 @@ class Gold:
             return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
         ids, scores = torch.cat((query, response), dim=1), []  # (B, Q + T)
         self._check_length(ids.size(1))
-        with torch.no_grad():
+        with torch.no_grad(), distributed.visiting(self.model):
             for batch in micro_batches(ids, self.batch_size):
                 scores += end_scores(self.model, batch, query.size(1), self.tokenizer.pad_id).tolist()
         return scores

@@ -74,7 +74,7 @@ def rollout(
         # (b, T) each; [N+ 23] [PAD] after the first EOS
         response, sampled = generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)
         assert response.shape == (len(q), T)  # the response alone: no query ids in it
-        if gold is not None:
+        if gold is not None:  # one frozen model after the other is on the device
             golds += gold.of_ids([row.record["query"] for row in some_rows], q, response)
         response, scores = score(some_rows, q, response)
         _, padding_mask, padding_mask_p1 = eos_masks(response, eos_id, pad_id)
@@ -83,7 +83,8 @@ def rollout(
         padding_mask, state_mask = padding_mask[:, :t], state_mask[:, :t]  # (b, t)
         ids, mask = torch.cat((q, response[:, :t]), dim=1), torch.cat((q != pad_id, ~padding_mask), dim=1)  # (b, q + t)
         # recomputed as the update will: the sampler's cache and its rounding would move the ratio off 1
-        compared = compared_logprobs(policy, ref_policy, ids, mask, padding_mask, temperature)
+        with distributed.visiting(ref_policy):
+            compared = compared_logprobs(policy, ref_policy, ids, mask, padding_mask, temperature)
         values = torch.zeros_like(compared[0])
         if value_model is not None:
             values = response_values(value_model, ids, mask, state_mask)

@@ -675,6 +675,7 @@ def run_case(number: int, seed: int, world: Path) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=world.parent) as scratch:
         case, log = Path(scratch, "case"), Path(scratch, "log")
         case.mkdir()
+        log.touch()
         for read in entry.reads.split():
             source = world / read
             shutil.copytree(source, case / read) if source.is_dir() else shutil.copy(source, case / read)

@@ -57,14 +57,14 @@ def make_rlcf(root: Path, train: bool = True) -> RLCF:
 
     In what the later stages read people end their programs with a remark, which no program of the policy has.
     """
-    lengths = {"max_query_length": 72, "max_response_length": T}
+    lengths = {"max_query_length": 84, "max_response_length": T}
     common = {"data": root / "data", "device": "cpu"}
     sft = replace(
         train_sft.RECIPES["tiny"][1],
         **common, **lengths, out=root / "sft", rows="code", n_layer=1, d_model=32, n_head=2, batch_size=12, lr=1e-2,
         warmup_steps=5, num_epochs=35.0, num_samples=1, eval_every=1000,
     )  # fmt: skip
-    common = {"data": root / "remarked", "device": "cpu", "sft": str(root / "sft"), "max_query_length": 72}
+    common = {"data": root / "remarked", "device": "cpu", "sft": str(root / "sft"), "max_query_length": 84}
     discriminator = replace(
         train_discriminator.RECIPES["rlcf"][1],
         **common, max_response_length=60, out=root / "discriminator", n_layer=1, d_model=16, n_head=2,

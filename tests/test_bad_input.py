@@ -323,7 +323,8 @@ def test_a_file_that_cannot_grow_ends_the_process_with_one_sentence_and_code_2(m
     flags = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(miniature.sft, name)))]
     out = tmp_path / "out"
     result = subprocess.run(
-        [sys.executable, "train_sft.py", "--data", str(miniature.root / "data"), "--out", str(out), *flags],
+        [sys.executable, "train_sft.py", "--data", str(miniature.root / "data"), "--out", str(out), *flags,
+         "--warmup-steps", "0"],
         cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
     )  # fmt: skip

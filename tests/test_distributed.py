@@ -127,6 +127,24 @@ def test_a_missing_device_is_named(device):
         distributed.setup(device)
 
 
+def test_one_gpu_for_several_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="--device cuda:0 would put all 2 processes on one GPU: write cuda."):
+        distributed.setup("cuda:0")
+
+
+def test_a_named_gpu_becomes_the_current_device(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    for rank, (flag, expected) in enumerate((("cuda:1", "cuda:1"), ("cuda", "cuda:1"))):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        assert str(distributed.setup(flag)) == expected
+    assert current == ["cuda:1", "cuda:1"]
+
+
 # -------------------------------------------------------------------------------------------------- a process that dies
 def processes_of(path) -> list[int]:
     """Processes with this path on their command line: torchrun and its workers."""

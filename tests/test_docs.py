@@ -69,7 +69,9 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
             if command.program.endswith(".py") or "." in command.program:
                 args = settings_of(command)
                 names = set(path_fields(type(args))) if args is not None else set()
-                assert command.program == "tests.kills" or names <= known, f"{command.program}: {names - known}"
+                assert command.program in ("tests.kills", "tests.fuzz") or names <= known, (
+                    f"{command.program}: {names - known}"
+                )
 
 
 # --------------------------------------------------------------------------------------------------- 2. the execution
@@ -88,12 +90,14 @@ SMALL = {
     "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
     "nanorlhf.code.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
     "--batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
+    "nanorlhf.code.train_baselines": "--total-episodes 8 --batch-size 8 --response-length 12",
     "train_sft.py rlcf-tiny-bench": "--num-epochs 1 --warmup-steps 0 --num-samples 2 --batch-size 8",
     "train_sft.py str-tiny": "--num-epochs 8 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 32 "
     "--lr 1e-2",  # answers that end
     "eval.py": "--num-queries 4 --response-length 12 --num-report-samples 1",
     "eval.py stackoverflow-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
-    "eval.py rlcf-tiny": "--num-queries 2 --response-length 12 --num-report-samples 1 --num-resamples 20",
+    "eval.py rlcf-tiny": "--num-queries 2 --response-length 12 --num-report-samples 1 --num-resamples 20 "
+    "--temperatures 0.2 0.8 --num-samples 4",
     "eval.py str-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
     "eval.py tiny-rm": "",
 }
@@ -106,6 +110,7 @@ ELSEWHERE = {
     "tests.update_details": "tests/test_details.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",
+    "eval.py --plan": "tests/test_eval.py",
 }
 WORLDS = {"demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town"}
 

@@ -59,7 +59,7 @@ def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path):
         "/nowhere/at/all": "/nowhere/at/all",
         str(directory / "config.json"): "is a file",
         str(tmp_path): "holds no config.json",
-        str(broken): "can't be read as an encoder",
+        str(broken): "more than its files: fix them",
     }
     for where, sentence in cases.items():
         with pytest.raises(InputError, match=sentence) as raised:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import weakref
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,12 +22,14 @@ from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations, read_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.evals import summaries
+from nanorlhf.evals import common, reward_models, summaries
+from nanorlhf.evals.plan import eval_work
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.report.page import cells, series, shift_lines, smooth, table, write_report
 from nanorlhf.report.reward_report import accuracy_lines
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from nanorlhf.training.memory_plan import peaks, resident
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 KEYS = {
@@ -82,6 +86,60 @@ def test_the_batch_size_changes_nothing(args, result) -> None:
         for key, value in row.items():
             assert again["policies"][name][key] == pytest.approx(value, abs=1e-5), (name, key)
     assert again["reward_model"] == result["reward_model"]
+
+
+def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None:
+    """Weights kept in bfloat16 are those that autocast makes of float32 ones for each product."""
+    args = replace(args, dtype="bfloat16", num_queries=5, implicit_rewards=("ppo",))
+    found = []
+    for offload, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
+        for module in (common, reward_models):
+            monkeypatch.setattr(module, "home", lambda args, device, dtype=dtype: (device, dtype))
+        result = evaluation.main(replace(args, out=args.out.parent / f"{dtype}.{offload}", offload=offload))
+        found.append({name: value for name, value in result.items() if name != "args"})
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_policy_is_gone_before_the_next_is_loaded(args, monkeypatch) -> None:
+    policies = (*args.policies, "again", args.policies[1], "more", args.policies[3])
+    loaded, alive = [], []
+
+    def load(*arguments):
+        alive.append(sum(model() is not None for model in loaded))
+        policy = load_gpt(*arguments)
+        loaded.append(weakref.ref(policy))
+        return policy
+
+    monkeypatch.setattr(common, "load_gpt", load)
+    evaluation.main(replace(args, out=args.out.parent / "several", policies=policies, num_queries=2))
+    assert alive == [0, 1, 1, 1]  # the reference, which stays
+
+
+@pytest.mark.parametrize("flag", ["reward_model", "gold"])
+def test_a_reward_model_with_too_few_positions_is_refused_before_weights_are_read(args, monkeypatch, flag) -> None:
+    short = shutil.copytree(args.reward_model, args.out.parent / f"short.{flag}")
+    settings = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 20}))
+    monkeypatch.setattr(common, "load_gpt", lambda *_: pytest.fail("a model was loaded"))
+    sentence = f"tokens, more than the 20 positions of --{flag.replace('_', '-')} .*short.{flag}: shorten them"
+    with pytest.raises(InputError, match=sentence):
+        evaluation.main(replace(args, out=args.out.parent / "none", **{flag: str(short)}))
+
+
+def test_the_plan_of_an_evaluation_counts_each_model_once_in_the_dtype_of_the_computation(args, capsys) -> None:
+    args = replace(args, dtype="bfloat16", plan=True, policies=("sft", args.policies[1]))  # no PPO, so no value model
+    assert evaluation.main(args) == {} and "1 x 80 GB with --batch-size 4: at most" in capsys.readouterr().out
+    work = eval_work(args)
+    rounded, scalar = (load(where, dtype=torch.bfloat16) for load, where in (
+        (load_gpt, args.policies[1]), (load_scalar, args.reward_model)))  # fmt: skip
+    policy, reward = (sum(p.nbytes for p in model.parameters()) for model in (rounded, scalar))
+    assert policy < sum(4 * p.numel() for p in rounded.parameters())
+    assert resident(work, work.flags, 1).total() == 2 * policy + reward
+    offloaded = replace(work.flags, offload=True)
+    assert resident(work, offloaded, 1).total() == 0
+    for phase, least in (("sampling", policy), ("scoring", policy), ("ranking", reward)):
+        more = peaks(work, work.flags, 1)[phase].total() - peaks(work, offloaded, 1)[phase].total()
+        assert more == 2 * policy + reward - least or phase == "scoring"
 
 
 def test_the_policy_that_is_the_reference_has_no_kl_and_the_trained_one_has(result) -> None:

@@ -36,7 +36,7 @@ def test_all_stages_run_on_real_posts_and_comparisons(real_data, tmp_path, sourc
             path = tmp_path / "data" / f"{kind}.{split}.jsonl"
             path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
 
-    common = {"data": tmp_path / "data", "device": "cpu", "lr": 3e-3}
+    common = {"data": tmp_path / "data", "device": "cpu", "dtype": "float32", "lr": 3e-3}
     train_sft.main(
         replace(
             train_sft.RECIPES["tldr"][1], **common, **lengths, model=None, n_layer=1, n_head=2, d_model=16,
@@ -57,7 +57,8 @@ def test_all_stages_run_on_real_posts_and_comparisons(real_data, tmp_path, sourc
     )  # fmt: skip
     result = evaluation.main(
         replace(
-            evaluation.RECIPES["tldr"][1], data=tmp_path / "data", device="cpu", out=tmp_path / "eval", **lengths,
+            evaluation.RECIPES["tldr"][1], data=tmp_path / "data", device="cpu", dtype="float32",
+            out=tmp_path / "eval", **lengths,
             policies=("sft", str(tmp_path / "sft"), "ppo", str(tmp_path / "ppo")), reward_model=str(tmp_path / "rm"),
             response_length=20, num_queries=6,
         )

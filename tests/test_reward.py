@@ -74,7 +74,7 @@ def test_a_users_rule_gets_texts(tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "defines no other"),
+    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "no function other"),
      ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):

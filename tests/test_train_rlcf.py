@@ -36,7 +36,7 @@ def test_a_program_that_fails_scores_minus_one_and_one_that_passes_scores_the_di
     expected = comparisons(rlcf.ppo.discriminator, rollout)
     for score, passes, comparison in zip(rollout.scores, rollout.passes, expected, strict=True):
         assert score == (pytest.approx(comparison, abs=1e-5) if passes else -1.0)
-    assert max(map(abs, expected)) > 0.1
+    assert max(map(abs, expected)) > 0.05
     assert rollout.metrics["compile_rate"] == sum(rollout.passes) / 16
     passed = [score for score, passes in zip(rollout.scores, rollout.passes, strict=True) if passes]
     assert rollout.metrics["discriminator/score"] == pytest.approx(sum(passed) / len(passed), abs=1e-5)
@@ -293,5 +293,7 @@ def test_two_processes_equal_one_in_training_the_discriminator(runs):
     one, two = runs["discriminator"]
     assert torch.allclose(*(weights(load_discriminator(out)) for out in (one, two)), atol=2e-5)
     assert (one / "generated.jsonl").read_text() == (two / "generated.jsonl").read_text()
-    for first, second in zip(read_metrics(one), read_metrics(two), strict=True):
+    for rows in zip(read_metrics(one), read_metrics(two), strict=True):
+        # the held-out triplets are mined within a process's share of them
+        first, second = ({k: v for k, v in row.items() if "validation_triplet" not in k} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)

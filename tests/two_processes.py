@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ import torch
 import torch._dynamo  # which an optimizer imports at its first step: here it is imported once
 
 from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
+from nanorlhf.families import ALWAYS
 from nanorlhf.model import GPT
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights
@@ -108,6 +111,44 @@ def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
     plain = distributed.plain(model)
     assert plain.lm_head.weight.data_ptr() == plain.transformer.embedding.weight.data_ptr()
     assert torch.equal(plain.forbidden, one.forbidden)
+
+
+def test_a_rank_reads_its_own_rows_and_no_others() -> None:
+    """Of each family, whose files order rows differently, tied and untied; what stays in memory is a shard."""
+    directory = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
+    for architecture in ("gpt2", "gpt_neo", "gpt_neox", "codegen"):
+        for tied_head in (False, True):
+            always = ALWAYS[architecture]
+            rotary_dim = 4 if "rotary" in always["positions"] else 0
+            config = replace(TINY, architecture=architecture, tied_head=tied_head, rotary_dim=rotary_dim, **always)
+            torch.manual_seed(0)
+            one = GPT(config)
+            where = directory / f"{architecture}.{tied_head}"
+            distributed.from_first(lambda one=one, where=where: save(one, where))
+            model = load_gpt(where, "meta").forbid(3, 36)
+            reference = copy.deepcopy(model).requires_grad_(False)
+            scalar = scalar_from_gpt(model)
+            stored, read = model.__dict__["stored"], []
+            plain = stored.rows
+            object.__setattr__(stored, "rows", lambda *a, plain=plain, read=read: read.append(plain(*a)) or read[-1])
+            distributed.shard(model, torch.device("cpu"), bfloat16=False)
+            here = sum(distributed.mine(p).numel() for p in model.parameters())
+            assert sum(rows.numel() for rows in read) == here <= 0.6 * sum(p.numel() for p in one.parameters())
+            distributed.shard(reference, torch.device("cpu"), bfloat16=False, offload=True)
+            distributed.shard(scalar, torch.device("cpu"), bfloat16=False)
+            assert torch.equal(weights(model), weights(one)) and torch.equal(weights(reference), weights(one))
+            assert not any(p.requires_grad for p in reference.parameters())
+            whole = distributed.plain(model)
+            assert (whole.lm_head.weight is whole.transformer.embedding.weight) == tied_head
+            torch.manual_seed(1)
+            again = scalar_from_gpt(load_gpt(where, "meta"))
+            torch.manual_seed(1)
+            head = scalar_from_gpt(one).score.weight
+            assert torch.equal(again.score.weight, head) and not torch.equal(
+                distributed.whole(scalar.score.weight), head
+            )
+            (model(torch.arange(4, 12)[None]).sum()).backward()  # FSDP gathers what was read
+            assert all(p.grad is not None for p in model.transformer.parameters())
 
 
 def test_sharded_steps_equal_unsharded_ones() -> None:

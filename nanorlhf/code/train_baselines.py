@@ -39,7 +39,7 @@ from nanorlhf.rollout import rollout, sampling_order
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, token_bytes
 from nanorlhf.training.checks import check_positions, check_rollouts
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
-from nanorlhf.training.run import Run, begin, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import RolloutArgs
 
@@ -88,12 +88,11 @@ def main(args: Args) -> dict[str, float]:
     pad_id, eos_id = tokenizer.pad_id, tokenizer.eos_id
     demonstrations = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length, None)
 
-    home = device if args.shard == "none" else torch.device("cpu")  # sharding moves it to the GPU block by block
-    policy = load_gpt(args.sft, home).forbid(pad_id, tokenizer.vocab_size)
+    policy = load_gpt(args.sft, home(args, device)).forbid(pad_id, tokenizer.vocab_size)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
     check_positions(demonstrations, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp reads those too
     ref_policy = copy.deepcopy(policy).requires_grad_(False)  # measures the drift only
-    critic = scalar_from_gpt(policy).to(home) if is_coderl else None
+    critic = scalar_from_gpt(policy) if is_coderl else None
     if critic is not None:
         nn.init.zeros_(critic.score.weight)
     trained = [policy] if critic is None else [policy, critic]
@@ -136,7 +135,7 @@ def main(args: Args) -> dict[str, float]:
         rows = [demonstrations[i] for i in batch_indices(len(demonstrations), B, update, args.seed)]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         findings.clear()
-        with autocast, distributed.visiting([ref_policy] if args.offload else [], device):
+        with autocast:
             batch = rollout(
                 policy, ref_policy, None, score, rows, uniforms, eos_id, pad_id,
                 args.temperature, "last_token", args.rollout_batch_size,

@@ -12,19 +12,22 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
+from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.encoder import load_encoder
 from nanorlhf.evals.common import (
     PolicyArgs,
     begin,
+    check_model,
     common_tokenizer,
     differences,
     endings,
     load_gold,
     load_policy,
+    load_reward_model,
+    longest_text,
     named_policies,
     rm_scores,
     settings_of,
@@ -80,11 +83,15 @@ def main(args: Args) -> dict:
     policies = named_policies(args.policies)
     places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
-    gold = load_gold(args.gold, args, tokenizer, device)
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
-    reward_models = {name: load_scalar(place, device) for name, place in places.items() if place}
+    longest = {f"{args.data}/sft.validation.jsonl": longest_text(rows, args.response_length)}
+    flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}
+    for flag, place in (flags | {"--gold": args.gold}).items():
+        check_model(flag, place, tokenizer, longest)
+    gold = load_gold(args.gold, args, tokenizer, device)
+    reward_models = {name: load_reward_model(place, args, device) for name, place in places.items() if place}
     encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None
     precision = autocast(args, device)
 
@@ -106,13 +113,17 @@ def main(args: Args) -> dict:
     # -------------------------------------------------------------------------------------------------- 2. the answers
     measured, texts = {}, {}  # by policy
     results: dict[str, dict] = {}
-    for name, place in tqdm(policies.items(), desc="policies"):
-        policy = load_policy(place, rows, args.response_length, tokenizer, device)
-        with precision:
-            query, response = sample_answers(
+
+    def answer(place: str) -> tuple[Tensor, Tensor]:  # a function, so that a policy is gone before the next is loaded
+        policy = load_policy(place, rows, tokenizer, args, device)
+        with precision, distributed.visiting(policy):
+            return sample_answers(
                 policy, [row.query for row in rows], tokenizer, args.num_samples, args.response_length,
                 args.batch_size, args.seed, args.temperature, args.top_k, args.top_p, args.no_repeat_ngram_size,
             )  # fmt: skip
+
+    for name, place in tqdm(policies.items(), desc="policies"):
+        query, response = answer(place)
         texts[name], measured[name] = measure(query, response, args.num_samples)
         results[name] = endings(response, tokenizer)
     query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)

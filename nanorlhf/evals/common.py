@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import load_gpt
+from nanorlhf.checkpoint import load_gpt, load_scalar, read_config
 from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_names, check_ranges
 from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
 from nanorlhf.errors import InputError
@@ -25,6 +25,8 @@ from nanorlhf.reward import Gold, end_scores, is_function, response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
 from nanorlhf.training.run_directory import read_metrics, read_settings
+
+M = TypeVar("M", GPT, ScalarModel)
 
 
 # --------------------------------------------------------------------------------------------------------- 1. settings
@@ -39,13 +41,17 @@ class EvalArgs:
     tokenizer: str | None = None
     """directory, file or Hub id; None: that of the first model"""
     device: str = "auto"
-    """auto, cpu or cuda"""
+    """auto, cpu, cuda or cuda:N"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: forward passes under autocast"""
+    """bfloat16: forward passes under autocast, whose products' weights are stored in it"""
     batch_size: PositiveInt = 64
     """rows per forward pass; changes memory, not the result"""
     max_query_length: PositiveInt = 512
     """longest query in tokens"""
+    offload: bool = False
+    """keep the models in CPU memory, and only the one that computes on the device"""
+    plan: bool = False
+    """estimate GPU memory and the flags that make the evaluation fit, from shapes alone; evaluate nothing"""
     overwrite: bool = False
     """replace an evaluation that --out already holds"""
 
@@ -102,24 +108,68 @@ def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str 
     return tokenizer
 
 
+def check_model(flag: str, place: str | None, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
+    """Refuse a model whose vocabulary or context is too small, before any weights are read.
+
+    place may also be None or a function, FILE.py:FUNCTION. longest: file or flag -> tokens of the longest text.
+    """
+    if place is None or is_function(place):
+        return
+    config = read_config(place)
+    check_vocabulary(tokenizer, config.vocab_size, place)
+    for source, length in longest.items():
+        if length > config.n_ctx:
+            raise InputError(
+                f"{source}: the longest query and response have {length} tokens, more than the {config.n_ctx} "
+                f"positions of {flag} {place}: shorten them, or lower --response-length."
+            )
+
+
+def longest_text(rows: list[Demonstration], response_length: int) -> int:
+    """Tokens of the longest query with its response or a sampled one."""
+    return max(len(row.query) + max(len(row.response), response_length) for row in rows)
+
+
+def longest_pair(rows: list[Comparison]) -> int:
+    return max((len(row.query) + max(len(row.chosen), len(row.rejected)) for row in rows), default=0)
+
+
 def load_policy(
-    place: str, rows: list[Demonstration], response_length: int, tokenizer: Tokenizer, device: torch.device
+    place: str, rows: list[Demonstration], tokenizer: Tokenizer, args: PolicyArgs, device: torch.device
 ) -> GPT:
     """A policy whose context is long enough to answer `rows`."""
-    policy = load_gpt(place, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    check_vocabulary(tokenizer, policy.config.vocab_size, place)
-    needed = max(len(row.query) for row in rows) + response_length
-    if needed > policy.config.n_ctx:
-        raise InputError(
-            f"the longest query and --response-length make {needed} tokens, more than the {policy.config.n_ctx} "
-            f"positions of {place}: lower --response-length."
-        )
-    return policy
+    needed = max(len(row.query) for row in rows) + args.response_length
+    check_model("--policies", place, tokenizer, {"--response-length": needed})
+    policy = load_gpt(place, *home(args, device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    return placed(policy, args, device)
+
+
+def load_reward_model(place: str, args: EvalArgs, device: torch.device) -> ScalarModel:
+    """A reward model that `check_model` has let pass."""
+    return placed(load_scalar(place, *home(args, device)), args, device)
 
 
 def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: torch.device) -> Gold | None:
     """--gold: FILE.py:FUNCTION, or a larger reward model's directory or Hub id."""
-    return Gold(gold, tokenizer, device, args.batch_size) if gold else None
+    if not gold:
+        return None
+    found = Gold(gold, tokenizer, *home(args, device), batch_size=args.batch_size)
+    if found.model is not None:
+        placed(found.model, args, device)
+    return found
+
+
+def home(args: EvalArgs, device: torch.device) -> tuple[torch.device, torch.dtype]:
+    """Where a model is loaded, and the dtype of the weights of its products: that of the computation."""
+    return torch.device("cpu") if args.offload else device, getattr(torch, args.dtype)
+
+
+def placed(model: M, args: EvalArgs, device: torch.device) -> M:
+    """The model, frozen; with --offload it waits in CPU memory."""
+    model.requires_grad_(False)
+    if args.offload:
+        distributed.offload(model, device)
+    return model
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. scores
@@ -131,7 +181,8 @@ def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, 
     """
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
     pieces = micro_batches(query_response, batch_size)
-    return torch.cat([end_scores(model, piece, query.size(1), pad_id) for piece in pieces]).tolist()
+    with distributed.visiting(model):
+        return torch.cat([end_scores(model, piece, query.size(1), pad_id) for piece in pieces]).tolist()
 
 
 @torch.no_grad()
@@ -139,7 +190,8 @@ def row_scores(
     model: ScalarModel, rows: list[Demonstration], pad_id: int, batch_size: int, side: Literal["left", "right"]
 ) -> Tensor:
     """The reward model's scores of the data's own responses, (rows,); for `side` see `response_scores`."""
-    return torch.cat([response_scores(model, batch, pad_id, side) for batch in micro_batches(rows, batch_size)])
+    with distributed.visiting(model):
+        return torch.cat([response_scores(model, batch, pad_id, side) for batch in micro_batches(rows, batch_size)])
 
 
 def gold_margins(gold: Gold, rows: list[Comparison]) -> list[float]:

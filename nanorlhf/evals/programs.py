@@ -12,8 +12,10 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
 from nanorlhf.code.compilers import Diagnostic, first_error
@@ -110,15 +112,17 @@ def main(args: Args) -> dict:
     # ------------------------------------------------------------------------------------------------ 2. the responses
     texts: Texts = {}
     results: dict[str, dict] = {}  # by policy
+
+    def answer(place: str) -> list[Tensor]:  # a function, so that a policy is gone before the next is loaded
+        policy = load_policy(place, rows, tokenizer, args, device)
+        queries = [row.query for row in rows]
+        with autocast(args, device), distributed.visiting(policy):
+            settings = tokenizer, n, args.response_length, args.batch_size, args.seed
+            return [sample_answers(policy, queries, *settings, t, top_p=args.top_p)[1] for t in args.temperatures]
+
     for name, place in tqdm(policies.items(), desc="policies"):
-        policy = load_policy(place, rows, args.response_length, tokenizer, device)
         results[name] = {"at_k": [], "temperatures": []}
-        for temperature in args.temperatures:
-            with autocast(args, device):
-                _, response = sample_answers(
-                    policy, [row.query for row in rows], tokenizer, n, args.response_length, args.batch_size, args.seed,
-                    temperature, top_p=args.top_p,
-                )  # fmt: skip
+        for temperature, response in zip(args.temperatures, answer(place), strict=True):
             texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
             results[name]["temperatures"].append({"temperature": temperature, **endings(response, tokenizer)})
 

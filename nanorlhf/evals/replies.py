@@ -11,10 +11,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
 from nanorlhf.dataset import Demonstration, list_of, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.encoder import load_encoder
@@ -22,11 +23,15 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
     begin,
+    check_model,
     common_tokenizer,
     differences,
     endings,
     load_gold,
     load_policy,
+    load_reward_model,
+    longest_pair,
+    longest_text,
     named_policies,
     rm_scores,
     row_scores,
@@ -45,9 +50,7 @@ from nanorlhf.evals.self_ranking import (
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.metrics.replies import bleu4, google_bleu, meteor, meteor_matching, squad_scores
-from nanorlhf.model import ScalarModel
 from nanorlhf.report import reply_report
-from nanorlhf.tokenizer import check_vocabulary
 from nanorlhf.training.supervised import autocast
 
 
@@ -87,13 +90,12 @@ def main(args: Args) -> dict:
         raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
     policies = named_policies(args.policies)
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
-    gold = load_gold(args.gold, args, tokenizer, device)
     limits = tokenizer, args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
     rows = list(load_demonstrations(path, *limits)[: args.num_queries])
     queries, responses = ([row.record[name] for row in rows] for name in ("query", "response"))
     references, is_squad = references_of(rows, path)
-    has_pairs = pairs_path.exists() and (args.reward_model or gold)
+    has_pairs = pairs_path.exists() and (args.reward_model or args.gold)
     comparisons = list(load_comparisons(pairs_path, *limits)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
@@ -103,16 +105,15 @@ def main(args: Args) -> dict:
         for answer in q.answers
     ]
     precision = autocast(args, device)
-    reward_model = None
-    if args.reward_model:
-        reward_model = load_scalar(args.reward_model, device)
-        check_vocabulary(tokenizer, reward_model.config.vocab_size, args.reward_model)
-        longest = {
-            str(path): max(len(row.query) + max(len(row.response), args.response_length) for row in rows),
-            str(pairs_path): max((len(r.query) + max(len(r.chosen), len(r.rejected)) for r in comparisons), default=0),
-            "--rankings": max((len(row.query) + len(row.response) for row in ranked_rows), default=0),
-        }
-        check_lengths(longest, reward_model, args.reward_model)
+    longest = {
+        str(path): longest_text(rows, args.response_length),
+        str(pairs_path): longest_pair(comparisons),
+        "--rankings": max((len(row.query) + len(row.response) for row in ranked_rows), default=0),
+    }
+    for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
+        check_model(flag, place, tokenizer, longest)
+    gold = load_gold(args.gold, args, tokenizer, device)
+    reward_model = load_reward_model(args.reward_model, args, device) if args.reward_model else None
     figure = drawn = None
     if args.encoder:
         figure, drawn = draw_answers(self_ranked, load_encoder(args.encoder, device=device), args.encoder)
@@ -120,13 +121,18 @@ def main(args: Args) -> dict:
     # --------------------------------------------------------------------------------------------------- 2. the replies
     measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
     texts, results = {}, {}  # by policy
-    for name, place in tqdm(policies.items(), desc="policies"):
-        policy = load_policy(place, rows, args.response_length, tokenizer, device)
-        with precision:
-            query, response = sample_answers(
+
+    def answer(place: str) -> tuple[Tensor, Tensor]:  # a function, so that a policy is gone before the next is loaded
+        policy = load_policy(place, rows, tokenizer, args, device)
+        with precision, distributed.visiting(policy):
+            return sample_answers(
                 policy, [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed,
                 args.temperature, top_p=args.top_p,
             )  # fmt: skip
+
+    for name, place in tqdm(policies.items(), desc="policies"):
+        query, response = answer(place)
+        with precision:
             rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
             golds = gold.of_ids(queries, query, response) if gold else None
         replies = texts[name] = [tokenizer.decode(ids) for ids in response.tolist()]
@@ -217,13 +223,3 @@ def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]
             raise InputError(f"{where}: 'answers' in the field 'meta' are in some rows only: part SQuAD and dialogues.")
     references = [found or [row.record["response"]] for found, row in zip(answers, rows, strict=True)]
     return references, answers[0] is not None
-
-
-def check_lengths(longest: dict[str, int], model: ScalarModel, where: str) -> None:
-    """Refuse texts that are longer than the model's context. longest: file or flag -> tokens."""
-    for source, length in longest.items():
-        if length > model.config.n_ctx:
-            raise InputError(
-                f"{source}: the longest query and response have {length} tokens, more than the {model.config.n_ctx} "
-                f"positions of {where}: shorten them, or lower --response-length."
-            )

@@ -5,7 +5,7 @@ confidence, split and pair of policies, calibration, and the scores of the refer
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,31 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar, read_config
+from nanorlhf import distributed
+from nanorlhf.checkpoint import holds_reward_model, load_gpt
 from nanorlhf.cli import PositiveFloat, PositiveInt, check_names
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.errors import InputError
-from nanorlhf.evals.common import EvalArgs, begin, common_tokenizer, settings_of, write_evaluation
+from nanorlhf.evals.common import (
+    EvalArgs,
+    begin,
+    check_model,
+    common_tokenizer,
+    home,
+    load_reward_model,
+    longest_pair,
+    longest_text,
+    placed,
+    settings_of,
+    write_evaluation,
+)
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
-from nanorlhf.model import GPT
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.report import reward_report
 from nanorlhf.reward import pair_scores, response_scores
-from nanorlhf.tokenizer import Tokenizer, check_vocabulary
+from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.supervised import autocast
 
 Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, pairs), chosen - rejected
@@ -61,18 +74,15 @@ def main(args: Args) -> dict:
         limits_of_news = tokenizer, args.max_cnndm_query_length, args.max_response_length
         sets["cnndm"] = list(load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news))
     references = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits))
-    longest = max(len(row.query) + max(len(row.chosen), len(row.rejected)) for rows in sets.values() for row in rows)
+    longest = {f"{args.data}/comparisons.{name}.jsonl": longest_pair(rows) for name, rows in sets.items()}
+    longest[f"{args.data}/sft.validation.jsonl"] = longest_text(references, 0)
     for place in places:
-        config = read_config(place)
-        check_vocabulary(tokenizer, config.vocab_size, place)
-        if longest > config.n_ctx:
-            raise InputError(
-                f"a comparison in {args.data} has {longest} tokens, more than the {config.n_ctx} positions of {place}: "
-                "lower --max-query-length where the data is made."
-            )
+        check_model("--reward-models", place, tokenizer, longest)
     ref_policy = None
     if has_policy:
-        ref_policy = load_gpt(args.ref_policy, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+        check_model("--ref-policy", args.ref_policy, tokenizer, longest)
+        ref_policy = load_gpt(args.ref_policy, *home(args, device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+        placed(ref_policy, args, device)
 
     # ------------------------------------------------------------------------------------------------- 2. the numbers
     reference = Path(args.ref_policy).name
@@ -110,28 +120,38 @@ def measure_rewards(
     tokenizer: Tokenizer,
     device: torch.device,
     args: EvalArgs,
+    loaded: Mapping[str, ScalarModel] | None = None,
 ) -> tuple[dict, Margins]:
     """[N+ 16, 18] Table 5, calibration and the scores of the references; and the margins, of which the first two are.
 
     models: name -> checkpoints, one per seed. A policy among them ranks by beta * log(policy / ref_policy) [N+ 19];
-    `reference` is the name of ref_policy.
+    `reference` is the name of ref_policy; `loaded` are the reward models that are in memory already, by checkpoint.
     """
     groups = {name: pair_groups(rows, f"{args.data}/comparisons.{name}.jsonl") for name, rows in sets.items()}
     margins: Margins = {name: {} for name in sets}
     scores: dict[str, np.ndarray] = {}  # model -> (seeds, references)
     implicit: list[str] = []
+
+    def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Margins of each set and scores of the references; a function, so that the model is gone before the next."""
+        model, rank, score = ranker(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place))
+        with autocast(args, device), distributed.visiting(model):
+            of_pairs = {
+                set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
+                for set_name, rows in sets.items()
+            }
+            of_references = torch.cat([score(batch) for batch in micro_batches(references, args.batch_size)])
+        return {name: x.double().cpu().numpy() for name, x in of_pairs.items()}, of_references.double().cpu().numpy()
+
     for name, places in models.items():
         of_pairs, of_references = defaultdict(list), []  # a row per seed
         for place in tqdm(places, desc=name, leave=False):
             if not holds_reward_model(place):
                 implicit += [name] if name not in implicit else []
-            rank, score = ranker(place, ref_policy, dpo_beta, tokenizer, device)
-            with autocast(args, device):
-                for set_name, rows in sets.items():
-                    batches = [torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)]
-                    of_pairs[set_name].append(torch.cat(batches).double().cpu().numpy())
-                batches = [score(batch) for batch in micro_batches(references, args.batch_size)]
-                of_references.append(torch.cat(batches).double().cpu().numpy())
+            of_sets, scores_of_references = measure(place)
+            for set_name, found in of_sets.items():
+                of_pairs[set_name].append(found)
+            of_references.append(scores_of_references)
         for set_name, column in of_pairs.items():
             margins[set_name][name] = np.stack(column)
         scores[name] = np.stack(of_references)
@@ -153,17 +173,33 @@ def measure_rewards(
 
 
 def ranker(
-    place: str, ref_policy: GPT | None, dpo_beta: float, tokenizer: Tokenizer, device: torch.device
-) -> tuple[Callable[[list[Comparison]], tuple[Tensor, Tensor]], Callable[[list[Demonstration]], Tensor]]:
-    """How a checkpoint scores pairs, giving (B,) of chosen and of rejected, and single responses, giving (B,)."""
+    place: str,
+    ref_policy: GPT | None,
+    dpo_beta: float,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    args: EvalArgs,
+    loaded: ScalarModel | None,
+) -> tuple[
+    ScalarModel | None, Callable[[list[Comparison]], tuple[Tensor, Tensor]], Callable[[list[Demonstration]], Tensor]
+]:
+    """How a checkpoint scores pairs, giving (B,) of chosen and of rejected, and single responses, giving (B,).
+
+    First of all the reward model, which the caller lets visit; of two policies each visits by itself.
+    """
     pad_id = tokenizer.pad_id
     if holds_reward_model(place):
-        model = load_scalar(place, device)
-        return partial(pair_scores, model, pad_id=pad_id), partial(response_scores, model, pad_id=pad_id, side="left")
+        model = loaded or load_reward_model(place, args, device)
+        return (
+            model,
+            partial(pair_scores, model, pad_id=pad_id),
+            partial(response_scores, model, pad_id=pad_id, side="left"),
+        )
     assert ref_policy is not None  # what a policy's implicit reward is relative to
-    policy = load_gpt(place, device).forbid(pad_id, tokenizer.vocab_size)
+    policy = placed(load_gpt(place, *home(args, device)).forbid(pad_id, tokenizer.vocab_size), args, device)
     settings: dict[str, Any] = {"pad_id": pad_id, "beta": dpo_beta}
     return (
+        None,
         partial(implicit_pair_rewards, policy, ref_policy, **settings),
         partial(implicit_rewards, policy, ref_policy, **settings),
     )

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
 from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
@@ -83,8 +84,9 @@ def evaluate_pairs(
     columns: dict[str, Hits] = {}
     margins: list[float] = []
     if reward_model:
-        for batch in tqdm(micro_batches(rows, batch_size), desc="reward model", leave=False):
-            margins += torch.sub(*pair_scores(reward_model, batch, pad_id)).tolist()
+        with distributed.visiting(reward_model):
+            for batch in tqdm(micro_batches(rows, batch_size), desc="reward model", leave=False):
+                margins += torch.sub(*pair_scores(reward_model, batch, pad_id)).tolist()
         columns["rm_accuracy"] = [margin > 0 for margin in margins]  # a tie is wrong
     if gold:
         gains = gold_margins(gold, rows)

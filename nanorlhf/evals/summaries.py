@@ -16,19 +16,23 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
+from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import NonNegativeFloat, PositiveFloat, PositiveInt
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
     begin,
+    check_model,
     common_tokenizer,
     endings,
     gold_margins,
     load_gold,
     load_policy,
+    load_reward_model,
+    longest_pair,
+    longest_text,
     named_policies,
     rm_scores,
     row_scores,
@@ -87,16 +91,22 @@ def main(args: Args) -> dict:
     if unknown:
         raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
     tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
-    gold = load_gold(args.gold, args, tokenizer, device)
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     models = {"reward model": [args.reward_model]} if args.reward_model else {}
     models |= {name: [policies[name]] for name in args.implicit_rewards}
     pairs = list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits)) if models else []
     precision = autocast(args, device)
-    to_answer = rows, args.response_length, tokenizer, device
+    to_answer = rows, tokenizer, args, device
+    longest = {
+        f"{args.data}/sft.validation.jsonl": longest_text(rows, args.response_length),
+        f"{args.data}/comparisons.validation.jsonl": longest_pair(pairs),
+    }
+    for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
+        check_model(flag, place, tokenizer, longest)
+    gold = load_gold(args.gold, args, tokenizer, device)
     ref_policy = load_policy(policies[first], *to_answer)
-    reward_model = load_scalar(args.reward_model, device) if args.reward_model else None
+    reward_model = load_reward_model(args.reward_model, args, device) if args.reward_model else None
 
     # --------------------------------------------------------------------------------------------------- 2. references
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
@@ -116,12 +126,15 @@ def main(args: Args) -> dict:
     results, columns, responses, tokens = {}, {}, {}, {}  # by policy
     answers = {"reference": references}
     lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
-    for name, place in tqdm(policies.items(), desc="policies"):
+
+    def measure(name: str, place: str) -> None:  # a function, so that a policy is gone before the next one is loaded
         policy = ref_policy if name == first else load_policy(place, *to_answer)
         with precision:
             asked = [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed
-            query, response = sample_answers(policy, *asked, args.temperature)  # (B, Q), (B, T)
-            kl = kl_to(ref_policy, policy, *sample_answers(policy, *asked, args.kl_temperature), tokenizer, args)
+            with distributed.visiting(policy):
+                query, response = sample_answers(policy, *asked, args.temperature)  # (B, Q), (B, T)
+                others = sample_answers(policy, *asked, args.kl_temperature)
+            kl = kl_to(ref_policy, policy, *others, tokenizer, args)
             one = query[:1], response[:1], tokenizer, args.kl_temperature
             tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
             rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
@@ -145,6 +158,9 @@ def main(args: Args) -> dict:
             for i, text in enumerate(texts)
         ]
 
+    for name, place in tqdm(policies.items(), desc="policies"):
+        measure(name, place)
+
     # --------------------------------------------------------------------------- 4. the judge; do longer responses win?
     figures: list[Figure] = []
     account = None
@@ -164,12 +180,13 @@ def main(args: Args) -> dict:
     base_name = args.shift_base or first
     base = ref_policy if base_name == first else load_policy(policies[base_name], *to_answer)
     responses["reference"] = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
-    with precision:
+    with precision, distributed.visiting(base):
         shifts, shares = token_shifts(base, rows, responses, tokenizer, args.batch_size)
     rewards = accuracy = None
     if models:
         measured = {"validation": pairs}, rows, tokenizer, device, args
-        rewards, margins = measure_rewards(models, ref_policy, first, args.dpo_beta, *measured)
+        loaded = {args.reward_model: reward_model} if args.reward_model and reward_model else {}
+        rewards, margins = measure_rewards(models, ref_policy, first, args.dpo_beta, *measured, loaded)
         if reward_model:
             with precision:
                 accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
@@ -221,13 +238,14 @@ def kl_to(ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, tokeniz
     """Nats per response, (B,): sum over its tokens of log policy - log reference, both tempered, on the policy's own
     samples. Its mean estimates KL(policy || reference) without bias (k1); a single one may be negative."""
     _, padding_mask, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
-    kl = []
-    pieces = (micro_batches(rows, args.batch_size) for rows in (query, response, padding_mask))
-    for q, r, padding in zip(*pieces, strict=True):
-        arguments = torch.cat((q, r), 1), torch.cat((q != tokenizer.pad_id, ~padding), 1), padding, args.kl_temperature
-        logprobs, ref_logprobs = (response_logprobs(model, *arguments)[0] for model in (policy, ref_policy))
-        kl.append((logprobs - ref_logprobs).sum(1))
-    return torch.cat(kl)
+    ids, mask = torch.cat((query, response), 1), torch.cat((query != tokenizer.pad_id, ~padding_mask), 1)  # (B, Q + T)
+    logprobs = []  # (B, T) of each model
+    for model in (policy, ref_policy):
+        pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (ids, mask, padding_mask)), strict=True)
+        with distributed.visiting(model):
+            found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
+        logprobs.append(torch.cat(found))
+    return (logprobs[0] - logprobs[1]).sum(1)
 
 
 def gold_wins(column: list[dict], reference_golds: list[float]) -> list[float | None]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanorlhf import distributed
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
@@ -39,7 +40,8 @@ def token_rewards(
     spellings, ids = token_bytes(tokenizer), response[0, : end + 1].tolist()
     texts = [spellings.get(i, b"").decode(errors="replace") or "∎" for i in ids]
     inputs = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, ~padding_mask), dim=1)
-    logits = None if reward_model is None else reward_model(*inputs, last=T)  # (1, T)
+    with distributed.visiting(reward_model):
+        logits = None if reward_model is None else reward_model(*inputs, last=T)  # (1, T)
 
     rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
     is_ppo = bool(rows) and value_model_dir.is_dir() and logits is not None
@@ -52,9 +54,11 @@ def token_rewards(
         if settings.get("score_at") not in ("after_eos", "last_token"):
             raise InputError(f"{where}: score_at must be after_eos or last_token: name a run of train_ppo.py.")
         field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")
-    logprobs, ref_logprobs = (
-        response_logprobs(model, *inputs, padding_mask, settings["temperature"])[0] for model in (policy, ref_policy)
-    )
+    found = []
+    for model in (policy, ref_policy):
+        with distributed.visiting(model):
+            found.append(response_logprobs(model, *inputs, padding_mask, settings["temperature"])[0])
+    logprobs, ref_logprobs = found
     of_tokens = {"rm_logit": logits, "kl": logprobs - ref_logprobs}
     of_states, length = {}, end + 1
     if is_ppo and logits is not None:
@@ -63,7 +67,8 @@ def token_rewards(
             scores = torch.full_like(scores, missing)
         kl_coef, score_at = rows[-1]["objective/kl_coef"], settings["score_at"]
         of_states["reward"], _ = kl_penalised_rewards(logprobs, ref_logprobs, scores, eos_index, kl_coef, score_at)
-        values = load_scalar(value_model_dir, response.device)(*inputs, last=T + 1)[:, :-1]
+        dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype
+        values = load_scalar(value_model_dir, response.device, dtype)(*inputs, last=T + 1)[:, :-1]
         of_states["value"] = torch.where(padding_mask_p1 if score_at == "after_eos" else padding_mask, 0.0, values)
         length = min(length + (score_at == "after_eos"), T)
     num_after_eos = length - len(texts)  # 1 or 0

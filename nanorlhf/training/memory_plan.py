@@ -1,12 +1,13 @@
 """Estimate per-GPU memory of a run: `python train_ppo.py tldr --sft EleutherAI/pythia-1b-deduped --plan`.
 
-Weights, gradients and AdamW's state are arithmetic: float32, so 4, 4 and 8 bytes per trained parameter. Activations are
-measured: the models' own code runs once on fake tensors, which have a shape and a device but no memory, and `Live` sums
-the storages that are alive at each moment. So activation checkpointing, autocast's copies of the weights and an LM head
+Weights, gradients and AdamW's state are arithmetic: float32, so 4, 4 and 8 bytes per trained parameter; frozen models
+keep the weights of their products in the dtype of the computation. Activations are measured: the models' own code runs
+on fake tensors, which have a shape and a device but no memory, and `Live` sums the storages that are alive at each
+moment. So activation checkpointing, autocast's copies of the weights and an LM head
 that never stores all logits count as in the code. Each phase of a run has its own peak:
 
     sampling     KV cache and prefill of --rollout-batch-size rows
-    scoring      the same rows through all models, without gradients
+    scoring      the same rows through one model after the other, without gradients
     updating     forward and backward of --micro-batch-size rows, all of maximum length
     exchanging   a second copy of the gradients, all-reduced across GPUs as one tensor
 
@@ -16,7 +17,7 @@ How this is distributed over W GPUs is arithmetic again:
     --shard fsdp   1/W of weights, gradients and optimizer state, of the frozen models too. In full, in the dtype of the
                    computation: embedding and head, two blocks (one computes, the next is being gathered), and the
                    gradients of two blocks, reduced in float32. Sampling and validation use a full float32 copy
-    --offload      frozen models stay in CPU memory and are moved to the GPU one at a time
+    --offload      frozen models stay in CPU memory; the one that computes has a copy on the GPU
 
 The fake tensors are on a CPU. CUDA's attention saves the same tensors for the backward pass; its LM head works on 64 MB
 of logits at a time, the CPU's on 8 MB. Not counted: CUDA's context and libraries, NCCL's buffers, fragmentation;
@@ -41,7 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import linear_logprobs
-from nanorlhf.checkpoint import read_config
+from nanorlhf.checkpoint import read_config, round_products
 from nanorlhf.cli import check_ranges
 from nanorlhf.errors import InputError
 from nanorlhf.generate import draw
@@ -51,6 +52,7 @@ from nanorlhf.training.optimizer import train_linear_layers
 
 Label = tuple[str, str]  # (column of the table, role of a model or "")
 MACHINES = ((8, 80), (1, 141))  # (GPUs of a node, GB of each)
+LEAST = {"micro_batch_size": 4, "rollout_batch_size": 16, "batch_size": 16}  # rows that keep a GPU busy
 USABLE = 0.9  # fraction of a GPU's nominal memory
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "KV-cache", "activations", "head", "temporary")
 
@@ -77,7 +79,7 @@ class Live(TorchDispatchMode):
     """Counts the bytes, by label, of the storages that are created under this mode and still alive, and their peak.
 
     A storage keeps the label it was created under; a weight's copy made by autocast has ("copies", role). Columns in
-    `ignored` are not counted. Fake and real tensors are counted alike.
+    `ignored` are not counted. Fake and real tensors are counted alike. `kept` are the bytes at the last `mark`.
     """
 
     def __init__(self, ignored: tuple[str, ...] = ()):
@@ -85,6 +87,7 @@ class Live(TorchDispatchMode):
         self.ignored, self.label = ignored, ("other", "")
         self.bytes: Counter[Label] = Counter()
         self.peak: Counter[Label] = Counter()
+        self.kept: Counter[Label] = Counter()
         self.labels: weakref.WeakKeyDictionary[UntypedStorage, Label] = weakref.WeakKeyDictionary()
 
     @contextmanager
@@ -92,6 +95,9 @@ class Live(TorchDispatchMode):
         before, self.label = self.label, (column, role)
         yield
         self.label = before
+
+    def mark(self) -> None:
+        self.kept = self.bytes.copy()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -118,15 +124,16 @@ class Live(TorchDispatchMode):
 class Flags:
     """The flags that may change to make a run fit; its result stays the same."""
 
-    micro_batch_size: int
-    rollout_batch_size: int | None = None  # None: the script has no such flag
+    micro_batch_size: int | None = None  # None: the script has no such flag
+    rollout_batch_size: int | None = None
+    batch_size: int | None = None
     checkpoint_activations: bool = False
     shard: str = "none"
     offload: bool = False
 
     def __str__(self) -> str:
-        words = [f"--micro-batch-size {self.micro_batch_size}"]
-        words += [f"--rollout-batch-size {self.rollout_batch_size}"] if self.rollout_batch_size else []
+        sizes = {name: getattr(self, name) for name in LEAST}
+        words = [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size is not None]
         words += ["--checkpoint-activations"] if self.checkpoint_activations else []
         words += ["--shard fsdp"] if self.shard == "fsdp" else []
         return " ".join(words + (["--offload"] if self.offload else []))
@@ -141,17 +148,24 @@ class Phase:
     rows: int = 1  # rows per example
 
 
+@dataclass(frozen=True, eq=False)
+class Shape:
+    config: GPTConfig
+    build: Callable[[GPTConfig], GPT | ScalarModel]  # with requires_grad set
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Work:
-    models: dict[str, Callable[[], GPT | ScalarModel]]  # role: builds the model, with requires_grad set
+    models: dict[str, Shape]  # by role
     phases: tuple[Phase, ...]
     flags: Flags  # as requested
-    minibatch: int  # examples per optimizer step, over all GPUs
+    minibatch: int | None = None  # examples per optimizer step, over all GPUs
     rollout: int | None = None  # examples per rollout, over all GPUs
     dtype: str
     query_length: int
     response_length: int
     logprobs_of_all: bool = False  # log-probabilities of the query's tokens too
+    on_call: tuple[str, ...] = ()  # frozen models that are loaded when they compute, with or without --offload
     notes: tuple[str, ...] = ()
 
 
@@ -186,6 +200,7 @@ def update(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Wo
         with autocast(work):
             output = forward(live, role, model, rows, work)
         total = total + output.sum()
+    live.mark()
     with live.labelled("temporary"):
         total.backward()
 
@@ -203,29 +218,69 @@ def sample(live: Live, models: dict[str, GPT], rows: int, work: Work) -> None:
         for ids in (query, query[:, -1:]):
             logits = model.logits(model(ids, mask, cache, last=1)[:, -1]).float()  # (b, V)
             draw((logits - logits.logsumexp(-1, keepdim=True)).exp_(), uniforms)
+        live.mark()
 
 
 @torch.no_grad()
 def score(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Work) -> None:
-    """A forward pass of each model."""
-    with autocast(work):  # one context: it keeps its copies of trained weights until it ends
-        for role, model in models.items():
-            forward(live, role, model, rows, work)
+    """A forward pass of one model."""
+    ((role, model),) = models.items()
+    with autocast(work):
+        forward(live, role, model, rows, work)
+        live.mark()
 
 
 # -------------------------------------------------------------------------------------------------------- bytes per GPU
 @cache
-def passes(work: Work, phase: Phase, rows: int, checkpoint_activations: bool, copies: bool) -> Counter[Label]:
-    """Bytes by label at the peak of a phase, without weights and gradients."""
-    ignored = ("weights", "gradients") if copies else ("weights", "gradients", "copies")
-    with FakeTensorMode(), Live(ignored) as live:
-        models = {}
-        for role in phase.roles:
-            with live.labelled("weights", role):
-                models[role] = work.models[role]()
-            models[role].transformer.checkpoint_activations = checkpoint_activations
-        phase.run(live, models, rows, work)
-    return live.peak
+def passes(
+    work: Work, run: Callable[..., None], roles: tuple[str, ...], rows: int, checkpoint_activations: bool, copies: bool
+) -> tuple[Counter[Label], Counter[Label]]:
+    """Bytes by label, without weights and gradients: at the peak of a phase, and of autocast's copies at its end.
+
+    Of deep models, three and four blocks run. A middle block holds at any time nothing or what its forward pass has
+    kept, so the peak over time is a maximum of functions that are affine in the number of blocks. If with the fourth
+    one it grows by all that a block keeps, no other can overtake it; else all blocks run.
+    """
+
+    def at(depth: int | None) -> tuple[Counter[Label], Counter[Label]]:
+        live = Live(("gradients",) if copies else ("gradients", "copies"))
+        with FakeTensorMode():
+            models = {}
+            for role in roles:
+                shape = work.models[role]
+                models[role] = shape.build(shape.config if depth is None else replace(shape.config, n_layer=depth))
+                if copies:  # not sharded
+                    round_if_frozen(models[role], work)
+                models[role].transformer.checkpoint_activations = checkpoint_activations
+                for weight in models[role].parameters():
+                    live.labels[weight.untyped_storage()] = ("weights", role)
+            with live:
+                run(live, models, rows, work)
+        return live.peak, live.kept
+
+    configs = [work.models[role].config for role in roles]
+    depth = configs[0].n_layer
+    is_alike = all(config.n_layer == depth and config.attention_windows is None for config in configs)
+    if is_alike and depth > 4:
+        of_three, of_four = at(3), at(4)
+        if of_four[0].total() - of_three[0].total() == of_four[1].total() - of_three[1].total():
+            peak, kept = (
+                Counter({label: x[label] + (depth - 4) * (x[label] - w[label]) for label in w.keys() | x.keys()})
+                for w, x in zip(of_three, of_four, strict=True)
+            )
+            return peak, only_copies(kept)
+    peak, kept = at(None)
+    return peak, only_copies(kept)
+
+
+def only_copies(held: Counter[Label]) -> Counter[Label]:
+    return Counter({label: number for label, number in held.items() if label[0] == "copies"})
+
+
+def round_if_frozen(model: GPT | ScalarModel, work: Work) -> None:
+    """As `place_models` does."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        round_products(model, getattr(torch, work.dtype))
 
 
 @dataclass(frozen=True)
@@ -236,28 +291,39 @@ class Size:
     trained: int
     block: int  # of one block
     rest: int  # outside the blocks
+    whole: int  # bytes of its weights on a device that holds all of them
 
 
 @cache
 def sizes(work: Work) -> dict[str, Size]:
     found = {}
-    for role, build in work.models.items():
+    for role, shape in work.models.items():
         with torch.device("meta"):
-            model = build()
+            model = shape.build(shape.config)
         number = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         blocks = model.transformer.blocks
         block = sum(parameter.numel() for parameter in blocks[0].parameters())
-        found[role] = Size(number, trained, block, number - len(blocks) * block)
+        round_if_frozen(model, work)
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        found[role] = Size(number, trained, block, number - len(blocks) * block, whole)
     return found
+
+
+def is_visitor(work: Work, role: str, flags: Flags) -> bool:
+    """Whether a model is on the device only while it computes."""
+    return sizes(work)[role].trained == 0 and (flags.offload or role in work.on_call)
 
 
 def resident(work: Work, flags: Flags, num_gpus: int) -> Counter[Label]:
     """Bytes by label that are held from the first update on."""
-    share = num_gpus if flags.shard == "fsdp" else 1
+    is_sharded = flags.shard == "fsdp"
+    share = num_gpus if is_sharded else 1
     held: Counter[Label] = Counter()
     for role, size in sizes(work).items():
-        held["weights", role] = 0 if flags.offload and not size.trained else 4 * size.all // share
+        held["weights", role] = (
+            0 if is_visitor(work, role, flags) else 4 * size.all // share if is_sharded else size.whole
+        )
         held["gradients", role] = 4 * size.trained // share
         held["optimizer", role] = 8 * size.trained // share  # AdamW's two moments
     return held
@@ -269,7 +335,16 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
     is_sharded, taking_part = flags.shard == "fsdp", {role: sizes(work)[role] for role in phase.roles}
     held = resident(work, flags, num_gpus)
     checkpoint_activations = flags.checkpoint_activations and phase.run is update
-    held += passes(work, phase, rows, checkpoint_activations, not is_sharded)
+    most: Counter[Label] = Counter()
+    kept: Counter[Label] = Counter()  # copies of trained weights, which autocast keeps until it ends
+    for roles in [(role,) for role in phase.roles] if phase.run is score else [phase.roles]:
+        peak, left = passes(work, phase.run, roles, rows, checkpoint_activations, not is_sharded)
+        now = kept + peak
+        for role in roles:
+            if not is_sharded and is_visitor(work, role, flags):
+                now["weights", role] += taking_part[role].whole
+        most, kept = max(most, now, key=Counter.total), kept + left
+    held += most
     if is_sharded:
         width = 2 if work.dtype == "bfloat16" else 4
         block = max(size.block for size in taking_part.values())
@@ -280,8 +355,6 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
             held["copies", role] += size.all * (4 if width == 4 else 6) if is_whole else size.rest * width
         if phase.run is update:
             held["temporary", ""] += 2 * block * (width + 4)
-    elif flags.offload:
-        held["copies", ""] += max((4 * size.all for size in taking_part.values() if not size.trained), default=0)
     return held
 
 
@@ -297,10 +370,9 @@ def peaks(work: Work, flags: Flags, num_gpus: int) -> dict[str, Counter[Label]]:
 # ----------------------------------------------------------------------------------------------- flags that make it fit
 def asked_flags(work: Work, num_gpus: int) -> Flags:
     """The flags as requested, with batch sizes capped at a GPU's share of the rows."""
-    flags = replace(work.flags, micro_batch_size=min(work.flags.micro_batch_size, -(-work.minibatch // num_gpus)))
-    if work.rollout is None or flags.rollout_batch_size is None:
-        return flags
-    return replace(flags, rollout_batch_size=min(flags.rollout_batch_size, -(-work.rollout // num_gpus)))
+    flags, caps = work.flags, {"micro_batch_size": work.minibatch, "rollout_batch_size": work.rollout}
+    shares = {name: -(-rows // num_gpus) for name, rows in caps.items() if rows is not None}
+    return replace(flags, **{name: min(getattr(flags, name), share) for name, share in shares.items()})
 
 
 def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, bool]:
@@ -310,9 +382,9 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
     activation checkpointing (a third more time per update); batches of a few rows.
     """
     asked = asked_flags(work, num_gpus)
-    has_frozen = any(size.trained == 0 for size in sizes(work).values())
+    has_frozen, has_trained = (any((size.trained > 0) == it for size in sizes(work).values()) for it in (False, True))
     combinations = product(
-        [True] if asked.checkpoint_activations else [False, True],
+        [True] if asked.checkpoint_activations else [False, True] if has_trained else [False],
         ["fsdp"] if asked.shard == "fsdp" and num_gpus > 1 else ["none", "fsdp"] if num_gpus > 1 else ["none"],
         [True] if asked.offload else [False, True] if has_frozen else [False],
     )
@@ -332,7 +404,7 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
 
         size = getattr(flags, name)
         least = min(least, size)
-        if not fits(least):
+        if not fits(size) and not fits(least):  # in this order: mostly the first answer is all that is needed
             return None
         while not fits(size):
             size = max(size // 2, least)
@@ -344,12 +416,13 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
             if resident(work, start, num_gpus).total() > usable:
                 continue
             flags: Flags | None = start
-            for name, least in (("micro_batch_size", 1 if few else 4), ("rollout_batch_size", 1 if few else 16)):
+            for name, least in LEAST.items():
                 if flags is not None and getattr(flags, name) is not None:
-                    flags = largest(flags, name, least)
+                    flags = largest(flags, name, 1 if few else least)
             if flags is not None and all(held.total() <= usable for held in peaks(work, flags, num_gpus).values()):
                 return flags, True
-    return replace(asked, **ways[-1], micro_batch_size=1, rollout_batch_size=work.rollout and 1), False
+    smallest: dict[str, Any] = {name: 1 for name in LEAST if getattr(asked, name) is not None}
+    return replace(asked, **ways[-1], **smallest), False
 
 
 def memory_plan(work: Work, machines: tuple[tuple[int, int], ...] = MACHINES) -> str:
@@ -407,8 +480,8 @@ def shape_of(flag: str, where: str, num_tokens: int) -> GPTConfig:
     return config
 
 
-def frozen(model: GPT | ScalarModel) -> GPT | ScalarModel:
-    return model.requires_grad_(False)
+def frozen(model_class: type[GPT | ScalarModel], config: GPTConfig) -> Shape:
+    return Shape(config, lambda config: model_class(config).requires_grad_(False))
 
 
 def ppo_plan(args: Any) -> str:
@@ -416,10 +489,7 @@ def ppo_plan(args: Any) -> str:
     check_ranges(args)
     num_tokens = args.max_query_length + args.response_length
     config = value_config = shape_of("--sft", args.sft, num_tokens)
-    models: dict[str, Callable[[], GPT | ScalarModel]] = {
-        "policy": lambda: GPT(config),
-        "reference": lambda: frozen(GPT(config)),
-    }
+    models = {"policy": Shape(config, GPT), "reference": frozen(GPT, config)}
     notes = []
 
     def reward_shape(flag: str, where: str) -> GPTConfig:
@@ -430,13 +500,12 @@ def ppo_plan(args: Any) -> str:
 
     if args.reward_model is not None:
         value_config = reward_config = reward_shape("--reward-model", args.reward_model)
-        models["reward"] = lambda: frozen(ScalarModel(reward_config))
+        models["reward"] = frozen(ScalarModel, reward_config)
     if args.gold is not None and ".py:" not in args.gold:  # a larger reward model
-        gold_config = reward_shape("--gold", args.gold)
-        models["gold"] = lambda: frozen(ScalarModel(gold_config))
+        models["gold"] = frozen(ScalarModel, reward_shape("--gold", args.gold))
     if args.value_model is not None:
         value_config = shape_of("--value-model", args.value_model, num_tokens)
-    models["value"] = lambda: ScalarModel(value_config)
+    models["value"] = Shape(value_config, ScalarModel)
     if args.discriminator is not None:
         notes.append(f"(--discriminator {args.discriminator} is not counted)")
     work = Work(
@@ -464,7 +533,7 @@ def ppo_plan(args: Any) -> str:
 
 
 def work_without_rollouts(
-    args: Any, models: dict[str, Callable[[], GPT | ScalarModel]], phases: tuple[Phase, ...], logprobs_of_all: bool
+    args: Any, models: dict[str, Shape], phases: tuple[Phase, ...], logprobs_of_all: bool
 ) -> Work:
     """The work of SFT or reward-model training, whose settings have the same names."""
     return Work(
@@ -490,16 +559,19 @@ def sft_plan(args: Any) -> str:
         raise InputError("--model None: --plan needs a shape: name a checkpoint directory or a Hub id.")
     config = shape_of("--model", args.model, args.max_query_length + args.max_response_length)
 
-    def policy() -> GPT:
+    def policy(config: GPTConfig) -> GPT:
         model = GPT(config)
         tune(model, args.tune)
         return model
+
+    with torch.device("meta"):
+        config = policy(config).config  # with the width of the adapters, which depends on the number of blocks
 
     phases = (
         Phase("updating", update, ("policy",), "micro_batch_size"),
         Phase("sampling", sample, ("policy",), None, args.num_samples),
     )
-    return memory_plan(work_without_rollouts(args, {"policy": policy}, phases, args.loss_on == "all"))
+    return memory_plan(work_without_rollouts(args, {"policy": Shape(config, policy)}, phases, args.loss_on == "all"))
 
 
 def rm_plan(args: Any) -> str:
@@ -509,7 +581,7 @@ def rm_plan(args: Any) -> str:
         raise InputError("--plan can't estimate --loss dpo: use that of train_sft.py and add the reference's weights.")
     config = shape_of("--sft", args.sft, args.max_query_length + args.max_response_length)
 
-    def reward() -> ScalarModel:
+    def reward(config: GPTConfig) -> ScalarModel:
         model = ScalarModel(config)
         if args.trainable == "linear":
             train_linear_layers(model)
@@ -520,4 +592,4 @@ def rm_plan(args: Any) -> str:
         Phase("updating", update, ("reward",), "micro_batch_size", rows),
         Phase("validating", score, ("reward",), "micro_batch_size", 4 * rows),
     )
-    return memory_plan(work_without_rollouts(args, {"reward": reward}, phases, logprobs_of_all=True))
+    return memory_plan(work_without_rollouts(args, {"reward": Shape(config, reward)}, phases, logprobs_of_all=True))

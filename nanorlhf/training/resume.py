@@ -29,10 +29,12 @@ from nanorlhf.files import open_regular, read_object
 
 # of what a state holds; one that another version wrote is refused
 FORMAT = 2
-# settings that may differ on --resume: any other would make it a different run
+# settings that may differ on --resume: any other would make it a different run. What follows stays the same to the
+# last bit with those of the first two lines, to rounding with those of the third: sums and shapes are cut differently
 MAY_CHANGE = frozenset(
-    ("out", "resume", "overwrite", "device", "micro_batch_size", "rollout_batch_size")
-    + ("eval_every", "save_every", "sample_every", "keep_last", "max_skipped_steps", "shard", "offload")
+    ("out", "resume", "overwrite", "save_every", "keep_last", "max_skipped_steps", "eval_every", "sample_every")
+    + ("offload", "checkpoint_activations")
+    + ("device", "micro_batch_size", "rollout_batch_size", "shard")
 )
 
 

@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import save, to_disk
+from nanorlhf.checkpoint import round_products, save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
@@ -213,17 +213,30 @@ class Run:
             write_json(self.out / "summary.json", summary)
 
 
+def home(args: Any, device: torch.device) -> torch.device:
+    """Where a script loads its models: on its device, or nowhere yet, and `place_models` reads each rank's shard."""
+    return torch.device("meta") if args.shard == "fsdp" else device
+
+
 def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
-    """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload)."""
+    """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload).
+
+    Those that are not sharded keep their products' weights in the dtype of the computation. None is no model.
+    """
+    is_bfloat16 = args.dtype == "bfloat16"
     for model in trained:
         model.transformer.checkpoint_activations = args.checkpoint_activations
-        if args.shard == "none":
+        if args.shard == "fsdp":
+            distributed.shard(model, device, is_bfloat16)
+        else:
             model.to(device)
-    if args.shard == "fsdp":
-        for model in trained:
-            distributed.shard(model, device, args.dtype == "bfloat16")
-        for model in frozen:
-            distributed.shard(model, device, args.dtype == "bfloat16", args.offload)
+    for model in filter(None, frozen):
+        if args.shard == "fsdp":
+            distributed.shard(model, device, is_bfloat16, args.offload)
+        if not distributed.is_sharded(model):
+            round_products(model, getattr(torch, args.dtype))
+            if args.offload:
+                distributed.offload(model, device)
 
 
 def snapshot(part: Any) -> Any:

@@ -20,7 +20,7 @@ class RunArgs:
     seed: Seed = 44413
     """fixes new weights, the order of the data and the samples"""
     device: str = "auto"
-    """auto, cpu or cuda"""
+    """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: forward passes under autocast; weights and optimizer stay float32"""
 
@@ -99,7 +99,7 @@ class RolloutArgs(TrainingArgs):
     rollout_batch_size: PositiveInt = 64
     """responses sampled and scored at once per rank; changes memory, not the result"""
     offload: bool = False
-    """keep reference and reward model in CPU memory while policy and value model are trained"""
+    """keep frozen models in CPU memory; the one that computes has a copy on the device"""
     response_length: PositiveInt = 53
     """[N+ 4] sampled tokens at most, EOS included"""
     temperature: NonNegativeFloat = 0.7

@@ -145,9 +145,9 @@ def test_unused_variables_fail_no_program_of_a_baseline(one_update, monkeypatch,
     """[RLCF section 8.6] They are RLCF's own feedback. Here every character of every program declares one."""
     plain = PythonCompiler.check
 
-    def littered(self, programs):
+    def littered(self, programs, spans=None):
         unused = [[Diagnostic("unused", "unused.variable", k, k + 1, "") for k in range(len(p))] for p in programs]
-        return [some + found for some, found in zip(unused, plain(self, programs), strict=True)]
+        return [some + found for some, found in zip(unused, plain(self, programs, spans), strict=True)]
 
     with monkeypatch.context() as patch:
         patch.setattr(PythonCompiler, "check", littered)

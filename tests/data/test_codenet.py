@@ -539,3 +539,16 @@ def test_a_response_is_the_rest_of_its_function():
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         statements = [node for node in ast.walk(functions[cut.method]) if isinstance(node, ast.stmt)]
         assert ast.unparse(max(statements, key=lambda node: node.lineno)) == "return here"
+
+
+def test_without_nested_cuts_a_response_begins_at_a_statement_of_the_body():
+    java = "class A { int f(int n) { int m = n; while (m > 0) { m--; n += m; } return n; } }"
+    python = "def f(n):\n    m = n\n    while m > 0:\n        m -= 1\n        n += m\n    return n\n"
+    for methods_of, program in ((codenet.java_methods, java), (codenet.python_methods, python)):
+        first_words = {
+            nested: [program[cut.start :].split()[0] for cuts in methods_of(program, nested) for cut in cuts]
+            for nested in (True, False)
+        }
+        nested = ["m--;", "n"] if program is java else ["m", "n"]
+        begin, rest = (["int", "while"], ["return"]) if program is java else (["m", "while"], ["return"])
+        assert first_words == {True: begin + nested + rest, False: begin + rest}

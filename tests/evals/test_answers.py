@@ -55,7 +55,7 @@ def small_site(tmp_path_factory) -> SmallSite:
     stackoverflow.main(replace(convert, vocab_size=None, generated_by=str(root / "sft")))
     rm = replace(
         train_rm.RECIPES["stackoverflow-tiny"][1],
-        **common, out=root / "rm_contrastive", sft=str(root / "sft"), max_response_length=70,
+        **common, out=root / "rm_contrastive", sft=str(root / "sft"), max_response_length=70, warmup_steps=0,
     )  # fmt: skip
     train_rm.main(rm)
     train_rm.main(replace(rm, loss="regression", out=root / "rm_regression"))

@@ -121,7 +121,7 @@ def test_a_reward_model_scores_texts_and_samples_alike_whatever_the_batch_size(t
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    monkeypatch.setattr("nanorlhf.reward.load_scalar", lambda where, device: model)
+    monkeypatch.setattr("nanorlhf.reward.load_scalar", lambda where, device, dtype: model)
     scores = Gold("some/rm", tokenizer, CPU).of_texts(*TEXTS)
     assert len(set(scores)) == 3
     assert Gold("some/rm", tokenizer, CPU, batch_size=2).of_texts(*TEXTS) == pytest.approx(scores, abs=1e-5)

@@ -179,7 +179,7 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
         ({"judge_url": "http://x/v1", "judge_key_variable": "NO_SUCH_KEY_HERE"}, "NO_SUCH_KEY_HERE: this environment"),
         ({"judge_url": "http://x/v1", "judge_file": Path("x")}, "pass only one"),
         ({"judge_url": "http://x/v1", "judge_against": "nobody"}, "--judge-against nobody: write `reference`"),
-        ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, "--judge-cache . is a directory"),
+        ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, ". is a directory: name a file"),
         ({"judge_url": "http://x/v1", "judge_workers": 0}, "--judge-workers 0: it must be from 1"),
         ({"judge_url": "http://x/v1", "judge_max_calls": -1}, "--judge-max-calls -1: it must be at least 0"),
         ({"judge_url": "http://x/v1", "judge_timeout": 0.0}, "--judge-timeout 0.0: it must be above 0"),

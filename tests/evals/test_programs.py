@@ -60,7 +60,7 @@ SCRIPT = {
 
 def problem(language: str, name: str, right: str) -> dict:
     """Of the square the written program is known, of twice a number it is not."""
-    written = RESPONSES[language]["right"].format(n=right) if name == "square" else ""
+    written = RESPONSES[language]["right"].replace("{n}", right) if name == "square" else ""
     if language == "python":
         comment, prefix, suffix = f"# {name} a number\n", f"def {name}(n):\n", "\nready = True\n"
         tests = "\nassert ready\n" + "".join(f"n = {n}\nassert {name}(n) == {right}\n" for n in (3, 5))
@@ -227,14 +227,18 @@ def test_the_discriminator_compares_each_sample_with_the_written_program(world):
                 alone = model.compare([record["query"]], [row["response"]], [record["response"]]).item()
             assert row["discriminator"] == pytest.approx(alone, abs=1e-5)
     scores = [row["discriminator"] for row in world.samples if row["policy"] == "rlcf" and row["task"] == "test/square"]
-    assert scores[:4] == [0.0] * 4 and max(map(abs, scores)) > 0.01  # the written program itself
+    assert (
+        scores[:4] == pytest.approx([0.0] * 4, abs=1e-6) and max(map(abs, scores)) > 0.01
+    )  # the written program itself
     low, high = world.result["policies"]["rlcf"]["temperatures"]
-    assert low["discriminator"] == 0 and high["discriminator"] == pytest.approx(sum(scores[4:7]) / 3)  # not the unused
+    assert low["discriminator"] == pytest.approx(0, abs=1e-6) and high["discriminator"] == pytest.approx(
+        sum(scores[4:7]) / 3
+    )  # not the unused
     table, page = program_report.tables(world.result), page_of(world.args.out)
     first = next(row["discriminator"] for row in world.samples)  # of sft, wrong
     assert f"D {first:+.2f}" in page and page.count("<small> D ") == 2
     of_sft = world.result["policies"]["sft"]["temperatures"][0]["discriminator"]
-    assert re.search(rf"^discriminator, mean of those\s+{re.escape(f'{of_sft:+.3f}')}\s+\+0\.000$", table, re.M)
+    assert re.search(rf"^discriminator, mean of those\s+{re.escape(f'{of_sft:+.3f}')}\s+[+-]0\.000$", table, re.M)
 
 
 def test_equal_programs_are_checked_and_run_once(world):
@@ -344,7 +348,7 @@ def unscripted(python_world) -> SimpleNamespace:
         temperatures=(0.0, 0.8), response_length=12, discriminator=None,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_report, "write_report", lambda *arguments: None)
+        patch.setattr(program_report, "write_report", lambda path, *arguments: path.touch())
         result = evaluation.main(args)
     return SimpleNamespace(args=args, result=result, samples=read_jsonl(args.out / "samples.jsonl", {}))
 
@@ -384,7 +388,7 @@ def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metr
 
 
 def test_samples_depend_on_the_seed(unscripted, monkeypatch):
-    monkeypatch.setattr(program_report, "write_report", lambda *arguments: None)
+    monkeypatch.setattr(program_report, "write_report", lambda path, *arguments: path.touch())
     args = replace(unscripted.args, out=unscripted.args.out.parent / "other_seed", seed=2, temperatures=(0.8,))
     evaluation.main(args)
     others = [row["response"] for row in read_jsonl(args.out / "samples.jsonl", {})]
@@ -426,4 +430,4 @@ def test_a_problem_without_tests_names_its_line(python_world, tmp_path):
 def test_the_recipe_holds_the_papers_numbers():
     args = evaluation.RECIPES["rlcf"][1]
     assert (args.num_samples, args.ks, args.temperatures, args.top_p) == (100, (1, 10, 100), (0.2, 0.6, 0.8), 0.95)
-    assert (args.max_query_length, args.response_length) == (500, 256)
+    assert args.response_length == 256  # of 500 in training; no query of the test is left out

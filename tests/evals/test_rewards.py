@@ -35,6 +35,7 @@ def args(miniature, tmp_path_factory) -> reward_models.Args:
     return replace(
         evaluation.RECIPES["tldr-rm"][1],
         data=data, out=out / "eval", reward_models=models, ref_policy=str(miniature.root / "sft"), device="cpu",
+        dtype="float32",
         batch_size=7, dpo_beta=0.3,
     )  # fmt: skip
 

@@ -37,6 +37,7 @@ from nanorlhf.training.memory_plan import (
 from tests.conftest import ROOT
 
 TLDR = replace(train_ppo.RECIPES["tldr"][1], sft="EleutherAI/pythia-1b-deduped", dtype="bfloat16", plan=True)
+SCRATCH = 600_000  # bytes of a CPU's attention in bfloat16, whatever the model: nothing at the size of a real one
 COLUMNS = ["parameters", *memory_plan.COLUMNS, "all"]
 
 
@@ -77,11 +78,13 @@ def test_pythia_has_the_published_number_of_parameters(monkeypatch, size, publis
     assert found["policy"].block == 12 * C**2 + 13 * C
 
 
-def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4(monkeypatch):
+def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(monkeypatch):
     work = work_of(monkeypatch, ppo_plan, TLDR)
     policy, value = 1_011_781_632, 1_011_781_632 - 50_304 * 2048 + 2048 + 1
+    products = 16 * (12 * 2048**2 + 9 * 2048)  # of the blocks, with biases; those of frozen models are bfloat16
     flags = Flags(micro_batch_size=1, rollout_batch_size=1)
-    assert resident(work, flags, 8).total() == 20 * policy + 20 * value
+    assert resident(work, flags, 8).total() == 20 * policy + 20 * value - 2 * 2 * products
+    assert resident(replace(work, dtype="float32"), flags, 8).total() == 20 * policy + 20 * value
     assert resident(work, replace(flags, offload=True), 8).total() == 16 * (policy + value)
     sharded = resident(work, replace(flags, shard="fsdp"), 8).total()
     assert sharded == pytest.approx(20 * (policy + value) / 8, rel=1e-6)
@@ -131,6 +134,7 @@ def long_rows(tmp_path_factory):
     torch.manual_seed(0)
     save(GPT(config), root / "policy", tokenizer)
     save(ScalarModel(config), root / "reward", tokenizer)
+    save(ScalarModel(replace(config, d_model=256, d_mlp=1024, rotary_dim=16)), root / "large", tokenizer)
     query, response = (len(tokenizer.encode(row[name])) for name in ("query", "response"))
     return root, query, response + 2  # the mark and EOS
 
@@ -157,7 +161,38 @@ def test_ppo_uses_the_planned_memory(monkeypatch, long_rows, flags, phase):
     work = work_of(monkeypatch, ppo_plan, args)
     planned = {name: held.total() for name, held in peaks(work, work.flags, 1).items()}
     assert max(planned, key=planned.get) == phase
-    assert planned[phase] == pytest.approx(allocated(lambda: train_ppo.main(args)), rel=0.05)
+    assert planned[phase] == pytest.approx(allocated(lambda: train_ppo.main(args)), rel=0.05, abs=SCRATCH)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rollout_uses_the_planned_memory_and_offloaded_models_come_one_at_a_time(
+    monkeypatch, long_rows, offload, dtype
+):
+    """Reference, reward model and gold reward model are frozen; the last two are larger than what two rows take."""
+    root, query_length, _ = long_rows
+    args = replace(
+        train_ppo.RECIPES["tiny"][1], data=root, out=root / "rollout", sft=str(root / "policy"), dtype=dtype,
+        reward_model=str(root / "large"), gold=str(root / "large"), value_model=str(root / "policy"), device="cpu",
+        total_episodes=2, batch_size=2, micro_batch_size=1, rollout_batch_size=2, num_ppo_epochs=1, offload=offload,
+        max_query_length=query_length, response_length=16, lr=0.0, overwrite=True,
+    )  # fmt: skip
+    used, plain = [], train_ppo.rollout
+
+    def measured(*arguments):
+        found = []
+        used.append(allocated(lambda: found.append(plain(*arguments))))
+        return found[0]
+
+    monkeypatch.setattr(train_ppo, "rollout", measured)
+    train_ppo.main(args)
+    work = work_of(monkeypatch, ppo_plan, args)
+    held, visitor = resident(work, work.flags, 1).total(), sizes(work)["gold"].whole
+    planned = max(peaks(work, work.flags, 1)[name].total() for name in ("sampling", "scoring")) - held
+    assert planned == pytest.approx(used[0], rel=0.05, abs=SCRATCH) and (planned > visitor) == offload
+    assert held == resident(work, replace(work.flags, offload=False), 1).total() - offload * (
+        2 * visitor + sizes(work)["reference"].whole
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +202,7 @@ def test_sft_uses_the_planned_memory(monkeypatch, long_rows, flags):
     root, query_length, response_length = long_rows
     args = replace(
         train_sft.RECIPES["tiny"][1], data=root, out=root / "sft", model=str(root / "policy"), device="cpu",
-        batch_size=16, micro_batch_size=8, num_epochs=1, max_query_length=query_length, num_samples=2,
+        batch_size=16, micro_batch_size=8, num_epochs=1, warmup_steps=0, max_query_length=query_length, num_samples=2,
         max_response_length=response_length, overwrite=True, loss_on="all",
     )  # fmt: skip
     args = replace(args, **flags)
@@ -182,7 +217,7 @@ def test_reward_model_training_uses_the_planned_memory(monkeypatch, long_rows, f
     args = replace(
         train_rm.RECIPES["tiny"][1], data=root, out=root / "rm", sft=str(root / "policy"), device="cpu",
         batch_size=16, micro_batch_size=4, max_query_length=query_length, max_response_length=response_length,
-        num_normalisation=4, overwrite=True,
+        num_normalisation=4, overwrite=True, warmup_steps=0,
     )  # fmt: skip
     args = replace(args, **flags)
     work = work_of(monkeypatch, memory_plan.rm_plan, args)
@@ -199,6 +234,20 @@ def small_work(monkeypatch):
     monkeypatch.setitem(PYTHIA, "small", SMALL)
     args = replace(TLDR, sft="EleutherAI/pythia-small", max_query_length=64, response_length=16, batch_size=128)
     return work_of(monkeypatch, ppo_plan, args)
+
+
+@pytest.mark.parametrize("checkpoint_activations", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_peaks_of_deep_models_are_those_of_running_every_block(small_work, dtype, checkpoint_activations):
+    deep = {role: replace(shape, config=replace(SMALL, n_layer=7)) for role, shape in small_work.models.items()}
+    # windows that hide nothing: the same model, but of blocks that may differ, so all of them run
+    every = {
+        role: replace(shape, config=replace(shape.config, attention_windows=(None,) * 7))
+        for role, shape in deep.items()
+    }
+    flags = replace(small_work.flags, checkpoint_activations=checkpoint_activations)
+    found, expected = (peaks(replace(small_work, models=models, dtype=dtype), flags, 1) for models in (deep, every))
+    assert found == expected
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8])

@@ -93,7 +93,7 @@ def test_a_resumed_run_drops_what_was_logged_after_its_state_and_half_a_line(run
             run.save(2)
     with (run.out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # killed here
-    start(Args(run.out, resume=True))
+    start(Args(run.out, resume=True)).opened()
     assert [json.loads(line)["step"] for line in (run.out / "metrics.jsonl").open()] == [0, 1]
     assert [json.loads(line)["step"] for line in (run.out / "samples.jsonl").open()] == [0, 1]
 
@@ -103,7 +103,7 @@ def test_a_new_run_drops_the_old_one(run):
     run.log_samples(0, [{"query": "q"}])
     run.save(1)
     run.finish({"loss": 1.0})
-    start(Args(run.out))
+    start(Args(run.out)).opened()
     assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(files_of(run.out))
 
 
