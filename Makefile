@@ -135,7 +135,8 @@ str: .venv
 	    --out "$(TOWN)/$$tune" --seed $(SEED) --overwrite || exit; done
 	$(PY) train_sft.py str-tiny --model "$(TOWN)/full" --data "$(TOWN)/data" --out "$(TOWN)/longer" --seed $(SEED) --overwrite
 	$(PY) -m data.self_rank --policy "$(TOWN)/full" --encoder "$(ENCODER)" --data "$(TOWN)/data" --out "$(TOWN)/data" \
-	  --num-queries 600 --interval 3 --noise 0.25 --response-length 32 --batch-size 256 --seed $(SEED)
+	  --num-queries 600 --interval 3 --noise 0.25 --max-variance 0.05 --join-distance 0 --response-length 32 \
+	  --batch-size 256 --seed $(SEED)
 	$(PY) train_rm.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --out "$(TOWN)/rm" --seed $(SEED) --overwrite
 	$(PY) train_ppo.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --reward-model "$(TOWN)/rm" --out "$(TOWN)/ppo" \
 	  --seed $(SEED) --overwrite

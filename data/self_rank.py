@@ -7,12 +7,13 @@ The policy answers each query of sft.{train,validation}.jsonl --num-samples time
 
     1. a sentence encoder embeds the answers, their cosines are the edges of a graph, and TextRank ranks the answers:
        the more similar to the others, the higher
-    2. ISODATA clusters the answers; the one nearest to the centre of a cluster represents it
+    2. ISODATA clusters the answers, so that paraphrases make no pair; the answer nearest to the centre of a cluster
+       represents it
     3. every representative is preferred to those at least --interval ranks below it
     4. some of the worse answers get noise: a few words changed, a negation added or removed, or sentences shuffled
 
     comparisons.{train,validation}.jsonl   the pairs; meta has the ranks, clusters, weights and sample indices of the
-                                           two, and the kind of noise
+                                           two, their similarity, and the kind of noise
     self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives"}: the samples
                                            of a question, and the indices of its representatives, best first
 
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import numpy as np
@@ -36,13 +38,13 @@ from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, prin
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import Fraction, PositiveInt, Range, Seed, check_ranges, run_module
+from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl, response_ids
 from nanorlhf.encoder import Encoder, load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
-from nanorlhf.selfrank.isodata import isodata
+from nanorlhf.selfrank.isodata import Limits, isodata
 from nanorlhf.selfrank.noise import add_noise
 from nanorlhf.selfrank.ranked import Ranked, embed
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
@@ -74,6 +76,14 @@ class Args:
     """nucleus sampling: sample from the most likely tokens with this total probability (1: all tokens)"""
     response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 100
     """maximum tokens of an answer including EOS, also after noise"""
+    min_cluster_size: PositiveInt = Limits.min_size
+    """ISODATA: a cluster with at most this many answers is merged into the nearest"""
+    max_cluster_share: Fraction = Limits.max_share
+    """ISODATA: a cluster with at least this share of a question's answers is split"""
+    max_variance: NonNegativeFloat = Limits.max_variance
+    """ISODATA: a cluster with a larger mean squared distance to its centre is split; embeddings have length 1"""
+    join_distance: NonNegativeFloat = Limits.join_distance
+    """ISODATA: clusters whose representatives are nearer than this squared distance are joined (0: none)"""
     interval: PositiveInt = 1
     """minimum number of ranks between the answers of a pair (1: adjacent ranks)"""
     max_pairs: PositiveInt | None = 10
@@ -89,13 +99,13 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------- 1. what to do with the answers
-def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int) -> Ranked:
+def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int, limits: Limits) -> Ranked:
     """Rank and cluster m answers by their unit vectors (m, d).
 
     TextRank sees all m answers, not only the representatives: more votes make a better ranking.
     """
     weights = text_rank(vectors @ vectors.T)
-    clusters, representatives = isodata(vectors, seed)
+    clusters, representatives = isodata(vectors, seed, limits)
     order = [index for index in rank_order(weights).tolist() if index in representatives]
     return Ranked(query, answers, weights.round(DECIMALS).tolist(), clusters.tolist(), order)
 
@@ -111,9 +121,13 @@ def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tupl
 
 
 def make_comparisons(
-    question: Ranked, donors: list[str], tokenizer: Tokenizer, args: Args, rng: np.random.Generator, left_out: Counter
-) -> list[dict]:
-    """The rows of comparisons.jsonl for one question. `donors` are texts from which noise may take words."""
+    question: Ranked, vectors: np.ndarray, donors: list[str], tokenizer: Tokenizer, args: Args,
+    rng: np.random.Generator, left_out: Counter,
+) -> list[dict]:  # fmt: skip
+    """The rows of comparisons.jsonl for one question with answers' unit vectors (m, d).
+
+    `donors` are texts from which noise may take words.
+    """
     rows = []
     for ranks in interval_pairs(len(question.representatives), args.interval, args.max_pairs):
         winner, loser = (question.representatives[rank] for rank in ranks)
@@ -134,6 +148,7 @@ def make_comparisons(
             left_out["pairs of two identical answers"] += 1
             continue
         meta = {"noise": kind, "num_representatives": len(question.representatives)}
+        meta["similarity"] = round(float(vectors[winner] @ vectors[loser]), DECIMALS)  # cosine, before noise
         for column, rank, index in zip(("chosen", "rejected"), ranks, (winner, loser), strict=True):
             meta[f"rank_{column}"] = rank + 1  # among the representatives
             meta[f"weight_{column}"] = question.weights[index]
@@ -170,18 +185,22 @@ def sample_texts(
 def answer_and_rank(
     queries: list[str], policy: GPT, encoder: Encoder, tokenizer: Tokenizer, args: Args, seeds: list[int],
     left_out: Counter, seconds: Counter,
-) -> list[Ranked]:  # fmt: skip
-    """The ranked answers of the queries that have any. seeds: one for sampling, then one per query for ISODATA."""
+) -> list[tuple[Ranked, np.ndarray]]:  # fmt: skip
+    """The ranked answers of the queries that have any, and the answers' unit vectors (m, d).
+
+    seeds: one for sampling, then one per query for ISODATA.
+    """
     clock = [time.perf_counter()]
     answers = sample_texts(policy, queries, tokenizer, args, seeds[0], left_out)
     clock.append(time.perf_counter())
     vectors = embed({text for texts in answers for text in texts}, encoder)
     clock.append(time.perf_counter())
-    ranked = [
-        rank_answers(query, texts, np.stack([vectors[text] for text in texts]), seed)
-        for query, texts, seed in zip(queries, answers, seeds[1:], strict=True)
-        if texts
-    ]
+    limits = Limits(args.min_cluster_size, args.max_cluster_share, args.max_variance, args.join_distance)
+    ranked = []
+    for query, texts, seed in zip(queries, answers, seeds[1:], strict=True):
+        if texts:
+            of_texts = np.stack([vectors[text] for text in texts])
+            ranked.append((rank_answers(query, texts, of_texts, seed, limits), of_texts))
     clock.append(time.perf_counter())
     seconds.update(dict(zip(("sampling", "encoding", "ranking and clustering"), np.diff(clock), strict=True)))
     return ranked
@@ -231,6 +250,7 @@ def main(args: Args) -> None:
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     left_out: Counter[str] = Counter()  # reason -> how often
+    similarities: dict[str, list[float]] = {split: [] for split in SPLITS}  # within the pairs
     lengths = LengthTable()
     seconds: Counter[str] = Counter()
     parts = [
@@ -249,7 +269,7 @@ def main(args: Args) -> None:
             ranked = answer_and_rank(asked, policy, encoder, tokenizer, args, seeds, left_out, seconds)
             counts[split]["questions"] += len(asked)
             left_out["questions without an answer"] += len(asked) - len(ranked)
-            for place, question in enumerate(ranked):
+            for place, (question, vectors) in enumerate(ranked):
                 write(f"self_rank.{split}", asdict(question))
                 counts[split]["answers"] += len(question.answers)
                 counts[split]["different answers"] += len(set(question.answers))
@@ -258,11 +278,12 @@ def main(args: Args) -> None:
                     left_out[f"questions with {args.interval} or fewer clusters of answers: no pair"] += 1
                 # noise takes words from another question's answers: the winner's would improve the loser
                 other = (place + 1 + rng.integers(max(1, len(ranked) - 1))) % len(ranked)
-                donors = ranked[other].answers if other != place else []
-                for row in make_comparisons(question, donors, tokenizer, args, rng, left_out):
+                donors = ranked[other][0].answers if other != place else []
+                for row in make_comparisons(question, vectors, donors, tokenizer, args, rng, left_out):
                     about = {"batch": "self_rank", "confidence": None, "split": split, "policies": None}
                     write(f"comparisons.{split}", row | {"meta": about | row["meta"]})
                     counts[split]["pairs"] += 1
+                    similarities[split].append(row["meta"]["similarity"])
                     if row["meta"]["noise"]:
                         counts[split][f"pairs with noise: {row['meta']['noise']}"] += 1
                     chosen_length, rejected_length = (
@@ -285,6 +306,8 @@ def main(args: Args) -> None:
     print(f"{'train':>10} {'validation':>10}")
     for name in dict.fromkeys((*counts["train"], *counts["validation"])):
         print(f"{counts['train'][name]:10,} {counts['validation'][name]:10,}  {name}")
+    means = (f"{fmean(values):10.3f}" if values else " " * 10 for values in similarities.values())
+    print(" ".join(means) + "  mean similarity (cosine) within a pair, before noise")
     print_left_out(left_out)
     print(f"\n{lengths}")
     print("\nseconds: " + ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))

@@ -144,7 +144,14 @@ def test_one_line_may_carry_several_tags() -> None:
         (train_sft.RECIPES["stackoverflow"][1], {"max_grad_norm": 1.0, "decay_vectors": False, "loss_on": "response"}),
         (
             train_rm.RECIPES["stackoverflow"][1],
-            {"lr": 3e-5, "schedule": "linear", "batch_size": 8, "weight_decay": 1e-3, "trainable": "linear"},
+            {
+                "warmup_steps": 3 * (1804 + 6872) // 8 // 100,
+                "lr": 3e-5,
+                "schedule": "linear",
+                "batch_size": 8,
+                "weight_decay": 1e-3,
+                "trainable": "linear",
+            },
         ),
         (
             train_ppo.RECIPES["stackoverflow"][1],

@@ -93,7 +93,7 @@ def test_all_stages_run_on_real_questions_and_votes(real_data, tmp_path, site, d
     stackoverflow.main(replace(convert, generated_by=str(tmp_path / "sft")))
     rm = replace(
         train_rm.RECIPES["stackoverflow"][1], **common, **lengths, sft=str(tmp_path / "sft"), out=tmp_path / "rm",
-        num_epochs=1, lr=3e-3,
+        num_epochs=1, lr=3e-3, warmup_steps=0,
     )  # fmt: skip
     train_rm.main(rm)
     train_rm.main(replace(rm, loss="regression", out=tmp_path / "rm_regression"))

