@@ -482,7 +482,7 @@ class GPT(nn.Module):
         """hidden (..., C) -> logits (..., V), -inf at forbidden ids; head: `rounded_head()`, made once for many calls.
 
         Autocast rounds the factors, as in `linear_logprobs`, but not the logits: at temperature 0.01 that moved up to
-        45% of the probability to other tokens.
+        22% of the probability to other tokens.
         """
         head, (hidden,) = self.rounded_head() if head is None else head, rounded(hidden)
         with torch.autocast(hidden.device.type, enabled=False):

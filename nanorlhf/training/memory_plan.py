@@ -215,8 +215,9 @@ def sample(live: Live, models: dict[str, GPT], rows: int, work: Work) -> None:
     with live.labelled("KV-cache", role):
         cache = KVCache(model.config, mask, work.response_length, dtype)
     with live.labelled("temporary"), autocast(work):
+        head = model.rounded_head()
         for ids in (query, query[:, -1:]):
-            logits = model.logits(model(ids, mask, cache, last=1)[:, -1]).float()  # (b, V)
+            logits = model.logits(model(ids, mask, cache, last=1)[:, -1], head).float()  # (b, V)
             draw((logits - logits.logsumexp(-1, keepdim=True)).exp_(), uniforms)
         live.mark()
 

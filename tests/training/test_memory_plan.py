@@ -236,8 +236,7 @@ def small_work(monkeypatch):
     return work_of(monkeypatch, ppo_plan, args)
 
 
-@pytest.mark.parametrize("checkpoint_activations", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "checkpoint_activations"), [("float32", True), ("bfloat16", False)])
 def test_the_peaks_of_deep_models_are_those_of_running_every_block(small_work, dtype, checkpoint_activations):
     deep = {role: replace(shape, config=replace(SMALL, n_layer=7)) for role, shape in small_work.models.items()}
     # windows that hide nothing: the same model, but of blocks that may differ, so all of them run
