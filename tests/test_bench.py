@@ -12,6 +12,8 @@ import torch
 import bench
 from nanorlhf.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def moment(monkeypatch):

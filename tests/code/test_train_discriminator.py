@@ -18,6 +18,8 @@ from nanorlhf.training.run import SAMPLING
 from tests.conftest import interrupt_at, read_metrics, weights
 from tests.rlcf import programs_of
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"num_pair_epochs": 1.0, "num_rows": 24}
 """a few steps on pairs"""
 

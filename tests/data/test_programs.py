@@ -16,6 +16,8 @@ from nanorlhf.code.compilers import JavaCompiler, PythonCompiler
 from nanorlhf.code.execution import Program, program_of, run_programs
 from nanorlhf.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
 COMMENT = re.compile(
     r"the (sum|number|largest) of (?:(the squares) of |(\d) times )?the \w+?"

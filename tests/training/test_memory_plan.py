@@ -36,6 +36,8 @@ from nanorlhf.training.memory_plan import (
 )
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 TLDR = replace(train_ppo.RECIPES["tldr"][1], sft="EleutherAI/pythia-1b-deduped", dtype="bfloat16", plan=True)
 SCRATCH = 600_000  # bytes of a CPU's attention in bfloat16, whatever the model: nothing at the size of a real one
 COLUMNS = ["parameters", *memory_plan.COLUMNS, "all"]

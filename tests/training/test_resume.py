@@ -26,6 +26,8 @@ from nanorlhf.training.resume import load_state, save_state, states
 from nanorlhf.training.signals import StopSignals
 from tests.conftest import ROOT, read_metrics
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Args:
