@@ -163,7 +163,7 @@ def test_real_hh_has_all_pairs_but_eight_known_odd_ones(real_data, tmp_path, cap
     with gzip.open(real_data / "hh_rlhf" / "harmless-base" / "test.jsonl.gz", "rt") as file:
         transcripts = {(record["chosen"], record["rejected"]) for record in map(json.loads, file)}
     num_cut = 0
-    for row in rows["train"] + rows["validation"]:
+    for row in [*rows["train"], *rows["validation"]]:
         record = row.record
         chosen, rejected = record["query"] + record["chosen"], record["query"] + record["rejected"]
         if (chosen, rejected) not in transcripts:  # whole turns at the front are gone

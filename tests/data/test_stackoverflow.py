@@ -903,7 +903,7 @@ def test_real_dumps_become_rows(real_data, tmp_path, capsys, site, day, drop, nu
         answers = load_scored(tmp_path / f"scored.{split}.jsonl", tokenizer, None, None)
         pairs = load_comparisons(tmp_path / f"comparisons.{split}.jsonl", tokenizer, None, None)
         assert (len(demonstrations), len(answers)) == (sft, scored)
-        assert max(len(row.query) + len(row.response) for row in demonstrations + answers) <= 512
+        assert max(len(row.query) + len(row.response) for row in [*demonstrations, *answers]) <= 512
         assert max(len(row.query) + max(len(row.chosen), len(row.rejected)) for row in pairs) <= 512
         for row in pairs:
             meta = row.record["meta"]
