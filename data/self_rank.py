@@ -19,10 +19,11 @@ The policy answers each query of sft.{train,validation}.jsonl --num-samples time
 
 Duplicate answers stay: each counts as a vote. Empty ones are left out and counted, questions with a single cluster make
 no pair, and noise that would make the answers of a pair equal is not applied. A query that occurs twice in a file is
-answered once. The files depend on --seed but not on --batch-size. train_rm.py also reads sft.train.jsonl: if --out is
-not --data, copy it there.
+answered once. The files depend on --seed but not on --batch-size. Where --out is not --data,
+sft.{train,validation}.jsonl are copied there: train_rm.py reads them too.
 """
 
+import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -299,6 +300,9 @@ def main(args: Args) -> None:
                 f"{len(queries['train'])} train queries ({list_reasons(left_out)}): nothing was written; raise "
                 "--temperature, --num-samples or --num-queries, or train the policy longer."
             )
+    if args.out.resolve() != args.data.resolve():
+        for split in SPLITS:
+            shutil.copyfile(args.data / f"sft.{split}.jsonl", args.out / f"sft.{split}.jsonl")
     for name, wanted in (("comparisons", "pairs"), ("self_rank", "answers")):
         if not counts["validation"][wanted]:  # a file of an earlier run would not match this train split
             (args.out / f"{name}.validation.jsonl").unlink(missing_ok=True)

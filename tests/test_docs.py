@@ -12,8 +12,10 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.page_commands import (
     DATA,
@@ -163,7 +165,24 @@ def execute(command: Command) -> None:
             assert not stop.code, f"{command}: {stop.code}: {said.getvalue()[-2000:]}"
 
 
+@pytest.fixture
+def drawn_once(monkeypatch):
+    """Of the figures with the same titles only the first is drawn: drawing takes most of an evaluation's time."""
+    savefig, drawn = Figure.savefig, set()
+
+    def save(figure: Figure, file: IO[bytes], **settings) -> None:
+        titles = tuple(axes.get_title("left") for axes in figure.axes)
+        if titles in drawn:
+            file.write(b"<svg/>")
+        else:
+            savefig(figure, file, **settings)
+        drawn.add(titles)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn_once")
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy: the parser has imported it
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_command_that_needs_no_download_runs(world, tmp_path, monkeypatch) -> None:

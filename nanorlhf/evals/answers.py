@@ -152,10 +152,15 @@ def main(args: Args) -> dict:
         results[name] |= statistics(columns, args)
         if labels:
             results[name] |= reciprocal_ranks(columns, labels[name])
+    best = {  # the best of all answers to a question: policy -> metric -> (questions, 1)
+        name: {metric: scores.max(axis=1, keepdims=True) for metric, scores in columns.items()}
+        for name, columns in measured.items()
+    }
     result = {
         "policies": results,
         "reference": {metric: float(human[metric].mean()) for metric in human if metric not in OVERLAP},
         "differences": differences(measured, args.seed, args.num_resamples),
+        "differences_of_best": differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
         "num_questions": len(rows),
         "num_samples": args.num_samples,
         "encoder": args.encoder,

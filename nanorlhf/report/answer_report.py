@@ -2,6 +2,7 @@
 
 import html
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -65,21 +66,20 @@ def reciprocal_ranks(result: dict) -> Lines:
     return lines if labelled else []
 
 
-def differences(result: dict) -> Lines:
-    """Each policy against the one before it: the mean difference, and tests of significance."""
+def differences(result: dict, key: Literal["differences", "differences_of_best"]) -> Lines:
+    """[SO significance] Each policy against the one before it, over all answers or by the best answer per question."""
     names = list(result["policies"])
     neighbours = set(zip(names[1:], names, strict=False))
-    lines = [["difference", "metric", "of means", "95% interval", "KS", "p", "Mann-Whitney p"]]
-    for row in result["differences"]:
+    scores = "all answers" if key == "differences" else f"best of {result['num_samples']}"
+    lines = [[f"difference, {scores}", "metric", "of means", "95% interval", "KS", "p", "Mann-Whitney p"]]
+    for row in result[key]:
         if (row["ours"], row["theirs"]) in neighbours:
             heading, digits = METRICS[row["metric"]]
             low, high = row["mean_difference_ci"]
             interval = f"[{low:+.{digits}f}, {high:+.{digits}f}]"
-            p_values = (f"{row[name]:.1e}" for name in ("ks_p", "mann_whitney_p"))
-            ks_p, mann_whitney_p = p_values
             lines.append(
                 [f"{row['ours']} - {row['theirs']}", heading, f"{row['mean_difference']:+.{digits}f}", interval,
-                 f"{row['ks']:.3f}", ks_p, mann_whitney_p]
+                 f"{row['ks']:.3f}", f"{row['ks_p']:.1e}", f"{row['mann_whitney_p']:.1e}"]
             )  # fmt: skip
     return lines
 
@@ -103,7 +103,8 @@ def notes(result: dict) -> list[str]:
 
 def tables(result: dict) -> str:
     """All tables and notes, for the terminal."""
-    parts = [means(result), best_of(result), reciprocal_ranks(result), differences(result)]
+    parts = [means(result), best_of(result), reciprocal_ranks(result), differences(result, "differences")]
+    parts.append(differences(result, "differences_of_best"))
     return "\n\n".join([*(aligned(lines) for lines in parts if len(lines) > 1), "\n".join(notes(result))])
 
 
@@ -158,9 +159,11 @@ def write_report(
         ),
         f"<h2>How early a useful answer comes</h2>{html_table(ranked)}" if ranked else "",
         "<h2>Do they differ?</h2>",
-        html_table(differences(result)),
+        html_table(differences(result, "differences")),
         '<p class="quiet">The interval resamples whole questions. Both p-values treat all answers as independent; '
-        "answers to the same question are not, so the p-values are too small.</p>",
+        "answers to the same question are not, so the p-values are too small. The best answers are one a question, "
+        "which mends that:</p>",
+        html_table(differences(result, "differences_of_best")),
         "<h2>Do the metrics agree?</h2>",
         figures(
             heat_maps,

@@ -96,7 +96,10 @@ def test_a_policy_ranks_its_own_answers(args, words, monkeypatch, capsys):
     args = replace(args, encoder=str(Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"))
     monkeypatch.setattr(self_rank, "load_encoder", functools.cache(self_rank.load_encoder))  # loading takes seconds
     rows = run(args)
-    assert set(rows) == {"comparisons.train", "comparisons.validation", "self_rank.train", "self_rank.validation"}
+    assert set(rows) == {
+        f"{kind}.{split}" for kind in ("comparisons", "self_rank", "sft") for split in self_rank.SPLITS
+    }
+    assert all(rows[f"sft.{split}"] == read(args.data)[f"sft.{split}"] for split in self_rank.SPLITS)  # copied
     printed = capsys.readouterr().out
     num_noisy = 0
     for split, queries in (("train", QUERIES[:6]), ("validation", QUERIES[6:])):
@@ -252,10 +255,11 @@ def test_without_a_validation_pair_an_earlier_runs_file_is_removed(args, typed, 
     typed(KINDS)
     assert "comparisons.validation" in run(args)
     typed([KINDS] * 6 + [["yes"] * 8] * 3)
-    assert set(run(args)) == {"comparisons.train", "self_rank.train", "self_rank.validation"}
+    demonstrations = {"sft.train", "sft.validation"}
+    assert set(run(args)) == demonstrations | {"comparisons.train", "self_rank.train", "self_rank.validation"}
     assert "note: no comparisons.validation.jsonl" in capsys.readouterr().out
     typed([KINDS] * 6 + [[""] * 8] * 3)
-    assert set(run(args)) == {"comparisons.train", "self_rank.train"}
+    assert set(run(args)) == demonstrations | {"comparisons.train", "self_rank.train"}
 
 
 def test_an_interrupted_run_leaves_nothing(args, typed, monkeypatch):

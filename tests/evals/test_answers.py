@@ -145,15 +145,20 @@ def test_the_table_is_a_recount_of_the_samples(outcome):
             assert low <= numbers["mean"] <= high
 
 
-def test_differences_are_scipys_and_of_every_pair(outcome):
+@pytest.mark.parametrize("key", ["differences", "differences_of_best"])
+def test_differences_are_scipys_and_of_every_pair(outcome, key):
     result, samples = outcome
-    pairs = {(row["ours"], row["theirs"]) for row in result["differences"]}
+    pairs = {(row["ours"], row["theirs"]) for row in result[key]}
     assert pairs == {("ppo", "sft")}
-    for row in result["differences"]:
-        ours, theirs = (
-            [answer[row["metric"]] for sample in samples for answer in sample["policies"][name]]
+    for row in result[key]:
+        groups = (
+            [[answer[row["metric"]] for answer in sample["policies"][name]] for sample in samples]
             for name in (row["ours"], row["theirs"])
         )
+        if key == "differences_of_best":
+            ours, theirs = ([max(group) for group in found] for found in groups)
+        else:
+            ours, theirs = ([score for group in found for score in group] for found in groups)
         assert row["mean_difference"] == pytest.approx(fmean(ours) - fmean(theirs))
         assert row["ks_p"] == pytest.approx(stats.ks_2samp(ours, theirs).pvalue)
         assert row["mann_whitney_p"] == pytest.approx(stats.mannwhitneyu(ours, theirs).pvalue)
@@ -201,7 +206,15 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     result, _ = outcome
     page = (small_site.eval.out / "report.html").read_text()
     assert page.count("<img ") >= 2 * 6 and "http://" not in page.replace("http://www.w3.org", "")
-    for text in ("the site&#x27;s best answer", "gold score", "The best of 3", "Do they differ?", "BERTScore is left"):
+    for text in (
+        "the site&#x27;s best answer",
+        "gold score",
+        "The best of 3",
+        "Do they differ?",
+        "BERTScore is left",
+        "difference, all answers",
+        "difference, best of 3",
+    ):
         assert text in page
     text = answer_report.tables(result)
     assert "MRR@k is left out" in text and "ppo - sft" in text and "metric@3" in text

@@ -147,7 +147,7 @@ def long_rows(tmp_path_factory):
         ({}, "updating"),
         ({"checkpoint_activations": True, "rollout_batch_size": 1}, "updating"),
         ({"dtype": "bfloat16", "micro_batch_size": 1}, "sampling"),
-        ({"dtype": "bfloat16", "micro_batch_size": 1, "rollout_batch_size": 1}, "updating"),
+        ({"dtype": "bfloat16", "batch_size": 4, "micro_batch_size": 1, "rollout_batch_size": 1}, "updating"),
     ],
     ids=str,
 )
@@ -231,19 +231,21 @@ def test_reward_model_training_uses_the_planned_memory(monkeypatch, long_rows, f
 SMALL = GPTConfig(vocab_size=512, n_ctx=128, d_model=64, n_layer=3, n_head=4, d_mlp=256, rotary_dim=8)
 
 
-@pytest.fixture
-def small_work(monkeypatch):
-    monkeypatch.setitem(PYTHIA, "small", SMALL)
+@pytest.fixture(scope="module")
+def small_work():
+    """Made once: a plan remembers what it has run."""
     args = replace(TLDR, sft="EleutherAI/pythia-small", max_query_length=64, response_length=16, batch_size=128)
-    return work_of(monkeypatch, ppo_plan, args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PYTHIA, "small", SMALL)
+        return work_of(patch, ppo_plan, args)
 
 
 @pytest.mark.parametrize(("dtype", "checkpoint_activations"), [("float32", True), ("bfloat16", False)])
 def test_the_peaks_of_deep_models_are_those_of_running_every_block(small_work, dtype, checkpoint_activations):
-    deep = {role: replace(shape, config=replace(SMALL, n_layer=7)) for role, shape in small_work.models.items()}
+    deep = {role: replace(shape, config=replace(SMALL, n_layer=5)) for role, shape in small_work.models.items()}
     # windows that hide nothing: the same model, but of blocks that may differ, so all of them run
     every = {
-        role: replace(shape, config=replace(shape.config, attention_windows=(None,) * 7))
+        role: replace(shape, config=replace(shape.config, attention_windows=(None,) * 5))
         for role, shape in deep.items()
     }
     flags = replace(small_work.flags, checkpoint_activations=checkpoint_activations)
