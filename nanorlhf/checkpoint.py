@@ -1,4 +1,4 @@
-"""Checkpoints in the Hugging Face layout: config.json and model.safetensors, with the names of one of four families.
+"""Checkpoints in the Hugging Face layout: config.json and model.safetensors, with the names of one of the families.
 
 `load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that `transformers` loads. The
 names of each family are in families.py. Nothing is dropped silently: a missing or unexpected tensor, or one of another
@@ -33,7 +33,6 @@ from nanorlhf.families import (
     check_fits,
     config_object,
     from_family,
-    of_family,
     parse_config,
     tensor_names,
     to_family,
@@ -117,7 +116,9 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
     """
     config, directory = model.config, Path(directory)
     settings = config_object(config)
-    settings["architectures"] = ["ScalarModel" if isinstance(model, ScalarModel) else of_family(ARCHITECTURES, config)]
+    settings["architectures"] = [
+        "ScalarModel" if isinstance(model, ScalarModel) else ARCHITECTURES[config.architecture]
+    ]
     settings["torch_dtype"] = str(model.transformer.embedding.weight.dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may lie outside the vocabulary
     settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
