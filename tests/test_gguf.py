@@ -227,4 +227,4 @@ def test_smollm2_is_that_of_transformers(smollm2) -> None:
     expected = theirs.generate(ids, max_new_tokens=24, do_sample=False)
     for _ in range(24):
         ids = torch.cat((ids, ours.logits(ours(ids, last=1)).argmax(-1)), dim=1)
-    assert torch.equal(ids, expected) and "force" in tokenizer.decode(ids[0].tolist())
+    assert torch.equal(ids, expected) and "Gravity" in tokenizer.decode(ids[0].tolist())
