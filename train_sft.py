@@ -46,7 +46,7 @@ class Args(SupervisedArgs):
     rows: Literal["sft", "code"] = "sft"
     """code: code.{train,validation}.jsonl instead, whose responses follow their queries unchanged"""
     model: str | None = "EleutherAI/pythia-1b-deduped"
-    """checkpoint directory or Hub id to start from; None: random weights of the shape below"""
+    """checkpoint directory, .gguf file or Hub id to start from; None: random weights of the shape below"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the model's, or with random weights the data directory's"""
     n_layer: PositiveInt = 3

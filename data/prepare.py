@@ -25,8 +25,7 @@ from tqdm import tqdm
 
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import INFLATION, open_regular, read_json, read_lines
-from nanorlhf.hub import hub_directory
+from nanorlhf.files import INFLATION, hub_directory, open_regular, read_json, read_lines
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")

@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list,
     "gelu": (F.gelu, ("gelu", [], "none")),
     "gelu_new": (lambda x: F.gelu(x, approximate="tanh"), ("gelu", [], "tanh")),
     "relu": (F.relu, ("relu", [], "")),
+    "silu": (F.silu, ("swish", [], "")),
 }
 
 

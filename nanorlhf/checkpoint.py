@@ -1,8 +1,8 @@
-"""Checkpoints in the Hugging Face layout: config.json and model.safetensors, with the names of one of four families.
+"""Checkpoints in the Hugging Face layout: config.json and model.safetensors, with the names of one of the families.
 
-`load_gpt` and `load_scalar` read a directory or a Hub id; `save` writes a directory that `transformers` loads. The
-names of each family are in families.py. Nothing is dropped silently: a missing or unexpected tensor, or one of another
-shape, is an error. Half-precision weights become float32.
+`load_gpt` and `load_scalar` read a directory, a Hub id or a GGUF file (gguf_file.py); `save` writes a directory that
+`transformers` loads. The names of each family are in families.py. Nothing is dropped silently: a missing or unexpected
+tensor, or one of another shape, is an error. Half-precision weights become float32.
 
 A reward or value model is such a directory with "architectures": ["ScalarModel"] in config.json, the trunk under its
 family's names, and three more tensors: score.weight (1, C), score.bias (1,) and reward_bias (). [N+ 15]
@@ -33,14 +33,13 @@ from nanorlhf.families import (
     check_fits,
     config_object,
     from_family,
-    of_family,
     parse_config,
     tensor_names,
     to_family,
     with_prefix,
 )
-from nanorlhf.files import open_regular, read_object
-from nanorlhf.hub import hub_directory
+from nanorlhf.files import hub_directory, open_regular, read_object
+from nanorlhf.gguf_file import gguf_settings, gguf_tensors, is_gguf
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
 
@@ -74,7 +73,7 @@ def load_scalar(
 
 def holds_reward_model(where: str | Path) -> bool:
     """True for a reward or value model, False for a policy."""
-    return _is_scalar(read_object(_config_file(where)))
+    return _is_scalar(_settings(_config_file(where)))
 
 
 def scalar_from_gpt(gpt: GPT) -> ScalarModel:
@@ -106,7 +105,7 @@ class DrawnOneByOne(TorchDispatchMode):
 def read_config(where: str | Path) -> GPTConfig:
     """Read a checkpoint's config.json; the weights are not loaded."""
     path = _config_file(where)
-    return parse_config(read_object(path), path)
+    return parse_config(_settings(path), path)
 
 
 def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer | None = None) -> None:
@@ -117,11 +116,14 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
     """
     config, directory = model.config, Path(directory)
     settings = config_object(config)
-    settings["architectures"] = ["ScalarModel" if isinstance(model, ScalarModel) else of_family(ARCHITECTURES, config)]
+    settings["architectures"] = [
+        "ScalarModel" if isinstance(model, ScalarModel) else ARCHITECTURES[config.architecture]
+    ]
     settings["torch_dtype"] = str(model.transformer.embedding.weight.dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may lie outside the vocabulary
     settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
-    settings["pad_token_id"] = tokenizer.pad_id if tokenizer else None
+    # transformers' Llama looks [PAD] up in the embedding as it is made, and fails if it lies outside
+    settings["pad_token_id"] = tokenizer.pad_id if tokenizer and tokenizer.pad_id < config.vocab_size else None
 
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -197,7 +199,7 @@ class Stored:
 
 def _load(model_class: type[M], where: str | Path, device: str | torch.device, dtype: torch.dtype) -> M:
     config_file = _config_file(where)
-    settings = read_object(config_file)
+    settings = _settings(config_file)
     config = parse_config(settings, config_file)
     is_scalar = _is_scalar(settings)
     if model_class is GPT and is_scalar:
@@ -207,8 +209,9 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device, d
 
     file = _weights_file(where)
     shards = _shards(file)
-    # before anything of these sizes is made; a weight takes two bytes at least, and 2^24 of them are no burden
-    check_fits(config, config_file, max(2**24, sum(shard.stat().st_size for shard in shards) // 2))
+    # before anything of these sizes is made: a weight takes two bytes at least, a quarter in GGUF; 2^24 are no burden
+    per_byte = 4 if is_gguf(file) else 0.5
+    check_fits(config, config_file, max(2**24, int(per_byte * sum(shard.stat().st_size for shard in shards))))
     with torch.device("meta"):  # shapes only: draws no random numbers and allocates no memory
         model = model_class(config)
     round_products(model, dtype)
@@ -265,11 +268,17 @@ def _local(where: str | Path, patterns: tuple[str, ...]) -> Path:
     """The directory itself; for a Hub id, the one to which the files that match `patterns` were downloaded."""
     path = Path(where)
     if path.is_file():
-        raise InputError(f"{where} is a file: name the directory with config.json and the weights.")
+        raise InputError(f"{where} is a file: name the directory with config.json and the weights, or a .gguf file.")
     return path if path.is_dir() else hub_directory(str(where), list(patterns))
 
 
+def _settings(config_file: Path) -> dict:
+    return gguf_settings(config_file) if is_gguf(config_file) else read_object(config_file)
+
+
 def _config_file(where: str | Path) -> Path:
+    if is_gguf(where):
+        return Path(where)
     path = _local(where, ("config.json",)) / "config.json"
     if not path.is_file():
         raise InputError(f"{where} has no config.json: name a checkpoint directory or a Hub id.")
@@ -277,6 +286,8 @@ def _config_file(where: str | Path) -> Path:
 
 
 def _weights_file(where: str | Path) -> Path:
+    if is_gguf(where):
+        return Path(where)
     for patterns in WEIGHT_FILES:  # if a Hub repository has both kinds, only the first is downloaded
         directory = _local(where, patterns)
         for name in patterns[:2]:
@@ -303,6 +314,8 @@ def _shards(path: Path) -> list[Path]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, by name; InputError for a damaged file and one that holds anything else."""
     open_regular(path).close()
+    if is_gguf(path):
+        return gguf_tensors(path)
     tensors = load_pickle(path) if path.suffix != ".safetensors" else None
     try:
         tensors = load_file(path) if tensors is None else tensors

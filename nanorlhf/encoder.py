@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular, read_json, read_object
-from nanorlhf.hub import hub_directory
+from nanorlhf.files import hub_directory, open_regular, read_json, read_object
 from nanorlhf.padding import micro_batches, right_pad
 
 FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]  # `*` enters folders too: 1_Pooling/config.json

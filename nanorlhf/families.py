@@ -1,12 +1,13 @@
-"""Four model families in the Hugging Face layout: field names in config.json, tensor names, tensor layouts.
+"""Model families in the Hugging Face layout: field names in config.json, tensor names, tensor layouts.
 
-The differences are tables: the fields of config.json, the tensor names, and the row order of q, k and v. Nothing is
-dropped silently: a setting that our model doesn't have is an error.
+The differences are tables: the fields of config.json, the tensor names, and the row order of q, k and v. Llama's
+descendants share one column of them. Nothing is dropped silently: a setting that our model doesn't have is an error.
 """
 
 import math
 import re
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,47 +16,64 @@ import torch
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPTConfig
+from nanorlhf.model import GPTConfig, RotaryScaling
 
-# ---------------------------------------------------------------------------------------- tables, one column per family
-FAMILIES = ("gpt2", "gpt_neo", "gpt_neox", "codegen")
-ARCHITECTURES = ("GPT2LMHeadModel", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "CodeGenForCausalLM")
-TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.")
+# ---------------------------------------------------------------------------------------- tables, one column per layout
+# model_type in config.json: the class of transformers
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "codegen": "CodeGenForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+FAMILIES = tuple(ARCHITECTURES)
+LLAMA_LIKE = FAMILIES[4:]
+TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.", "model.")
 
 # fmt: off
 # field of GPTConfig: field of config.json
 FIELDS = {
-    "vocab_size": ("vocab_size",          "vocab_size",              "vocab_size",              "vocab_size"),
-    "n_ctx":      ("n_positions",         "max_position_embeddings", "max_position_embeddings", "n_positions"),
-    "d_model":    ("n_embd",              "hidden_size",             "hidden_size",             "n_embd"),
-    "n_layer":    ("n_layer",             "num_layers",              "num_hidden_layers",       "n_layer"),
-    "n_head":     ("n_head",              "num_heads",               "num_attention_heads",     "n_head"),
-    "d_mlp":      ("n_inner",             "intermediate_size",       "intermediate_size",       "n_inner"),
-    "activation": ("activation_function", "activation_function",     "hidden_act",              "activation_function"),
-    "norm_eps":   ("layer_norm_epsilon",  "layer_norm_epsilon",      "layer_norm_eps",          "layer_norm_epsilon"),
-    "tied_head":  ("tie_word_embeddings", "tie_word_embeddings",     "tie_word_embeddings",     "tie_word_embeddings"),
+    "vocab_size": ("vocab_size", "vocab_size", "vocab_size", "vocab_size", "vocab_size"),
+    "n_ctx": ("n_positions", "max_position_embeddings", "max_position_embeddings", "n_positions",
+              "max_position_embeddings"),
+    "d_model": ("n_embd", "hidden_size", "hidden_size", "n_embd", "hidden_size"),
+    "n_layer": ("n_layer", "num_layers", "num_hidden_layers", "n_layer", "num_hidden_layers"),
+    "n_head": ("n_head", "num_heads", "num_attention_heads", "n_head", "num_attention_heads"),
+    "d_mlp": ("n_inner", "intermediate_size", "intermediate_size", "n_inner", "intermediate_size"),
+    "activation": ("activation_function", "activation_function", "hidden_act", "activation_function", "hidden_act"),
+    "norm_eps": ("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
+    "tied_head": ("tie_word_embeddings",) * 5,
 }
 # transformers' defaults where config.json omits the field or holds null
 DEFAULTS = {
-    "activation": ("gelu_new",            "gelu_new",                "gelu",                    "gelu_new"),
-    "norm_eps":   (1e-5,                  1e-5,                      1e-5,                      1e-5),
-    "tied_head":  (True,                  True,                      False,                     False),
+    "activation": ("gelu_new", "gelu_new", "gelu", "gelu_new", "silu"),
+    "norm_eps": (1e-5, 1e-5, 1e-5, 1e-5, 1e-6),
+    "tied_head": (True, True, False, False, False),
 }
 # our module name: theirs
 MODULES = {
-    "transformer.embedding": ("wte",      "wte",                         "embed_in",                  "wte"),
-    "transformer.positions": ("wpe",      "wpe",                         None,                        None),
-    "transformer.blocks":    ("h",        "h",                           "layers",                    "h"),
-    "transformer.norm":   ("ln_f",        "ln_f",                        "final_layer_norm",          "ln_f"),
+    "transformer.embedding": ("wte", "wte", "embed_in", "wte", "embed_tokens"),
+    "transformer.positions": ("wpe", "wpe", None, None, None),
+    "transformer.blocks": ("h", "h", "layers", "h", "layers"),
+    "transformer.norm": ("ln_f", "ln_f", "final_layer_norm", "ln_f", "norm"),
     # below, the modules of a block; {q,k,v} are three tensors that we store as one
-    "norm1":              ("ln_1",        "ln_1",                        "input_layernorm",           "ln_1"),
-    "attention.qkv":      ("attn.c_attn", "attn.attention.{q,k,v}_proj", "attention.query_key_value", "attn.qkv_proj"),
-    "attention.out":      ("attn.c_proj", "attn.attention.out_proj",     "attention.dense",           "attn.out_proj"),
-    "norm2":              ("ln_2",        "ln_2",                        "post_attention_layernorm",  None),
-    "mlp.up":             ("mlp.c_fc",    "mlp.c_fc",                    "mlp.dense_h_to_4h",         "mlp.fc_in"),
-    "mlp.down":           ("mlp.c_proj",  "mlp.c_proj",                  "mlp.dense_4h_to_h",         "mlp.fc_out"),
+    "norm1": ("ln_1", "ln_1", "input_layernorm", "ln_1", "input_layernorm"),
+    "attention.qkv": ("attn.c_attn", "attn.attention.{q,k,v}_proj", "attention.query_key_value", "attn.qkv_proj",
+                      "self_attn.{q,k,v}_proj"),
+    "attention.q_norm": (None, None, None, None, "self_attn.q_norm"),
+    "attention.k_norm": (None, None, None, None, "self_attn.k_norm"),
+    "attention.out": ("attn.c_proj", "attn.attention.out_proj", "attention.dense", "attn.out_proj",
+                      "self_attn.o_proj"),
+    "norm2": ("ln_2", "ln_2", "post_attention_layernorm", None, "post_attention_layernorm"),
+    "mlp.gate": (None, None, None, None, "mlp.gate_proj"),
+    "mlp.up": ("mlp.c_fc", "mlp.c_fc", "mlp.dense_h_to_4h", "mlp.fc_in", "mlp.up_proj"),
+    "mlp.down": ("mlp.c_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc_out", "mlp.down_proj"),
     # transformers 5 calls NeoX's head lm_head in memory; in files it is embed_out, which both 4 and 5 read
-    "lm_head":            ("lm_head",     "lm_head",                     "embed_out",                 "lm_head"),
+    "lm_head": ("lm_head", "lm_head", "embed_out", "lm_head", "lm_head"),
 }
 # fmt: on
 # suffix of model_type with adapters: transformers then refuses the model, instead of silently dropping the adapters
@@ -67,7 +85,7 @@ BUFFERS = re.compile(
     r"|rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)$"
 )
 ACTIVATIONS = {  # HF's name: ours; gelu_new, gelu_fast and gelu_pytorch_tanh are the same formula
-    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu"},
+    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_new"),
 }
 # settings of transformers that our model doesn't have, each with the value that means "not used"
@@ -80,6 +98,7 @@ UNSUPPORTED: dict[str, Any] = {
     "quantization_config": None,
     "per_layer_config": None,
 }
+RMS = {"positions": "rotary_half", "parallel_residual": False, "norm": "rms", "gated_mlp": True}
 ALWAYS: dict[str, dict[str, Any]] = {  # properties of a whole family, which have no field in config.json
     "gpt2": {"positions": "learned", "parallel_residual": False},
     "gpt_neo": {"positions": "learned", "parallel_residual": False, "scale_attention": False, "qkv_bias": False},
@@ -88,13 +107,17 @@ ALWAYS: dict[str, dict[str, Any]] = {  # properties of a whole family, which hav
         **{"positions": "rotary_interleaved", "shared_norm": True, "head_bias": True},
         **{"qkv_bias": False, "attention_out_bias": False},
     },
+    "llama": RMS,
+    "mistral": RMS | {"qkv_bias": False, "attention_out_bias": False, "mlp_bias": False},
+    "qwen2": RMS | {"qkv_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    "qwen3": RMS | {"qk_norm": True, "mlp_bias": False},
 }
 
 
 # the largest sizes that a model may ask for: far above any that exists, far below what overflows or never ends
 LARGEST = {
-    "vocab_size": 2**24, "n_ctx": 2**28, "d_model": 2**18, "n_layer": 2**12, "n_head": 2**12, "d_mlp": 2**20,
-    "adapter_size": 2**18,
+    "vocab_size": 2**24, "n_ctx": 2**28, "d_model": 2**18, "n_layer": 2**12, "n_head": 2**12, "kv_heads": 2**12,
+    "head_width": 2**18, "d_mlp": 2**20, "adapter_size": 2**18,
 }  # fmt: skip
 
 
@@ -107,7 +130,8 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
     for name, largest in LARGEST.items():
         if getattr(config, name) > largest:
             raise InputError(f"{where}: {name} is {getattr(config, name)}, more than {largest}: lower it.")
-    block = config.d_model * (4 * config.d_model + 2 * config.d_mlp)
+    attention = 2 * (config.n_head + config.kv_heads) * config.head_width  # rows of q, k, v, and columns of the output
+    block = config.d_model * (attention + (3 if config.gated_mlp else 2) * config.d_mlp)
     rows = config.vocab_size + (config.n_ctx if config.positions == "learned" else 0)
     count = config.n_layer * block + rows * config.d_model
     if count > num_weights:
@@ -119,7 +143,11 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
 # ------------------------------------------------------------------------------------------- tensors: names and layouts
 def of_family(row: tuple, config: GPTConfig) -> Any:
     """The entry for the model's family in a row of the tables."""
-    return row[FAMILIES.index(config.architecture)]
+    return row[column_of(config.architecture)]
+
+
+def column_of(family: str) -> int:
+    return min(FAMILIES.index(family), len(TRUNK_PREFIX) - 1)
 
 
 def tensor_names(name: str, config: GPTConfig) -> list[str]:
@@ -153,14 +181,16 @@ def _is_conv1d(name: str, config: GPTConfig) -> bool:
 
 def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
     """Our tensor in the layout of its family: one part for each of `tensor_names`."""
-    if "attention.qkv" in name:  # (3 * G * rows, ...) -> (G * 3 * rows, ...)
-        groups, order = _qkv_order(config)
+    groups, order = _qkv_order(config)
+    if "attention.qkv" in name and groups > 1:  # (3 * G * rows, ...) -> (G * 3 * rows, ...)
         split = tensor.view(3, groups, -1, *tensor.shape[1:])
         tensor = split[order].transpose(0, 1).reshape(tensor.shape)
     if _is_conv1d(name, config):
         tensor = tensor.t()
-    parts = len(tensor_names(name, config))
-    return [tensor] if parts == 1 else [part.clone() for part in tensor.chunk(parts)]
+    if len(tensor_names(name, config)) == 1:
+        return [tensor]
+    rows = [heads * config.head_width for heads in (config.n_head, config.kv_heads, config.kv_heads)]
+    return [part.clone() for part in tensor.split(rows)]
 
 
 def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice = slice(None)) -> Tensor:
@@ -172,8 +202,10 @@ def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice =
     if "attention.qkv" not in name:
         return parts[0][rows] if parts[0].ndim else parts[0]
     groups, order = _qkv_order(config)
-    # where our rows are in the file: (groups, 3, rows of a group) -> (3, groups, rows of a group)
-    index = torch.arange(sum(map(len, parts))).view(groups, 3, -1)[:, order].transpose(0, 1).flatten()[rows]
+    index = torch.arange(sum(map(len, parts)))
+    if groups > 1:  # where our rows are in the file: (groups, 3, rows of a group) -> (3, groups, rows of a group)
+        index = index.view(groups, 3, -1)[:, order].transpose(0, 1).flatten()
+    index = index[rows]
     found = []
     for part in parts:  # one, or q, k and v, in ascending order of our rows
         found.append(part[index[(index >= 0) & (index < len(part))].to(part.device)])
@@ -227,12 +259,13 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     for field, unused in UNSUPPORTED.items():
         if settings.get(field) not in (None, unused):
             raise InputError(f"{path}: {field} = {settings[field]!r:.80} isn't implemented: name another checkpoint.")
-    names = {ours: row[FAMILIES.index(family)] for ours, row in FIELDS.items()}
-    defaults: dict[str, Any] = {ours: row[FAMILIES.index(family)] for ours, row in DEFAULTS.items()}
+    names = {ours: row[column_of(family)] for ours, row in FIELDS.items()}
+    defaults: dict[str, Any] = {ours: row[column_of(family)] for ours, row in DEFAULTS.items()}
 
     dimensions = ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head")
     values: dict[str, Any] = {ours: get(names[ours], int, least=1, most=LARGEST[ours]) for ours in dimensions}
-    values["d_mlp"] = get(names["d_mlp"], int, 4 * values["d_model"], least=1, most=LARGEST["d_mlp"])
+    four_times = None if family in LLAMA_LIKE else 4 * values["d_model"]
+    values["d_mlp"] = get(names["d_mlp"], int, four_times, least=1, most=LARGEST["d_mlp"])
     values["norm_eps"] = get(names["norm_eps"], float, defaults["norm_eps"])
     values["tied_head"] = get(names["tied_head"], bool, defaults["tied_head"])
     if model_type != family:
@@ -242,7 +275,11 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: fix it.")
     values["activation"] = ACTIVATIONS[activation]
     head_width, rest = divmod(values["d_model"], values["n_head"])
-    if rest or (family == "codegen" and values["n_head"] % 4):
+    if family == "qwen3" or (family in LLAMA_LIKE and settings.get("head_dim") is not None):
+        width = get("head_dim", int, 128, least=1, most=LARGEST["head_width"])
+        values["d_head"] = width if rest or width != head_width else None
+        head_width = width
+    elif rest or (family == "codegen" and values["n_head"] % 4):
         also = " and be a multiple of 4" if family == "codegen" else ""
         raise InputError(f"{path}: {names['n_head']} must divide {names['d_model']}{also}: fix one of them.")
 
@@ -252,12 +289,14 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         window = get("window_size", int, 256, least=1, most=LARGEST["n_ctx"])
         values["attention_windows"] = _attention_windows(settings, values["n_layer"], window, path)
     elif family == "gpt_neox":
-        rotary_share, values["rotary_base"] = _rotary_settings(settings, path)
+        rotary_share, values["rotary_base"], _ = _rotary_settings(settings, path, NEOX_ROTARY, ("default",))
         values["rotary_dim"] = int(head_width * rotary_share)  # rounded down, as transformers does
         values["parallel_residual"] = get("use_parallel_residual", bool, True)
         values["qkv_bias"] = values["attention_out_bias"] = get("attention_bias", bool, True)
-    else:
+    elif family == "codegen":
         values["rotary_dim"] = get("rotary_dim", int, least=2)
+    else:
+        values |= _llama_like(family, settings, values, head_width, get, path)
     rotary_dim = values.get("rotary_dim", 0)
     # an odd number rotates one channel more; for CodeGen, transformers fails on it
     if rotary_dim + rotary_dim % 2 > head_width or (family == "codegen" and rotary_dim % 2):
@@ -283,23 +322,124 @@ def _attention_windows(settings: dict, n_layer: int, window: int, path: Path) ->
     return tuple(window if kind == "local" else None for kind in kinds) if "local" in kinds else None
 
 
-def _rotary_settings(settings: dict, path: Path) -> tuple[float, float]:
-    """NeoX: the fraction of a head's channels that is rotated, and the base of the angles.
+def _llama_like(family: str, settings: dict, values: dict, head_width: int, get: Callable, path: Path) -> dict:
+    """Of Llama's descendants: heads of keys and values, biases, windows and rotary positions."""
+    n_head, n_layer, found = values["n_head"], values["n_layer"], {}
+    kv_heads = get("num_key_value_heads", int, n_head if family == "llama" else None, least=1, most=LARGEST["kv_heads"])
+    if n_head % kv_heads:
+        raise InputError(f"{path}: num_key_value_heads {kv_heads} must divide num_attention_heads {n_head}: fix one.")
+    found["n_kv_head"] = kv_heads if kv_heads < n_head else None
+    if family in ("llama", "qwen3"):
+        found["qkv_bias"] = found["attention_out_bias"] = get("attention_bias", bool, False)
+    if family == "llama":
+        found["mlp_bias"] = get("mlp_bias", bool, False)
 
-    transformers 4 writes rotary_pct and rotary_emb_base (and rope_scaling), transformers 5 writes rope_parameters.
+    window, kinds = None, settings.get("layer_types")
+    if family != "llama" and settings.get("sliding_window", 4096) is not None:  # null: none
+        window = get("sliding_window", int, 4096, least=1, most=LARGEST["n_ctx"])
+    if family in ("qwen2", "qwen3"):
+        window = window if get("use_sliding_window", bool, False) else None
+        first = get("max_window_layers", int, 28)
+        if kinds is None:
+            kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(n_layer)]
+    kinds = ["sliding_attention" if window else "full_attention"] * n_layer if kinds is None else kinds
+    names = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != n_layer or any(kind not in names for kind in kinds):
+        raise InputError(f"{path}: layer_types {kinds!r:.80} must name the kinds of {n_layer} layers, {names}: fix it.")
+    if window and "sliding_attention" in kinds:
+        found["attention_windows"] = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    kinds_of_scaling = ("default", "linear", "llama3", "yarn")
+    share, found["rotary_base"], scaling = _rotary_settings(settings, path, LLAMA_ROTARY, kinds_of_scaling)
+    if share != 1:
+        raise InputError(f"{path}: partial_rotary_factor = {share} isn't implemented for {family}: name another.")
+    found["rotary_dim"] = head_width
+    found["rotary_scaling"] = scaling and _rotary_scaling(scaling, values["n_ctx"], path)
+    return found
+
+
+# spellings, and the default
+NEOX_ROTARY = (("rotary_pct", "partial_rotary_factor", 0.25), ("rotary_emb_base", "rope_theta", 1e4))
+LLAMA_ROTARY = (("partial_rotary_factor", 1.0), ("rope_theta", 1e4))
+SCALING = {  # fields of rope_scaling by its rope_type
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+             "mscale_all_dim", "truncate"),
+}  # fmt: skip
+
+
+def _rotary_settings(
+    settings: dict, path: Path, spelt: tuple, kinds: tuple[str, ...]
+) -> tuple[float, float, dict | None]:
+    """The fraction of a head's channels that is rotated, the base of the angles, and their scaling, None for none.
+
+    transformers 4 writes numbers of their own (and rope_scaling), transformers 5 writes rope_parameters.
     """
     field = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
     rope = settings.get(field) or {}
-    known = {"rope_type": "default", "type": "default", "rope_theta": None, "partial_rotary_factor": None}
-    if not isinstance(rope, dict) or any(known.get(key, value) not in (None, value) for key, value in rope.items()):
-        raise InputError(f"{path}: {field} = {rope!r:.80} isn't implemented, only rope_type 'default'.")
+    kind = str(rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, dict) else ""
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALING.get(kind, ())}
+    if kind not in kinds or {key for key, value in rope.items() if value is not None} - known:
+        raise InputError(f"{path}: {field} = {rope!r:.200} isn't implemented, only rope_type {' or '.join(kinds)}.")
     numbers = []
-    for *spellings, default in (("rotary_pct", "partial_rotary_factor", 0.25), ("rotary_emb_base", "rope_theta", 1e4)):
+    for *spellings, default in spelt:
         said = [source[name] for source in (settings, rope) for name in spellings if source.get(name) is not None]
         if any(type(value) not in (int, float) or not 0 <= value < 2**63 or value != said[0] for value in said):
             raise InputError(f"{path}: {' or '.join(spellings)} must be one number, not {said!r:.80}: fix it.")
         numbers.append(float(said[0] if said else default))
-    return numbers[0], numbers[1]
+    return numbers[0], numbers[1], None if kind == "default" else {**rope, "kind": kind}
+
+
+def _rotary_scaling(rope: dict, n_ctx: int, path: Path) -> RotaryScaling:
+    """rope_scaling as transformers reads it; InputError for a number that is missing or makes no sense."""
+
+    def number(name: str, default: float | None = None, least: float = 0.0) -> float:
+        value: Any = default if rope.get(name) is None else rope[name]
+        if type(value) not in (int, float) or not least < value < 2**63:
+            raise InputError(
+                f"{path}: {name} of rope_scaling must be a number above {least:g}, not {value!r:.80}: fix it."
+            )
+        return float(value)
+
+    kind, factor = rope["kind"], number("factor")
+    if kind == "linear":
+        return RotaryScaling(kind=kind, factor=factor)
+    length = int(number("original_max_position_embeddings", n_ctx, least=1))
+    if kind == "llama3":
+        few, many = number("low_freq_factor"), number("high_freq_factor")
+        if not few < many:
+            raise InputError(f"{path}: low_freq_factor {few} must be below high_freq_factor {many}: fix one of them.")
+        return RotaryScaling(kind=kind, factor=factor, original_n_ctx=length, few_turns=few, many_turns=many)
+
+    def attention(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    usual = attention(1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        usual = attention(number("mscale")) / attention(number("mscale_all_dim"))
+    if rope.get("truncate") not in (None, True, False):
+        raise InputError(
+            f"{path}: truncate of rope_scaling must be true or false, not {rope['truncate']!r:.80}: fix it."
+        )
+    return RotaryScaling(
+        kind=kind, factor=factor, original_n_ctx=length, few_turns=number("beta_slow", 1.0),
+        many_turns=number("beta_fast", 32.0), attention_factor=number("attention_factor", usual),
+        whole_pairs=rope.get("truncate") is not False,
+    )  # fmt: skip
+
+
+def _rope_scaling(scaling: RotaryScaling) -> dict:
+    """The inverse of `_rotary_scaling`."""
+    found: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "linear":
+        return found
+    found["original_max_position_embeddings"] = scaling.original_n_ctx
+    if scaling.kind == "llama3":
+        return found | {"low_freq_factor": scaling.few_turns, "high_freq_factor": scaling.many_turns}
+    found |= {"beta_slow": scaling.few_turns, "beta_fast": scaling.many_turns, "truncate": scaling.whole_pairs}
+    return found | {"attention_factor": scaling.attention_factor}
 
 
 def config_object(config: GPTConfig) -> dict:
@@ -326,8 +466,17 @@ def config_object(config: GPTConfig) -> dict:
             share = math.nextafter(share, math.inf)
         settings |= {"rotary_pct": share, "rotary_emb_base": config.rotary_base}
         settings |= {"use_parallel_residual": config.parallel_residual, "attention_bias": config.qkv_bias}
-    else:
+    elif family == "codegen":
         settings["rotary_dim"] = config.rotary_dim
+    else:
+        settings |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_width}
+        settings |= {"rope_theta": config.rotary_base, "attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+        settings["rope_scaling"] = _rope_scaling(config.rotary_scaling) if config.rotary_scaling else None
+        windows = [config.window(layer) for layer in range(config.n_layer)]
+        settings["sliding_window"] = next(filter(None, windows), None)
+        if family.startswith("qwen"):
+            settings["use_sliding_window"] = any(windows)
+            settings["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
 
     if config.adapter_size:
         settings |= {"model_type": family + ADAPTER, "adapter_size": config.adapter_size}
@@ -335,8 +484,13 @@ def config_object(config: GPTConfig) -> dict:
     # a family can't express all of GPTConfig: reading it back must give the same
     if not any(config.attention_windows or ()):
         config = replace(config, attention_windows=None)
-    for name, got in asdict(parse_config(settings, Path("config.json"))).items():
-        if got != getattr(config, name):
-            value = getattr(config, name)
+    if config.n_kv_head == config.n_head:
+        config = replace(config, n_kv_head=None)
+    if config.d_head and config.d_head * config.n_head == config.d_model:
+        config = replace(config, d_head=None)
+    reread = parse_config(settings, Path("config.json"))
+    for name in (field.name for field in fields(config)):
+        value, got = getattr(config, name), getattr(reread, name)
+        if got != value:
             raise InputError(f"a {family} checkpoint can't express {name} = {value!r}, only {got!r}: change it.")
     return settings

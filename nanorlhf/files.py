@@ -1,4 +1,4 @@
-"""Read files that others made: regular, of bounded size, and refused in one sentence where they can't be read.
+"""Read files that others made, here or on the Hub: regular, of bounded size, or refused in one sentence.
 
 Every module reads through these functions, so each kind of bad file is refused in one place. The bounds are far above
 real data; the largest real thing that we know of stands beside each.
@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from nanorlhf.errors import InputError
 
@@ -140,3 +143,18 @@ def read_object(path: str | Path) -> dict:
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no JSON object but {type(value).__name__}: name another file, or fix it.")
     return value
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. the Hub
+def hub_directory(hub_id: str, patterns: list[str], repo_type: str = "model", revision: str | None = None) -> Path:
+    """Download the files of `hub_id` that match `patterns`, or find them in the cache; InputError if neither works."""
+    try:
+        return Path(snapshot_download(hub_id, repo_type=repo_type, revision=revision, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise InputError(f"{hub_id}: no such file or directory, and not a Hub id (owner/name) either.") from error
+    except (HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".:")
+        raise InputError(
+            f"{hub_id}: no such file or directory, and as a {repo_type} of the Hub it can't be downloaded ({reason}): "
+            "correct the name, or download it elsewhere and name the directory."
+        ) from error

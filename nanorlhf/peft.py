@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kernels.linear import linear
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, AdaptedLinear, Linear, beside
+from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, beside
 
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
 LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
@@ -31,19 +31,20 @@ class LoRALinear(Linear):
     Takes over the weights of the `layer` it replaces. `up` starts at 0, `down` like any linear layer.
     """
 
-    def __init__(self, layer: Linear, rank: int, alpha: float):
+    def __init__(self, layer: Linear, config: GPTConfig, rank: int, alpha: float):
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.scale = alpha / rank
-        C = layer.in_features
+        C, q, kv = layer.in_features, config.n_head * config.head_width, config.kv_heads * config.head_width
+        self.rows = [q, kv, kv]
         self.q_down, self.v_down = (
             beside(layer.weight, torch.empty(rank, C).uniform_(-(C**-0.5), C**-0.5)) for _ in "qv"
         )
-        self.q_up, self.v_up = (beside(layer.weight, torch.zeros(C, rank)) for _ in "qv")
+        self.q_up, self.v_up = (beside(layer.weight, torch.zeros(rows, rank)) for rows in (q, kv))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C) -> (B, S, 3 * C)"""
-        q, k, v = super().forward(x).chunk(3, dim=-1)
+        """x (B, S, C) -> (B, S, (H + 2K) * D)"""
+        q, k, v = super().forward(x).split(self.rows, dim=-1)
         q = q + linear(linear(x, self.q_down), self.q_up) * self.scale
         v = v + linear(linear(x, self.v_down), self.v_up) * self.scale
         return torch.cat((q, k, v), dim=-1)
@@ -52,8 +53,8 @@ class LoRALinear(Linear):
     def merged(self) -> Linear:
         """A plain layer that computes the same."""
         layer = Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        q, v = self.q_up @ self.q_down, self.v_up @ self.v_down  # (C, C)
-        layer.weight = nn.Parameter(self.weight + self.scale * torch.cat((q, torch.zeros_like(q), v)))
+        q, v = self.q_up @ self.q_down, self.v_up @ self.v_down  # (H * D, C), (K * D, C)
+        layer.weight = nn.Parameter(self.weight + self.scale * torch.cat((q, torch.zeros_like(v), v)))
         layer.bias = self.bias
         return layer
 
@@ -65,10 +66,12 @@ def tune(model: GPT, how: str) -> None:
     model.requires_grad_(how == "full")
     if how == "lora":  # [STR lora]
         for block in model.transformer.blocks:
-            block.attention.qkv = LoRALinear(block.attention.qkv, LORA_RANK, LORA_ALPHA)
+            block.attention.qkv = LoRALinear(block.attention.qkv, model.config, LORA_RANK, LORA_ALPHA)
     elif how == "bitfit":  # [STR bitfit]
         for name, parameter in model.transformer.named_parameters():
             parameter.requires_grad_(name.endswith(".bias"))
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InputError(f"--tune bitfit: a {model.config.architecture} model has no biases: choose another way.")
     elif how == "adapter":  # [STR adapter]
         if not model.config.adapter_size:  # a checkpoint may already have some
             add_adapters(model)

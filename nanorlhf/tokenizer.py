@@ -16,8 +16,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import parse_json, read_bytes, read_object, read_text
-from nanorlhf.hub import hub_directory
+from nanorlhf.files import hub_directory, parse_json, read_bytes, read_object, read_text
+from nanorlhf.gguf_file import gguf_tokenizer, is_gguf
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else a process that forks afterwards gets a warning
 PAD = "[PAD]"
@@ -73,15 +73,18 @@ class Tokenizer:
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
-    """Load a tokenizer from a directory, a file in the format of tokenizer.json, or a Hub id.
+    """Load a tokenizer from a directory, a file in the format of tokenizer.json, a GGUF file, or a Hub id.
 
     EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else `<|endoftext|>`.
     Raises InputError if there is no tokenizer, it is broken, or [PAD] is EOS.
     """
     path = Path(where)
-    if not path.exists():
+    if not path.exists() and not is_gguf(path):
         names = [name for pair in VOCABULARIES for name in pair]
         path = hub_directory(str(where), ["tokenizer.json", "tokenizer_config.json", "config.json", *names])
+    if is_gguf(path):
+        backend, eos = gguf_tokenizer(path)
+        return _finish(backend, eos or END_OF_TEXT, path)
     if path.is_file():
         return _finish(_read_backend(path), END_OF_TEXT, path)
 

@@ -42,7 +42,23 @@ FAMILIES = {
             "tie_word_embeddings": False,
         } | changes
     ),
+    "llama": lambda **changes: transformers.LlamaConfig(**LLAMA | changes),
+    "mistral": lambda **changes: transformers.MistralConfig(**LLAMA | {"sliding_window": 5} | changes),
+    "qwen2": lambda **changes: transformers.Qwen2Config(**LLAMA | changes),
+    "qwen3": lambda **changes: transformers.Qwen3Config(**LLAMA | {"head_dim": 10} | changes),
 }  # fmt: skip
+LLAMA = {
+    "vocab_size": VOCAB, "max_position_embeddings": N_CTX, "hidden_size": 24, "intermediate_size": 34,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.5,
+    "high_freq_factor": 3.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 10}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 CASES = [
     ("gpt2", {}),
     ("gpt2", {"tie_word_embeddings": False, "n_inner": 17, "activation_function": "relu"}),
@@ -55,6 +71,24 @@ CASES = [
     ("gpt_neox", {"rotary_pct": 1.0, "rotary_emb_base": 500.0, "attention_bias": False}),
     ("codegen", {}),
     ("codegen", {"n_head": 12, "rotary_dim": 4, "tie_word_embeddings": True}),
+    ("llama", {}),
+    ("llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("llama", {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 14, "rms_norm_eps": 0.1}),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0}, "hidden_act": "gelu"}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 60.0, "factor": 2.5}}),
+    ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 50.0, "factor": 8.0}}),
+    ("llama", {"rope_parameters": YARN}),
+    ("llama", {"rope_parameters": YARN | {"beta_fast": 3.0, "beta_slow": 0.3, "truncate": False}}),
+    ("llama", {"rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.7}}),
+    ("llama", {"rope_parameters": YARN | {"attention_factor": 1.7}}),
+    ("mistral", {}),  # windows shorter than the sequence
+    ("mistral", {"sliding_window": 64}),  # and longer
+    ("mistral", {"sliding_window": None, "head_dim": 8}),
+    ("qwen2", {}),  # biases of q, k and v only
+    ("qwen2", WINDOWS | {"tie_word_embeddings": True}),
+    ("qwen2", {"layer_types": ["sliding_attention", "full_attention"] * 2} | WINDOWS | {"num_hidden_layers": 4}),
+    ("qwen3", {}),  # norms of q and k, and heads wider than hidden_size / heads
+    ("qwen3", {"attention_bias": True, "head_dim": 6, "rope_parameters": YARN} | WINDOWS),
 ]
 
 
@@ -237,9 +271,9 @@ BIAS = "gpt_neox.layers.1.attention.dense.bias"
             r"shape \(7,\) instead of the \(36,\)",
         ),
         (lambda d: change_tensors(d, lambda t: t.update({BIAS: torch.zeros(36).long()})), "int64"),
-        (lambda d: change_config(d, model_type="llama"), "model_type 'llama' isn't one of gpt2, gpt_neo"),
+        (lambda d: change_config(d, model_type="mixtral"), "model_type 'mixtral' isn't one of gpt2, gpt_neo"),
         (lambda d: change_config(d, model_type="gpt2", n_positions=40, n_embd=36, n_layer=2, n_head=3), "wte"),
-        (lambda d: change_config(d, hidden_act="swish"), "hidden_act 'swish'"),
+        (lambda d: change_config(d, hidden_act="mish"), "hidden_act 'mish'"),
         (lambda d: change_config(d, num_attention_heads=5), "must divide"),
         (lambda d: change_config(d, hidden_size="36"), "hidden_size must be an integer"),
         (lambda d: change_config(d, rope_parameters={"rope_type": "linear", "factor": 2.0}), "isn't implemented"),

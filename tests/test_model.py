@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nanorlhf.checkpoint import scalar_from_gpt
-from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel, attention_mask, position_ids
+from nanorlhf.model import GPT, GPTConfig, KVCache, RMSNorm, RotaryScaling, ScalarModel, attention_mask, position_ids
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
+LLAMA = {"n_head": 4, "norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False}
 CONFIGS = {
     "gpt2": GPTConfig(**SHAPE, positions="learned", parallel_residual=False, tied_head=True, architecture="gpt2"),
     "gpt_neo": GPTConfig(
@@ -20,6 +21,12 @@ CONFIGS = {
     ),
     "gpt_neox": GPTConfig(**SHAPE, positions="rotary_half", rotary_dim=4),
     "codegen": GPTConfig(**SHAPE, positions="rotary_interleaved", rotary_dim=8, shared_norm=True, head_bias=True),
+    "llama": GPTConfig(
+        **SHAPE | LLAMA, n_kv_head=2, rotary_dim=6, rotary_scaling=RotaryScaling(kind="linear", factor=1.5)
+    ),
+    "qwen3": GPTConfig(
+        **SHAPE | LLAMA, n_kv_head=1, d_head=10, rotary_dim=10, qk_norm=True, attention_windows=(None, 5, 2)
+    ),
 }
 
 
@@ -91,7 +98,7 @@ def test_no_token_attends_to_a_later_one(gpt) -> None:
 
 
 # ---------------------------------------------------------------------------------------- an encoder: without causality
-@pytest.fixture(params=["gpt2", "gpt_neox", "codegen"])
+@pytest.fixture(params=["gpt2", "gpt_neox", "codegen", "llama"])
 def encoder(request) -> GPT:
     return model_of(replace(CONFIGS[request.param], causal=False))
 
@@ -276,3 +283,38 @@ def test_scores_are_float32_under_bf16_autocast() -> None:
     model = model_of(CONFIGS["gpt_neox"], ScalarModel)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.zeros((1, 3), dtype=torch.long)).dtype == torch.float32
+
+
+@torch.no_grad()
+def test_an_rms_norm_is_its_formula_in_float64_and_float32_inside_autocast() -> None:
+    torch.manual_seed(0)
+    norm, x = RMSNorm(16, eps=1e-3), torch.randn(2, 5, 16) * 3
+    norm.weight.normal_()
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight.double()
+    assert (norm(x) - exact).abs().max() < 1e-6
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(norm(x), norm.float()(x)) and norm(x).dtype == torch.float32
+        assert torch.equal(norm(x.bfloat16()), norm(x.bfloat16().float()).bfloat16())
+
+
+@torch.no_grad()
+def test_a_group_of_queries_shares_its_keys_and_values() -> None:
+    """As a model with a copy of them for every query; and the cache holds them once."""
+    config = CONFIGS["llama"]
+    gpt, copied = model_of(config), model_of(replace(config, n_kv_head=None))
+    copied.load_state_dict(gpt.state_dict() | {name: repeated(weight) for name, weight in qkv_of(gpt)})
+    ids = torch.randint(41, (2, 13), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(13) >= torch.tensor([[0], [4]])
+    assert (gpt(ids, mask) - copied(ids, mask))[mask].abs().max() < 1e-5
+    cache = KVCache(config, mask, 3, torch.float32)
+    assert cache.keys.shape == (3, 2, config.kv_heads, 16, config.head_width)
+
+
+def qkv_of(gpt: GPT) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor) for name, tensor in gpt.state_dict().items() if "attention.qkv" in name]
+
+
+def repeated(rows: torch.Tensor) -> torch.Tensor:
+    """4 heads of queries and 2 of keys and of values, 6 rows each -> 4 of each."""
+    heads = rows.view(8, 6, *rows.shape[1:])
+    return heads[[0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7]].flatten(0, 1)

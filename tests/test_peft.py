@@ -31,6 +31,10 @@ FAMILIES = {
         **SHAPE, positions="rotary_interleaved", rotary_dim=4, shared_norm=True, head_bias=True, qkv_bias=False,
         attention_out_bias=False, activation="gelu_new", architecture="codegen",
     ),
+    "qwen2": GPTConfig(
+        **SHAPE, n_kv_head=2, rotary_dim=6, parallel_residual=False, norm="rms", gated_mlp=True, activation="silu",
+        attention_out_bias=False, mlp_bias=False, architecture="qwen2",
+    ),
 }  # fmt: skip
 GPT2_124M = GPTConfig(
     vocab_size=50257, n_ctx=1024, d_model=768, n_layer=12, n_head=12, d_mlp=3072, **LEARNED, architecture="gpt2"
@@ -131,7 +135,8 @@ def test_loras_gradient_is_the_chain_rule_on_the_merged_weight(family):
     for each in (model, plain):
         loss(each).backward()
     for layer, merged in zip(model.transformer.blocks, plain.transformer.blocks, strict=True):
-        lora, (q, _, v) = layer.attention.qkv, merged.attention.qkv.weight.grad.chunk(3)
+        lora = layer.attention.qkv
+        q, _, v = merged.attention.qkv.weight.grad.split(lora.rows)
         for up, down, grad in ((lora.q_up, lora.q_down, q), (lora.v_up, lora.v_down, v)):
             assert torch.allclose(up.grad, 2 * grad @ down.T, atol=1e-5)
             assert torch.allclose(down.grad, 2 * up.T @ grad, atol=1e-5)
@@ -190,13 +195,14 @@ def test_no_random_number_is_drawn_for_full_and_bitfit():
 def test_lora_changes_q_and_v_and_leaves_k(family):
     config = FAMILIES[family]
     base, model = random_gpt(config), tuned_gpt(config, "lora")
-    C = config.d_model
+    q_rows, kv_rows = (heads * config.head_width for heads in (config.n_head, config.kv_heads))
+    q, k, v = slice(0, q_rows), slice(q_rows, q_rows + kv_rows), slice(q_rows + kv_rows, None)
     for layer, tuned in zip(base.transformer.blocks, model.transformer.blocks, strict=True):
         weight, lora = layer.attention.qkv.weight.double(), tuned.attention.qkv
         assert torch.equal(lora.weight, layer.attention.qkv.weight)
         merged = lora.merged().weight
-        assert torch.equal(merged[C : 2 * C], layer.attention.qkv.weight[C : 2 * C])
-        for rows, up, down in ((slice(0, C), lora.q_up, lora.q_down), (slice(2 * C, 3 * C), lora.v_up, lora.v_down)):
+        assert torch.equal(merged[k], layer.attention.qkv.weight[k])
+        for rows, up, down in ((q, lora.q_up, lora.q_down), (v, lora.v_up, lora.v_down)):
             expected = weight[rows] + 16 / 8 * up.double() @ down.double()
             assert (merged[rows] - expected).abs().max() < 1e-6 and (merged[rows] - weight[rows]).abs().max() > 0.1
 
@@ -290,7 +296,7 @@ def test_a_checkpoint_keeps_its_adapters_and_transformers_refuses_it(family, tmp
         ({"adapter_size": None}, "adapter_size must be an integer"),
         ({"adapter_size": 7}, r"adapter_down has shape \(\d+, 24\) instead of the \(7, 24\)"),
         ({"model_type": "gpt2"}, "holds transformer.h.0.attn.c_proj.adapter_down and 15 more"),
-        ({"model_type": "llama_adapter"}, "model_type 'llama_adapter' isn't one of"),
+        ({"model_type": "mixtral_adapter"}, "model_type 'mixtral_adapter' isn't one of"),
     ],
 )
 def test_a_config_that_does_not_match_its_adapters_is_one_sentence(tmp_path, change, sentence):

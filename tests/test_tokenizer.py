@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from nanorlhf import hub
+from nanorlhf import files
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, token_bytes, train_tokenizer
@@ -228,7 +228,7 @@ def test_hub_id_without_network_gets_one_sentence(monkeypatch):
     def no_network(*_, **__):
         raise LocalEntryNotFoundError("Name or service not known.\nmore lines")
 
-    monkeypatch.setattr(hub, "snapshot_download", no_network)
+    monkeypatch.setattr(files, "snapshot_download", no_network)
     with pytest.raises(InputError) as error:
         load_tokenizer("EleutherAI/pythia-1b")
     assert str(error.value).startswith("EleutherAI/pythia-1b: no such file or directory, and as a model of the Hub")

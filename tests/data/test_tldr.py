@@ -271,7 +271,9 @@ def test_a_query_is_in_the_same_drawn_split_everywhere(args, capsys):
 def test_a_hub_dataset_is_read_as_a_directory(args, tmp_path, monkeypatch):
     write(tmp_path / "snapshot" / "comparisons" / "valid" / "0.jsonl", COMPARISON)
     asked = []
-    monkeypatch.setattr("nanorlhf.hub.snapshot_download", lambda *a, **k: asked.append((a, k)) or tmp_path / "snapshot")
+    monkeypatch.setattr(
+        "nanorlhf.files.snapshot_download", lambda *a, **k: asked.append((a, k)) or tmp_path / "snapshot"
+    )
     tldr.main(replace(args, source="openai/summarize_from_feedback", files="comparisons/*", revision="x"))
     assert list(read(args.out)) == ["comparisons.validation"]
     expected = {"repo_type": "dataset", "revision": "x", "allow_patterns": ["comparisons/*"]}

@@ -1,0 +1,185 @@
+"""GGUF, llama.cpp's format: weights, settings and tokenizer in one file, read as a Hugging Face directory would be.
+
+    --model SmolLM2-135M-Instruct.Q4_1.gguf
+
+The `gguf` library opens the file and turns quantised weights into float32; the names and shapes here are those of
+families.py, so that all checks of a checkpoint hold for it too. Models are saved in the Hugging Face layout only.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from torch import Tensor
+
+from nanorlhf.errors import InputError
+from nanorlhf.files import open_regular
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+# general.architecture: model_type; llama.cpp calls Mistral's models llama, too
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+SETTINGS = {  # field of config.json: field of the metadata, after the architecture
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+UNSUPPORTED = ("expert_count", "attention.sliding_window")
+MODULES = {  # of a block: theirs
+    "attn_norm": "input_layernorm",
+    **{f"attn_{letter}": f"self_attn.{letter}_proj" for letter in "qkv"},
+    **{f"attn_{letter}_norm": f"self_attn.{letter}_norm" for letter in "qk"},
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+CONTROL = 3  # token_type of special tokens
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {  # tokenizer.ggml.pre: how texts are split before byte-pair encoding; None: as GPT-2 does
+    "default": None,
+    "gpt-2": None,
+    "smollm": None,  # and each digit by itself
+    "llama-bpe": f"{CONTRACTIONS}|{LETTERS}|\\p{{N}}{{1,3}}|{OTHERS}",
+    "qwen2": f"{CONTRACTIONS}|{LETTERS}|\\p{{N}}|{OTHERS}",
+}
+
+
+def is_gguf(where: str | Path) -> bool:
+    return Path(where).suffix == ".gguf"
+
+
+@cache
+def opened(path: Path) -> "GGUFReader":
+    """The file, mapped. Raises InputError if it is damaged or the library is missing."""
+    open_regular(path).close()
+    try:
+        import gguf
+    except ImportError as error:  # part of the optional extra `gguf`
+        raise InputError(f"{path}: reading GGUF needs the library: install it with `pip install gguf`.") from error
+    try:
+        return gguf.GGUFReader(path)
+    except Exception as error:  # the library raises no narrower class: whatever damaged bytes lead to
+        raise InputError(f"{path} can't be read as GGUF ({error!s:.200}): download it again.") from error
+
+
+def metadata(path: Path, name: str) -> Any:
+    """A field's value; None where it isn't there."""
+    try:
+        field = opened(path).fields.get(name)
+        return None if field is None else field.contents()
+    except InputError:
+        raise
+    except Exception as error:  # as above
+        raise InputError(f"{path}: the field {name} can't be read ({error!s:.200}): download it again.") from error
+
+
+def gguf_settings(path: Path) -> dict:
+    """The metadata as config.json would say it. Raises InputError for a model that isn't implemented."""
+    architecture = metadata(path, "general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise InputError(f"{path}: architecture {architecture!r:.80} isn't one of {', '.join(ARCHITECTURES)}.")
+    for name in UNSUPPORTED:
+        if metadata(path, f"{architecture}.{name}"):
+            raise InputError(f"{path}: {architecture}.{name} isn't implemented: name another checkpoint.")
+    settings = {ours: metadata(path, f"{architecture}.{theirs}") for ours, theirs in SETTINGS.items()}
+    names = {tensor.name: tensor for tensor in opened(path).tensors}
+    if "token_embd.weight" not in names:
+        raise InputError(f"{path} has no token_embd.weight: it holds no language model.")
+    if "rope_freqs.weight" in names:
+        raise InputError(f"{path}: rope_freqs isn't implemented: name the checkpoint in the Hugging Face layout.")
+    kind = metadata(path, f"{architecture}.rope.scaling.type")
+    if kind not in (None, "none"):
+        scaling = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+        settings["rope_scaling"] = {"rope_type": kind} | {
+            ours: metadata(path, f"{architecture}.rope.scaling.{theirs}") for ours, theirs in scaling.items()
+        }
+    return settings | {
+        "model_type": ARCHITECTURES[architecture],
+        "vocab_size": int(names["token_embd.weight"].shape[1]),
+        "tie_word_embeddings": "output.weight" not in names,
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_up.bias" in names,
+        "eos_token_id": metadata(path, "tokenizer.ggml.eos_token_id"),
+    }
+
+
+def gguf_tensors(path: Path) -> dict[str, Tensor]:
+    """The weights in float32 under their names in the Hugging Face layout."""
+    import gguf
+
+    settings, found = gguf_settings(path), {}
+    for tensor in opened(path).tensors:
+        try:
+            values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        except Exception as error:  # the library raises no narrower class
+            raise InputError(f"{path}: {tensor.name} can't be read ({error!s:.200}): name another file.") from error
+        if settings["model_type"] == "llama" and tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+            heads = settings["num_key_value_heads" if "attn_k" in tensor.name else "num_attention_heads"]
+            values = in_halves(values, heads or settings["num_attention_heads"])
+        found[their_name(tensor.name)] = torch.from_numpy(values)
+    return found
+
+
+def their_name(name: str) -> str:
+    """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; an unknown name stays, and is refused later."""
+    module, _, kind = name.rpartition(".")
+    if module.startswith("blk."):
+        _, layer, inner = module.split(".", 2)
+        return f"model.layers.{layer}.{MODULES.get(inner, inner)}.{kind}"
+    return f"{OUTSIDE.get(module, module)}.{kind}"
+
+
+def in_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows (H * D, C) of llama.cpp, which rotates channels (0, 1), (2, 3), ..., in our order: i goes with i + D / 2."""
+    pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])  # (H, D / 2, 2, C)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str | None]:
+    """The tokenizer and its EOS. Raises InputError unless it is byte-level BPE of a known kind."""
+    kind, split = (metadata(path, f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    split = "default" if split is None else split
+    if kind != "gpt2" or split not in SPLITS:
+        raise InputError(
+            f"{path}: a tokenizer of kind {kind!r:.40}, {split!r:.40} isn't implemented: name the model's Hub id with "
+            "--tokenizer."
+        )
+    tokens, types, merges = (metadata(path, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges"))
+    try:
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges]))
+        backend.add_special_tokens(
+            [
+                AddedToken(token, special=True, normalized=False)
+                for token, t in zip(tokens, types, strict=True)
+                if t == CONTROL
+            ]
+        )
+    except Exception as error:  # the library raises no narrower class
+        raise InputError(f"{path}: its tokenizer can't be read ({error!s:.200}): download it again.") from error
+    pattern = SPLITS[split]
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if split == "smollm":
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.normalizer = normalizers.NFC() if split == "qwen2" else None
+    backend.decoder = decoders.ByteLevel()
+    eos_id = metadata(path, "tokenizer.ggml.eos_token_id")
+    return backend, tokens[eos_id] if type(eos_id) is int and 0 <= eos_id < len(tokens) else None

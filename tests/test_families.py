@@ -1,0 +1,42 @@
+"""A model with shared keys and values, RMS norms and SwiGLU goes through all stages, as Pythia does."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+import train_ppo
+import train_rm
+import train_sft
+from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import read_metrics
+
+QWEN3 = GPTConfig(
+    vocab_size=320, n_ctx=256, d_model=16, n_layer=2, n_head=4, n_kv_head=2, d_head=8, d_mlp=24, rotary_dim=8,
+    norm="rms", gated_mlp=True, activation="silu", parallel_residual=False, qk_norm=True, qkv_bias=False,
+    attention_out_bias=False, mlp_bias=False, attention_windows=(None, 40), architecture="qwen3",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_qwen_goes_through_all_stages(miniature, tmp_path, dtype) -> None:
+    torch.manual_seed(0)
+    save(GPT(QWEN3), tmp_path / "qwen", load_tokenizer(miniature.root / "data"))
+    sft = replace(miniature.sft, model=str(tmp_path / "qwen"), tune="lora", out=tmp_path / "sft", dtype=dtype)
+    train_sft.main(sft)
+    train_rm.main(replace(miniature.rm, sft=str(sft.out), out=tmp_path / "rm", dtype=dtype))
+    ppo = replace(miniature.ppo, sft=str(sft.out), reward_model=str(tmp_path / "rm"), out=tmp_path / "ppo", dtype=dtype)
+    train_ppo.main(ppo)
+    first, *_, last = read_metrics(ppo.out)
+    assert first["policy/first_ratio_error"] <= (1e-6 if dtype == "float32" else 0.02)
+    assert abs(first["objective/kl"]) < 1e-4 if dtype == "float32" else math.isfinite(last["objective/kl"])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(ppo.out).eval()
+    ours, ids = load_gpt(ppo.out), torch.arange(2, 32)[None]
+    with torch.no_grad():
+        assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5
+    assert (theirs.lm_head.weight != load_gpt(sft.out).lm_head.weight).any()

