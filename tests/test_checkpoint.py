@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from nanorlhf import checkpoint
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 
 VOCAB, N_CTX = 53, 40
@@ -148,6 +149,17 @@ def test_transformers_loads_what_we_write(family, changes, tmp_path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     assert max(largest_differences(ours, theirs)) < 1e-5
     assert (tmp_path / "ours" / "config.json").stat().st_size > 0 and read_config(tmp_path / "ours") == config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_of_left_padded_rows_is_that_of_transformers(family, tmp_path) -> None:
+    """With either library's cache; longer than the windows."""
+    theirs = theirs_of(family, {})
+    theirs.save_pretrained(tmp_path)
+    ids, mask = ids_and_mask(length=13)
+    ours, _ = generate(load_gpt(tmp_path), ids, mask, 14, temperature=0.0)
+    settings = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(ours, theirs.generate(ids, attention_mask=mask.long(), **settings)[:, 13:])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
