@@ -222,6 +222,8 @@ def paths_written(program: str, args: Any) -> list[str]:
         splits = {
             "code": ("test",) + ("train",) * (args.test_share < 1) + ("validation",) * (args.validation_share > 0)
         }
+    if program == "data.self_rank" and out != args.data:
+        splits = splits | {"sft": BOTH}  # copied
     files = [f"{out}/{rows}.{split}.jsonl" for rows, parts in splits.items() for split in parts]
     return [str(path) for path in (out, getattr(args, "json", None), *files) if path is not None]
 
