@@ -99,7 +99,7 @@ SMALL = {
     "eval.py": "--num-queries 4 --response-length 12 --num-report-samples 1",
     "eval.py stackoverflow-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
     "eval.py rlcf-tiny": "--num-queries 2 --response-length 12 --num-report-samples 1 --num-resamples 20 "
-    "--temperatures 0.2 0.8 --num-samples 4",
+    "--temperatures 0.2 0.8 --num-samples 2 --ks 1 2",
     "eval.py str-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
     "eval.py tiny-rm": "",
 }

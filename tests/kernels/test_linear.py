@@ -89,5 +89,6 @@ def test_fused_activations_equal_separate_ones(onednn, activation, with_grad):
         "gelu": 0.5 * plain * (1 + torch.erf(plain / 2**0.5)),
         "gelu_new": 0.5 * plain * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (plain + 0.044715 * plain**3))),
         "relu": plain.clamp(min=0),
+        "silu": plain / (1 + (-plain).exp()),
     }[activation]
     assert torch.allclose(linear(x, weight, bias, activation).double(), expected, atol=1e-5)
