@@ -162,10 +162,10 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: .venv
 	$(MAKE) --jobs 2 style tests
 
-style:
+style: .venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-tests:
+tests: .venv
 	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -189,8 +189,7 @@ def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
         tensor = tensor.t()
     if len(tensor_names(name, config)) == 1:
         return [tensor]
-    rows = [heads * config.head_width for heads in (config.n_head, config.kv_heads, config.kv_heads)]
-    return [part.clone() for part in tensor.split(rows)]
+    return [part.clone() for part in tensor.split(config.qkv_rows)]
 
 
 def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice = slice(None)) -> Tensor:

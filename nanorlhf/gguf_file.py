@@ -96,10 +96,10 @@ def gguf_settings(path: Path) -> dict:
         if metadata(path, f"{architecture}.{name}"):
             raise InputError(f"{path}: {architecture}.{name} isn't implemented: name another checkpoint.")
     settings = {ours: metadata(path, f"{architecture}.{theirs}") for ours, theirs in SETTINGS.items()}
-    names = {tensor.name: tensor for tensor in opened(path).tensors}
-    if "token_embd.weight" not in names:
+    tensors = {tensor.name: tensor for tensor in opened(path).tensors}
+    if "token_embd.weight" not in tensors:
         raise InputError(f"{path} has no token_embd.weight: it holds no language model.")
-    if "rope_freqs.weight" in names:
+    if "rope_freqs.weight" in tensors:
         raise InputError(f"{path}: rope_freqs isn't implemented: name the checkpoint in the Hugging Face layout.")
     kind = metadata(path, f"{architecture}.rope.scaling.type")
     if kind not in (None, "none"):
@@ -109,11 +109,10 @@ def gguf_settings(path: Path) -> dict:
         }
     return settings | {
         "model_type": ARCHITECTURES[architecture],
-        "vocab_size": int(names["token_embd.weight"].shape[1]),
-        "tie_word_embeddings": "output.weight" not in names,
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "mlp_bias": "blk.0.ffn_up.bias" in names,
-        "eos_token_id": metadata(path, "tokenizer.ggml.eos_token_id"),
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
     }
 
 
@@ -162,13 +161,8 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str | None]:
     try:
         vocabulary = {token: i for i, token in enumerate(tokens)}
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges]))
-        backend.add_special_tokens(
-            [
-                AddedToken(token, special=True, normalized=False)
-                for token, t in zip(tokens, types, strict=True)
-                if t == CONTROL
-            ]
-        )
+        special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     except Exception as error:  # the library raises no narrower class
         raise InputError(f"{path}: its tokenizer can't be read ({error!s:.200}): download it again.") from error
     pattern = SPLITS[split]

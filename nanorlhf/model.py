@@ -101,6 +101,11 @@ class GPTConfig:
     def head_width(self) -> int:
         return self.d_head or self.d_model // self.n_head
 
+    @property
+    def qkv_rows(self) -> list[int]:
+        """Rows of q, of k and of v in attention's joint projection."""
+        return [heads * self.head_width for heads in (self.n_head, self.kv_heads, self.kv_heads)]
+
     def window(self, layer: int) -> int | None:
         return self.attention_windows[layer] if self.attention_windows else None
 
@@ -341,8 +346,8 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        H, K, D = config.n_head, config.kv_heads, config.head_width
-        self.qkv = Linear(config.d_model, (H + 2 * K) * D, bias=config.qkv_bias)
+        H, D = config.n_head, config.head_width
+        self.qkv = Linear(config.d_model, sum(config.qkv_rows), bias=config.qkv_bias)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.out = Linear(H * D, config.d_model, bias=config.attention_out_bias)

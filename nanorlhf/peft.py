@@ -35,12 +35,11 @@ class LoRALinear(Linear):
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.scale = alpha / rank
-        C, q, kv = layer.in_features, config.n_head * config.head_width, config.kv_heads * config.head_width
-        self.rows = [q, kv, kv]
+        C, self.rows = layer.in_features, config.qkv_rows
         self.q_down, self.v_down = (
             beside(layer.weight, torch.empty(rank, C).uniform_(-(C**-0.5), C**-0.5)) for _ in "qv"
         )
-        self.q_up, self.v_up = (beside(layer.weight, torch.zeros(rows, rank)) for rows in (q, kv))
+        self.q_up, self.v_up = (beside(layer.weight, torch.zeros(self.rows[part], rank)) for part in (0, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, C) -> (B, S, (H + 2K) * D)"""

@@ -79,12 +79,12 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     Raises InputError if there is no tokenizer, it is broken, or [PAD] is EOS.
     """
     path = Path(where)
-    if not path.exists() and not is_gguf(path):
-        names = [name for pair in VOCABULARIES for name in pair]
-        path = hub_directory(str(where), ["tokenizer.json", "tokenizer_config.json", "config.json", *names])
     if is_gguf(path):
         backend, eos = gguf_tokenizer(path)
         return _finish(backend, eos or END_OF_TEXT, path)
+    if not path.exists():
+        names = [name for pair in VOCABULARIES for name in pair]
+        path = hub_directory(str(where), ["tokenizer.json", "tokenizer_config.json", "config.json", *names])
     if path.is_file():
         return _finish(_read_backend(path), END_OF_TEXT, path)
 

@@ -103,8 +103,8 @@ def notes(result: dict) -> list[str]:
 
 def tables(result: dict) -> str:
     """All tables and notes, for the terminal."""
-    parts = [means(result), best_of(result), reciprocal_ranks(result), differences(result, "differences")]
-    parts.append(differences(result, "differences_of_best"))
+    parts = [means(result), best_of(result), reciprocal_ranks(result)]
+    parts += [differences(result, key) for key in ("differences", "differences_of_best")]
     return "\n\n".join([*(aligned(lines) for lines in parts if len(lines) > 1), "\n".join(notes(result))])
 
 
