@@ -33,25 +33,25 @@ from nanorlhf.code.error_profile import profile_metrics
 from nanorlhf.code.feedback import Checked, check_responses, compiler_for
 from nanorlhf.code.localisation import truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
-from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches, needed_columns
+from nanorlhf.peft import reference, tune
 from nanorlhf.ppo import AdaptiveKL, FixedKL, masked_mean, policy_loss, value_loss, whiten
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import Gold, end_scores, load_rule
 from nanorlhf.rollout import response_values, rollout
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
-from nanorlhf.training.checks import check_models, check_ppo
+from nanorlhf.training.checks import check_models, check_ppo, check_scores
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
-from nanorlhf.training.settings import RolloutArgs
+from nanorlhf.training.settings import LoRAArgs, RolloutArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RolloutArgs):
+class Args(RolloutArgs, LoRAArgs):
     data: Path = Path("runs/tldr/data")
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"
@@ -69,6 +69,8 @@ class Args(RolloutArgs):
     """peak learning rate of the discriminator's AdamW, one step per rollout"""
     value_model: str | None = None
     """policy, which may be smaller, whose copy with a new head is the value model; None: a copy of the reward model"""
+    share_trunk: bool = False
+    """with --tune lora, the value model is a new head and updates of its own on the policy's frozen weights"""
 
     batch_size: PositiveInt = 512
     micro_batch_size: PositiveInt = 16
@@ -189,17 +191,20 @@ def main(args: Args) -> dict[str, float]:
     place = home(args, device)
     policy = load_gpt(args.sft, place).forbid(pad_id, tokenizer.vocab_size)
     check_models(args, tokenizer, policy.config, demonstrations)
-    ref_policy = copy.deepcopy(policy).requires_grad_(False)
     if args.compiler or args.discriminator is not None:
         reward: RewardModel = Compiler(args, tokenizer, demonstrations[0].record["language"], device)
     else:
         reward = Rule(args, tokenizer) if args.reward is not None else RewardModel(args, tokenizer, place)
     gold = Gold(args.gold, tokenizer, place) if args.gold is not None else None
-    if args.value_model is None and reward.model is not None:
+    if args.value_model is None and reward.model is not None and not args.share_trunk:
         value_model = copy.deepcopy(reward.model).requires_grad_(True)  # [N+ 22]
     else:  # [RLCF alg 1] a critic of its own, whose head begins at 0: random values would be the first advantages
-        value_model = scalar_from_gpt(load_gpt(args.value_model, place) if args.value_model else policy)
+        start = load_gpt(args.value_model, place) if args.value_model is not None else policy
+        value_model = scalar_from_gpt(start, args.share_trunk)
         nn.init.zeros_(value_model.score.weight)
+    for model in (policy, value_model):
+        tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+    ref_policy = reference(policy)
     place_models(args, device, (policy, value_model), (ref_policy, reward.model, gold and gold.model))
 
     groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
@@ -212,7 +217,7 @@ def main(args: Args) -> dict[str, float]:
     parts |= {"kl_control": vars(kl_control), **reward.parts}
 
     def write() -> None:
-        write_checkpoint(policy, args.out, tokenizer)
+        write_checkpoint(policy, args.out, tokenizer, args.sft)
         write_checkpoint(value_model, args.out / "value_model", tokenizer)
         if run.main and "discriminator" in parts:
             save_discriminator(parts["discriminator"], args.out / "discriminator")
@@ -240,11 +245,7 @@ def main(args: Args) -> dict[str, float]:
         sampler_gap = masked_mean((batch.sampled_logprobs - logprobs).abs(), padding_mask)
         if args.rollout_logprobs == "sampler":
             logprobs = torch.where(padding_mask, 0.0, batch.sampled_logprobs)  # the sampler knows nothing of cuts
-        if not scores.isfinite().all():
-            raise InputError(
-                f"{reward.name} gave a score that is not finite at update {update}: fix it; {args.out} keeps the last "
-                "checkpoint before it."
-            )
+        check_scores(scores, reward.name, update, args.out)
 
         # 3.2 [N+ 23] EOS trick: the reward model never saw a text that does not end, so its score there means nothing
         has_eos = (response == eos_id).any(1)  # (B,)

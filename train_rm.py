@@ -32,6 +32,7 @@ from nanorlhf.dpo import dpo_loss, pair_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
+from nanorlhf.peft import reference, tune
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
@@ -110,8 +111,8 @@ def main(args: Args) -> dict[str, float]:
     stage = "DPO" if dpo else "RM"
     if args.out is None:
         args = replace(args, out=args.data.parent / stage.lower())
-    if dpo and args.trainable == "linear":
-        raise InputError("--trainable linear trains a reward model's head: pass --trainable all with --loss dpo.")
+    if args.trainable == "linear" and (dpo or args.tune == "lora"):
+        raise InputError("--trainable linear is for reward models: leave it out with --loss dpo and --tune lora.")
     device = begin(args, "batch_size")
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
@@ -128,18 +129,23 @@ def main(args: Args) -> dict[str, float]:
     longest = max((rows.lengths[:, 0] + rows.lengths[:, 1:].max(1)).max() for rows in (train, validation))
     check_rows_fit(int(longest), model.config, f"{name} in {args.data}", args.sft)
     pair_loss = partial(contrastive_loss, pad_id=tokenizer.pad_id)
+    # [N+ 11] a fresh head on the policy's trunk
+    model = model.forbid(tokenizer.pad_id, tokenizer.vocab_size) if dpo else scalar_from_gpt(model)
+    if args.trainable == "linear":
+        train_linear_layers(model)
+    else:
+        tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+    batch_loss = partial(regression_loss, pad_id=tokenizer.pad_id) if regression else pair_loss
     if dpo:
-        model = model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
-        ref_policy = load_gpt(args.sft, device, getattr(torch, args.dtype)).requires_grad_(False)  # whole on each rank
-        ref_policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+        if args.tune == "lora" and args.shard == "none":
+            ref_policy = reference(model)
+        else:  # whole on each rank
+            ref_policy = load_gpt(args.sft, device, getattr(torch, args.dtype)).requires_grad_(False)
+            ref_policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
         def batch_loss(model: GPT, rows: list[Comparison]) -> tuple[Tensor, ...]:
             return implicit_loss(model, ref_policy, rows, tokenizer.pad_id, args.dpo_beta)
-    else:
-        model = scalar_from_gpt(model)  # [N+ 11] a fresh head on the policy's trunk
-        batch_loss = partial(regression_loss, pad_id=tokenizer.pad_id) if regression else pair_loss
-    if args.trainable == "linear":
-        train_linear_layers(model)
+
     place_models(args, device, [model])
     steps = adamw_steps(model, args)
     statistics = STATISTICS[args.loss]
@@ -149,7 +155,7 @@ def main(args: Args) -> dict[str, float]:
         means = evaluate(model, rows, batch_loss, len(statistics), 4 * args.micro_batch_size, args) / len(rows)
         return {f"validation_{name}": mean for name, mean in zip(statistics, means.tolist(), strict=True)}
 
-    def normalise() -> tuple[float, float]:
+    def normalise(model: ScalarModel) -> tuple[float, float]:
         """[N+ 15] Make demonstrations score 0 on average; mean and standard deviation of their scores before.
 
         The bias is saved with the weights, and the value model inherits it.
@@ -170,7 +176,7 @@ def main(args: Args) -> dict[str, float]:
     watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
     best = {"loss": math.inf}
     parts = {"model": model, "steps": steps, "best": best}
-    run = Run(args, stage, parts, write=lambda: write_checkpoint(model, args.out, tokenizer))
+    run = Run(args, stage, parts, write=lambda: write_checkpoint(model, args.out, tokenizer, args.sft))
     run.print(
         f"{stage}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} "
         f"{'scored responses' if regression else 'pairs'}, {num_steps} steps of {args.batch_size} in micro-batches of "
@@ -191,13 +197,13 @@ def main(args: Args) -> dict[str, float]:
             metrics |= validate(watched, batch_loss)
             if metrics["validation_loss"] < best["loss"]:
                 best["loss"] = metrics["validation_loss"]
-                write_checkpoint(model, args.out / "best", tokenizer)
+                write_checkpoint(model, args.out / "best", tokenizer, args.sft)
         run.log(step, metrics, loss=f"{metrics['loss']:.3f}", accuracy=f"{metrics['accuracy']:.2f}")
 
     # ----------------------------------------------------------------------------------- 3. normalise, measure, save
     summary, last_loss = {}, run.metrics["validation_loss"]  # also where the run was resumed after the last step
     if not dpo:  # an implicit reward starts at 0, and what all responses to a query have in common means nothing
-        mean, std = normalise()
+        mean, std = normalise(model)
         # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
         rows = list(demonstrations[: 4 * args.micro_batch_size])
         whole = distributed.plain(model)
@@ -220,11 +226,11 @@ def main(args: Args) -> dict[str, float]:
     if not (best_is_last or dpo):  # it is normalised as well
         best_model = load_scalar(args.out / "best", home(args, device))
         place_models(args, device, [best_model])
-        model.load_state_dict(best_model.state_dict())
-        model.reward_bias.zero_()
-        normalise()
-    if best_is_last or not dpo:
-        write_checkpoint(model, args.out / "best", tokenizer)
+        best_model.reward_bias.zero_()
+        normalise(best_model)
+        write_checkpoint(best_model, args.out / "best", tokenizer)
+    elif best_is_last:
+        write_checkpoint(model, args.out / "best", tokenizer, args.sft)
     run.log(num_steps, summary)
     run.finish(summary)
 

@@ -30,7 +30,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.peft import merge, tune
+from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import sft_plan
@@ -111,12 +111,12 @@ def main(args: Args) -> dict[str, float]:
             f"of {args.model}: lower one of them."
         )
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    tune(model, args.tune)
+    tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
     place_models(args, device, [model])
     steps = adamw_steps(model, args)
 
     def write(directory: Path) -> None:
-        write_checkpoint(merge(distributed.plain(model)), directory, tokenizer)  # LoRA's updates within the weights
+        write_checkpoint(model, directory, tokenizer, args.model)
 
     def summed_loss(model: GPT, rows: list[Demonstration]) -> tuple[Tensor]:
         return (demonstration_loss(model, rows, tokenizer.pad_id, args.loss_on),)

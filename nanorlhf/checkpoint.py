@@ -11,6 +11,7 @@ With adapters (peft.py), config.json has "adapter_size" and a model_type that en
 has four more tensors. `transformers` refuses such a directory: it has no such model.
 """
 
+import copy
 import json
 import os
 import re
@@ -76,8 +77,15 @@ def holds_reward_model(where: str | Path) -> bool:
     return _is_scalar(_settings(_config_file(where)))
 
 
-def scalar_from_gpt(gpt: GPT) -> ScalarModel:
-    """A reward model initialised from a policy: a copy of its trunk and a new head. [N+ 11]"""
+def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
+    """A reward model initialised from a policy: a copy of its trunk and a new head. [N+ 11]
+
+    share_trunk: the policy's own trunk weights instead of a copy; both models must keep them frozen.
+    """
+    if share_trunk:
+        model = ScalarModel(gpt.config).to(gpt.lm_head.weight)
+        model.transformer = copy.deepcopy(gpt.transformer, {id(weight): weight for weight in gpt.parameters()})
+        return model
     if not gpt.lm_head.weight.is_meta:
         model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
         model.transformer.load_state_dict(gpt.transformer.state_dict())

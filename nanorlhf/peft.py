@@ -3,82 +3,71 @@
     full      all parameters
     adapter   adds a bottleneck after each attention and each MLP: about 2.5% of the model's parameters
     bitfit    the biases, including those of the layer norms
-    lora      adds low-rank updates to attention's q and v
+    lora      adds low-rank updates to linear layers, by default to attention's q and v
 
-Everything else is frozen, including embeddings and LM head. Before training, the model computes the same as before.
-LoRA and BitFit save a plain checkpoint; one with adapters can be read only by this project.
+Everything else is frozen, including embeddings and LM head; a scalar model's head is always trained. Before training,
+the model computes the same as before. LoRA and BitFit save a plain checkpoint; one with adapters can be read only by
+this project. With LoRA the frozen weights serve twice: `reference` is the policy without its updates.
 """
 
 import copy
+import json
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kernels.linear import linear
+from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, beside
+from nanorlhf.families import tensor_names, to_family
+from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, beside
 
+M = TypeVar("M", bound=GPT | ScalarModel)
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
 LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
+Target = Literal["q", "k", "v", "out", "gate", "up", "down"]
+QUERY_AND_VALUE: tuple[Target, ...] = ("q", "v")
+TARGETS = {"qkv": ("q", "k", "v"), "out": ("out",), "gate": ("gate",), "up": ("up",), "down": ("down",)}  # of a layer
 
 
-class LoRALinear(Linear):
-    """Attention's joint projection to q, k and v with low-rank updates of q and v (Hu et al. 2021). [STR lora]
+# --------------------------------------------------------------------------------------------------- 1. what is trained
+def tune(
+    model: GPT | ScalarModel,
+    how: str,
+    rank: int = LORA_RANK,
+    alpha: float = LORA_ALPHA,
+    targets: tuple[Target, ...] = QUERY_AND_VALUE,
+) -> None:
+    """Add what `how` (full, adapter, bitfit or lora) trains and freeze the rest.
 
-        q = W_q x + alpha / rank * up_q down_q x        v likewise, k unchanged
-
-    Takes over the weights of the `layer` it replaces. `up` starts at 0, `down` like any linear layer.
+    rank, alpha and targets (q, k, v, out, gate, up, down) are LoRA's. Raises InputError for any other `how`, and for a
+    model that has nothing of the kind.
     """
-
-    def __init__(self, layer: Linear, config: GPTConfig, rank: int, alpha: float):
-        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        self.weight, self.bias = layer.weight, layer.bias
-        self.scale = alpha / rank
-        C, self.rows = layer.in_features, config.qkv_rows
-        self.q_down, self.v_down = (
-            beside(layer.weight, torch.empty(rank, C).uniform_(-(C**-0.5), C**-0.5)) for _ in "qv"
-        )
-        self.q_up, self.v_up = (beside(layer.weight, torch.zeros(self.rows[part], rank)) for part in (0, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C) -> (B, S, (H + 2K) * D)"""
-        q, k, v = super().forward(x).split(self.rows, dim=-1)
-        q = q + linear(linear(x, self.q_down), self.q_up) * self.scale
-        v = v + linear(linear(x, self.v_down), self.v_up) * self.scale
-        return torch.cat((q, k, v), dim=-1)
-
-    @torch.no_grad()
-    def merged(self) -> Linear:
-        """A plain layer that computes the same."""
-        layer = Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        q, v = self.q_up @ self.q_down, self.v_up @ self.v_down  # (H * D, C), (K * D, C)
-        layer.weight = nn.Parameter(self.weight + self.scale * torch.cat((q, torch.zeros_like(v), v)))
-        layer.bias = self.bias
-        return layer
-
-
-def tune(model: GPT, how: str) -> None:
-    """Add what `how` (full, adapter, bitfit or lora) trains and freeze the rest; InputError for any other `how`."""
     if how not in ("full", "adapter", "bitfit", "lora"):
         raise InputError(f"--tune {how}: must be full, adapter, bitfit or lora.")
     model.requires_grad_(how == "full")
+    if isinstance(model, ScalarModel):
+        model.score.requires_grad_(True)
     if how == "lora":  # [STR lora]
-        for block in model.transformer.blocks:
-            block.attention.qkv = LoRALinear(block.attention.qkv, model.config, LORA_RANK, LORA_ALPHA)
+        add_updates(model, rank, alpha, targets)
     elif how == "bitfit":  # [STR bitfit]
         for name, parameter in model.transformer.named_parameters():
             parameter.requires_grad_(name.endswith(".bias"))
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        if not any(parameter.requires_grad for parameter in model.transformer.parameters()):
             raise InputError(f"--tune bitfit: a {model.config.architecture} model has no biases: choose another way.")
     elif how == "adapter":  # [STR adapter]
         if not model.config.adapter_size:  # a checkpoint may already have some
             add_adapters(model)
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.transformer.named_parameters():
             parameter.requires_grad_(".adapter_" in name)
 
 
-def add_adapters(model: GPT) -> None:
+def add_adapters(model: GPT | ScalarModel) -> None:
     """Add two bottlenecks per block, each after a branch and before the residual sum, in parallel blocks too."""
     config, num_parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
     # a bottleneck has two matrices (C, size); its two biases are negligible
@@ -89,14 +78,158 @@ def add_adapters(model: GPT) -> None:
         block.mlp.down = AdaptedLinear(block.mlp.down, size)
 
 
-def merge(model: GPT) -> GPT:
+# -------------------------------------------------------------------------------------------------------------- 2. LoRA
+class LoRALinear(Linear):
+    """A linear layer with low-rank updates (Hu et al. 2021), each of some of its rows. [STR lora]
+
+        y = W x,  then  y[rows] += alpha / rank * up down x        rows: those of q and of v, say, of q, k and v
+
+    Takes over the weights of the `layer` it replaces. `up` starts at 0, `down` like any linear layer.
+    """
+
+    def __init__(self, layer: Linear, rows: list[slice], rank: int, alpha: float):
+        super().__init__(
+            layer.in_features, layer.out_features, layer.bias is not None, device="meta", activation=layer.activation
+        )
+        self.weight, self.bias = layer.weight, layer.bias
+        self.rows, self.rank, self.alpha = rows, rank, alpha
+        K = layer.in_features
+        self.downs = nn.ParameterList(
+            beside(layer.weight, torch.empty(rank, K).uniform_(-(K**-0.5), K**-0.5)) for _ in rows
+        )
+        self.ups = nn.ParameterList(beside(layer.weight, torch.zeros(some.stop - some.start, rank)) for some in rows)
+
+    def updates(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """rows, down (rank, K) and up (rows, rank), alpha / rank within it."""
+        for some, down, up in zip(self.rows, self.downs, self.ups, strict=True):
+            yield some, down, up * (self.alpha / self.rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., K) -> (..., N)"""
+        y = linear(x, self.weight, self.bias)
+        for some, down, up in self.updates():
+            y[..., some].add_(linear(linear(x, down), up))
+        return ACTIVATIONS[self.activation][0](y)
+
+    @torch.no_grad()
+    def merged(self) -> Linear:
+        """A plain layer that computes the same."""
+        layer = self.without_updates()
+        layer.weight = nn.Parameter(self.weight.clone())
+        for some, down, up in self.updates():
+            layer.weight[some] += up @ down
+        return layer
+
+    def without_updates(self) -> Linear:
+        """The layer that was replaced, with the same weights."""
+        layer = Linear(self.in_features, self.out_features, self.bias is not None, "meta", self.activation)
+        layer.weight, layer.bias = self.weight, self.bias
+        return layer
+
+
+def add_updates(model: GPT | ScalarModel, rank: int, alpha: float, targets: tuple[Target, ...]) -> None:
+    config, found = model.config, set[str]()
+    q, k, _ = config.qkv_rows
+    starts = {"q": (0, q), "k": (q, q + k), "v": (q + k, q + 2 * k)}
+    for parent, name in linear_layers(model):
+        layer, updated = getattr(parent, name), [target for target in TARGETS[name] if target in targets]
+        if updated and isinstance(layer, AdaptedLinear):
+            raise InputError(f"--lora-targets {updated[0]}: the checkpoint has adapters there: choose other layers.")
+        if updated:
+            rows = [slice(*starts.get(target, (0, layer.out_features))) for target in updated]
+            setattr(parent, name, LoRALinear(layer, rows, rank, alpha))
+        found.update(updated)
+    for target in targets:
+        if target not in found:
+            raise InputError(f"--lora-targets {target}: a {config.architecture} model has no such layer: leave it out.")
+
+
+def linear_layers(model: GPT | ScalarModel) -> Iterator[tuple[nn.Module, str]]:
+    """The linear layers of all blocks: the module that holds each, and its name there."""
+    for block in model.transformer.blocks:
+        for parent, names in ((block.attention, ("qkv", "out")), (block.mlp, ("gate", "up", "down"))):
+            yield from ((parent, name) for name in names if getattr(parent, name) is not None)
+
+
+def has_updates(model: GPT | ScalarModel) -> bool:
+    return any(isinstance(module, LoRALinear) for module in model.modules())
+
+
+def with_plain_layers(model: M, plain: Callable[[LoRALinear], Linear]) -> M:
+    """New modules on the same tensors, `plain(layer)` in place of each layer with updates."""
+    tensors = (*model.parameters(), *model.buffers())
+    other = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for parent, name in linear_layers(other):
+        if isinstance(layer := getattr(parent, name), LoRALinear):
+            setattr(parent, name, plain(layer))
+    return other
+
+
+def merge(model: M) -> M:
     """The model to save: LoRA's updates are merged into the weights, all other tensors are shared with `model`.
 
     `model` itself is unchanged and can be trained further.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # new modules, same tensors
-    for block in plain.transformer.blocks:
-        if isinstance(block.attention.qkv, LoRALinear):
-            block.attention.qkv = block.attention.qkv.merged()
-    return plain
+    return with_plain_layers(model, LoRALinear.merged)
+
+
+def reference(policy: GPT) -> GPT:
+    """The frozen policy that the KL is taken to: a copy, or with LoRA the policy's own weights without the updates.
+
+    Call it before training and, as sharding replaces a model's weights, before sharding.
+    """
+    if has_updates(policy):
+        return with_plain_layers(policy, LoRALinear.without_updates)
+    return copy.deepcopy(policy).requires_grad_(False)
+
+
+# ----------------------------------------------------------------------------------------------------- 3. peft's format
+def save_updates(model: GPT, directory: Path, base: str) -> None:
+    """Write LoRA's updates as the library peft does, which loads them on top of the checkpoint `base`.
+
+    Where a family stores q, k and v as one tensor, peft has one update of it: ours side by side, of the sum of their
+    ranks, with zeros at the rows that the one or the other leaves alone.
+    """
+    config: GPTConfig = model.config
+    tensors, ranks = {}, {}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, LoRALinear):
+            continue
+        names = tensor_names(f"{path}.weight", config)
+        if len(names) == 1:
+            up = torch.zeros(layer.out_features, layer.rank * len(layer.rows))
+            for i, (some, part) in enumerate(zip(layer.rows, layer.ups, strict=True)):
+                up[some, i * layer.rank : (i + 1) * layer.rank] = part.detach().cpu()
+            (up,) = to_family(f"{path}.bias", up, config)  # as a bias: its rows in their order, and never transposed
+            parts = {names[0]: (torch.cat([down.detach().cpu() for down in layer.downs]), up)}
+        else:
+            stops = [sum(config.qkv_rows[: i + 1]) for i in range(3)]
+            updated = [names[stops.index(some.stop)] for some in layer.rows]
+            pairs = ((down.detach().cpu(), up.detach().cpu()) for down, up in zip(layer.downs, layer.ups, strict=True))
+            parts = dict(zip(updated, pairs, strict=True))
+        for name, (down, up) in parts.items():
+            module = name.removesuffix(".weight")
+            tensors[f"base_model.model.{module}.lora_A.weight"] = down.contiguous()
+            tensors[f"base_model.model.{module}.lora_B.weight"] = up.contiguous()
+            ranks[".".join(module.split(".")[-2:])] = len(down)
+        rank, alpha = layer.rank, layer.alpha  # the same in all
+    others = {module: number for module, number in ranks.items() if number != rank}
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "target_modules": sorted(ranks),
+        "rank_pattern": others,
+        "alpha_pattern": {module: alpha / rank * number for module, number in others.items()},
+        "fan_in_fan_out": config.architecture == "gpt2",
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / ".partial.safetensors"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    os.replace(partial, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")

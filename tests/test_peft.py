@@ -1,6 +1,7 @@
 """Parameter-efficient fine-tuning: what is trained, that nothing else changes, and what is saved."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -8,14 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from peft import PeftModel
 from safetensors.torch import load_file
+from torch.utils.flop_counter import FlopCounterMode
 
+import train_ppo
+import train_rm
 import train_sft
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig
-from nanorlhf.peft import LoRALinear, merge, tune
+from nanorlhf.peft import LoRALinear, merge, reference, save_updates, tune
 from tests.conftest import interrupt_at, read_metrics
 
 WAYS = ("full", "adapter", "bitfit", "lora")
@@ -109,7 +114,7 @@ def test_only_trained_parameters_get_a_gradient(family, how):
         "full": ".*",
         "adapter": block + r"(attention\.out|mlp\.down)\.adapter_(down|up)(_bias)?",
         "bitfit": rf"({block}(norm1|norm2|attention\.qkv|attention\.out|mlp\.up|mlp\.down)|transformer\.norm)\.bias",
-        "lora": block + r"attention\.qkv\.[qv]_(down|up)",
+        "lora": block + r"attention\.qkv\.(downs|ups)\.[01]",
     }[how]
     expected = {name for name, _ in model.named_parameters() if re.fullmatch(pattern, name)}
     assert expected and nonzero == expected == trained_names(model)
@@ -136,8 +141,8 @@ def test_loras_gradient_is_the_chain_rule_on_the_merged_weight(family):
         loss(each).backward()
     for layer, merged in zip(model.transformer.blocks, plain.transformer.blocks, strict=True):
         lora = layer.attention.qkv
-        q, _, v = merged.attention.qkv.weight.grad.split(lora.rows)
-        for up, down, grad in ((lora.q_up, lora.q_down, q), (lora.v_up, lora.v_down, v)):
+        q, _, v = merged.attention.qkv.weight.grad.split(FAMILIES[family].qkv_rows)
+        for up, down, grad in zip(lora.ups, lora.downs, (q, v), strict=True):
             assert torch.allclose(up.grad, 2 * grad @ down.T, atol=1e-5)
             assert torch.allclose(down.grad, 2 * up.T @ grad, atol=1e-5)
 
@@ -202,7 +207,7 @@ def test_lora_changes_q_and_v_and_leaves_k(family):
         assert torch.equal(lora.weight, layer.attention.qkv.weight)
         merged = lora.merged().weight
         assert torch.equal(merged[k], layer.attention.qkv.weight[k])
-        for rows, up, down in ((q, lora.q_up, lora.q_down), (v, lora.v_up, lora.v_down)):
+        for rows, up, down in zip((q, v), lora.ups, lora.downs, strict=True):
             expected = weight[rows] + 16 / 8 * up.double() @ down.double()
             assert (merged[rows] - expected).abs().max() < 1e-6 and (merged[rows] - weight[rows]).abs().max() > 0.1
 
@@ -219,6 +224,86 @@ def test_a_merged_model_computes_the_same_and_the_tuned_one_stays_as_it_is(famil
         assert torch.equal(tensor, before[name])
     assert plain.transformer.embedding.weight is model.transformer.embedding.weight  # shared, not copied
     assert (plain.lm_head.weight is plain.transformer.embedding.weight) == FAMILIES[family].tied_head
+
+
+@every_family
+def test_every_linear_layer_can_be_updated(family):
+    config = FAMILIES[family]
+    targets = ("q", "k", "v", "out", "up", "down") + (("gate",) if config.gated_mlp else ())
+    base, model = random_gpt(config), random_gpt(config)
+    tune(model, "lora", rank=3, alpha=5.0, targets=targets)
+    assert (logits(base) - logits(model)).abs().max() < 1e-6
+    perturb(model, only_trained=True)
+    plain = merge(model)
+    assert (logits(model) - logits(plain)).abs().max() < 2e-5
+    weights = dict(base.named_parameters())
+    for name, weight in plain.named_parameters():
+        assert torch.equal(weight, weights[name]) == (re.search(r"(qkv|out|up|down|gate)\.weight$", name) is None), name
+    change = plain.transformer.blocks[1].mlp.down.weight - weights["transformer.blocks.1.mlp.down.weight"]
+    assert torch.linalg.matrix_rank(change, rtol=1e-4) == 3
+
+
+@pytest.mark.parametrize(
+    ("targets", "sentence"),
+    [
+        (("gate",), "--lora-targets gate: a gpt2 model has no such layer"),
+        (("down",), "the checkpoint has adapters there"),
+    ],
+)
+def test_updates_of_layers_that_are_not_there_are_refused(targets, sentence):
+    model = tuned_gpt(FAMILIES["gpt2"], "adapter" if targets == ("down",) else "full")
+    with pytest.raises(InputError, match=sentence):
+        tune(model, "lora", targets=targets)
+
+
+@every_family
+def test_the_reference_is_the_policy_without_its_updates_on_the_same_weights(family):
+    base, policy = random_gpt(FAMILIES[family]), random_gpt(FAMILIES[family])
+    tune(policy, "lora")
+    ref_policy = reference(policy.forbid(40, 41))
+    perturb(policy, only_trained=True)
+    assert torch.equal(ref_policy.forbidden, policy.forbidden)
+    with torch.no_grad():
+        ref_policy.forbidden = None
+        assert torch.equal(logits(ref_policy), logits(base)) and not torch.allclose(logits(policy), logits(base))
+    own = {weight.data_ptr() for weight in policy.parameters()}
+    assert all(weight.data_ptr() in own and not weight.requires_grad for weight in ref_policy.parameters())
+
+
+def test_the_reference_of_a_fully_trained_policy_is_a_frozen_copy():
+    policy = random_gpt(FAMILIES["gpt2"])
+    ref_policy = reference(policy)
+    for weight, other in zip(policy.parameters(), ref_policy.parameters(), strict=True):
+        assert torch.equal(weight, other) and weight.data_ptr() != other.data_ptr() and not other.requires_grad
+
+
+def test_policy_and_value_model_share_a_trunk_and_learn_apart():
+    policy = random_gpt(FAMILIES["qwen2"])
+    value_model = scalar_from_gpt(policy, share_trunk=True)
+    for model in (policy, value_model):
+        tune(model, "lora")
+    values, before = value_model(IDS, MASK), logits(policy)
+    perturb(policy, only_trained=True)
+    assert torch.equal(value_model(IDS, MASK), values)  # an update of the policy is not one of the value model
+    now = logits(policy)
+    perturb(value_model, only_trained=True)
+    assert torch.equal(logits(policy), now) and not torch.equal(now, before)
+    own = {weight.data_ptr() for weight in policy.parameters()}
+    apart = {name for name, weight in value_model.named_parameters() if weight.data_ptr() not in own}
+    assert apart == trained_names(value_model) >= {"score.weight", "score.bias"}
+
+
+def test_lora_multiplies_no_frozen_weight_in_the_backward_pass():
+    """Of the three products of a layer, y = W x, dL/dx and dL/dW, the last is left out."""
+    flops = {}
+    for how in ("full", "lora"):
+        model = random_gpt(replace(FAMILIES["qwen2"], d_model=96, d_mlp=256, rotary_dim=24))
+        tune(model, how)
+        hidden = model(IDS, MASK).sum()
+        with FlopCounterMode(display=False) as counter:
+            hidden.backward()
+        flops[how] = counter.get_total_flops()
+    assert flops["lora"] < 0.7 * flops["full"]
 
 
 def test_an_adapter_is_a_residual_bottleneck():
@@ -271,6 +356,24 @@ def test_transformers_reads_a_checkpoint_of_bitfit_and_lora(family, how, tmp_pat
         expected = theirs(IDS, attention_mask=MASK.long(), position_ids=positions).logits[MASK]
     assert (expected - logits(model)).abs().max() < 1e-4
     assert (logits(load_gpt(tmp_path)) - logits(model)).abs().max() < 1e-5
+
+
+@every_family
+@pytest.mark.parametrize("targets", [("q", "v"), ("k", "out", "up", "down")])
+def test_the_library_peft_reads_the_updates(family, targets, tmp_path):
+    model = random_gpt(FAMILIES[family])
+    save(model, tmp_path / "base")
+    tune(model, "lora", rank=3, alpha=5.0, targets=targets)
+    save_updates(perturb(model, only_trained=True), tmp_path / "adapter", str(tmp_path / "base"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager").eval()
+    theirs = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        positions = (MASK.long().cumsum(1) - 1).clamp(min=0)
+        expected = theirs(input_ids=IDS, attention_mask=MASK.long(), position_ids=positions).logits[MASK]
+    assert (expected - logits(model)).abs().max() < 1e-4
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "base"
+    )
 
 
 @every_family
@@ -375,3 +478,66 @@ def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch,
     for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
         assert torch.equal(a, b)
     assert read_metrics(whole.out) == read_metrics(broken.out)
+
+
+# ------------------------------------------------------------------------------- LoRA of reward models, DPO and in PPO
+def test_a_reward_model_is_trained_by_updates_and_its_head(miniature, tmp_path):
+    args = replace(miniature.rm, out=tmp_path / "rm", tune="lora", lora_rank=4, num_epochs=2, lr=1e-2)
+    summary = train_rm.main(args)
+    base, model, best = load_gpt(args.sft), load_scalar(args.out), load_scalar(args.out / "best")
+    for name, weight in base.transformer.named_parameters():
+        assert torch.equal(weight, model.transformer.get_parameter(name)) == (not name.endswith("qkv.weight")), name
+    losses = [row["loss"] for row in read_metrics(args.out) if "loss" in row]
+    assert losses[-1] < losses[0] - 0.01 and summary["validation_loss"] < losses[0]
+    assert model.reward_bias != 0 and best.reward_bias != 0 and not (args.out / "adapter").exists()
+
+
+def test_dpo_of_updates_takes_the_policy_without_them_as_reference(miniature, tmp_path):
+    args = replace(miniature.rm, out=tmp_path / "dpo", loss="dpo", tune="lora", dpo_beta=1.0, num_epochs=2, lr=1e-2)
+    train_rm.main(args)
+    rows = [row for row in read_metrics(args.out) if "loss" in row]
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and rows[0]["chosen_reward"] == 0
+    assert min(row["loss"] for row in rows) < rows[0]["loss"] - 0.05
+    assert (args.out / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("share_trunk", [False, True])
+def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature, tmp_path, share_trunk):
+    args = replace(miniature.ppo, out=tmp_path / "ppo", tune="lora", share_trunk=share_trunk, lr=1e-2)
+    train_ppo.main(args)
+    rows = read_metrics(args.out)
+    assert rows[0]["policy/first_ratio_error"] < 1e-5 and abs(rows[0]["objective/kl_exact"]) < 1e-6
+    assert rows[-1]["objective/kl_exact"] > 1e-3  # the reference has not moved along
+    base, policy, value_model = load_gpt(args.sft), load_gpt(args.out), load_scalar(args.out / "value_model")
+    start = base if share_trunk else load_scalar(args.reward_model)
+    for before, after in ((base, policy), (start, value_model)):
+        for name, weight in before.transformer.named_parameters():
+            assert torch.equal(weight, after.transformer.get_parameter(name)) == (not name.endswith("qkv.weight")), name
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(args.sft)
+    theirs = PeftModel.from_pretrained(theirs, args.out / "adapter").merge_and_unload()
+    for (name, weight), ours in zip(
+        theirs.state_dict().items(),
+        transformers.AutoModelForCausalLM.from_pretrained(args.out).state_dict().values(),
+        strict=True,
+    ):
+        assert torch.allclose(weight, ours, atol=1e-6), name
+
+
+def test_resuming_ppo_of_updates_on_a_shared_trunk_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch):
+    args = replace(miniature.ppo, tune="lora", share_trunk=True, save_every=1, lr=1e-2)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    train_ppo.main(whole)
+    interrupt_at(2, monkeypatch, train_ppo, "lr_factor")
+    with pytest.raises(KeyboardInterrupt):
+        train_ppo.main(broken)
+    train_ppo.main(replace(broken, resume=True))
+    for directory, load in (("", load_gpt), ("value_model", load_scalar)):
+        ours, theirs = (load(out / directory).state_dict() for out in (whole.out, broken.out))
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize("change", [{}, {"tune": "lora", "value_model": "x"}, {"tune": "lora", "shard": "fsdp"}])
+def test_a_trunk_that_can_not_be_shared_is_refused(miniature, tmp_path, change):
+    with pytest.raises(InputError, match="--share-trunk keeps the policy's frozen weights"):
+        train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", share_trunk=True, **change))
+    assert not (tmp_path / "ppo").exists()

@@ -1,6 +1,9 @@
-"""Settings and models that don't fit together are refused here, in one sentence, before anything is trained."""
+"""Settings, models and scores that don't fit together are refused here, in one sentence."""
 
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import read_config
@@ -38,6 +41,11 @@ def check_ppo(args: Any) -> int:
         )
     if args.freeze_discriminator and args.discriminator is None or not args.localise and not args.compiler:
         raise InputError("--freeze-discriminator needs a --discriminator, --no-localise a --compiler: leave them out.")
+    if args.share_trunk and (args.tune != "lora" or args.value_model is not None or args.shard == "fsdp"):
+        raise InputError(
+            "--share-trunk keeps the policy's frozen weights for the value model too: pass --tune lora, and neither "
+            "--value-model nor --shard fsdp."
+        )
     return check_rollouts(args)
 
 
@@ -81,4 +89,13 @@ def check_beside(flag: str, where: str | None, tokenizer: Tokenizer, longest: in
         raise InputError(
             f"the longest query and --response-length make {longest} tokens, more than the {n_ctx} positions of "
             f"{flag} {where}: name another."
+        )
+
+
+def check_scores(scores: Tensor, name: str, update: int, out: Path) -> None:
+    """The scores (B,) that a reward scheme gave to a rollout must be finite, or the update would spoil the weights."""
+    if not scores.isfinite().all():
+        raise InputError(
+            f"{name} gave a score that is not finite at update {update}: fix it; {out} keeps the last checkpoint "
+            "before it."
         )

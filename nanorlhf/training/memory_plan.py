@@ -175,6 +175,7 @@ class Work:
     response_length: int
     logprobs_of_all: bool = False  # log-probabilities of the query's tokens too
     on_call: tuple[str, ...] = ()  # frozen models that are loaded when they compute, with or without --offload
+    on_policy: tuple[str, ...] = ()  # models whose frozen weights are the policy's own, unless sharded
     notes: tuple[str, ...] = ()
 
 
@@ -259,7 +260,7 @@ def passes(
             for role in roles:
                 shape = work.models[role]
                 models[role] = shape.build(shape.config if depth is None else replace(shape.config, n_layer=depth))
-                if copies:  # not sharded
+                if copies and role not in work.on_policy:  # not sharded
                     round_if_frozen(models[role], work)
                 models[role].transformer.checkpoint_activations = checkpoint_activations
                 for weight in models[role].parameters():
@@ -301,7 +302,7 @@ class Size:
     trained: int
     block: int  # of one block
     rest: int  # outside the blocks
-    whole: int  # bytes of its weights on a device that holds all of them
+    whole: int  # bytes of its weights on a device that holds all of them, but for those that are the policy's
 
 
 @cache
@@ -314,15 +315,19 @@ def sizes(work: Work) -> dict[str, Size]:
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         blocks = model.transformer.blocks
         block = sum(parameter.numel() for parameter in blocks[0].parameters())
-        round_if_frozen(model, work)
-        whole = sum(parameter.nbytes for parameter in model.parameters())
+        if role in work.on_policy:
+            whole = 4 * trained
+        else:
+            round_if_frozen(model, work)
+            whole = sum(parameter.nbytes for parameter in model.parameters())
         found[role] = Size(number, trained, block, number - len(blocks) * block, whole)
     return found
 
 
 def is_visitor(work: Work, role: str, flags: Flags) -> bool:
     """Whether a model is on the device only while it computes."""
-    return sizes(work)[role].trained == 0 and (flags.offload or role in work.on_call)
+    is_frozen = sizes(work)[role].trained == 0 and role not in work.on_policy
+    return is_frozen and (flags.offload or role in work.on_call)
 
 
 def resident(work: Work, flags: Flags, num_gpus: int) -> Counter[Label]:
@@ -395,7 +400,11 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
     has_frozen, has_trained = (any((size.trained > 0) == it for size in sizes(work).values()) for it in (False, True))
     combinations = product(
         [True] if asked.checkpoint_activations else [False, True] if has_trained else [False],
-        ["fsdp"] if asked.shard == "fsdp" and num_gpus > 1 else ["none", "fsdp"] if num_gpus > 1 else ["none"],
+        ["none"]
+        if num_gpus == 1 or "value" in work.on_policy
+        else ["fsdp"]
+        if asked.shard == "fsdp"
+        else ["none", "fsdp"],
         [True] if asked.offload else [False, True] if has_frozen else [False],
     )
     names = ("checkpoint_activations", "shard", "offload")
@@ -494,12 +503,22 @@ def frozen(model_class: type[GPT | ScalarModel], config: GPTConfig) -> Shape:
     return Shape(config, lambda config: model_class(config).requires_grad_(False))
 
 
+def tuned(model_class: type[GPT | ScalarModel], config: GPTConfig, args: Any) -> Shape:
+    def build(config: GPTConfig) -> GPT | ScalarModel:
+        model = model_class(config)
+        tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+        return model
+
+    return Shape(config, build)
+
+
 def ppo_plan(args: Any) -> str:
     """What `train_ppo.py --plan` prints; args are its settings."""
     check_ranges(args)
     num_tokens = args.max_query_length + args.response_length
     config = value_config = shape_of("--sft", args.sft, num_tokens)
-    models = {"policy": Shape(config, GPT), "reference": frozen(GPT, config)}
+    models = {"policy": tuned(GPT, config, args), "reference": frozen(GPT, config)}
+    shares = {"reference": args.tune == "lora", "value": args.share_trunk}
     notes = []
 
     def reward_shape(flag: str, where: str) -> GPTConfig:
@@ -509,13 +528,14 @@ def ppo_plan(args: Any) -> str:
         return config
 
     if args.reward_model is not None:
-        value_config = reward_config = reward_shape("--reward-model", args.reward_model)
+        reward_config = reward_shape("--reward-model", args.reward_model)
+        value_config = value_config if args.share_trunk else reward_config
         models["reward"] = frozen(ScalarModel, reward_config)
     if args.gold is not None and ".py:" not in args.gold:  # a larger reward model
         models["gold"] = frozen(ScalarModel, reward_shape("--gold", args.gold))
     if args.value_model is not None:
         value_config = shape_of("--value-model", args.value_model, num_tokens)
-    models["value"] = Shape(value_config, ScalarModel)
+    models["value"] = tuned(ScalarModel, value_config, args)
     if args.discriminator is not None:
         notes.append(f"(--discriminator {args.discriminator} is not counted)")
     work = Work(
@@ -537,6 +557,7 @@ def ppo_plan(args: Any) -> str:
         dtype=args.dtype,
         query_length=args.max_query_length,
         response_length=args.response_length,
+        on_policy=tuple(role for role, is_shared in shares.items() if is_shared),
         notes=tuple(notes),
     )
     return memory_plan(work)
@@ -568,20 +589,15 @@ def sft_plan(args: Any) -> str:
     if args.model is None:
         raise InputError("--model None: --plan needs a shape: name a checkpoint directory or a Hub id.")
     config = shape_of("--model", args.model, args.max_query_length + args.max_response_length)
-
-    def policy(config: GPTConfig) -> GPT:
-        model = GPT(config)
-        tune(model, args.tune)
-        return model
-
+    shape = tuned(GPT, config, args)
     with torch.device("meta"):
-        config = policy(config).config  # with the width of the adapters, which depends on the number of blocks
-
+        config = shape.build(config).config  # with the width of the adapters, which depends on the number of blocks
     phases = (
         Phase("updating", update, ("policy",), "micro_batch_size"),
         Phase("sampling", sample, ("policy",), None, args.num_samples),
     )
-    return memory_plan(work_without_rollouts(args, {"policy": Shape(config, policy)}, phases, args.loss_on == "all"))
+    models = {"policy": replace(shape, config=config)}
+    return memory_plan(work_without_rollouts(args, models, phases, args.loss_on == "all"))
 
 
 def rm_plan(args: Any) -> str:
@@ -591,15 +607,15 @@ def rm_plan(args: Any) -> str:
         raise InputError("--plan can't estimate --loss dpo: use that of train_sft.py and add the reference's weights.")
     config = shape_of("--sft", args.sft, args.max_query_length + args.max_response_length)
 
-    def reward(config: GPTConfig) -> ScalarModel:
+    def linear(config: GPTConfig) -> ScalarModel:
         model = ScalarModel(config)
-        if args.trainable == "linear":
-            train_linear_layers(model)
+        train_linear_layers(model)
         return model
 
+    shape = Shape(config, linear) if args.trainable == "linear" else tuned(ScalarModel, config, args)
     rows = 1 if args.loss == "regression" else 2
     phases = (
         Phase("updating", update, ("reward",), "micro_batch_size", rows),
         Phase("validating", score, ("reward",), "micro_batch_size", 4 * rows),
     )
-    return memory_plan(work_without_rollouts(args, {"reward": Shape(config, reward)}, phases, logprobs_of_all=True))
+    return memory_plan(work_without_rollouts(args, {"reward": shape}, phases, logprobs_of_all=True))

@@ -28,7 +28,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, read_object
 
 # of what a state holds; one that another version wrote is refused
-FORMAT = 2
+FORMAT = 3
 # settings that may differ on --resume: any other would make it a different run. What follows stays the same to the
 # last bit with those of the first two lines, to rounding with those of the third: sums and shapes are cut differently
 MAY_CHANGE = frozenset(

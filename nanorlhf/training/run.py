@@ -26,6 +26,7 @@ from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.run_directory import whole_rows
@@ -221,7 +222,8 @@ def home(args: Any, device: torch.device) -> torch.device:
 def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
     """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload).
 
-    Those that are not sharded keep their products' weights in the dtype of the computation. None is no model.
+    Those that are not sharded keep their products' weights in the dtype of the computation, unless they are a trained
+    model's own, as LoRA's reference is. None is no model.
     """
     is_bfloat16 = args.dtype == "bfloat16"
     for model in trained:
@@ -230,10 +232,12 @@ def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen
             distributed.shard(model, device, is_bfloat16)
         else:
             model.to(device)
+    weights = {id(weight) for model in trained for weight in model.parameters()}
     for model in filter(None, frozen):
         if args.shard == "fsdp":
             distributed.shard(model, device, is_bfloat16, args.offload)
-        if not distributed.is_sharded(model):
+        is_shared = any(id(weight) in weights for weight in model.parameters())
+        if not distributed.is_sharded(model) and not is_shared:
             round_products(model, getattr(torch, args.dtype))
             if args.offload:
                 distributed.offload(model, device)
@@ -258,12 +262,17 @@ def restore(part: Any, saved: Any) -> None:
         part.load_state_dict(saved)
 
 
-def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Tokenizer) -> None:
-    """Save a model, sharded or not, as a Hugging Face directory; every rank calls it."""
+def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Tokenizer, base: str | None = None) -> None:
+    """Save a model, sharded or not, as a Hugging Face directory; every rank calls it.
+
+    LoRA's updates are merged into the weights; those of a policy also stand alone in directory/adapter, with the name
+    of the checkpoint `base` that it started from.
+    """
     whole = distributed.plain(model)
     if distributed.rank() == 0:
-        assert isinstance(whole, GPT | ScalarModel)
-        save(whole, directory, tokenizer)
+        save(merge(whole), directory, tokenizer)
+        if isinstance(whole, GPT) and base is not None and has_updates(whole):
+            save_updates(whole, directory / "adapter", base)
 
 
 def check_weights(step: int, *models: nn.Module) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nanorlhf.cli import Epochs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from nanorlhf.peft import LORA_ALPHA, LORA_RANK, QUERY_AND_VALUE, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,21 @@ class TrainingArgs(RunArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedArgs(TrainingArgs):
+class LoRAArgs:
+    """Of the stages that can train low-rank updates instead of all weights."""
+
+    tune: Literal["full", "lora"] = "full"
+    """what is trained: all weights, or low-rank updates of some and a scalar model's head"""
+    lora_rank: PositiveInt = LORA_RANK
+    """rank of LoRA's updates"""
+    lora_alpha: PositiveFloat = LORA_ALPHA
+    """LoRA's updates are scaled by alpha / rank"""
+    lora_targets: tuple[Target, ...] = QUERY_AND_VALUE
+    """layers of each block that LoRA updates: of attention q, k, v and out, of the MLP gate, up and down"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedArgs(TrainingArgs, LoRAArgs):
     """Of the two supervised stages: SFT and reward model."""
 
     num_epochs: Epochs = 1.0
