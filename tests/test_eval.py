@@ -1,6 +1,7 @@
 """eval.py end to end on the miniature, and its numbers against recounts."""
 
 import json
+import math
 import re
 import shutil
 import weakref
@@ -112,7 +113,7 @@ def test_a_policy_is_gone_before_the_next_is_loaded(args, monkeypatch) -> None:
 
     monkeypatch.setattr(common, "load_gpt", load)
     evaluation.main(replace(args, out=args.out.parent / "several", policies=policies, num_queries=2))
-    assert alive == [0, 1, 1, 1]  # the reference, which stays
+    assert alive == [0, 1, 1]  # the reference, which stays and is not read twice
 
 
 @pytest.mark.parametrize("flag", ["reward_model", "gold"])
@@ -216,6 +217,36 @@ def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_beside_the_rew
     assert "dpo: DPO" in (out / "with_dpo" / "report.html").read_text()
 
 
+def test_the_best_of_n_is_the_response_that_the_reward_model_likes_best(args, tmp_path) -> None:
+    sft = args.policies[1]
+    changed = replace(args, out=tmp_path / "eval", policies=("sft", sft, "best", f"best-of-4:{sft}"), batch_size=3)
+    row = evaluation.main(changed)["policies"]["best"]
+    tokenizer, model = load_tokenizer(sft), load_scalar(args.reward_model)
+    policy = load_gpt(sft).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    rows = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)[: args.num_queries]
+    asked = [r.query for r in rows], tokenizer, 4, args.response_length, 100, args.seed, args.kl_temperature
+    query, response = sample_answers(policy, *asked)
+    best = []
+    for i in range(0, len(query), 4):  # one at a time
+        scores = [
+            common.rm_scores(model, query[j : j + 1], response[j : j + 1], tokenizer.pad_id, 1)[0]
+            for j in range(i, i + 4)
+        ]
+        best.append((max(scores), tokenizer.decode(response[i + max(range(4), key=scores.__getitem__)].tolist())))
+    written = [sample["policies"]["best"] for sample in read_jsonl(changed.out / "samples.jsonl", {})]
+    assert [text for _, text in best] == [sample["response"] for sample in written]
+    assert row["rm_score"] == pytest.approx(fmean(score for score, _ in best), abs=1e-4)
+    assert row["kl"] == pytest.approx(math.log(4) - 3 / 4) and row["kl_standard_error"] == 0
+
+
+def test_differences_from_the_first_policy_are_paired_query_by_query(args, result) -> None:
+    rows = [sample["policies"] for sample in read_jsonl(args.out / "samples.jsonl", {})]
+    for score, gain in result["differences"]["ppo"].items():
+        single = [row["ppo"][score] - row["sft"][score] for row in rows]
+        assert gain["mean"] == pytest.approx(fmean(single)) and gain["ci"][0] <= gain["mean"] <= gain["ci"][1]
+    assert result["differences"].keys() == {"ppo"} and result["differences"]["ppo"].keys() == {"gold_score", "rm_score"}
+
+
 def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_gone(args) -> None:
     out = args.out.parent / "bare"
     result = evaluation.main(replace(args, out=out, gold=None, reward_model=None, policies=args.policies[:2]))
@@ -239,6 +270,12 @@ def test_a_larger_reward_model_may_be_the_gold_score(args) -> None:
         ({"policies": ()}, "--policies"),
         ({"policies": ("a", "x", "a", "y")}, "names must differ"),
         ({"policies": ("reference", "x")}, "`reference`"),
+        (
+            {"policies": ("best", "best-of-4:x")},
+            "best-of-N:DIR needs a --reward-model to choose by, and can't come first",
+        ),
+        ({"policies": ("a", "x", "b", "best-of-4:x"), "reward_model": None}, "best-of-N:DIR needs a --reward-model"),
+        ({"policies": ("a", "x", "b", "best-of-1:x")}, "best-of-1:x"),
         ({"implicit_rewards": ("sft",)}, "--implicit-rewards sft"),
         ({"implicit_rewards": ("dpo",)}, "--implicit-rewards dpo"),
         ({"shift_base": "base"}, "--shift-base base"),

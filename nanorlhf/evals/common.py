@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,6 +92,14 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
         raise InputError(f"--policies {' '.join(words)}: names must differ, and `reference` is that of the data.")
     check_names("--policies", names)
     return dict(zip(names, places, strict=True))
+
+
+def best_of(place: str) -> tuple[int, str]:
+    """best-of-16:DIR -> 16, DIR: the one of 16 responses that the reward model likes best; other places -> 1, place"""
+    match = re.fullmatch(r"best-of-(\d{1,6}):(.+)", place)
+    if match and not int(match[1]) > 1:
+        raise InputError(f"--policies {place}: of one response there is no best: write best-of-2 or more.")
+    return (int(match[1]), match[2]) if match else (1, place)
 
 
 # ----------------------------------------------------------------------------------------------------------- 2. models

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanorlhf.checkpoint import holds_reward_model
 from nanorlhf.cli import check_ranges
-from nanorlhf.evals.common import named_policies
+from nanorlhf.evals.common import best_of, named_policies
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.reward import is_function
 from nanorlhf.training.memory_plan import Flags, Phase, Shape, Work, frozen, memory_plan, sample, score, shape_of
@@ -38,7 +38,7 @@ def eval_work(args: Any) -> Work:
         return max((shape_of(flag, place, num_tokens) for place in places), key=num_weights)
 
     if hasattr(args, "policies"):
-        policies = [*named_policies(args.policies).values()]
+        policies = [best_of(place)[1] for place in named_policies(args.policies).values()]
         models["policy"] = frozen(GPT, largest("--policies", policies))
         if hasattr(args, "kl_temperature"):
             models["reference"] = frozen(GPT, largest("--policies", policies[:1]))

@@ -4,6 +4,7 @@ In: sft.validation.jsonl and, for reward models, comparisons.validation.jsonl. O
 and by an LLM judge, reward model score and accuracy, KL, length, and which tokens alignment changed.
 """
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
     begin,
+    best_of,
     check_model,
     common_tokenizer,
     endings,
@@ -43,7 +45,7 @@ from nanorlhf.evals.judge import WIN
 from nanorlhf.evals.judged import JudgeArgs, judge_policies, load_judge
 from nanorlhf.evals.reward_models import measure_rewards
 from nanorlhf.logprobs import response_logprobs
-from nanorlhf.metrics import rouge, wilson_interval, win_rate
+from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
 from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
 from nanorlhf.model import GPT
@@ -59,7 +61,7 @@ from nanorlhf.training.supervised import autocast
 
 @dataclass(frozen=True, kw_only=True)
 class Args(JudgeArgs, PolicyArgs):
-    """The first policy is the reference of the KL."""
+    """The first policy is the reference of the KL; best-of-N:DIR takes the one of N responses that scores highest."""
 
     reward_model: str | None
     """checkpoint directory or Hub id; None leaves its scores out"""
@@ -82,8 +84,12 @@ class Args(JudgeArgs, PolicyArgs):
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     device = begin(args, writes=not args.judge_dry_run)
-    policies = named_policies(args.policies)
+    asked_for = {name: best_of(place) for name, place in named_policies(args.policies).items()}
+    policies = {name: place for name, (_, place) in asked_for.items()}
+    num_samples = {name: number for name, (number, _) in asked_for.items()}
     first = next(iter(policies))
+    if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
+        raise InputError("--policies: best-of-N:DIR needs a --reward-model to choose by, and can't come first: fix it.")
     judge = load_judge(args, policies, args.seed)
     if args.shift_base not in (None, *policies):
         raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
@@ -128,13 +134,24 @@ def main(args: Args) -> dict:
     lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
 
     def measure(name: str, place: str) -> None:  # a function, so that a policy is gone before the next one is loaded
-        policy = ref_policy if name == first else load_policy(place, *to_answer)
+        policy = ref_policy if place == policies[first] else load_policy(place, *to_answer)
+        ids, n = [row.query for row in rows], num_samples[name]
         with precision:
-            asked = [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed
+            asked = args.response_length, args.batch_size, args.seed
             with distributed.visiting(policy):
-                query, response = sample_answers(policy, *asked, args.temperature)  # (B, Q), (B, T)
-                others = sample_answers(policy, *asked, args.kl_temperature)
-            kl = kl_to(ref_policy, policy, *others, tokenizer, args)
+                others = sample_answers(policy, ids, tokenizer, n, *asked, args.kl_temperature)  # (B * n, ...)
+            if n > 1:
+                assert reward_model is not None
+                scores = torch.tensor(rm_scores(reward_model, *others, tokenizer.pad_id, args.batch_size)).view(-1, n)
+                best = scores.argmax(1) + n * torch.arange(len(rows))  # (B,)
+                query, response = (some[best.to(device)] for some in others)  # (B, Q), (B, T)
+                # of the best of n to the policy it samples from (Beirami et al. 2024: at most)
+                kl, error = (math.log(n) - (n - 1) / n, 0.0) if policy is ref_policy else (None, None)
+            else:
+                with distributed.visiting(policy):
+                    query, response = sample_answers(policy, ids, tokenizer, 1, *asked, args.temperature)
+                kls = kl_to(ref_policy, policy, *others, tokenizer, args)  # (B,)
+                kl, error = kls.mean().item(), kls.std().item() / len(rows) ** 0.5
             one = query[:1], response[:1], tokenizer, args.kl_temperature
             tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
             rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
@@ -148,8 +165,8 @@ def main(args: Args) -> dict:
             "rm_score": fmean(rm) if rm else None,
             **rouge(references, texts),
             **endings(response, tokenizer),
-            "kl": kl.mean().item(),
-            "kl_standard_error": kl.std().item() / len(rows) ** 0.5,
+            "kl": kl,
+            "kl_standard_error": error,
         }
         answers[name], responses[name], rm_columns[name] = texts, response, rm
         lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
@@ -192,12 +209,14 @@ def main(args: Args) -> dict:
                 accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
 
     # --------------------------------------------------------------------------------------------------------- 6. write
+    gains = paired_differences(columns, args.seed)
     result = {
         "policies": results,
         "reference": reference,
         "reward_model": accuracy,
         "rewards": rewards,
         "judge": account,
+        "differences": gains,
         "token_shift": {"base": base_name, "shares": shares},
         "num_queries": len(rows),
         "args": settings_of(args),
@@ -227,7 +246,7 @@ def main(args: Args) -> dict:
     return write_evaluation(
         args,
         result,
-        "\n".join([table(result), *shift_lines(base_name, shifts[0])]),
+        "\n".join([table(result), *difference_lines(first, gains), *shift_lines(base_name, shifts[0])]),
         lambda path: write_report(path, result, runs, samples[shown], shifts[shown], sections),
         files,
     )
@@ -246,6 +265,29 @@ def kl_to(ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, tokeniz
             found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
         logprobs.append(torch.cat(found))
     return (logprobs[0] - logprobs[1]).sum(1)
+
+
+def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, dict[str, dict]]:
+    """What each policy gains over the first: name -> score -> its mean and 95% interval, query by query."""
+    (_, base), *others = columns.items()
+    gains: dict[str, dict[str, dict]] = {}
+    for name, column in others:
+        gains[name] = {}
+        for score in ("gold_score", "rm_score"):
+            if column[0][score] is not None:
+                gain = np.subtract([row[score] for row in column], [row[score] for row in base])  # (queries,)
+                gains[name][score] = {"mean": gain.mean().item(), "ci": bootstrap_interval(gain[:, None], seed)}
+    return gains
+
+
+def difference_lines(first: str, gains: dict[str, dict[str, dict]]) -> Iterator[str]:
+    """For the terminal."""
+    for name, of_scores in gains.items():
+        parts = (
+            f"{score.replace('_', ' ')} {gain['mean']:+.2f} [{gain['ci'][0]:+.2f}, {gain['ci'][1]:+.2f}]"
+            for score, gain in of_scores.items()
+        )
+        yield f"{name} against {first}, query by query: {', '.join(parts) or 'no score'}"
 
 
 def gold_wins(column: list[dict], reference_golds: list[float]) -> list[float | None]:

@@ -2,11 +2,11 @@
 
 from typing import TypeVar
 
-from nanorlhf.recipes import rlcf, stackoverflow, tldr
+from nanorlhf.recipes import real, rlcf, stackoverflow, tldr
 from nanorlhf.recipes import str as self_ranking
 
 Args = TypeVar("Args")
-PAGES = (tldr, stackoverflow, rlcf, self_ranking)
+PAGES = (tldr, stackoverflow, rlcf, self_ranking, real)
 
 
 def recipes(stage: str, args_class: type[Args]) -> dict[str, tuple[str, Args]]:

@@ -1,0 +1,74 @@
+"""Part of a converted dataset: fewer rows, and comparisons in two halves that share no query.
+
+    python -m data.subset --data runs/tldr/data --out runs/real/data --half first
+    python -m data.subset --data runs/tldr/data --out runs/real/gold_data --half second --num-comparisons 300
+
+A reward model that is to judge others independently must be trained on other posts than they are: --half first and
+--half second cut comparisons.train.jsonl by the hash of the query, so that no query is in both. The other files are the
+same in both: sft.{train,validation} and comparisons.validation. --num-... takes that many rows of a file, by the hash
+of the query again: a sample, and the same one whatever the order of the file.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from data.prepare import in_validation, jsonl_files
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer
+
+FILES = ("sft.train", "sft.validation", "comparisons.train", "comparisons.validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    data: Path
+    """directory of the converted files"""
+    out: Path
+    """directory for the subset and tokenizer.json; existing files are replaced"""
+    half: Literal["first", "second", "both"] = "both"
+    """of the training comparisons, by query"""
+    num_demonstrations: PositiveInt | None = None
+    """rows of sft.train; None: all"""
+    num_comparisons: PositiveInt | None = None
+    """rows of comparisons.train, after halving; None: all"""
+    num_validation: PositiveInt | None = None
+    """rows of each validation file; None: all"""
+    seed: Seed = 1
+    """of halves and samples"""
+
+
+def main(args: Args) -> None:
+    check_ranges(args)
+    if args.out.absolute() == args.data.absolute():
+        raise InputError(f"--out {args.out} is --data: name another directory.")
+    files = [name for name in FILES if (args.data / f"{name}.jsonl").exists()]
+    needed = "sft.train" if args.half == "both" else "comparisons.train"
+    if needed not in files:
+        raise InputError(f"--data {args.data} has no {needed}.jsonl: name a directory that a converter has written.")
+    limits = {"sft.train": args.num_demonstrations, "comparisons.train": args.num_comparisons}
+    counts = {}
+    with jsonl_files(args.out) as write:
+        for name in files:
+            rows = []
+            for where, row in iter_jsonl(args.data / f"{name}.jsonl"):
+                query = field(row, "query", str, where)
+                in_second = in_validation(query, 0.5, args.seed)
+                if name != "comparisons.train" or args.half == "both" or in_second == (args.half == "second"):
+                    digest = hashlib.sha256(f"{args.seed}\nsample\n{query}".encode()).hexdigest()
+                    rows.append((digest, len(rows), row))
+            if not rows:
+                raise InputError(f"--half {args.half}: {args.data / name}.jsonl has no row in it: pass --half both.")
+            kept = sorted(rows, key=lambda entry: entry[:2])[: limits.get(name, args.num_validation)]
+            counts[name] = len(kept)
+            for _, _, row in sorted(kept, key=lambda entry: entry[1]):  # in the file's order
+                write(name, row)
+    load_tokenizer(args.data).save(args.out)
+    print(f"written: {args.out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in counts.items()))
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

