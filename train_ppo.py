@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
-from nanorlhf.cli import Beta, FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, command_line
+from nanorlhf.cli import Beta, Count, FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, command_line
 from nanorlhf.code.adversarial import Adversary
 from nanorlhf.code.discriminator import grounding, save_discriminator
 from nanorlhf.code.error_profile import profile_metrics
-from nanorlhf.code.feedback import Checked, check_responses, compiler_for
+from nanorlhf.code.feedback import Checked, check_responses, training_compiler
 from nanorlhf.code.localisation import truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
 from nanorlhf.logprobs import response_logprobs
@@ -72,7 +72,7 @@ class Args(RolloutArgs, LoRAArgs):
     share_trunk: bool = False
     """with --tune lora, the value model is a new head and updates of its own on the policy's frozen weights"""
 
-    batch_size: PositiveInt = 512
+    batch_size: Count = 512
     micro_batch_size: PositiveInt = 16
     num_minibatches: PositiveInt = 1
     """optimizer steps per epoch"""
@@ -148,10 +148,10 @@ class Rule(RewardModel):
 class Compiler(RewardModel):
     """[RLCF alg 1] A program that fails is cut after the token to blame, for -1; a discriminator scores the others."""
 
-    def __init__(self, args: Args, tokenizer: Tokenizer, language: str, device: torch.device):
+    def __init__(self, args: Args, tokenizer: Tokenizer, record: dict, device: torch.device):
         self.name, self.model = f"--discriminator {args.discriminator}", None
         self.args, self.tokenizer = args, tokenizer
-        self.compiler, self.pieces = compiler_for(language, args.error_prone_jar), token_bytes(tokenizer)
+        self.compiler, self.pieces = training_compiler(record, args.error_prone_jar), token_bytes(tokenizer)
         weakref.finalize(self, self.compiler.close)  # its process ends with the run
         self.adversary = Adversary(args, device) if args.discriminator is not None else None
         if self.adversary is not None:
@@ -192,7 +192,7 @@ def main(args: Args) -> dict[str, float]:
     policy = load_gpt(args.sft, place).forbid(pad_id, tokenizer.vocab_size)
     check_models(args, tokenizer, policy.config, demonstrations)
     if args.compiler or args.discriminator is not None:
-        reward: RewardModel = Compiler(args, tokenizer, demonstrations[0].record["language"], device)
+        reward: RewardModel = Compiler(args, tokenizer, demonstrations[0].record, device)
     else:
         reward = Rule(args, tokenizer) if args.reward is not None else RewardModel(args, tokenizer, place)
     gold = Gold(args.gold, tokenizer, place) if args.gold is not None else None

@@ -389,6 +389,8 @@ def main(args: Args) -> None:
                         reason = "has an unused variable" if error.kind == "unused" else "doesn't compile"
                         left_out[f"row: its response {reason}"].append(row["meta"]["file"])
                         continue
+                    if args.error_prone_jar is not None:
+                        row["meta"]["error_prone"] = True
                     name = file_of(row, args)
                     write(name, row)
                     counts["passing"] += 1

@@ -26,6 +26,7 @@ class Range:
 _COUNTABLE = Range("at most 10^12", lambda x: x <= 10**12)
 PositiveInt = Annotated[int, Range("at least 1", lambda x: x >= 1), _COUNTABLE]
 NonNegativeInt = Annotated[int, Range("at least 0", lambda x: x >= 0), _COUNTABLE]
+Count = Annotated[int, Range("from 1 to a million", lambda x: 1 <= x <= 10**6)]  # of rows that are held at once
 Epochs = Annotated[float, Range("above 0, a million at most", lambda x: 0 < x <= 10**6)]
 PositiveFloat = Annotated[float, Range("above 0", lambda x: x > 0)]
 NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]

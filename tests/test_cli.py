@@ -13,7 +13,7 @@ import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
-from nanorlhf.cli import command_line, run_module
+from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
 
@@ -170,3 +170,10 @@ def test_a_script_as_the_shell_sees_it(miniature, tmp_path):
     assert result.returncode == 2 and result.stdout == "" and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"error: {tmp_path / 'no'}")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["batch_size", "num_samples"])
+def test_rows_that_no_memory_holds_are_refused_at_once(flag):
+    args = {"batch_size": train_ppo.RECIPES["tiny"], "num_samples": evaluation.RECIPES["rlcf-tiny"]}[flag][1]
+    with pytest.raises(InputError, match=rf"--{flag.replace('_', '-')} 1000000000000: it must be from 1 to a million"):
+        check_ranges(replace(args, **{flag: 10**12}))

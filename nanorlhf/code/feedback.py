@@ -21,6 +21,21 @@ def compiler_for(
     return PythonCompiler()
 
 
+def training_compiler(record: dict, error_prone_jar: str | None) -> JavaCompiler | PythonCompiler:
+    """The static checks of rows like `record`, in which every program that people wrote passes.
+
+    Raises InputError for ErrorProne where the rows were converted without it: written programs might then fail.
+    """
+    meta = record.get("meta")
+    was_checked = isinstance(meta, dict) and meta.get("error_prone") is True
+    if error_prone_jar is not None and record["language"] == "java" and not was_checked:
+        raise InputError(
+            f"--error-prone-jar {error_prone_jar}: the rows of --data were converted without it: pass it to "
+            "data.codenet too, so that programs which fail are left out."
+        )
+    return compiler_for(record["language"], error_prone_jar)
+
+
 @dataclass(frozen=True)
 class Checked:
     texts: list[str]

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from kernels import k3
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
-from nanorlhf.cli import Beta, NonNegativeFloat, PositiveInt, command_line
+from nanorlhf.cli import Beta, Count, NonNegativeFloat, PositiveInt, command_line
 from nanorlhf.code.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
 from nanorlhf.code.error_profile import profile_metrics
-from nanorlhf.code.feedback import Checked, check_responses, compiler_for
+from nanorlhf.code.feedback import Checked, check_responses, training_compiler
 from nanorlhf.code.localisation import truncate_at_error
 from nanorlhf.dataset import Demonstration, batch_indices, load_programs
 from nanorlhf.errors import InputError
@@ -53,7 +53,7 @@ class Args(RolloutArgs):
     out: Path = Path("runs/rlcf/bipolar_ramp")
     sft: str = "runs/rlcf/sft"
 
-    batch_size: PositiveInt = 8
+    batch_size: Count = 8
     micro_batch_size: PositiveInt = 8
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     adam_betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -107,7 +107,7 @@ def main(args: Args) -> dict[str, float]:
     parts: dict[str, Any] = {"policy": policy, "steps": steps, "generator": generator}
     if critic is not None:
         parts["critic"] = critic
-    compiler, pieces = compiler_for(demonstrations[0].record["language"], args.error_prone_jar), token_bytes(tokenizer)
+    compiler, pieces = training_compiler(demonstrations[0].record, args.error_prone_jar), token_bytes(tokenizer)
     findings: list[Checked] = []  # of this rank's rollout
 
     def score(rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:

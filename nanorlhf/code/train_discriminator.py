@@ -25,9 +25,9 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, command_line
+from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, command_line
 from nanorlhf.code.discriminator import Discriminator, discriminator_from_encoder, save_discriminator, triplet_loss
-from nanorlhf.code.feedback import check_responses, compiler_for
+from nanorlhf.code.feedback import check_responses, training_compiler
 from nanorlhf.code.transformations import rename_variables
 from nanorlhf.dataset import (
     Demonstration,
@@ -67,7 +67,7 @@ class Args(RunArgs):
     num_triplet_epochs: NonNegativeFloat
     """passes over the programs, each the anchor of one triplet: programs for its problem are drawn near, those for
     others pushed away; 0: none"""
-    triplet_batch_size: PositiveInt = 32
+    triplet_batch_size: Count = 32
     """anchors per optimizer step on triplets, over all ranks"""
     triplet_lr: NonNegativeFloat
     """peak learning rate of the triplets"""
@@ -79,7 +79,7 @@ class Args(RunArgs):
     """passes over the pairs of a written and a sampled program; 0: nothing is sampled (the paper's Table 4)"""
     num_rows: PositiveInt | None = None
     """training rows that the policy answers, from the top of the file; None: all"""
-    batch_size: PositiveInt = 32
+    batch_size: Count = 32
     """pairs per optimizer step, over all ranks"""
     micro_batch_size: PositiveInt = 16
     """rows per forward pass and rank; changes memory, and of the triplets also which program is the hardest"""
@@ -121,7 +121,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
     is_first = distributed.rank() == 0
     progress = tqdm(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
-    with compiler_for(rows[0].record["language"], args.error_prone_jar) as compiler:
+    with training_compiler(rows[0].record, args.error_prone_jar) as compiler:
         for start in range(len(samples), len(rows), size):
             first = start + distributed.rank() * args.rollout_batch_size
             mine = slice(first, min(first + args.rollout_batch_size, start + size))

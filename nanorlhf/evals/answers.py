@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.cli import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.encoder import load_encoder
 from nanorlhf.evals.common import (
@@ -57,7 +57,7 @@ class Args(PolicyArgs):
     """whose token vectors BERTScore compares, such as 17 of roberta-large; None: the last"""
     labels: Path | None = None
     """answers marked useful or not by `python -m data.label`; None leaves MRR@k out"""
-    num_samples: PositiveInt = 10
+    num_samples: Count = 10
     """answers per question"""
     max_response_length: PositiveInt
     """longest response of the data in tokens, EOS included"""

@@ -96,9 +96,9 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
 
 def best_of(place: str) -> tuple[int, str]:
     """best-of-16:DIR -> 16, DIR: the one of 16 responses that the reward model likes best; other places -> 1, place"""
-    match = re.fullmatch(r"best-of-(\d{1,6}):(.+)", place)
-    if match and not int(match[1]) > 1:
-        raise InputError(f"--policies {place}: of one response there is no best: write best-of-2 or more.")
+    match = re.fullmatch(r"best-of-(\d+):(.+)", place)
+    if match and not 2 <= int(match[1][:9]) <= 10**6:
+        raise InputError(f"--policies {place}: the best of 2 to a million responses can be taken: fix the number.")
     return (int(match[1]), match[2]) if match else (1, place)
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
+from nanorlhf.cli import Count, Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
 from nanorlhf.code.compilers import Diagnostic, first_error
 from nanorlhf.code.discriminator import Discriminator, load_discriminator
 from nanorlhf.code.error_profile import error_category, error_profile
@@ -50,7 +50,7 @@ class Args(PolicyArgs):
     """run directories whose training curves the report shows beside those of the policies, for an ablation several"""
     discriminator: str | None = None
     """shows D(x, y', y) beside each sample y' of a problem whose written program y is known: checkpoint directory"""
-    num_samples: PositiveInt
+    num_samples: Count
     """responses per problem and temperature"""
     ks: tuple[PositiveInt, ...]
     """of pass@k, exec@k and comp@k, ascending; the last is --num-samples at most"""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanorlhf.cli import Epochs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from nanorlhf.cli import Count, Epochs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from nanorlhf.peft import LORA_ALPHA, LORA_RANK, QUERY_AND_VALUE, Target
 
 
@@ -25,7 +25,7 @@ class RunArgs:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: forward passes under autocast; weights and optimizer stay float32"""
 
-    batch_size: PositiveInt
+    batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
     micro_batch_size: PositiveInt
     """rows per forward and backward pass and rank; changes memory, not the gradient"""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanorlhf.code.compilers import JavaCompiler, PythonCompiler
-from nanorlhf.code.feedback import check_responses, compiler_for
+from nanorlhf.code.feedback import check_responses, compiler_for, training_compiler
 from nanorlhf.errors import InputError
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import token_bytes, train_tokenizer
@@ -195,6 +195,16 @@ def test_each_language_has_its_compiler(language, kind):
         pytest.skip("no JDK on this machine")
     with compiler_for(language) as compiler:  # no process starts before the first check
         assert isinstance(compiler, kind)
+
+
+@pytest.mark.parametrize("meta", [{}, {"error_prone": False}, None, ["error_prone"]])
+def test_error_prone_is_refused_on_rows_that_were_not_checked_by_it(meta):
+    """Written programs count as passing: one that ErrorProne fails would turn the comparison round."""
+    with pytest.raises(InputError, match="--error-prone-jar some.jar: the rows of --data were converted without it"):
+        training_compiler({"language": "java", "meta": meta}, "some.jar")
+    if shutil.which("javac") is not None:
+        with pytest.raises(InputError, match="there is no file some.jar"):
+            training_compiler({"language": "java", "meta": {"error_prone": True}}, "some.jar")
 
 
 def test_error_prone_is_for_java():
