@@ -47,6 +47,8 @@ class RunArgs:
     """continue from the last state in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
+    trackio: str | None = None
+    """project of trackio that also gets the metrics, on this machine; `trackio show` draws them"""
 
 
 @dataclass(frozen=True, kw_only=True)
