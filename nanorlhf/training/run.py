@@ -29,6 +29,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.hub import check_hub_id, model_card, push
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.run_directory import whole_rows
 from nanorlhf.training.signals import StopSignals
@@ -64,6 +65,8 @@ def begin(args: Any, *batch_sizes: str) -> torch.device:
     check_output(args.out, args.overwrite, args.resume)
     if args.trackio is not None and find_spec("trackio") is None:  # the optional extra `trackio`
         raise InputError(f"--trackio {args.trackio}: it is not installed: `pip install trackio`, or omit the flag.")
+    if args.push_to_hub is not None:
+        check_hub_id(args.push_to_hub)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
     world = distributed.world_size()
@@ -222,12 +225,14 @@ class Run:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def finish(self, summary: dict[str, float]) -> None:
-        """Write summary.json, last of all."""
+        """Write summary.json, last of all that belongs to the run, and upload it where --push-to-hub says so."""
         if self.main:
             self.opened().close()
             if self.tracker:
                 self.tracker.finish()
             write_json(self.out / "summary.json", summary)
+            if self.args.push_to_hub is not None:
+                print(f"pushed: {push(self.args.push_to_hub, self.out, model_card(self.name, self.args, summary))}")
 
 
 def home(args: Any, device: torch.device) -> torch.device:

@@ -23,6 +23,7 @@ class Args:
     keep_last: int = 2
     resume: bool = False
     trackio: str | None = None
+    push_to_hub: str | None = None
 
 
 def start(args):
