@@ -29,7 +29,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -41,13 +41,13 @@ from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl, response_ids
-from nanorlhf.encoder import Encoder, load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.selfrank.isodata import Limits, isodata
 from nanorlhf.selfrank.noise import add_noise
-from nanorlhf.selfrank.ranked import Ranked, embed
+from nanorlhf.selfrank.ranked import Ranked
+from nanorlhf.selfrank.sentence_encoder import embed, load_sentence_encoder
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 
@@ -184,7 +184,7 @@ def sample_texts(
 
 
 def answer_and_rank(
-    queries: list[str], policy: GPT, encoder: Encoder, tokenizer: Tokenizer, args: Args, seeds: list[int],
+    queries: list[str], policy: GPT, encoder: Any, tokenizer: Tokenizer, args: Args, seeds: list[int],
     left_out: Counter, seconds: Counter,
 ) -> list[tuple[Ranked, np.ndarray]]:  # fmt: skip
     """The ranked answers of the queries that have any, and the answers' unit vectors (m, d).
@@ -246,8 +246,7 @@ def main(args: Args) -> None:
     device = distributed.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args, tokenizer, queries["train"] + queries["validation"], device)
-    encoder = load_encoder(args.encoder, device=device)
-    embed({"a word"}, encoder)  # a broken encoder should be reported before sampling
+    encoder = load_sentence_encoder(args.encoder, device=device)
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     left_out: Counter[str] = Counter()  # reason -> how often

@@ -1,6 +1,6 @@
-"""Pretrained encoders from transformers: token embeddings (for BERTScore) and sentence embeddings (for self-ranking).
+"""Pretrained encoders from transformers: token embeddings, for BERTScore and RLCF's discriminator.
 
-Only `load_encoder` imports transformers: nothing else in the product needs it, and importing it takes seconds.
+transformers is imported where an encoder is loaded and not before: it takes seconds.
 """
 
 from dataclasses import dataclass
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, open_regular, read_json, read_object
-from nanorlhf.padding import micro_batches, right_pad
+from nanorlhf.padding import right_pad
 
 FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]  # `*` enters folders too: 1_Pooling/config.json
 
@@ -26,8 +25,6 @@ class Encoder:
     layer: int
     num_layers: int
     max_length: int  # tokens per text, special ones included; longer texts are truncated
-    max_sentence_length: int  # the same for sentence embeddings
-    pooling: str  # how token embeddings become a sentence embedding
 
     @property
     def name(self) -> str:
@@ -42,17 +39,12 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
     The bert-score library uses layer 17 of 24 of roberta-large, which agrees best with people; layers above are
     neither computed nor kept. Raises InputError where the encoder is missing, damaged, or not BERT-like.
     """
-    import transformers
+    try:
+        import transformers
+    except ImportError as error:  # part of the optional extra `encoder`
+        raise InputError(f"{where}: encoders need transformers: install it with `pip install transformers`.") from error
 
-    directory = Path(where)
-    if directory.is_file():
-        raise InputError(f"{where} is a file: name the directory that holds config.json and the weights.")
-    if not directory.is_dir():
-        directory = hub_directory(str(where), [*FILES, "model*.safetensors"])
-        if not any(directory.glob("model*.safetensors")):
-            directory = hub_directory(str(where), [*FILES, "pytorch_model*.bin"])
-    if not (directory / "config.json").is_file():
-        raise InputError(f"{where} holds no config.json: name the directory of an encoder, or a Hub id.")
+    directory = encoder_directory(where)
     check_encoder_files(directory)
 
     transformers.logging.set_verbosity_error()  # it would warn of the layers above; missing ones are checked below
@@ -81,71 +73,67 @@ def load_encoder(where: str | Path, layer: int | None = None, device: str | torc
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
         raise InputError(f"{where}: its tokenizer marks no beginning and end: name an encoder such as roberta-large.")
 
-    max_length = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", tokenizer.model_max_length))
-    table: Any = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if getattr(table, "padding_idx", None) is not None:  # RoBERTa's positions start after the padding id
-        max_length = min(max_length, table.num_embeddings - table.padding_idx - 1)
-    pooling, limit = sentence_settings(directory)
     return Encoder(
         where=str(where),
         model=model.eval().to(device),
         tokenizer=tokenizer,
         layer=config.num_hidden_layers,
         num_layers=num_layers,
-        max_length=max_length,
-        max_sentence_length=min(max_length, limit or max_length),
-        pooling=pooling,
+        max_length=longest_text(model, tokenizer),
     )
 
 
+def encoder_directory(where: str | Path) -> Path:
+    """The directory of an encoder: `where` itself, or what its Hub id downloads. Raises InputError for neither."""
+    directory = Path(where)
+    if directory.is_file():
+        raise InputError(f"{where} is a file: name the directory that holds config.json and the weights.")
+    if not directory.is_dir():
+        directory = hub_directory(str(where), [*FILES, "*.safetensors"])
+        if not any(directory.rglob("*.safetensors")):
+            directory = hub_directory(str(where), [*FILES, "*pytorch_model*.bin"])
+    if not any((directory / name).is_file() for name in ("config.json", "modules.json")):
+        raise InputError(f"{where} holds no config.json: name the directory of an encoder, or a Hub id.")
+    return directory
+
+
+def longest_text(model: Any, tokenizer: Any) -> int:
+    """How many tokens of a text the model reads, special ones included."""
+    limit = tokenizer.model_max_length
+    limit = min(limit, getattr(model.config, "max_position_embeddings", limit))
+    table: Any = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if getattr(table, "padding_idx", None) is not None:  # RoBERTa's positions start after the padding id
+        limit = min(limit, table.num_embeddings - table.padding_idx - 1)
+    return limit
+
+
 def check_encoder_files(directory: Path) -> None:
-    """Refuse files that transformers would hang on: pipes, absurd JSON, and sizes for which the weights are too few."""
-    for path in sorted(directory.glob("*")):
-        if not path.is_dir():
-            open_regular(path).close()
-        if path.suffix == ".json":
+    """Refuse files that transformers would hang on: pipes, absurd JSON, and sizes for which the weights are too few.
+
+    The folders inside count too: sentence-transformers keeps a folder per module, 1_Pooling say.
+    """
+    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
+        if path.is_dir():
+            continue
+        open_regular(path).close()
+        if path.name == "config.json":
+            check_sizes(path)
+        elif path.suffix == ".json":
             read_json(path)
-    settings, path = read_object(directory / "config.json"), directory / "config.json"
+
+
+def check_sizes(path: Path) -> None:
+    """Refuse a config.json whose model has more weights than the files beside it."""
+    settings = read_object(path)
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
     sizes = [settings.get(name, 1) for name in names]
     if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
         raise InputError(f"{path}: {', '.join(names)} must be integers above 0, not {sizes!r:.300}: fix it.")
     vocabulary, width, layers, inner, positions = sizes
     count = width * (vocabulary + positions + layers * (4 * width + 2 * inner))
-    files = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
+    files = [*path.parent.glob("*.safetensors"), *path.parent.glob("pytorch_model*.bin")]
     if count > max(2**24, sum(file.stat().st_size for file in files) // 2):  # a weight takes two bytes at least
         raise InputError(f"{path}: a model of these sizes has {count:,} weights, more than its files: fix them.")
-
-
-def sentence_settings(directory: Path) -> tuple[str, int | None]:
-    """From a Sentence-Transformers directory: its pooling, and its longest text in tokens (None: not given).
-
-    A plain encoder specifies neither; like Sentence-Transformers, we then pool by the mean.
-    """
-    limit = None
-    if (directory / "sentence_bert_config.json").is_file():
-        limit = read_object(directory / "sentence_bert_config.json").get("max_seq_length")
-        if limit is not None and not (type(limit) is int and limit > 2):
-            raise InputError(f"{directory / 'sentence_bert_config.json'}: max_seq_length must be an integer above 2.")
-    if not (directory / "modules.json").is_file():
-        return "mean", limit
-    try:
-        modules = read_json(directory / "modules.json")
-        steps = [(module["type"].rpartition(".")[2], module["path"].replace("\0", "")) for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{directory / 'modules.json'} is not a list of modules: download it again.") from error
-    others = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Normalize")]
-    if others:
-        return others[0], limit
-    modes = []
-    for kind, path in steps:
-        if kind == "Pooling":
-            settings = read_object(directory / path / "config.json")
-            prefix = "pooling_mode_"  # one flag per mode; since version 5, their names
-            modes += [key.removeprefix(prefix) for key, on in settings.items() if key.startswith(prefix) and on is True]
-            named = settings.get("pooling_mode", [])
-            modes += named if isinstance(named, list) else [named]
-    return "mean" if modes in ([], ["mean"], ["mean_tokens"]) else " and ".join(map(str, modes)), limit
 
 
 # ------------------------------------------------------------------------------------------------------- 2. embeddings
@@ -158,21 +146,3 @@ def token_embeddings(texts: list[str], encoder: Encoder, max_length: int) -> tup
     lengths = torch.tensor([len(row) for row in rows], device=device)
     mask = torch.arange(ids.size(1), device=device) < lengths[:, None]  # not by id: a text may contain [PAD]
     return encoder.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, ids, mask
-
-
-def sentence_embeddings(texts: list[str], encoder: Encoder, batch_size: int = 64) -> Tensor:
-    """[STR textrank] Unit vectors (texts, C) on the CPU: normalised means over a text's tokens, special ones too.
-
-    That is what all-MiniLM-L6-v2 and most Sentence-Transformers do; raises InputError for an encoder with another
-    pooling.
-    """
-    if encoder.pooling != "mean":
-        raise InputError(f"{encoder.where} pools by {encoder.pooling}: name a sentence encoder that pools by the mean.")
-    if encoder.layer != encoder.num_layers:
-        raise ValueError(f"{encoder.name}: sentence embeddings come from the last layer")
-    vectors = []
-    for batch in micro_batches(texts, batch_size):
-        embeddings, _, mask = token_embeddings(batch, encoder, encoder.max_sentence_length)  # (B, T, C), (B, T)
-        total = embeddings.masked_fill(~mask[:, :, None], 0).sum(1)  # (B, C)
-        vectors.append(F.normalize(total / mask.sum(1, keepdim=True), dim=1).cpu())
-    return torch.cat(vectors)

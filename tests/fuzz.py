@@ -336,7 +336,9 @@ def write_encoder(directory: Path) -> None:
                for i, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))]  # fmt: skip
     (directory / "modules.json").write_text(json.dumps(modules))
     (directory / "1_Pooling").mkdir()
-    (directory / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (directory / "1_Pooling/config.json").write_text(
+        json.dumps({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True})
+    )
     (directory / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32}))
 
 

@@ -49,6 +49,7 @@ DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
+    *("trackio", "push_to_hub"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
 }
 BOTH = ("train", "validation")

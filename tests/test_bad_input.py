@@ -591,7 +591,7 @@ def test_files_of_other_shapes_are_refused_by_compare_runs(tmp_path, change, rea
 
 
 def test_a_path_that_is_no_text_is_written_into_a_page(tmp_path):
-    write_page(tmp_path / "page.html", "a\udcff", "b\ud800")
+    write_page(tmp_path / "page.html", "a\udcff", ["b\ud800"])
     assert "a\\udcff" in (tmp_path / "page.html").read_text() and not list(tmp_path.glob("*.tmp"))
 
 

@@ -16,7 +16,7 @@ import train_sft
 from nanorlhf import model
 from nanorlhf.code import train_discriminator
 from nanorlhf.padding import right_pad
-from nanorlhf.report.details_index import details_section
+from nanorlhf.report.page import details_section
 from nanorlhf.reward import load_rule
 from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import read_metrics

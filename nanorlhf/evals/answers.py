@@ -92,6 +92,7 @@ def main(args: Args) -> dict:
         check_model(flag, place, tokenizer, longest)
     gold = load_gold(args.gold, args, tokenizer, device)
     reward_models = {name: load_reward_model(place, args, device) for name, place in places.items() if place}
+    # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
     encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None
     precision = autocast(args, device)
 

@@ -8,19 +8,14 @@ disk, so that nothing is paid for twice; a cap on calls limits what a run may sp
 import hashlib
 import json
 import os
-import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from tqdm import tqdm
 
@@ -51,12 +46,10 @@ line, state only "A" or "B" to indicate your choice. Your response should use th
 Comparison: <one-sentence comparison and explanation>
 Preferred: <"A" or "B">"""
 
-TRIES = 6  # per prompt, while the endpoint is busy, slow or answers garbage
-LONGEST_WAIT = 120.0  # maximum seconds between two tries, whatever Retry-After says
+TRIES = 6  # per prompt, while the endpoint is busy or slow
 GIVE_UP = 10  # prompts in a row without an answer: the prompts are not to blame
 REFUSED = (400, 413, 422)  # the fault of this prompt alone: too long, or filtered
-BUSY = (408, 409, 425, 429)  # and all from 500 on
-MOST_BYTES = 2**20  # maximum size of an answer
+BUSY = (408, 409, 429)  # and all from 500 on: those that the library tries again
 MAX_CACHE = 2**30  # bytes of the cache: a million answers
 
 
@@ -146,8 +139,7 @@ class Endpoint:
     max_tokens: int | None = 512
     max_calls: int = 1000  # requests, retries included: one that times out may be charged too
     workers: int = 8  # concurrent requests
-    timeout: float = 60.0  # seconds per request
-    first_wait: float = 1.0  # seconds before the second try, doubled for each further one
+    timeout: float = 60.0  # seconds without a byte
 
     def body(self, prompt: str) -> dict:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
@@ -182,21 +174,24 @@ def key_from(flag: str, variable: str) -> str:
     return key
 
 
-class _AnyStatus(HTTPErrorProcessor):
-    """Returns every status as an answer. By default urllib follows redirects and sends the key wherever they point."""
-
-    def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
-        return response
-
-    https_response = http_response
-
-
 class _Asker:
     """Sends prompts until the cap, or an error that no retry can fix. Shared by several threads."""
 
     def __init__(self, endpoint: Endpoint):
+        import openai  # part of the optional extra `judge`
+
         self.endpoint = endpoint
-        self.opener = build_opener(_AnyStatus)
+        self.openai: Any = openai
+        # without redirects: by default the key would go wherever they point
+        http_client = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"request": [self.count]})
+        self.client = openai.OpenAI(
+            base_url=endpoint.url.removesuffix("/chat/completions"),
+            api_key=endpoint.key or "none",  # without one, the library would send that of OPENAI_API_KEY
+            timeout=endpoint.timeout,
+            max_retries=TRIES - 1,
+            http_client=http_client,
+        )
+        self.headers = {} if endpoint.key else {"Authorization": openai.Omit()}
         self.lock = threading.Lock()
         self.over = threading.Event()  # no further request
         self.stopped = ""  # why
@@ -209,15 +204,14 @@ class _Asker:
             self.stopped = self.stopped or reason
             self.over.set()
 
-    def may_call(self) -> bool:
+    def count(self, request: Any) -> None:
+        """Called before each request, retries included: refuses it after the cap or a stop."""
         with self.lock:
-            if self.over.is_set():
-                return False
-            if self.num_calls < self.endpoint.max_calls:
+            if not self.over.is_set() and self.num_calls < self.endpoint.max_calls:
                 self.num_calls += 1
-                return True
+                return
         self.stop(f"the cap of {self.endpoint.max_calls} calls is reached")
-        return False
+        raise self.openai.OpenAIError("no further request")  # of its own errors, the library tries none again
 
     def ask(self, prompt: str) -> str | None:
         """The answer; None if there is none."""
@@ -229,54 +223,25 @@ class _Asker:
         return answer
 
     def try_to_ask(self, prompt: str) -> str | None:
-        wait = 0.0
-        for attempt in range(TRIES):
-            self.over.wait(wait)
-            if not self.may_call():
-                return None
-            try:
-                status, later, body = self.post(prompt)
-                if status == 200:
-                    return self.answer_in(body)
-                self.last_error = f"HTTP {status} {self.safe(body)}".strip()
-            except (OSError, HTTPException, ValueError) as error:  # no connection, timeout, garbage
-                status, later = None, None
-                self.last_error = self.safe(f"{type(error).__name__}: {error}")
-            if status in REFUSED:
-                return None
-            if status is not None and status < 500 and status not in BUSY:
-                self.stop(f"the endpoint refuses: {self.last_error}")
-                return None
-            # jitter, so that requests refused together do not come back together
-            wait = self.endpoint.first_wait * 2**attempt * random.uniform(0.5, 1)
-            wait = min(max(wait, retry_after(later)), LONGEST_WAIT)
-        return None
-
-    def post(self, prompt: str) -> tuple[int, str | None, str]:
-        """Status, the header Retry-After, and the body."""
-        endpoint = self.endpoint
-        headers = {"Content-Type": "application/json", "User-Agent": "nanorlhf"}
-        if endpoint.key:
-            headers["Authorization"] = f"Bearer {endpoint.key}"
-        request = Request(endpoint.url, json.dumps(endpoint.body(prompt)).encode(), headers, method="POST")
-        deadline, body = time.monotonic() + endpoint.timeout, b""
-        with self.opener.open(request, timeout=endpoint.timeout) as response:
-            while piece := response.read1(MOST_BYTES):
-                body += piece
-                if time.monotonic() > deadline:  # a socket's timeout restarts with each byte
-                    raise TimeoutError(f"no whole answer within {endpoint.timeout:g} seconds")
-                if len(body) > MOST_BYTES:
-                    raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
-            return response.status, response.headers.get("Retry-After"), body.decode("utf-8", "replace")
-
-    def answer_in(self, body: str) -> str:
+        if self.over.is_set():
+            return None
         try:
-            answer = json.loads(body)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            answer = None
-        if not isinstance(answer, str):
-            raise ValueError(f"no chat completion but {body}")
-        return self.without_key(answer)
+            completion = self.client.chat.completions.create(**self.endpoint.body(prompt), extra_headers=self.headers)
+            answer = completion.choices[0].message.content
+            if not isinstance(answer, str):
+                raise TypeError("no text in it")
+            return self.without_key(answer)
+        except self.openai.APIStatusError as error:
+            self.last_error = f"HTTP {error.status_code} {self.safe(error.response.text)}".strip()
+            if error.status_code < 500 and error.status_code not in (*REFUSED, *BUSY):
+                self.stop(f"the endpoint refuses: {self.last_error}")
+        except self.openai.APIConnectionError as error:  # no connection, or a timeout
+            self.last_error = self.safe(f"{type(error).__name__}: {error.__cause__ or error}")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # the library checks no answer's shape
+            self.last_error = self.safe(f"no chat completion ({error})")
+        except self.openai.OpenAIError as error:  # from `count`, and what else the library refuses
+            self.last_error = self.last_error or self.safe(str(error))
+        return None
 
     def safe(self, text: str) -> str:
         """For a message: the beginning, on one line."""
@@ -285,20 +250,6 @@ class _Asker:
     def without_key(self, text: str) -> str:
         """The endpoint may repeat the key."""
         return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
-
-
-def retry_after(header: str | None) -> float:
-    """Seconds that a Retry-After header, a number or a date, asks to wait; 0 if it is missing or unreadable."""
-    if header is None:
-        return 0.0
-    try:
-        return max(0.0, float(header))
-    except (TypeError, ValueError):
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError, OSError):
-        return 0.0
 
 
 # -------------------------------------------------------------------------------------- 3. answers, cached as they come
@@ -325,8 +276,9 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
     keys = {prompt: endpoint.cache_key(prompt) for prompt in prompts}
     answers = {prompt: known[key] for prompt, key in keys.items() if key in known}
     waiting = [prompt for prompt in keys if prompt not in answers]
-    asker = _Asker(endpoint)
+    account = {"num_calls": 0, "stopped": "", "last_error": ""}
     if waiting:
+        asker = _Asker(endpoint)
         cache.parent.mkdir(parents=True, exist_ok=True)
         with cache.open("ab") as file, ThreadPoolExecutor(endpoint.workers) as pool:
             if lines and not lines.endswith(b"\n"):
@@ -341,9 +293,7 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
                         file.flush()
             finally:
                 asker.over.set()  # after an interrupt: no further request
-    unanswered = len(answers) < len(keys)
-    return answers, {
-        "num_calls": asker.num_calls,
-        "stopped": asker.stopped if unanswered else "",
-        "last_error": asker.last_error if unanswered else "",
-    }
+        account["num_calls"] = asker.num_calls
+        if len(answers) < len(keys):
+            account |= {"stopped": asker.stopped, "last_error": asker.last_error}
+    return answers, account

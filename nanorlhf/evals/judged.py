@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
@@ -48,7 +49,7 @@ class JudgeArgs:
     judge_workers: Workers = 8
     """concurrent requests"""
     judge_timeout: Seconds = 60.0
-    """seconds per request"""
+    """seconds that a request may wait for a connection or for the next byte of its answer"""
     judge_temperature: NonNegativeFloat | None = 0.0
     """of the judge; None leaves it to the endpoint, as some models demand"""
     judge_max_tokens: PositiveInt | None = 512
@@ -89,6 +90,8 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
     assert args.judge_url is not None
     if not args.judge_model:
         raise InputError(f"--judge-url {args.judge_url}: name the model that judges with --judge-model.")
+    if find_spec("openai") is None:  # the optional extra `judge`
+        raise InputError(f"--judge-url {args.judge_url}: asking needs a library: install it with `pip install openai`.")
     if args.judge_cache.exists():
         open_regular(args.judge_cache).close()
     endpoint = Endpoint(

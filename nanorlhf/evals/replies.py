@@ -18,7 +18,6 @@ from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
 from nanorlhf.dataset import Demonstration, list_of, load_comparisons, load_demonstrations, response_ids
-from nanorlhf.encoder import load_encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
@@ -51,6 +50,7 @@ from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.metrics.replies import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 from nanorlhf.report import reply_report
+from nanorlhf.selfrank.sentence_encoder import load_sentence_encoder
 from nanorlhf.training.supervised import autocast
 
 
@@ -116,7 +116,7 @@ def main(args: Args) -> dict:
     reward_model = load_reward_model(args.reward_model, args, device) if args.reward_model else None
     figure = drawn = None
     if args.encoder:
-        figure, drawn = draw_answers(self_ranked, load_encoder(args.encoder, device=device), args.encoder)
+        figure, drawn = draw_answers(self_ranked, load_sentence_encoder(args.encoder, device=device), args.encoder)
 
     # --------------------------------------------------------------------------------------------------- 2. the replies
     measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
-from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import gold_margins, row_scores
 from nanorlhf.metrics import bootstrap_interval
@@ -27,7 +27,8 @@ from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.report.cluster_figure import cluster_figure
 from nanorlhf.reward import Gold, pair_scores
-from nanorlhf.selfrank.ranked import Ranked, embed
+from nanorlhf.selfrank.ranked import Ranked
+from nanorlhf.selfrank.sentence_encoder import embed
 from nanorlhf.selfrank.text_rank import rank_order
 
 Hits = list[bool | None]  # True: right, None: not counted
@@ -187,7 +188,7 @@ def evaluate_order(
 
 
 # -------------------------------------------------------------------------------------------------------- 3. Figure 2
-def draw_answers(questions: list[Ranked], encoder: Encoder, where: str) -> tuple[Figure, dict]:
+def draw_answers(questions: list[Ranked], encoder: Any, where: str) -> tuple[Figure, dict]:
     """[STR figure 2] The question with the most clusters, and what was drawn of it."""
     one = max(questions, key=lambda question: len(question.representatives))  # the first of those with the most
     vectors = embed(set(one.answers), encoder)

@@ -5,7 +5,6 @@ the base model finds likelier. Rank 1 is unshifted: greedy decoding of the base 
 and 3 are marginal, the rest shifted.
 """
 
-import html
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -80,10 +79,3 @@ def to_terminal(pieces: list[tuple[str, int]], color: bool) -> str:
         else:
             parts.append(blank + MARKS[kind].format(body) if body else word)
     return "".join(parts)
-
-
-def to_html(pieces: list[tuple[str, int]]) -> str:
-    """One <span> per token: its class is the kind, its title the rank; the page's stylesheet has the colours."""
-    return "".join(
-        f'<span class="{kind_of(rank)}" title="rank {rank}">{html.escape(text)}</span>' for text, rank in pieces
-    )

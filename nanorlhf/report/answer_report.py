@@ -1,15 +1,14 @@
 """Tables and report.html of an evaluation with several answers per question. [SO table 1]"""
 
-import html
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from matplotlib.figure import Figure
+from markupsafe import Markup
 from numpy.typing import ArrayLike
 
 from nanorlhf.report.answer_figures import metric_at_k_figures, spearman_figure
-from nanorlhf.report.page import SEARCH, aligned, answer, curves, html_table, image, write_page
+from nanorlhf.report.page import aligned, answer, curves, figures, markup, write_page
 
 # metric in eval.json: heading, digits
 METRICS = {
@@ -109,20 +108,13 @@ def tables(result: dict) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
-def sample_card(sample: dict) -> str:
+def sample_card(sample: dict) -> Markup:
     """A question, the site's answer, and the first answer of each policy."""
     answers = [answer("the site's best answer", sample["reference"], {})]
     for name, column in sample["policies"].items():
         numbers = {METRICS[metric][0]: column[0][metric] for metric in METRICS if metric in column[0]}
         answers.append(answer(name, column[0]["response"], numbers))
-    query = html.escape(sample["query"])
-    return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
-
-
-def figures(drawn: list[Figure], caption: str) -> str:
-    """Figures with one caption, as HTML."""
-    images = "".join(map(image, drawn))
-    return f"<figure><div>{images}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
+    return markup.card(sample["query"], answers)
 
 
 def write_report(
@@ -147,30 +139,34 @@ def write_report(
     n = result["num_samples"]
     ranked = reciprocal_ranks(result)
     parts = [
-        "<h1>What each stage gained</h1>",
-        f'<p class="quiet">{html.escape(" ".join(notes(result)))}</p>',
-        html_table(means(result)),
-        f"<h2>The best of {n}</h2>",
-        html_table(best_of(result)),
+        markup.title("What each stage gained"),
+        markup.quiet(" ".join(notes(result))),
+        markup.table(means(result)),
+        markup.heading(f"The best of {n}"),
+        markup.table(best_of(result)),
         figures(
             curves_at_k,
             "Expected best score among k answers, mean over questions; k = 1 is the mean score. A rising curve means "
             "that the answers differ, so that choosing among them pays.",
         ),
-        f"<h2>How early a useful answer comes</h2>{html_table(ranked)}" if ranked else "",
-        "<h2>Do they differ?</h2>",
-        html_table(differences(result, "differences")),
-        '<p class="quiet">The interval resamples whole questions. Both p-values treat all answers as independent; '
-        "answers to the same question are not, so the p-values are too small. The best answers are one a question, "
-        "which mends that:</p>",
-        html_table(differences(result, "differences_of_best")),
-        "<h2>Do the metrics agree?</h2>",
+        markup.heading("How early a useful answer comes") + markup.table(ranked) if ranked else "",
+        markup.heading("Do they differ?"),
+        markup.table(differences(result, "differences")),
+        markup.quiet(
+            "The interval resamples whole questions. Both p-values treat all answers as independent; answers to the "
+            "same question are not, so the p-values are too small. The best answers are one a question, which mends "
+            "that:"
+        ),
+        markup.table(differences(result, "differences_of_best")),
+        markup.heading("Do the metrics agree?"),
         figures(
             heat_maps,
             f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}. 1: both metrics give the same "
             "order; 0: their orders are unrelated; a dash: one metric gives all answers the same score.",
         ),
         *(text for _, text in sorted(map(curves, runs))),
-        f"<h2>Samples side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
+        markup.heading("Samples side by side"),
+        markup.search(),
+        *map(sample_card, samples),
     ]
-    write_page(path, str(result["args"]["out"]), "\n".join(parts))
+    write_page(path, str(result["args"]["out"]), parts)

@@ -9,7 +9,6 @@ Runs with the same name and size count as seeds. Win rates come from evaluations
 that can't be drawn is left out, and the page says why.
 """
 
-import html
 import json
 import math
 from collections import defaultdict
@@ -26,7 +25,7 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, read_object
 from nanorlhf.report.answer_figures import LINES
-from nanorlhf.report.page import html_table, image, panel, series, smooth, write_page
+from nanorlhf.report.page import figures, markup, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
 
@@ -310,18 +309,18 @@ def main(args: Args) -> list[str]:
             "no two runs differ only in --whiten-rewards, seed and paths",
         ),
     }
-    body, missing = [], []
-    for heading, (figures, reason) in sections.items():
-        images = "".join(image(figure) for figure in figures if figure)
-        if images:
-            body.append(f"<h2>{heading}</h2><figure><div>{images}</div></figure>")
+    bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
+    parts = [markup.title("Comparison of runs"), markup.quiet(bands), markup.table(table_of(by_name))]
+    missing = []
+    for heading, (drawn, reason) in sections.items():
+        if any(drawn):
+            parts.append(markup.heading(heading) + figures(list(filter(None, drawn))))
         else:
             missing.append(f"{heading}: not drawn, {reason}.")
-    left_out = "".join(f"<li>{html.escape(line)}</li>" for line in missing)
-    bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
+    if missing:
+        parts.append(markup.heading("Not drawn") + markup.bullets(missing))
     args.out.mkdir(parents=True, exist_ok=True)
-    page = f"<h1>Comparison of runs</h1><p class='quiet'>{bands}</p>{html_table(table_of(by_name))}{''.join(body)}"
-    write_page(args.out / "compare.html", str(args.out), page + (left_out and f"<h2>Not drawn</h2><ul>{left_out}</ul>"))
+    write_page(args.out / "compare.html", str(args.out), parts)
     print("\n".join([*missing, f"written: {args.out / 'compare.html'}"]))
     return missing
 

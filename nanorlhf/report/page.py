@@ -1,20 +1,22 @@
-"""What all reports share: the table for the terminal, figures, and report.html, one file that needs no network."""
+"""What all reports share: the table for the terminal, figures, and report.html, of which page.html is the template."""
 
 import base64
-import html
 import io
 import os
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nanorlhf.metrics.token_shift import KINDS, to_html
-from nanorlhf.report.details_index import details_section
+from nanorlhf.metrics.token_shift import KINDS, kind_of
+from nanorlhf.report.details_index import INDEX, ROOT, read_details
 from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
 # column of the table: key in eval.json, heading, digits
@@ -37,58 +39,12 @@ LEGEND = {
 }
 matplotlib.rcParams["text.parse_math"] = False  # names in figures are text: `$\\bad$` is no mathematics
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff; margin: 0 auto; max-width: 68rem;
-  padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
-p, figcaption { max-width: 46rem; } .quiet, figcaption { color: #565d66; font-size: .9rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .6rem; text-align: right; vertical-align: bottom; border-bottom: 1px solid #dfe3e8; }
-td { white-space: nowrap; } th { font-weight: 600; color: #565d66; }
-th:first-child, td:first-child { text-align: left; font-weight: 600; }
-td:first-child { white-space: normal; } h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
-nav a { margin-right: 1rem; } a { color: #1f5fa8; } code { font-size: .85em; overflow-wrap: anywhere; }
-.blocks { columns: 22rem auto; column-gap: 2.5rem; } .blocks .wide { break-inside: avoid; margin-bottom: 1.2rem; }
-details { margin: .3rem 0; } summary { cursor: pointer; } figure details table { margin-top: .5rem; }
-.unshifted { background: #e4eefa; } .marginal { background: #ffecb0; } .shifted { background: #ffc8bf; }
-.legend span, .answers span { border-radius: 2px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-input[type=search] { font: inherit; padding: .35rem .6rem; width: min(100%, 24rem); box-sizing: border-box; }
-small { color: #565d66; } figure { margin: 1rem 0 1.6rem; }
-figure div { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-figure img { width: 100%; max-width: 33rem; break-inside: avoid; } figure .wide { display: block; }
-figure .wide img { width: auto; max-width: none; height: 17rem; }
-.sample { border: 1px solid #dfe3e8; border-radius: 6px; margin: 0 0 1rem; overflow: hidden; break-inside: avoid; }
-pre { margin: 0; padding: .7rem 1rem; background: #f5f7f9; white-space: pre-wrap; overflow-wrap: anywhere;
-  font: .85rem/1.45 ui-monospace, monospace; } .sample > pre { max-height: 22rem; overflow-y: auto; }
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); }
-.answers div { padding: .6rem 1rem; border-top: 1px solid #dfe3e8; overflow-wrap: anywhere; }
-.answers b { display: block; font-size: .85rem; color: #1f5fa8; }
-@media (max-width: 40rem) { body { padding: 1rem .8rem 3rem; } table { font-size: .85rem; }
-  th, td { padding: .35rem .45rem; } }
-@media print { @page { margin: 15mm; } body { max-width: none; padding: 0; font-size: 10.5pt; }
-  nav, .search { display: none; } .blocks { columns: 14rem auto; } .wide { margin-bottom: .8rem; }
-  .index::details-content { content-visibility: visible; block-size: auto; }
-  .sample > pre { max-height: none; } .wide { overflow: visible; }
-  table { font-size: 8pt; } th, td { padding: .2rem .3rem; } tr, h2, h3 { break-inside: avoid; break-after: auto; }
-  h2, h3 { break-after: avoid; } figure img { max-width: 48%; } figure div { display: block; }
-  figure .wide img { max-width: 100%; height: auto; } a { color: inherit; text-decoration: none; } }
-"""
-SEARCH = """<p class="search">
-<input type="search" id="search" placeholder="search words" aria-label="search the samples">
-<output id="found" class="quiet"></output></p>
-<script>
-addEventListener("DOMContentLoaded", () => {
-  const cards = [...document.querySelectorAll(".sample")], texts = cards.map(card => card.textContent.toLowerCase());
-  document.getElementById("search").addEventListener("input", event => {
-    const words = event.target.value.toLowerCase().split(/\\s+/).filter(Boolean);
-    const hits = texts.map(text => words.every(word => text.includes(word)));
-    cards.forEach((card, i) => { card.hidden = !hits[i]; });
-    document.getElementById("found").textContent =
-      words.length ? `${hits.filter(Boolean).length} of ${cards.length}` : "";
-  });
-});
-</script>"""
+# the template's macros, which return markup; whatever text they are given is escaped
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+)
+TEMPLATES.filters["kind"] = kind_of
+markup: Any = TEMPLATES.get_template("page.html").module
 
 
 # ------------------------------------------------------------------------------------------------------- 1. the table
@@ -254,71 +210,73 @@ def ppo_figures(rows: Rows) -> list[Figure]:
     return figures
 
 
-def image(figure: Figure) -> str:
+def image(figure: Figure) -> Markup:
     """A figure as an <img> with its SVG inside."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):  # the same figure always gives the same bytes
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{html.escape(figure.axes[0].get_title("left"))}" src="data:image/svg+xml;base64,{data}">'
+    return markup.image(figure.axes[0].get_title("left"), base64.b64encode(buffer.getvalue()).decode())
 
 
-def curves(run: str) -> tuple[int, str]:
-    """The stage of a run directory (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), and its curves as HTML."""
+def figures(drawn: Sequence[Figure], caption: str = "") -> Markup:
+    """Figures side by side, with one caption."""
+    return markup.figures(list(map(image, drawn)), caption)
+
+
+def curves(run: str) -> tuple[int, Markup]:
+    """The stage of a run directory (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), and its curves."""
     rows = read_metrics(run)
-    name = html.escape(Path(run).name)
+    name = Path(run).name
     if not rows:
-        return 4, f"<h2>{name}</h2><p>{html.escape(run)} holds no metrics.jsonl, so there are no curves.</p>"
+        none = f"{run} holds no metrics.jsonl, so there are no curves."
+        return 4, markup.heading(name) + markup.paragraph(none)
     last = rows[-1]
     if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
-        stage, title, figures = 3, "PPO", ppo_figures(rows)
+        stage, title, drawn = 3, "PPO", ppo_figures(rows)
         caption = (
             f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
             f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "
             "first score far from 0, the mean score of the references; a KL that explodes; a falling EOS rate."
         )
     elif any("accuracy" in row for row in rows):
-        stage, title, figures = 2, "reward model", rm_figures(rows)
+        stage, title, drawn = 2, "reward model", rm_figures(rows)
         caption = "Accuracy on a training batch is noisy; validation uses all held-out rows."
         if any("chosen_reward" in row for row in rows):
             title = "DPO"
             caption += " The margin may grow while both rewards fall: then both responses became less likely."
     else:
-        stage, title, figures = 1, "supervised fine-tuning", sft_figures(rows)
+        stage, title, drawn = 1, "supervised fine-tuning", sft_figures(rows)
         caption = "Negative log-likelihood of the reference responses."
-    images = "".join(map(image, figures))
-    text = f"<h2>{name}: {title}</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
-    return stage, text
+    return stage, markup.heading(f"{name}: {title}") + figures(drawn, caption)
 
 
 # --------------------------------------------------------------------------------------------------------- 3. the page
-def answer(name: str, text: str, scores: dict[str, float | None], pieces: list[tuple[str, int]] | None = None) -> str:
+def answer(
+    name: str, text: str, scores: dict[str, float | None], pieces: list[tuple[str, int]] | None = None
+) -> Markup:
     """A response and its scores; with `pieces` (tokens and their ranks), coloured by token."""
     known = " · ".join(f"{label} {value:z.2f}" for label, value in scores.items() if value is not None)
-    shown = to_html(pieces) if pieces else html.escape(text.strip()) or "<i>empty</i>"
-    return f"<div><b>{html.escape(name)}</b>{shown}<br><small>{known}</small></div>"
+    return markup.answer(name, text.strip(), known, pieces)
 
 
-def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> str:
+def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> Markup:
     """A query and its responses side by side; shift: name -> tokens and their ranks under the base model."""
     scores = {"RM": sample.get("reference_rm_score"), "gold": sample["reference_gold_score"]}
     answers = [answer("reference", sample["reference"], scores, shift.get("reference"))]
     for name, policy in sample["policies"].items():
         scores = {"RM": policy["rm_score"], "gold": policy["gold_score"]}
         answers.append(answer(name, policy["response"], scores, shift.get(name)))
-    query = html.escape(sample["query"])
-    return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
+    return markup.card(sample["query"], answers)
 
 
-def length_section(figures: list[Figure]) -> str:
-    """The figures of length_figures.py with their caption, as HTML."""
+def length_section(drawn: list[Figure]) -> Markup:
+    """The figures of length_figures.py with their caption."""
     caption = (
         "Wins by length: each point is a ninth of the range of a policy's length ratios, hollow if it has fewer than "
         "ten pairs; the curve is a logistic fit to all pairs, absent where the ratio separates wins from losses. "
         "Win rate and length: with Wilson's 95% interval."
     )
-    images = "".join(map(image, figures))
-    return f"<h2>Wins and length</h2><figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
+    return markup.heading("Wins and length") + figures(drawn, caption)
 
 
 def shift_lines(result: dict) -> list[list[str]]:
@@ -328,17 +286,14 @@ def shift_lines(result: dict) -> list[list[str]]:
     return lines + [[name, *(f"{100 * row[kind]:.1f}%" for kind in KINDS)] for name, row in shift["shares"].items()]
 
 
-def settings_section(settings: dict, runs: list[str]) -> str:
+def settings_section(settings: dict, runs: list[str]) -> Markup:
     """The settings of the evaluation and of each run directory."""
-    blocks = {"this evaluation": settings}
-    for run in runs:
-        if saved := read_settings(run):
-            blocks[run] = saved
-    parts = ['<h2 id="settings">Settings</h2>']
+    blocks = {"this evaluation": settings} | {run: saved for run in runs if (saved := read_settings(run))}
+    parts = [markup.heading("Settings", "settings")]
     for name, block in blocks.items():
         lines = [["setting", "value"], *([key, str(value)] for key, value in block.items())]
-        parts.append(f"<details><summary>{html.escape(name)}</summary>{html_table(lines)}</details>")
-    return "".join(parts)
+        parts.append(markup.folded(name, markup.table(lines)))
+    return Markup().join(parts)
 
 
 def write_report(
@@ -347,11 +302,11 @@ def write_report(
     runs: list[str],
     samples: list[dict],
     shifts: Sequence[dict] = (),
-    sections: Sequence[str] = (),
+    sections: Sequence[Markup] = (),
 ) -> None:
     """Write report.html, whole or not at all: settings, the table, the curves of `runs`, and `samples` side by side.
 
-    shifts: per sample, name -> tokens and their ranks under the base model. sections: HTML, each with its heading.
+    shifts: per sample, name -> tokens and their ranks under the base model. sections: each with its heading.
     """
     settings = result["args"]
     about = f"{result['num_queries']} validation queries, responses sampled at temperature {settings['temperature']}"
@@ -360,47 +315,43 @@ def write_report(
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
         "The RM score is the one at the last token, without the EOS trick."
     )
-    legend = "".join(f'<span class="{kind}">{words}</span> ' for kind, words in LEGEND.items())
-    base = html.escape(result["token_shift"]["base"])
     pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
     parts = [
-        f'<h1>What each stage gained</h1><p class="quiet">{html.escape(about)}; seed {settings["seed"]}.</p>',
-        '<nav><a href="#settings">settings</a><a href="#samples">samples</a>'
-        '<a href="#details">details of the paper</a></nav>',
-        html_table(cells(result)),
-        f"<p>{html.escape(reward_model_line(result))}</p><p>{html.escape(judge_line(result))}</p>",
-        f'<p class="quiet">{html.escape(notes)}</p>',
+        markup.title("What each stage gained"),
+        markup.quiet(f"{about}; seed {settings['seed']}."),
+        markup.navigation(),
+        markup.table(cells(result)),
+        markup.paragraph(reward_model_line(result)),
+        markup.paragraph(judge_line(result)),
+        markup.quiet(notes),
         settings_section(settings, runs),
         *(text for _, text in sorted(map(curves, runs))),
         *sections,
-        '<h2 id="samples">Samples side by side</h2>',
-        f'<p class="legend">Tokens coloured by their rank under {base}: {legend}</p>',
-        html_table(shift_lines(result)),
-        SEARCH,
+        markup.heading("Samples side by side", "samples"),
+        markup.legend(result["token_shift"]["base"], LEGEND),
+        markup.table(shift_lines(result)),
+        markup.search(),
         *(sample_card(*pair) for pair in pairs),
         details_section(path),
     ]
-    write_page(path, str(settings["out"]), "\n".join(parts))
+    write_page(path, str(settings["out"]), parts)
 
 
-def html_table(lines: list[list[str]]) -> str:
-    """Lines of cells as HTML; the first line holds the headings."""
-    head = "".join(f"<th>{html.escape(cell).replace('-', '&#8209;')}</th>" for cell in lines[0])  # ROUGE-1 stays whole
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[1:])
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def details_section(report: Path, index: Path = INDEX) -> Markup:
+    """The numbered details of N+, with links from the report's directory to the source.
+
+    Empty where `index` does not exist or has no rows. The links are relative paths to the source tree, so they break
+    where report.html is moved alone.
+    """
+    rows = read_details(index)
+    return markup.index(os.path.relpath(ROOT, report.resolve().parent), rows) if rows else Markup()
 
 
-def write_page(path: Path, title: str, body: str) -> None:
-    """Write one HTML file that needs no network, whole or not at all."""
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>nanorlhf: {html.escape(title)}</title><link rel="icon" href="data:,">
-<style>{STYLE}</style></head><body>
-{body}
-</body></html>
-"""
+def write_page(path: Path, title: str, parts: Sequence[str]) -> None:
+    """Write a page, whole or not at all; parts that are not Markup are escaped."""
     temporary = path.with_name(path.name + ".tmp")
     try:
+        page = markup.page(title, parts)
         temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # half a surrogate pair, in a path
         os.replace(temporary, path)
     finally:

@@ -1,24 +1,16 @@
 """Tables and report.html of an evaluation that compiles and runs generated programs."""
 
-import html
 from collections import Counter
 from pathlib import Path
 
+from markupsafe import Markup
+
 from nanorlhf.code.error_profile import CATEGORIES
-from nanorlhf.report.answer_report import figures
-from nanorlhf.report.page import SEARCH, aligned, curves, html_table, write_page
+from nanorlhf.report.page import aligned, curves, figures, markup, write_page
 from nanorlhf.report.program_figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 Lines = list[list[str]]
-STYLE = """<style>
-.programs { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
-.programs div { padding: .6rem 1rem; border-top: 1px solid #dfe3e8; min-width: 0; overflow-wrap: anywhere; }
-.programs pre { margin: .4rem 0; font: .8rem/1.45 ui-monospace, monospace; overflow-x: auto; tab-size: 4; }
-.programs b { font-size: .85rem; color: #1f5fa8; } .programs mark { background: #fbdedb; color: #98130a; }
-.verdict { font-size: .8rem; font-weight: 600; margin-left: .5rem; color: #98130a; }
-.verdict.passed { color: #1e6b40; } .verdict.wrong_answer { color: #8d4506; }
-</style>"""
 
 
 def percent(share: float, interval: tuple[float, float] | None = None) -> str:
@@ -115,34 +107,23 @@ def tables(result: dict) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
-def marked(text: str, error: dict | None) -> str:
-    """A response as HTML with the error in red; `(here)` where the error is whitespace or the end of the text."""
-    if error is None:
-        return html.escape(text)
-    before, blamed, after = text[: error["start"]], text[error["start"] : error["end"]], text[error["end"] :]
-    red, blank = (blamed, "") if blamed.strip() else ("(here)", blamed)
-    return f"{html.escape(before)}<mark>{html.escape(red)}</mark>{blank}{html.escape(after)}"
-
-
-def program(name: str, row: dict) -> str:
+def program(name: str, row: dict) -> Markup:
     """One response with its outcome, and the messages of the compiler and the run."""
-    error, reason, score = row["error"], row["reason"], row["discriminator"]
-    judged = "" if score is None else f"<small> D {score:+.2f}</small>"
-    said = [" ".join(error["message"].split())] if error else []
+    error, reason, response = row["error"], row["reason"], row["response"]
+    said, blamed = [], None
+    if error:
+        said.append(" ".join(error["message"].split()))
+        start, end = error["start"], error["end"]
+        blamed = response[:start], response[start:end], response[end:]
     if reason != "passed" and not (error and reason == "compile_error"):  # would repeat the message
         said.append(row["output"])
-    return (
-        f'<div><b>{html.escape(name)}</b><span class="verdict {reason}">{reason.replace("_", " ")}</span>{judged}'
-        f"<pre>{marked(row['response'], error) or '<i>empty</i>'}</pre>"
-        f"<small>{html.escape(' · '.join(filter(None, said)))}</small></div>"
-    )
+    return markup.program(name, reason, row["discriminator"], response, blamed, " · ".join(filter(None, said)))
 
 
-def sample_card(sample: dict) -> str:
+def sample_card(sample: dict) -> Markup:
     """A problem, and the first response of each policy."""
-    programs = "".join(program(name, row) for name, row in sample["policies"].items())
-    query = f"{html.escape(sample['task'])}\n\n{html.escape(sample['query'])}"
-    return f'<div class="sample"><pre>{query}</pre><div class="programs">{programs}</div></div>'
+    programs = [program(name, row) for name, row in sample["policies"].items()]
+    return markup.card(f"{sample['task']}\n\n{sample['query']}", programs, "programs")
 
 
 def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[dict]) -> None:
@@ -159,29 +140,28 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
     about = notes(result)
     best = best_rows(result)
     parts = [
-        STYLE,
-        "<h1>What each stage gained</h1>",
-        f'<p class="quiet">{html.escape(about[0])}</p>',
-        html_table(at_k(result)),
-        f'<p class="quiet">{html.escape(about[1])}</p>',
+        markup.title("What each stage gained"),
+        markup.quiet(about[0]),
+        markup.table(at_k(result)),
+        markup.quiet(about[1]),
         figures(
             at_k_figures({name: row["at_k"] for name, row in result["policies"].items()}),
             "pass@k is the probability that at least one of k samples passes, mean over problems. A program that "
             "compiles may crash, and one that runs may be wrong.",
         ),
-        "<h2>Errors</h2>",
-        f'<p class="quiet">{html.escape(" ".join(about[2:]))}</p>',
-        html_table(errors(result)),
+        markup.heading("Errors"),
+        markup.quiet(" ".join(about[2:])),
+        markup.table(errors(result)),
         figures(
             [error_figure({name: row["errors"] for name, row in best.items()})],
             "One mistake may count several times: an undeclared variable is an error wherever it is used.",
         ),
-        "<h2>Outcomes</h2>",
-        html_table(reasons(result)),
-        f'<p class="quiet">Programs ran in a sandbox ({html.escape("; ".join(result["isolation"]))}).</p>',
-        "<h2>All temperatures</h2>",
-        html_table(temperatures(result)),
-        '<p class="quiet">In %. A star marks the best pass@k of each policy.</p>',
+        markup.heading("Outcomes"),
+        markup.table(reasons(result)),
+        markup.quiet(f"Programs ran in a sandbox ({'; '.join(result['isolation'])})."),
+        markup.heading("All temperatures"),
+        markup.table(temperatures(result)),
+        markup.quiet("In %. A star marks the best pass@k of each policy."),
     ]
     by_temperature = {name: row["temperatures"] for name, row in result["policies"].items()}
     if over := temperature_figures(by_temperature, result["args"]["ks"]):
@@ -195,7 +175,7 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
             "Measured on the rollouts, so on the training queries and at the training temperature; running means, with "
             "the single updates faint. At 0.5, the discriminator can't tell the policy's code from people's."
         )
-        parts += ["<h2>In training</h2>", figures(drawn, caption)]
+        parts += [markup.heading("In training"), figures(drawn, caption)]
     parts += [text for _, text in sorted(map(curves, logged))]
-    parts.append(f"<h2>Samples side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}")
-    write_page(path, str(result["args"]["out"]), "\n".join(parts))
+    parts += [markup.heading("Samples side by side"), markup.search(), *map(sample_card, samples)]
+    write_page(path, str(result["args"]["out"]), parts)

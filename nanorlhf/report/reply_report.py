@@ -1,13 +1,12 @@
 """Tables and report.html of an evaluation of replies: overlap with references, self-ranking and the human study."""
 
-import html
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from nanorlhf.report.answer_report import figures
-from nanorlhf.report.page import BLUE, SEARCH, aligned, answer, curves, html_table, panel, write_page
+from nanorlhf.report.page import BLUE, aligned, answer, curves, figures, markup, panel, write_page
 from nanorlhf.training.run_directory import read_metrics
 
 # metric in eval.json: heading, factor, digits
@@ -25,11 +24,6 @@ METRICS = {
 SQUAD, OVERLAP, SCORES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
 Interval = tuple[float, float]
 Lines = list[list[str]]
-STYLE = """<style>
-.wide + .wide { margin-top: 1rem; }
-.ranked { font-size: .9rem; margin: .7rem 1rem; padding-left: 1.6rem; overflow-wrap: anywhere; }
-.ranked small { white-space: nowrap; margin-left: .3rem; }
-</style>"""
 
 
 # ---------------------------------------------------------------------------------------------------------- 1. numbers
@@ -214,40 +208,32 @@ def interval_figures(result: dict) -> list[Figure]:
     return drawn
 
 
-def figure_2(figure: Figure, drawn: dict) -> str:
+def figure_2(figure: Figure, drawn: dict) -> Markup:
     """STR Figure 2, and below it its answers, best first."""
-    items = []
-    for row in drawn["answers"]:
-        text = html.escape(row["text"].strip()) or "<i>empty</i>"
-        text = f"<b>{text}</b>" if row["representative"] else text
-        items.append(f"<li>{text} <small>weight {row['weight']:.3f}, cluster {row['cluster']}</small></li>")
     caption = (
         f"Embeddings of the sampled answers by {drawn['encoder']}, in two dimensions. The colour is the rank by "
         "TextRank. Each cluster's representative is ringed and labelled with its rank, and lines join it to the other "
         "members; the reward model's pairs are made of representatives only. In the paper, the encoder of this figure "
         "took no part in the ranking."
     )
-    return (
-        f"<h2>Answers to one question, ranked and clustered</h2>{figures([figure], caption)}"
-        f'<div class="sample"><pre>{html.escape(drawn["query"])}</pre><ol class="ranked">{"".join(items)}</ol></div>'
-    )
+    heading = markup.heading("Answers to one question, ranked and clustered")
+    return heading + figures([figure], caption) + markup.ranked(drawn["query"], drawn["answers"])
 
 
-def sample_card(sample: dict) -> str:
+def sample_card(sample: dict) -> Markup:
     """A question, its references, and each policy's reply."""
     answers = [answer("reference", " / ".join(text.strip() for text in sample["references"]), {})]
     for name, row in sample["policies"].items():
         shown = [metric for metric in ("exact_match", "f1", "bleu4", "meteor", *SCORES) if metric in row]
         shown = [metric for metric in shown if not ("f1" in row and metric in OVERLAP)]  # SQuAD has its own
         answers.append(answer(name, row["response"], {METRICS[m][0]: METRICS[m][1] * row[m] for m in shown}))
-    query = html.escape(sample["query"])
-    return f'<div class="sample"><pre>{query}</pre><div class="answers">{"".join(answers)}</div></div>'
+    return markup.card(sample["query"], answers)
 
 
-def section(title: str, parts: list[Lines], about: str) -> str:
-    """A heading, the non-empty tables and a note, as HTML; empty if all tables are."""
-    filled = "".join(html_table(lines) for lines in parts if lines)
-    return filled and f'<h2>{title}</h2>{filled}<p class="quiet">{about}</p>'
+def section(title: str, parts: list[Lines], about: str) -> Markup:
+    """A heading, the non-empty tables and a note; empty if all tables are."""
+    filled = Markup().join(markup.table(lines) for lines in parts if lines)
+    return filled and markup.heading(title) + filled + markup.quiet(about)
 
 
 def write_report(path: Path, result: dict, runs: list[str], samples: list[dict], figure: Figure | None) -> None:
@@ -256,10 +242,9 @@ def write_report(path: Path, result: dict, runs: list[str], samples: list[dict],
     figure: STR Figure 2, of the answers in result["figure"].
     """
     parts = [
-        STYLE,
-        "<h1>What each stage gained</h1>",
-        f'<p class="quiet">{html.escape(" ".join(notes(result)))}</p>',
-        *(html_table(lines) for lines in (means(result, SQUAD), means(result, OVERLAP), scores(result)) if lines),
+        markup.title("What each stage gained"),
+        markup.quiet(" ".join(notes(result))),
+        *(markup.table(lines) for lines in (means(result, SQUAD), means(result, OVERLAP), scores(result)) if lines),
         figures(
             interval_figures(result),
             "Overlap measures similarity to the reference. A dialogue can continue in many equally good ways, so the "
@@ -291,6 +276,8 @@ def write_report(path: Path, result: dict, runs: list[str], samples: list[dict],
         ),
         figure_2(figure, result["figure"]) if figure else "",
         *(text for _, text in sorted(curves(run) for run in dict.fromkeys(runs) if read_metrics(run))),
-        f"<h2>Samples side by side</h2>{SEARCH}{''.join(map(sample_card, samples))}",
+        markup.heading("Samples side by side"),
+        markup.search(),
+        *map(sample_card, samples),
     ]
-    write_page(path, str(result["args"]["out"]), "\n".join(parts))
+    write_page(path, str(result["args"]["out"]), parts)

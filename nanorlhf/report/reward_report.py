@@ -1,9 +1,10 @@
 """Tables and figures of reward models and implicit rewards: as text, as a section, and as a page of their own."""
 
-import html
 from pathlib import Path
 
-from nanorlhf.report.page import aligned, curves, html_table, image, write_page
+from markupsafe import Markup
+
+from nanorlhf.report.page import aligned, curves, figures, markup, write_page
 from nanorlhf.report.reward_figures import calibration_figure
 
 SETS = {"validation": "Validation pairs", "cnndm": "CNN/DM pairs"}
@@ -63,30 +64,27 @@ def tables(result: dict) -> str:
     return "\n\n".join([*parts, aligned(score_lines(result)), "\n".join(notes(result))])
 
 
-def section(result: dict) -> str:
-    """Tables and calibration of each set of pairs, as HTML."""
-    parts = [f'<h2 id="reward-models">Reward models</h2><p class="quiet">{html.escape(" ".join(notes(result)))}</p>']
+def section(result: dict) -> Markup:
+    """Tables and calibration of each set of pairs."""
+    parts = [markup.heading("Reward models", "reward-models"), markup.quiet(" ".join(notes(result)))]
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
-        parts.append(f"<h3>{SETS[name]}: accuracy</h3>")
-        blocks = [html_table(lines) for by in HEADINGS if (lines := accuracy_lines(table, by))]
-        parts.append(f'<div class="blocks">{"".join(blocks)}</div>')
+        parts.append(markup.subheading(f"{SETS[name]}: accuracy"))
+        parts.append(markup.columns([markup.table(lines) for by in HEADINGS if (lines := accuracy_lines(table, by))]))
         hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
         if hidden > 0:
-            parts.append(
-                f'<p class="quiet">{hidden} more pairs of policies, with fewer comparisons, are in eval.json.</p>'
-            )
-        images = [image(calibration_figure(model, row)) for model, row in measured["calibration"].items()]
+            parts.append(markup.quiet(f"{hidden} more pairs of policies, with fewer comparisons, are in eval.json."))
+        drawn = [calibration_figure(model, row) for model, row in measured["calibration"].items()]
         caption = (
             "Calibration: accuracy against the size of the margin. Above the curve, the model is right more often than "
             "its margins claim (underconfident); below it, less often (overconfident). The calibration error is the "
             "distance to the curve, mean over all pairs."
         )
-        parts.append(f"<figure><div>{''.join(images)}</div><figcaption>{caption}</figcaption></figure>")
-    return "\n".join([*parts, html_table(score_lines(result))])
+        parts.append(figures(drawn, caption))
+    return Markup("\n").join([*parts, markup.table(score_lines(result))])
 
 
 def write_report(path: Path, result: dict, runs: list[str]) -> None:
     """Write report.html of an evaluation of reward models only, whole or not at all."""
-    parts = [section(result), *(text for _, text in sorted(map(curves, runs)))]
-    write_page(path, str(result["args"]["out"]), "<h1>Reward models</h1>" + "\n".join(parts))
+    parts = [markup.title("Reward models"), section(result), *(text for _, text in sorted(map(curves, runs)))]
+    write_page(path, str(result["args"]["out"]), parts)

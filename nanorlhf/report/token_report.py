@@ -1,12 +1,11 @@
 """One response token by token: the reward model's logits (N+ Figure 6), and PPO's rewards, values and KL (Figure 9)."""
 
-import html
-
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import BLUE, GREY, ORANGE, html_table, image, panel
+from nanorlhf.report.page import BLUE, GREY, ORANGE, image, markup, panel
 
 # the columns of `token_rewards`: the text of each token, and numbers, None where a token has no such number
 Tokens = dict[str, list]
@@ -57,21 +56,18 @@ def token_lines(tokens: Tokens) -> list[list[str]]:
     return lines
 
 
-def section(query: str, policies: dict[str, Tokens]) -> str:
-    """One query, and each policy's response token by token, as HTML."""
-    parts = [
-        '<h2 id="tokens">One response, token by token</h2><p class="quiet">The reward model was trained on its logit '
-        "at the last token only, so earlier ones mean little. PPO's reward is -beta * KL at each token, plus the score "
-        f"at the end; the value is read before the token.</p><pre>{html.escape(query)}</pre>"
-    ]
+def section(query: str, policies: dict[str, Tokens]) -> Markup:
+    """One query, and each policy's response token by token."""
+    about = (
+        "The reward model was trained on its logit at the last token only, so earlier ones mean little. PPO's reward "
+        "is -beta * KL at each token, plus the score at the end; the value is read before the token."
+    )
+    parts = [markup.heading("One response, token by token", "tokens"), markup.quiet(about), markup.query(query)]
     figures = [reward_logit_figure(name, tokens) for name, tokens in policies.items() if "rm_logit" in tokens]
     figures += [ppo_figure(name, tokens) for name, tokens in policies.items() if "value" in tokens]
     for is_long in (False, True):  # short responses side by side, long ones scroll
-        drawn = [image(figure) for figure in figures if (figure.get_figwidth() > WIDTH) == is_long]
-        wide = "".join(f'<div class="wide">{one}</div>' for one in drawn)
-        side_by_side = f"<div>{''.join(drawn)}</div>"
-        parts.append(f"<figure>{wide if is_long else side_by_side}</figure>" if drawn else "")
+        if drawn := [image(figure) for figure in figures if (figure.get_figwidth() > WIDTH) == is_long]:
+            parts.append(markup.figures(drawn, scroll=is_long))
     for name, tokens in policies.items():
-        table = html_table(token_lines(tokens))
-        parts.append(f"<details><summary>{html.escape(name)}: numbers</summary>{table}</details>")
-    return "\n".join(parts)
+        parts.append(markup.folded(f"{name}: numbers", markup.table(token_lines(tokens))))
+    return Markup("\n").join(parts)

@@ -33,6 +33,7 @@ FORMAT = 3
 # last bit with those of the first two lines, to rounding with those of the third: sums and shapes are cut differently
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "save_every", "keep_last", "max_skipped_steps", "eval_every", "sample_every")
+    + ("trackio", "push_to_hub")
     + ("offload", "checkpoint_activations")
     + ("device", "micro_batch_size", "rollout_batch_size", "shard")
 )

@@ -4,7 +4,8 @@
     samples.jsonl     what the model said   summary.json    the final numbers; where it exists, the run is finished
     state/            what --resume loads (resume.py)       events.out.tfevents.*   TensorBoard
 
-The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
+The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them, and with --trackio the metrics
+go to a project of trackio too. Only rank 0 writes.
 """
 
 import functools
@@ -12,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.hub import check_hub_id, model_card, push
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.run_directory import whole_rows
 from nanorlhf.training.signals import StopSignals
@@ -61,6 +64,10 @@ def begin(args: Any, *batch_sizes: str) -> torch.device:
     """
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
+    if args.trackio is not None and find_spec("trackio") is None:  # the optional extra `trackio`
+        raise InputError(f"--trackio {args.trackio}: it is not installed: `pip install trackio`, or omit the flag.")
+    if args.push_to_hub is not None:
+        check_hub_id(args.push_to_hub)
     device = distributed.setup(args.device)
     torch.manual_seed(args.seed)
     world = distributed.world_size()
@@ -114,6 +121,7 @@ class Run:
         self.first_step = 0
         self.metrics: dict[str, float] = {}  # of the last logged step
         self.board: SummaryWriter | None = None
+        self.tracker: Any = None  # trackio's run
         if args.resume:
             state = load_state(args.out, args, **state_settings)
             for part_name, part in parts.items():
@@ -139,6 +147,14 @@ class Run:
                     write_jsonl(path, [row for row in whole_rows(path) if row["step"] < self.first_step])
         write_json(self.out / "args.json", asdict(self.args))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
+        if self.args.trackio is not None:
+            import trackio
+
+            settings = json.loads(json.dumps(asdict(self.args), default=str))
+            self.tracker = trackio.init(
+                self.args.trackio, name=str(self.out), resume="allow" if self.first_step else "never", config=settings,
+                embed=False, auto_log_cpu=False, auto_log_gpu=False,
+            )  # fmt: skip
         return self.board
 
     def print(self, text: str) -> None:
@@ -197,6 +213,8 @@ class Run:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():
             board.add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.log(metrics, step=step)
 
     def log_samples(self, step: int, samples: list[dict]) -> None:
         """Append texts to samples.jsonl."""
@@ -208,10 +226,14 @@ class Run:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def finish(self, summary: dict[str, float]) -> None:
-        """Write summary.json, last of all."""
+        """Write summary.json, last of all that belongs to the run, and upload it where --push-to-hub says so."""
         if self.main:
             self.opened().close()
+            if self.tracker:
+                self.tracker.finish()
             write_json(self.out / "summary.json", summary)
+            if self.args.push_to_hub is not None:
+                print(f"pushed: {push(self.args.push_to_hub, self.out, model_card(self.name, self.args, summary))}")
 
 
 def home(args: Any, device: torch.device) -> torch.device:

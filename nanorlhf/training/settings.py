@@ -48,6 +48,10 @@ class RunArgs:
     """continue from the last state in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
+    trackio: str | None = None
+    """project of trackio that also gets the metrics, on this machine; `trackio show` draws them"""
+    push_to_hub: str | None = None
+    """OWNER/NAME: upload the finished checkpoint to the Hugging Face Hub, with a model card; a new one is private"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,7 +207,7 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     page = (small_site.eval.out / "report.html").read_text()
     assert page.count("<img ") >= 2 * 6 and "http://" not in page.replace("http://www.w3.org", "")
     for text in (
-        "the site&#x27;s best answer",
+        "the site&#39;s best answer",
         "gold score",
         "The best of 3",
         "Do they differ?",

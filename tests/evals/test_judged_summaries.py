@@ -198,3 +198,9 @@ def test_one_policy_alone_has_none_to_be_judged_against(args, tmp_path) -> None:
     alone = replace(args, policies=args.policies[:2], judge_url="http://x/v1", judge_against="sft", out=tmp_path / "o")
     with pytest.raises(InputError, match="one policy of several"):
         evaluation.main(alone)
+
+
+def test_without_the_library_the_error_says_how_to_install_it(args, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("nanorlhf.evals.judged.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="--judge-url http://x/v1: .*`pip install openai`"):
+        evaluation.main(replace(args, judge_url="http://x/v1", out=tmp_path / "o"))

@@ -281,9 +281,14 @@ def test_the_page_is_one_file_that_asks_for_nothing(world):
 
 
 def test_markup_in_a_response_stays_text():
-    assert program_report.marked("a < b & c", {"start": 4, "end": 5}) == "a &lt; <mark>b</mark> &amp; c"
-    assert program_report.marked("<b>", {"start": 3, "end": 3}) == "&lt;b&gt;<mark>(here)</mark>"
-    assert program_report.marked("<i>", None) == "&lt;i&gt;"
+    def code(response: str, start: int | None, end: int | None = None) -> str:
+        error = None if start is None else {"start": start, "end": end, "message": "no"}
+        row = {"response": response, "error": error, "reason": "compile_error", "discriminator": None, "output": ""}
+        return re.search("<pre>(.*)</pre>", program_report.program("sft", row))[1]
+
+    assert code("a < b & c", 4, 5) == "a &lt; <mark>b</mark> &amp; c"
+    assert code("<b>", 3, 3) == "&lt;b&gt;<mark>(here)</mark>"
+    assert code("<i>", None) == "&lt;i&gt;"
 
 
 # -------------------------------------------------------------------------------------------------- 3. the figures

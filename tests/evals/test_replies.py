@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ import eval as evaluation
 from nanorlhf import reward
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.dataset import read_jsonl, response_ids, write_jsonl
-from nanorlhf.encoder import Encoder
 from nanorlhf.errors import InputError
 from nanorlhf.evals import replies
 from nanorlhf.evals.self_ranking import Resamples, share
@@ -342,13 +342,11 @@ def test_the_first_answer_is_right_more_often_than_one_at_random(world, scripted
 def letters(monkeypatch):
     """An encoder that knows letters: a text's vector says how often each of them is in it."""
 
-    def sentence_embeddings(texts, encoder, batch_size):
+    def encode(texts, **settings):
         counts = [[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
-        return torch.nn.functional.normalize(torch.tensor(counts).float(), dim=1)
+        return torch.nn.functional.normalize(torch.tensor(counts).float(), dim=1).numpy()
 
-    encoder = Encoder("letters", torch.nn.Identity(), None, 1, 1, 512, 512, "mean")
-    monkeypatch.setattr(replies, "load_encoder", lambda where, device: encoder)
-    monkeypatch.setattr("nanorlhf.selfrank.ranked.sentence_embeddings", sentence_embeddings)
+    monkeypatch.setattr(replies, "load_sentence_encoder", lambda where, device: SimpleNamespace(encode=encode))
 
 
 def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(

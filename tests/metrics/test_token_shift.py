@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanorlhf.metrics.token_shift
-from nanorlhf.metrics.token_shift import kind_of, shift_shares, text_pieces, to_html, to_terminal, token_ranks
+from nanorlhf.metrics.token_shift import kind_of, shift_shares, text_pieces, to_terminal, token_ranks
 from nanorlhf.tokenizer import token_bytes, train_tokenizer
 
 EOS, PAD = 1, 36
@@ -103,7 +103,3 @@ def test_the_terminal_has_colours_or_brackets():
     colored = to_terminal(pieces[:3], color=True)
     assert colored == "\x1b[34m so\x1b[0m\x1b[33m we\x1b[0m\x1b[31m met\x1b[0m"
     assert re.sub(r"\x1b\[\d+m", "", colored) == " so we met"
-
-
-def test_html_is_escaped_and_shows_the_rank():
-    assert to_html([("<b>", 5)]) == '<span class="shifted" title="rank 5">&lt;b&gt;</span>'

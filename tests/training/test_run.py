@@ -22,6 +22,8 @@ class Args:
     save_every: int = 10
     keep_last: int = 2
     resume: bool = False
+    trackio: str | None = None
+    push_to_hub: str | None = None
 
 
 def start(args):

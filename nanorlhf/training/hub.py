@@ -1,0 +1,122 @@
+"""--push-to-hub: upload a finished run's checkpoint to the Hugging Face Hub, with a model card written from the run."""
+
+import shlex
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from nanorlhf.errors import InputError
+from nanorlhf.files import read_object
+from nanorlhf.training.run_directory import read_settings
+
+# of a run directory; its state, its logs and its samples stay here
+UPLOADED = ["README.md", "adapter/*", "config.json", "discriminator.json", "model.safetensors", "tokenizer*.json"]
+TEMPLATE = Path(__file__).with_name("model_card.md")
+USES = {
+    "policy": "transformers loads it",
+    "adapted policy": "It has adapters, which transformers does not know: load it with nanorlhf",
+    "reward model": "It scores a text at its last token, and needs nanorlhf",
+    "discriminator": "It compares two programs for the same prompt, and needs nanorlhf",
+}
+
+
+def check_hub_id(hub_id: str) -> None:
+    """Before training: raises InputError unless it is OWNER/NAME and there is a token; asks no server."""
+    if not is_hub_id(hub_id):
+        raise InputError(f"--push-to-hub {hub_id}: write OWNER/NAME, such as someone/tldr-ppo.")
+    if get_token() is None:
+        raise InputError(f"--push-to-hub {hub_id}: there is no token: log in with `hf auth login`, or set HF_TOKEN.")
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether it is OWNER/NAME as the Hub spells them."""
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return "/" in text
+
+
+def push(hub_id: str, out: Path, card: ModelCard) -> str:
+    """Upload the checkpoint in `out` with its card; returns the address. A new repository is private.
+
+    Raises InputError, which says how to upload it later, for whatever goes wrong: the run is on the disk by then.
+    """
+    (out / "README.md").write_text(str(card), encoding="utf-8", errors="backslashreplace")
+    try:
+        api = HfApi()
+        address = api.create_repo(hub_id, private=True, exist_ok=True)
+        api.upload_folder(repo_id=hub_id, folder_path=out, allow_patterns=UPLOADED, commit_message="Upload the model")
+    except Exception as error:  # the network's, the server's, the file system's
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        includes = shlex.join(word for pattern in UPLOADED for word in ("--include", pattern))
+        raise InputError(
+            f"--push-to-hub {hub_id}: the run is finished and saved in {out}, but not uploaded ({reason:.300}): later, "
+            f"run `hf upload {hub_id} {shlex.quote(str(out))} . --private {includes}`."
+        ) from error
+    return str(address)
+
+
+def model_card(stage: str, args: Any, summary: dict[str, float]) -> ModelCard:
+    """What a finished run is, from its settings and its checkpoint. The licence is left to the user."""
+    kind, source = kind_of_model(args.out), base_model(asdict(args))
+    data = ModelCardData(
+        base_model=source,
+        library_name="transformers" if kind == "policy" else "nanorlhf",
+        pipeline_tag="text-generation" if kind == "policy" else None,
+        tags=["nanorlhf", "rlhf", stage.lower()],
+    )
+    return ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        stage=stage,
+        kind=kind,
+        use=USES[kind],
+        hub_id=args.push_to_hub,
+        source=source,
+        command=" ".join(("python", Path(sys.argv[0]).name, shlex.join(sys.argv[1:]))).strip(),
+        settings={name: cell(value) for name, value in asdict(args).items()},
+        summary={name: f"{x:.4g}" if isinstance(x, float) else x for name, x in summary.items()},
+        version=nanorlhf_version(),
+    )
+
+
+def kind_of_model(directory: Path) -> str:
+    """Which of USES a checkpoint directory holds."""
+    if (directory / "discriminator.json").exists():
+        return "discriminator"
+    config = read_object(directory / "config.json")
+    if config.get("architectures") == ["ScalarModel"]:
+        return "reward model"
+    return "adapted policy" if "adapter_size" in config else "policy"
+
+
+def base_model(settings: dict) -> str | None:
+    """The Hub id that a run's weights come from, through the run directories between; None where it is not known."""
+    for _ in range(10):  # directories may name each other in a circle
+        start = settings.get("model") or settings.get("sft")
+        if not isinstance(start, str):
+            return None
+        if not Path(start).exists():
+            return start if is_hub_id(start) else None
+        settings = read_settings(start)
+    return None
+
+
+def cell(value: Any) -> str:
+    """A setting in a Markdown table: on one line, as code, which nothing can end early."""
+    text = " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
+    return f"`{text}`" if text else ""
+
+
+def nanorlhf_version() -> str:
+    try:
+        return version("nanorlhf")
+    except PackageNotFoundError:  # run from a clone
+        return "(not installed)"
