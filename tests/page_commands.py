@@ -29,7 +29,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from data.pretrained import HUB_ID
 from nanorlhf.cli import command_line, run_module
+from nanorlhf.evals.common import best_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,6 +64,7 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.mxeval": {"code": ("train", "validation", "test")},
     "data.dialogue": {"sft": (*BOTH, "test")},
     "data.squad": {"sft": BOTH},
+    "data.subset": {"sft": BOTH, "comparisons": BOTH},
     "data.self_rank": {"comparisons": BOTH, "self_rank": BOTH},
 }
 
@@ -206,7 +209,7 @@ def paths_read(program: str, args: Any) -> list[str]:
     for name in sorted(names & (READ | READ_PAIRS)):
         value = getattr(args, name)
         values = value if isinstance(value, tuple) else (value,)
-        found += values[1::2] if name in READ_PAIRS else values
+        found += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
     for name in sorted(names & READ_FUNCTIONS):
         found.append(str(getattr(args, name)).partition(":")[0])
     if getattr(args, "resume", False):
@@ -231,7 +234,7 @@ def paths_written(program: str, args: Any) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------ 3. make targets
 STUB = """#!/bin/sh
-case "$1" in -c) exec "$REAL_PYTHON" "$@";; esac
+case "$1 $2" in -c*) exec "$REAL_PYTHON" "$@";; "-m data.pretrained") echo "$HUB_ID"; exit;; esac
 { printf '%s\\t' "$@"; echo; } >> "$RECORDED"
 """
 
@@ -247,10 +250,11 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         stub = here / ".venv" / "bin" / "python"
         stub.write_text(STUB)
         stub.chmod(0o755)
-        (here / ".venv" / "complete").touch()  # installed
+        for name in ("complete", "real"):  # installed
+            (here / ".venv" / name).touch()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
-            **dict(variables), "REAL_PYTHON": sys.executable, "RECORDED": str(here / "recorded"),
+            **dict(variables), "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID, "RECORDED": str(here / "recorded"),
         }  # fmt: skip
         done = subprocess.run(["make", target], cwd=here, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
