@@ -21,6 +21,7 @@ class Ranked:
     weights: list[float]  # TextRank's, per answer
     clusters: list[int]  # ISODATA's, per answer
     representatives: list[int]  # one answer index per cluster, highest weight first
+    chat: bool = False  # whether a chat template has written the query
 
 
 def embed(texts: set[str], encoder: Encoder) -> dict[str, np.ndarray]:
