@@ -153,7 +153,8 @@ def with_blank(query: str, response: str, chat: bool = False) -> str:
 
 def response_ids(query: str, response: str, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
     """Token ids of a response to `query`, with EOS."""
-    return tokenizer.encode(with_blank(query, response, chat)) + [tokenizer.eos_id]
+    [ids] = tokenizer.encode_responses([with_blank(query, response, chat)])
+    return ids + [tokenizer.eos_id]
 
 
 def load_demonstrations(
@@ -386,7 +387,7 @@ def tokenise(
             chat: iter(tokenizer.encode_batch([fields[0] for _, fields, _, its in chunk if its == chat], marks=chat))
             for chat in {chat for *_, chat in chunk}
         }
-        encoded = iter(tokenizer.encode_batch([text for _, fields, _, _ in chunk for text in fields[1:]]))
+        encoded = iter(tokenizer.encode_responses([text for _, fields, _, _ in chunk for text in fields[1:]]))
         for where, fields, score, chat in chunk:
             query, responses = next(queries[chat]), [next(encoded) for _ in fields[1:]]
             if tokenizer.pad_id in query:

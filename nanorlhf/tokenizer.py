@@ -49,6 +49,26 @@ class Tokenizer:
         backend = self._marking if marks else self.backend
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def encode_responses(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text where it follows another one.
+
+        SentencePiece's tokenizers (Llama 2, Mistral) put a blank before every text; there, the ids are those after a
+        newline, which is never part of another token.
+        """
+        plain = self.encode_batch(texts)
+        if not self._puts_blank:
+            return plain
+        newline = self.encode("\n")
+        after = self.encode_batch(["\n" + text for text in texts])
+        return [
+            ids[len(newline) :] if ids[: len(newline)] == newline else alone
+            for ids, alone in zip(after, plain, strict=True)
+        ]
+
+    @cached_property
+    def _puts_blank(self) -> bool:
+        return self.encode("\na") != self.encode("\n") + self.encode("a")
+
     @cached_property
     def _marking(self) -> tokenizers.Tokenizer:
         """A copy that reads special tokens: what tells it not to is not stored."""
