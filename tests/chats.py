@@ -1,7 +1,5 @@
 """Chat templates of our own that behave as those of five families do, and a small tokenizer with their marks."""
 
-from dataclasses import replace
-
 from tokenizers import AddedToken
 
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -92,7 +90,3 @@ def chat_tokenizer(family: str, directory=None) -> Tokenizer:
         return tokenizer
     tokenizer.save(directory)
     return load_tokenizer(directory)
-
-
-def without_template(tokenizer: Tokenizer) -> Tokenizer:
-    return replace(tokenizer, chat_template=None)

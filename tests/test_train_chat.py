@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train_ppo
@@ -17,6 +18,7 @@ from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.tokenizer import load_tokenizer
 from tests.chats import chat_tokenizer
 from tests.conftest import read_metrics
+from tests.made_once import made_once
 
 LENGTHS = {"max_query_length": 64, "max_response_length": 12}
 REPLIES = ("it is a cat.", "no")
@@ -25,12 +27,17 @@ REPLIES = ("it is a cat.", "no")
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A pretrained model whose EOS is <|endoftext|>, conversations in its format, and a policy that learned them."""
-    root = tmp_path_factory.mktemp("chat")
+    root = made_once(tmp_path_factory, "chat", make_world)
+    return root, json.loads((root / "sft/summary.json").read_text())
+
+
+def make_world(root):
     tokenizer = chat_tokenizer("chatml")
     config = GPTConfig(
         vocab_size=tokenizer.vocab_size, n_ctx=80, d_model=32, n_layer=1, n_head=2, d_mlp=64, rotary_dim=16,
         positions="rotary_half",
     )  # fmt: skip
+    torch.manual_seed(0)
     save(GPT(config), root / "model", tokenizer)
     with (root / "source.jsonl").open("w") as file:
         for i in range(72):
@@ -38,8 +45,8 @@ def world(tmp_path_factory):
             record = {"prompt": prompt, "chosen": REPLIES[0], "rejected": REPLIES[1]}
             file.write(json.dumps(record) + "\n")
     chat.main(chat.Args(source=str(root / "source.jsonl"), tokenizer=str(root / "model"), out=root / "data"))
-    common = {"data": root / "data", "device": "cpu", "warmup_steps": 0, "batch_size": 8, "num_epochs": 12.0}
-    sft = train_sft.main(
+    common = {"data": root / "data", "device": "cpu", "warmup_steps": 0, "batch_size": 8, "num_epochs": 6.0}
+    train_sft.main(
         replace(
             train_sft.RECIPES["tiny"][1], **common, **LENGTHS, model=str(root / "model"), tokenizer=str(root / "data"),
             out=root / "sft", num_samples=6, lr=1e-2, loss_on="response",
@@ -50,7 +57,6 @@ def world(tmp_path_factory):
         num_normalisation=None,
     )  # fmt: skip
     train_rm.main(rm)
-    return root, sft
 
 
 def test_a_policy_learns_to_end_its_turn(world):
