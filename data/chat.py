@@ -66,6 +66,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import MAX_LINE, read_text
 from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 
+KINDS = {1: ("sft", ("response",)), 2: ("comparisons", ("chosen", "rejected"))}  # of rows, by their replies
 ROLES = ("system", "user", "assistant")
 PROBE = "\ue000\ue001"  # stands for a reply, to see what the template writes around one
 # a template is a program of strangers: what one conversation may take; published ones need a millisecond and a megabyte
@@ -375,6 +376,16 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
     return [(messages[:i], [messages[i]]) for i in (ends if turns == "all" else ends[-1:])]
 
 
+def token_counts(responses: list[str], tokenizer: Tokenizer, limit: int) -> list[int]:
+    """The tokens of each response, with EOS. LeftOut for two that are the same, and for one that is too long."""
+    ids = [response_ids("", response, tokenizer, chat=True) for response in responses]
+    if len(ids) == 2 and (ids[0] == ids[1] or responses[0].strip() == responses[1].strip()):
+        raise LeftOut("two identical replies")
+    if max(map(len, ids)) > limit:
+        raise LeftOut(f"a reply longer than --max-response-length {limit}")
+    return [len(row) for row in ids]
+
+
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
@@ -406,13 +417,10 @@ def main(args: Args) -> None:
                         responses = [response_in(frame, reply, template) for reply in replies]
                         if end is None:
                             end, tokenizer = frame.end, with_end(tokenizer, frame, template)
+                            template = Template(tokenizer, args.tokenizer)
                         if frame.end != end:
                             raise LeftOut(f"another end-of-turn token than {end}")
-                        ids = [response_ids(frame.query, response, tokenizer, chat=True) for response in responses]
-                        if len(ids) == 2 and (ids[0] == ids[1] or responses[0].strip() == responses[1].strip()):
-                            raise LeftOut("two identical replies")
-                        if max(map(len, ids)) > args.max_response_length:
-                            raise LeftOut(f"a reply longer than --max-response-length {args.max_response_length}")
+                        response_lengths = token_counts(responses, tokenizer, args.max_response_length)
                     except LeftOut as reason:
                         left_out[str(reason)] += 1
                         continue
@@ -422,16 +430,14 @@ def main(args: Args) -> None:
                     split = "train" if split_of(published, opening, args) == "train" else "validation"
                     row = {"query": frame.query, "chat": True}
                     meta = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
-                    columns = ("response",) if len(ids) == 1 else ("chosen", "rejected")
-                    files = [("sft" if len(ids) == 1 else "comparisons", dict(zip(columns, responses, strict=True)))]
-                    if len(ids) == 2 and args.sft_from_pairs:
-                        files.append(("sft", {"response": responses[0]}))
-                    for kind, texts in files:
-                        write(f"{kind}.{split}", row | texts | {"meta": meta})
-                        written[f"{kind}.{split}"] += 1
-                    lengths.add(
-                        f"{files[0][0]}.{split}", query_length, **dict(zip(columns, map(len, ids), strict=True))
-                    )
+                    kind, columns = KINDS[len(replies)]
+                    texts = {kind: dict(zip(columns, responses, strict=True))}
+                    if kind == "comparisons" and args.sft_from_pairs:
+                        texts["sft"] = {"response": responses[0]}
+                    for name, its_texts in texts.items():
+                        write(f"{name}.{split}", row | its_texts | {"meta": meta})
+                        written[f"{name}.{split}"] += 1
+                    lengths.add(f"{kind}.{split}", query_length, **dict(zip(columns, response_lengths, strict=True)))
         if not written:
             reasons = list_reasons(left_out) or "it holds none"
             raise InputError(f"--source {args.source}: no conversation could be used ({reasons}): nothing was written.")
