@@ -14,8 +14,8 @@ The policy answers each query of sft.{train,validation}.jsonl --num-samples time
 
     comparisons.{train,validation}.jsonl   the pairs; meta has the ranks, clusters, weights and sample indices of the
                                            two, their similarity, and the kind of noise
-    self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives"}: the samples
-                                           of a question, and the indices of its representatives, best first
+    self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives", "chat"}: the
+                                           samples of a question, and the indices of its representatives, best first
 
 Duplicate answers stay: each counts as a vote. Empty ones are left out and counted, questions with a single cluster make
 no pair, and noise that would make the answers of a pair equal is not applied. A query that occurs twice in a file is
@@ -27,6 +27,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, iter_jsonl, response_ids
+from nanorlhf.dataset import field, is_chat, iter_jsonl, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
@@ -100,7 +101,9 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------- 1. what to do with the answers
-def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int, limits: Limits) -> Ranked:
+def rank_answers(
+    query: str, answers: list[str], vectors: np.ndarray, seed: int, limits: Limits, chat: bool = False
+) -> Ranked:
     """Rank and cluster m answers by their unit vectors (m, d).
 
     TextRank sees all m answers, not only the representatives: more votes make a better ranking.
@@ -108,7 +111,7 @@ def rank_answers(query: str, answers: list[str], vectors: np.ndarray, seed: int,
     weights = text_rank(vectors @ vectors.T)
     clusters, representatives = isodata(vectors, seed, limits)
     order = [index for index in rank_order(weights).tolist() if index in representatives]
-    return Ranked(query, answers, weights.round(DECIMALS).tolist(), clusters.tolist(), order)
+    return Ranked(query, answers, weights.round(DECIMALS).tolist(), clusters.tolist(), order, chat)
 
 
 def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tuple[int, int]]:
@@ -133,10 +136,10 @@ def make_comparisons(
     for ranks in interval_pairs(len(question.representatives), args.interval, args.max_pairs):
         winner, loser = (question.representatives[rank] for rank in ranks)
         chosen, rejected, kind = question.answers[winner], question.answers[loser], None
-        chosen_ids = response_ids(question.query, chosen, tokenizer)
+        chosen_ids = response_ids(question.query, chosen, tokenizer, question.chat)
         if rng.random() < args.noise:
             noisy, noise = add_noise(rejected, donors, rng) or (None, None)
-            noisy_ids = noisy and response_ids(question.query, noisy, tokenizer)
+            noisy_ids = noisy and response_ids(question.query, noisy, tokenizer, question.chat)
             if noisy is None:
                 left_out["noise on an answer to which no kind applies"] += 1
             elif noisy_ids == chosen_ids:
@@ -145,7 +148,8 @@ def make_comparisons(
                 left_out[f"noise that makes an answer longer than --response-length {args.response_length}"] += 1
             else:
                 rejected, kind = noisy, noise
-        if response_ids(question.query, rejected, tokenizer) == chosen_ids:  # different texts may have the same tokens
+        rejected_ids = response_ids(question.query, rejected, tokenizer, question.chat)
+        if rejected_ids == chosen_ids:  # different texts may have the same tokens
             left_out["pairs of two identical answers"] += 1
             continue
         meta = {"noise": kind, "num_representatives": len(question.representatives)}
@@ -155,28 +159,29 @@ def make_comparisons(
             meta[f"weight_{column}"] = question.weights[index]
             meta[f"cluster_{column}"] = question.clusters[index]
             meta[f"sample_{column}"] = index  # in `answers` of self_rank.jsonl: the text before noise
-        rows.append({"query": question.query, "chosen": chosen, "rejected": rejected, "meta": meta})
+        texts = {"query": question.query, "chosen": chosen, "rejected": rejected}
+        rows.append(texts | ({"chat": True} if question.chat else {}) | {"meta": meta})
     return rows
 
 
 # -------------------------------------------------------------------------------------------------------- 2. the models
 def sample_texts(
-    policy: GPT, queries: list[str], tokenizer: Tokenizer, args: Args, seed: int, left_out: Counter
+    policy: GPT, queries: dict[str, bool], tokenizer: Tokenizer, args: Args, seed: int, left_out: Counter
 ) -> list[list[str]]:
     """The usable answers to each query, in the order of sampling."""
     _, responses = sample_answers(
-        policy, [tokenizer.encode(query) for query in queries], tokenizer, args.num_samples,
+        policy, [tokenizer.encode(query, chat) for query, chat in queries.items()], tokenizer, args.num_samples,
         args.response_length - 1,  # one less: every answer gets an EOS
         args.batch_size, seed, args.temperature, top_p=args.top_p,
     )  # fmt: skip
     texts = [tokenizer.decode(ids).strip() for ids in responses.tolist()]
     answers = []
-    for query, samples in zip(queries, micro_batches(texts, args.num_samples), strict=True):
+    for (query, chat), samples in zip(queries.items(), micro_batches(texts, args.num_samples), strict=True):
         answers.append([])
         for text in samples:
             if not text:
                 left_out["empty answers"] += 1
-            elif len(response_ids(query, text, tokenizer)) > args.response_length:  # invalid UTF-8 is longer
+            elif len(response_ids(query, text, tokenizer, chat)) > args.response_length:  # invalid UTF-8 is longer
                 left_out[f"answers longer than --response-length {args.response_length} when encoded again"] += 1
             else:
                 answers[-1].append(text)
@@ -184,7 +189,7 @@ def sample_texts(
 
 
 def answer_and_rank(
-    queries: list[str], policy: GPT, encoder: Any, tokenizer: Tokenizer, args: Args, seeds: list[int],
+    queries: dict[str, bool], policy: GPT, encoder: Any, tokenizer: Tokenizer, args: Args, seeds: list[int],
     left_out: Counter, seconds: Counter,
 ) -> list[tuple[Ranked, np.ndarray]]:  # fmt: skip
     """The ranked answers of the queries that have any, and the answers' unit vectors (m, d).
@@ -198,10 +203,10 @@ def answer_and_rank(
     clock.append(time.perf_counter())
     limits = Limits(args.min_cluster_size, args.max_cluster_share, args.max_variance, args.join_distance)
     ranked = []
-    for query, texts, seed in zip(queries, answers, seeds[1:], strict=True):
+    for (query, chat), texts, seed in zip(queries.items(), answers, seeds[1:], strict=True):
         if texts:
             of_texts = np.stack([vectors[text] for text in texts])
-            ranked.append((rank_answers(query, texts, of_texts, seed, limits), of_texts))
+            ranked.append((rank_answers(query, texts, of_texts, seed, limits, chat), of_texts))
     clock.append(time.perf_counter())
     seconds.update(dict(zip(("sampling", "encoding", "ranking and clustering"), np.diff(clock), strict=True)))
     return ranked
@@ -215,21 +220,21 @@ def check(args: Args) -> None:
     check_out(args.out)
 
 
-def read_queries(path: Path, most: int | None) -> list[str]:
-    """The distinct queries of a file, in its order."""
-    queries: dict[str, None] = {}
+def read_queries(path: Path, most: int | None) -> dict[str, bool]:
+    """The distinct queries of a file, in its order; each with whether a chat template has written it."""
+    queries: dict[str, bool] = {}
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
         if not query.strip():
             raise InputError(f"{where}: the field 'query' is empty: delete the line or fill it.")
-        queries[query] = None
-    return list(queries)[:most]
+        queries[query] = is_chat(row, where)
+    return dict(islice(queries.items(), most))
 
 
-def load_policy(args: Args, tokenizer: Tokenizer, queries: list[str], device: torch.device) -> GPT:
+def load_policy(args: Args, tokenizer: Tokenizer, queries: dict[str, bool], device: torch.device) -> GPT:
     policy = load_gpt(args.policy, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.policy)
-    longest = max(len(tokenizer.encode(query)) for query in queries)
+    longest = max(len(tokenizer.encode(query, chat)) for query, chat in queries.items())
     if longest + args.response_length > policy.config.n_ctx:
         raise InputError(
             f"the longest query of --data {args.data} has {longest} tokens: with --response-length "
@@ -245,7 +250,7 @@ def main(args: Args) -> None:
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
     device = distributed.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
-    policy = load_policy(args, tokenizer, queries["train"] + queries["validation"], device)
+    policy = load_policy(args, tokenizer, queries["train"] | queries["validation"], device)
     encoder = load_sentence_encoder(args.encoder, device=device)
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -256,7 +261,7 @@ def main(args: Args) -> None:
     parts = [
         (split, part, asked)
         for split in SPLITS
-        for part, asked in enumerate(micro_batches(queries[split], QUESTIONS_AT_ONCE))
+        for part, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
     ]
     progress = tqdm(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
     with jsonl_files(args.out) as write, progress:
@@ -266,7 +271,7 @@ def main(args: Args) -> None:
             # the seeds are drawn before the noise, so that --noise changes nothing else
             rng = np.random.default_rng((args.seed, SPLITS.index(split), part))
             seeds = rng.integers(2**63, size=1 + len(asked)).tolist()
-            ranked = answer_and_rank(asked, policy, encoder, tokenizer, args, seeds, left_out, seconds)
+            ranked = answer_and_rank(dict(asked), policy, encoder, tokenizer, args, seeds, left_out, seconds)
             counts[split]["questions"] += len(asked)
             left_out["questions without an answer"] += len(asked) - len(ranked)
             for place, (question, vectors) in enumerate(ranked):
@@ -287,9 +292,10 @@ def main(args: Args) -> None:
                     if row["meta"]["noise"]:
                         counts[split][f"pairs with noise: {row['meta']['noise']}"] += 1
                     chosen_length, rejected_length = (
-                        len(response_ids(row["query"], row[column], tokenizer)) for column in ("chosen", "rejected")
+                        len(response_ids(row["query"], row[column], tokenizer, question.chat))
+                        for column in ("chosen", "rejected")
                     )
-                    query_length = len(tokenizer.encode(row["query"]))
+                    query_length = len(tokenizer.encode(row["query"], question.chat))
                     lengths.add(f"comparisons.{split}", query_length, chosen=chosen_length, rejected=rejected_length)
             progress.update(len(asked))
         left_out = +left_out  # without the zeros

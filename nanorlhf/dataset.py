@@ -6,6 +6,9 @@
     code.{train,validation,test}.jsonl     {"query": str, "response": str, "language": "java" or "python",
                                             "prefix": str, "suffix": str, "tests": str, "meta": {...}}
 
+A row with "chat": true has a query that a chat template has written: the names of special tokens in it are those
+tokens, and no blank is put before its responses. Everywhere else, and in every response, such a name is plain text.
+
 All rows are read, checked and tokenised before training starts; a broken row stops the run with file, line and reason.
 Their ids are cached beside the file, in .tokens/: a later start on the same file maps them.
 """
@@ -30,7 +33,7 @@ from safetensors.numpy import save
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_lines
-from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.tokenizer import PAD, Tokenizer
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -130,21 +133,28 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- 2. rows as ids
-Texts = Iterator[tuple[str, list[str], float]]  # per row: `file:line`, the texts of its fields, its score or 0
+# per row: `file:line`, the texts of its fields, its score or 0, whether a chat template has written its query
+Texts = Iterator[tuple[str, list[str], float, bool]]
 
 
-def with_blank(query: str, response: str) -> str:
-    """The response with a leading space, unless there is whitespace already. [N+ 3]
+def is_chat(record: dict, where: str) -> bool:
+    """Whether a chat template has written the query of a row."""
+    return "chat" in record and field(record, "chat", bool, where)
+
+
+def with_blank(query: str, response: str, chat: bool = False) -> str:
+    """The response with a leading space, unless there is whitespace already or the row is a chat's. [N+ 3]
 
     That may be the response's own, or the newline of CNN/DM's template. So no token spans query and response:
-    tokenising them separately gives the ids of the joined text.
+    tokenising them separately gives the ids of the joined text. A chat's responses are as its template writes them.
     """
-    return response if query[-1:].isspace() or response[:1].isspace() else " " + response
+    return response if chat or query[-1:].isspace() or response[:1].isspace() else " " + response
 
 
-def response_ids(query: str, response: str, tokenizer: Tokenizer) -> list[int]:
+def response_ids(query: str, response: str, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
     """Token ids of a response to `query`, with EOS."""
-    return tokenizer.encode(with_blank(query, response)) + [tokenizer.eos_id]
+    [ids] = tokenizer.encode_responses([with_blank(query, response, chat)])
+    return ids + [tokenizer.eos_id]
 
 
 def load_demonstrations(
@@ -155,7 +165,8 @@ def load_demonstrations(
     def texts(records: Iterable[tuple[str, dict]]) -> Texts:
         for where, record in records:
             query, response = _texts(record, ("query", "response"), where)
-            yield where, [query, with_blank(query, response)], 0.0
+            chat = is_chat(record, where)
+            yield where, [query, with_blank(query, response, chat)], 0.0, chat
 
     tokens = load_tokens(path, tokenizer, "demonstrations", texts)
     tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
@@ -170,7 +181,8 @@ def load_scored(
     def texts(records: Iterable[tuple[str, dict]]) -> Texts:
         for where, record in records:
             query, response = _texts(record, ("query", "response"), where)
-            yield where, [query, with_blank(query, response)], float(field(record, "score", float, where))
+            chat, score = is_chat(record, where), float(field(record, "score", float, where))
+            yield where, [query, with_blank(query, response, chat)], score, chat
 
     tokens = load_tokens(path, tokenizer, "scored", texts)
     tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
@@ -208,7 +220,7 @@ def load_programs(
                     f"{where}: the field 'language' is {language!r}, unlike line 1: use a file per language."
                 )
             language_of_file = language
-            yield where, [query, response], 0.0
+            yield where, [query, response], 0.0, is_chat(record, where)
 
     tokens = load_tokens(path, tokenizer, "programs" if needs_response else "prompts", texts)
     tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
@@ -223,7 +235,8 @@ def load_comparisons(
     def texts(records: Iterable[tuple[str, dict]]) -> Texts:
         for where, record in records:
             query, *responses = _texts(record, ("query", "chosen", "rejected"), where)
-            yield where, [query, *(with_blank(query, response) for response in responses)], 0.0
+            chat = is_chat(record, where)
+            yield where, [query, *(with_blank(query, response, chat) for response in responses)], 0.0, chat
 
     tokens = load_tokens(path, tokenizer, "comparisons", texts)
     tokens.check_lengths(("query", "chosen", "rejected"), max_query_length, max_response_length)
@@ -240,7 +253,7 @@ def _texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
 
 # ----------------------------------------------------------------------------------------------- 3. ids in a few arrays
 CACHE = ".tokens"  # directory beside the data
-CACHE_FORMAT = "1"  # a cache that another format wrote is made anew
+CACHE_FORMAT = "2"  # a cache that another format wrote is made anew
 CHUNK = 1024  # rows tokenised at a time, on all cores
 
 
@@ -370,9 +383,15 @@ def tokenise(
     ids, lengths, scores = [np.zeros(0, dtype=np.int32)], [], []
     rows = texts(iter_jsonl(path))
     while chunk := list(islice(rows, CHUNK)):
-        encoded = iter(tokenizer.encode_batch([text for _, fields, _ in chunk for text in fields]))
-        for where, fields, score in chunk:
-            query, *responses = (next(encoded) for _ in fields)
+        queries = {
+            chat: iter(tokenizer.encode_batch([fields[0] for _, fields, _, its in chunk if its == chat], marks=chat))
+            for chat in {chat for *_, chat in chunk}
+        }
+        encoded = iter(tokenizer.encode_responses([text for _, fields, _, _ in chunk for text in fields[1:]]))
+        for where, fields, score, chat in chunk:
+            query, responses = next(queries[chat]), [next(encoded) for _ in fields[1:]]
+            if tokenizer.pad_id in query:
+                raise InputError(f"{where}: the query of a chat holds {PAD}, which masks would hide: take it out.")
             if len(responses) == 2 and responses[0] == responses[1]:  # as ids, where a leading space is no difference
                 raise InputError(f"{where}: 'chosen' and 'rejected' are the same: delete the line.")
             row = [query, *(response + [tokenizer.eos_id] for response in responses)]

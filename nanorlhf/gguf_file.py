@@ -148,8 +148,11 @@ def in_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str | None]:
-    """The tokenizer and its EOS. Raises InputError unless it is byte-level BPE of a known kind."""
+def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict]:
+    """The tokenizer, and the metadata as tokenizer_config.json would say it.
+
+    Raises InputError unless it is byte-level BPE of a known kind.
+    """
     kind, split = (metadata(path, f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     split = "default" if split is None else split
     if kind != "gpt2" or split not in SPLITS:
@@ -175,5 +178,8 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str | None]:
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.normalizer = normalizers.NFC() if split == "qwen2" else None
     backend.decoder = decoders.ByteLevel()
-    eos_id = metadata(path, "tokenizer.ggml.eos_token_id")
-    return backend, tokens[eos_id] if type(eos_id) is int and 0 <= eos_id < len(tokens) else None
+    settings = {"chat_template": metadata(path, "tokenizer.chat_template")}
+    for name in ("eos_token", "bos_token"):
+        i = metadata(path, f"tokenizer.ggml.{name}_id")
+        settings[name] = tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
+    return backend, settings

@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.dataset import Comparison, Demonstration, response_ids
+from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, micro_batches, right_pad
@@ -137,12 +137,16 @@ class Gold:
             check_vocabulary(tokenizer, self.model.config.vocab_size, where)
 
     def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
-        """The scores of texts, such as references; a model reads them with an EOS."""
-        pairs = list(zip(queries, responses, strict=True))
+        """The scores that a function gives texts."""
+        return [self._number(self.function(*pair)) for pair in zip(queries, responses, strict=True)]
+
+    def of_rows(
+        self, data: Sequence[Demonstration | Comparison], name: Literal["response", "chosen", "rejected"] = "response"
+    ) -> list[float]:
+        """The scores of the data's own responses, such as references; a model reads their ids."""
         if self.model is None:
-            return [self._number(self.function(*pair)) for pair in pairs]
-        encode = self.tokenizer.encode
-        rows = [Demonstration(encode(query), response_ids(query, text, self.tokenizer), {}) for query, text in pairs]
+            return self.of_texts([row.record["query"] for row in data], [row.record[name] for row in data])
+        rows = [Demonstration(row.query, getattr(row, name), row.record) for row in data]
         scores = []
         with torch.no_grad(), distributed.visiting(self.model):
             for batch in micro_batches(rows, self.batch_size):

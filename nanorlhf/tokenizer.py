@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -24,6 +25,7 @@ PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
 PROBE = "The cat sat on 3 mats."  # which any tokenizer can encode
 # vocabulary and merges: the file names of OpenAI's GPT-2, and those of transformers
+TEMPLATE = "chat_template.jinja"
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
@@ -32,14 +34,50 @@ class Tokenizer:
     backend: tokenizers.Tokenizer
     eos_id: int
     pad_id: int
+    bos: str | None = None  # only chat templates write it
+    chat_template: str | None = None  # in Jinja, for data.chat
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text. No special token is added, and none can come from text: `[PAD]` is five characters."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, marks: bool = False) -> list[int]:
+        """The ids of a text. No special token is added, and none can come from text: `[PAD]` is five characters.
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        marks: the text is a chat template's: the name of a special token in it is that token.
+        """
+        return (self._marking if marks else self.backend).encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: list[str], marks: bool = False) -> list[list[int]]:
         """The ids of each text, as `encode` gives them, on all cores."""
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        backend = self._marking if marks else self.backend
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_responses(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text where it follows another one.
+
+        SentencePiece's tokenizers (Llama 2, Mistral) put a blank before every text; there, the ids are those after a
+        newline, which is never part of another token.
+        """
+        plain = self.encode_batch(texts)
+        if not self._puts_blank:
+            return plain
+        newline = self.encode("\n")
+        after = self.encode_batch(["\n" + text for text in texts])
+        return [
+            ids[len(newline) :] if ids[: len(newline)] == newline else alone
+            for ids, alone in zip(after, plain, strict=True)
+        ]
+
+    @cached_property
+    def _puts_blank(self) -> bool:
+        return self.encode("\na") != self.encode("\n") + self.encode("a")
+
+    @cached_property
+    def _marking(self) -> tokenizers.Tokenizer:
+        """A copy that reads special tokens: what tells it not to is not stored."""
+        return tokenizers.Tokenizer.from_str(self.backend.to_str())
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """The names that `encode` reads as special tokens with `marks`."""
+        return frozenset(t.content for t in self.backend.get_added_tokens_decoder().values() if t.special)
 
     @property
     def fingerprint(self) -> str:
@@ -65,6 +103,8 @@ class Tokenizer:
             "pad_token": PAD,
             "clean_up_tokenization_spaces": False,  # else transformers decodes "a ." as "a."
         }
+        optional = {"bos_token": self.bos, "chat_template": self.chat_template}
+        config |= {name: text for name, text in optional.items() if text is not None}
         files = {"tokenizer.json": self.backend.to_str(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
         for name, text in files.items():
             temporary = directory / (name + ".tmp")
@@ -75,18 +115,20 @@ class Tokenizer:
 def load_tokenizer(where: str | Path) -> Tokenizer:
     """Load a tokenizer from a directory, a file in the format of tokenizer.json, a GGUF file, or a Hub id.
 
-    EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else `<|endoftext|>`.
-    Raises InputError if there is no tokenizer, it is broken, or [PAD] is EOS.
+    EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else `<|endoftext|>`. The
+    chat template is chat_template.jinja, else the `chat_template` of tokenizer_config.json. Raises InputError if there
+    is no tokenizer, it is broken, or [PAD] is EOS.
     """
     path = Path(where)
     if is_gguf(path):
-        backend, eos = gguf_tokenizer(path)
-        return _finish(backend, eos or END_OF_TEXT, path)
+        backend, settings = gguf_tokenizer(path)
+        return _finish(backend, path, *_settings(settings, path))
     if not path.exists():
         names = [name for pair in VOCABULARIES for name in pair]
-        path = hub_directory(str(where), ["tokenizer.json", "tokenizer_config.json", "config.json", *names])
+        names += ["tokenizer.json", "tokenizer_config.json", TEMPLATE, "config.json"]
+        path = hub_directory(str(where), names)
     if path.is_file():
-        return _finish(_read_backend(path), END_OF_TEXT, path)
+        return _finish(_read_backend(path), path)
 
     if (path / "tokenizer.json").exists():
         backend = _read_backend(path / "tokenizer.json")
@@ -103,15 +145,17 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
 
     settings_file = path / "tokenizer_config.json"
     settings = read_object(settings_file) if settings_file.exists() else {}
-    eos, pad = (_token_text(settings, key, settings_file) for key in ("eos_token", "pad_token"))
-    if eos is not None and pad == eos:
+    eos, bos, template = _settings(settings, settings_file)
+    if (path / TEMPLATE).exists():
+        template = read_text(path / TEMPLATE)
+    if eos is not None and _token_text(settings, "pad_token", settings_file) == eos:
         raise InputError(
             f"{settings_file}: pad_token is eos_token, {eos!r}, so a mask would hide both: set pad_token to {PAD!r}."
         )
     if eos is None and (path / "config.json").exists():
         eos_id = read_object(path / "config.json").get("eos_token_id")
         eos = backend.id_to_token(eos_id) if type(eos_id) is int and 0 <= eos_id < 2**32 else None
-    return _finish(backend, eos or END_OF_TEXT, path)
+    return _finish(backend, path, eos, bos, template)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -126,7 +170,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return _finish(backend, END_OF_TEXT, "the trained tokenizer")
+    return _finish(backend, "the trained tokenizer")
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Path) -> None:
@@ -163,8 +207,15 @@ def byte_of_symbol() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _finish(backend: tokenizers.Tokenizer, eos: str, where: str | Path) -> Tokenizer:
+def _finish(
+    backend: tokenizers.Tokenizer,
+    where: str | Path,
+    eos: str | None = None,
+    bos: str | None = None,
+    chat_template: str | None = None,
+) -> Tokenizer:
     """Add [PAD] if it is missing, switch off truncation and padding, and look up the two ids."""
+    eos = eos or END_OF_TEXT
     backend.no_truncation()  # a tokenizer.json may carry both
     backend.no_padding()
     if backend.token_to_id(eos) is None:
@@ -175,10 +226,14 @@ def _finish(backend: tokenizers.Tokenizer, eos: str, where: str | Path) -> Token
     # If the vocabulary has them they keep their ids; otherwise [PAD] gets the next free one, 50257 for GPT-2.
     backend.add_special_tokens([AddedToken(eos, special=True, normalized=False)])
     backend.add_special_tokens([AddedToken(PAD, special=True, normalized=False)])
+    if bos is not None and backend.token_to_id(bos) is None:
+        bos = None  # a template writes nothing in its place
+    if bos is not None and bos not in {token.content for token in backend.get_added_tokens_decoder().values()}:
+        backend.add_special_tokens([AddedToken(bos, special=True, normalized=False)])
     backend.encode_special_tokens = True  # a special token's name in a text is text; tokenizer.json can't store this
     eos_id, pad_id = backend.token_to_id(eos), backend.token_to_id(PAD)
     assert eos_id is not None and pad_id is not None
-    tokenizer = Tokenizer(backend, eos_id, pad_id)
+    tokenizer = Tokenizer(backend, eos_id, pad_id, bos, chat_template)
     try:
         if tokenizer.decode(tokenizer.encode(PROBE)).split() == []:
             raise ValueError("it knows none of it")
@@ -229,6 +284,17 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             raise InputError(f"{path}:{number}: a merge is two symbols separated by one space, not {line!r:.80}.")
         merges.append(symbols)
     return merges
+
+
+def _settings(settings: dict, where: Path) -> tuple[str | None, str | None, str | None]:
+    """EOS, BOS and the chat template that tokenizer_config.json gives; of several templates, the default."""
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if not isinstance(template, str | None):
+        raise InputError(f"{where}: chat_template is {template!r:.80}: it must be a text.")
+    return _token_text(settings, "eos_token", where), _token_text(settings, "bos_token", where), template
 
 
 def _token_text(settings: dict, key: str, where: Path) -> str | None:

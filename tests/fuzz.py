@@ -51,6 +51,7 @@ import train_ppo
 import train_rm
 import train_sft
 from data import (
+    chat,
     codenet,
     dialogue,
     hh,
@@ -199,6 +200,16 @@ ENTRIES = {
     "tldr array": module(tldr, f"--source tldr.json {CONVERT}", "tldr.json data"),
     "tldr parquet": module(tldr, f"--source tldr.parquet {CONVERT}", "tldr.parquet data"),
     "hh": module(hh, f"--source hh.jsonl.gz {CONVERT} --max-query-length 60", "hh.jsonl.gz data"),
+    "chat": module(
+        chat,
+        "--source chats.jsonl --out out/data --tokenizer chatty --turns all --max-query-length 90",
+        "chats.jsonl chatty",
+    ),
+    "chat in pairs": module(
+        chat,
+        "--source pairs.parquet --out out/data --tokenizer data --template chatty/chat_template.jinja",
+        "pairs.parquet data chatty",
+    ),
     "dialogue": module(dialogue, f"--source dialogues_text.txt {CONVERT} --history 600", "dialogues_text.txt data"),
     "dialogue of Cornell": module(dialogue, "--source cornell --out out/data --vocab-size 300", "cornell"),
     "squad": module(squad, f"--source squad.json {CONVERT}", "squad.json data"),
@@ -268,6 +279,7 @@ def make_world() -> None:
     turns = "".join(f"\n\nHuman: question {i}\n\nAssistant: answer {i}" for i in range(9))
     rows = [{"chosen": turns + f" yes {i}", "rejected": turns + f" no {i}"} for i in range(4)]
     Path("hh.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    write_chats()
     Path("dialogues_text.txt").write_text("Hi . __eou__ How are you ? __eou__ Fine , thanks . __eou__\n" * 8)
     Path("cornell").mkdir()
     lines = [f"L{i} +++$+++ u0 +++$+++ m0 +++$+++ BIANCA +++$+++ Line number {i}.\n" for i in range(12)]
@@ -355,6 +367,23 @@ def write_tldr() -> None:
     Path("tldr.jsonl.gz").write_bytes(gzip.compress(Path("tldr.jsonl").read_bytes()))
     Path("tldr.json").write_text(json.dumps(rows, indent=1))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "tldr.parquet")
+
+
+def write_chats() -> None:
+    """Demonstrations, pairs in parquet, and a tokenizer with a chat template in a file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    shutil.copytree("data", "chatty", ignore=shutil.ignore_patterns("*.jsonl", ".tokens"))
+    Path("chatty/chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] | trim + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i}"} for i in range(6)]
+    rows = [{"messages": [{"role": "system", "content": f"number {i}"}, *turns]} for i in range(6)]
+    write_jsonl("chats.jsonl", rows)
+    pairs = [{"chosen": [*turns[:i], turns[1]], "rejected": [*turns[:i], turns[3]]} for i in (1, 3, 5)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), "pairs.parquet")
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:

@@ -42,7 +42,7 @@ INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchru
 READ = {
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
-    *("rankings", "curves", "evals", "error_prone_jar", "solutions"),
+    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
@@ -59,6 +59,7 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.tiny": {"sft": BOTH, "comparisons": BOTH},
     "data.tldr": {"sft": BOTH, "comparisons": BOTH},
     "data.hh": {"sft": BOTH, "comparisons": BOTH},
+    "data.chat": {"sft": BOTH, "comparisons": BOTH},
     "data.stackoverflow": {"sft": BOTH, "comparisons": BOTH, "scored": BOTH},
     "data.codenet": {"code": BOTH},
     "data.mxeval": {"code": ("train", "validation", "test")},

@@ -14,6 +14,7 @@ from nanorlhf.dataset import (
     load_comparisons,
     load_demonstrations,
     load_programs,
+    load_scored,
     read_jsonl,
     response_ids,
     write_jsonl,
@@ -163,6 +164,35 @@ def test_the_response_of_a_program_is_tokenised_unchanged_and_may_be_empty_if_no
     assert TOKENIZER.decode(program.response) == "return a\n"
     assert empty.response == [TOKENIZER.eos_id] and program.query == TOKENIZER.encode("# a")
     assert program.record == PROGRAM
+
+
+def test_the_query_of_a_chat_holds_special_tokens_and_its_response_text(tmp_path):
+    query, response = "the<|endoftext|>cat", "mat<|endoftext|>"
+    marked = TOKENIZER.encode("the") + [TOKENIZER.eos_id] + TOKENIZER.encode("cat")
+    answer = TOKENIZER.encode(response) + [TOKENIZER.eos_id]  # no leading space, and no special token
+    assert answer.count(TOKENIZER.eos_id) == 1 and response_ids(query, response, TOKENIZER, chat=True) == answer
+    texts = {"query": query, "response": response, "chosen": response, "rejected": "a", "score": 1.0, "chat": True}
+    path = write(tmp_path / "a", *(texts | {"chat": chat} for chat in (True, False, True)))
+    for load in (load_demonstrations, load_scored):
+        first, second, third = load(path, TOKENIZER, None, None)
+        assert first.query == third.query == marked and first.response == answer and first.record["chat"] is True
+        assert second.query == TOKENIZER.encode(query) and second.response == response_ids(query, response, TOKENIZER)
+    pair, plain, _ = load_comparisons(path, TOKENIZER, None, None)
+    assert (pair.query, pair.chosen) == (marked, answer) and plain.chosen == second.response
+    [program] = load_programs(write(tmp_path / "a", PROGRAM | {"query": query, "chat": True}), TOKENIZER, None, None)
+    assert program.query == marked
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chat": 1}, "'chat' must be bool, not int"),
+        ({"chat": True, "query": "a[PAD]"}, r"query of a chat holds \[PAD\]"),
+    ],
+)
+def test_a_broken_chat_names_file_line_and_reason(tmp_path, change, reason):
+    with pytest.raises(InputError, match=f"sft:2: the .*{reason}"):
+        load_demonstrations(write(tmp_path / "sft", DEMONSTRATION, DEMONSTRATION | change), TOKENIZER, None, None)
 
 
 def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):

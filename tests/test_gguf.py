@@ -59,6 +59,8 @@ def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F
     writer.add_token_types([3, 3] + [1] * (len(symbols) - 2))
     writer.add_token_merges(["h e", "Ġ he"])
     writer.add_eos_token_id(1)
+    writer.add_bos_token_id(0)
+    writer.add_chat_template("{{ messages[0].content }}")
     for name, value in changes.pop("more", {}).items():
         writer.add_uint32(name, value)
     for name, tensor in tensors.items():
@@ -136,6 +138,8 @@ def test_the_tokenizer_knows_its_symbols_and_eos(tmp_path) -> None:
     pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("he he 42")]
     assert pieces == ["he", "Ġhe", "Ġ", "4", "2"]  # each digit by itself
     assert tokenizer.encode("<|im_end|>") != [1]  # in a text it is ten characters
+    assert tokenizer.encode("<|im_end|>", marks=True) == [1]
+    assert (tokenizer.bos, tokenizer.chat_template) == ("<|endoftext|>", "{{ messages[0].content }}")
 
 
 @pytest.mark.parametrize(("pre", "number"), [("llama-bpe", ["123", "4"]), ("qwen2", list("1234")), ("gpt-2", ["1234"])])

@@ -6,7 +6,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nanorlhf import files
 from nanorlhf.dataset import response_ids
@@ -168,6 +168,114 @@ def test_vocabulary_and_merges_give_the_ids_of_tokenizer_json(tmp_path):
     merges = [" ".join(merge) for merge in model["merges"]]
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
     assert load_tokenizer(tmp_path).encode(TEXTS[1]) == TRAINED.encode(TEXTS[1])
+
+
+# ------------------------------------------------------------------------------------ special tokens and chat templates
+def test_special_tokens_are_read_in_the_text_of_a_template_only():
+    text, eos = "the<|endoftext|>cat", TRAINED.eos_id
+    assert TRAINED.encode(text, marks=True) == TRAINED.encode("the") + [eos] + TRAINED.encode("cat")
+    assert TRAINED.encode_batch([text, "cat"], marks=True) == [TRAINED.encode(text, marks=True), TRAINED.encode("cat")]
+    assert eos not in TRAINED.encode(text) and TRAINED.encode(text) == TRAINED.encode_batch([text])[0]
+    assert TRAINED.special_tokens == {"<|endoftext|>", "[PAD]"}
+
+
+def sentencepiece(kind):
+    """A tokenizer in the manner of SentencePiece's, which puts a blank before a text: of Llama 2, or of later ones."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    special = ["<unk>", "<s>", "</s>", "[PAD]", *(f"<0x{i:02X}>" for i in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(split=True)
+    backend.train_from_iterator(TEXTS, trainer)
+    settings = json.loads(backend.to_str())
+    if kind == "prepend":
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        settings["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}
+        settings["pre_tokenizer"] = None
+    else:
+        settings["pre_tokenizer"] |= {"prepend_scheme": kind, "split": False}
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if not token["content"].startswith("<0x")]
+    return settings
+
+
+@pytest.mark.parametrize("kind", ["prepend", "first", "always", "never"])
+@pytest.mark.parametrize(("query", "response"), [("TL;DR:", "my cat"), ("TL;DR:", " my cat"), ("a\n", "the cat\nsat"),
+                                                 ("a\n", "\nthe cat"), ("the cat", "\n\n the cat")])  # fmt: skip
+def test_a_response_has_the_ids_it_has_after_its_query(tmp_path, kind, query, response):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(sentencepiece(kind)))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    tokenizer = load_tokenizer(tmp_path)
+    blank = "" if (query + response[0])[-2:].split() != [(query + response[0])[-2:]] else " "
+    joint = tokenizer.encode(query + blank + response)
+    assert tokenizer.encode(query) + response_ids(query, response, tokenizer)[:-1] == joint
+
+
+TEXT = "a <|endoftext|>the cat\n<|endoftext|> sat  <|endoftext|><|endoftext|>\n\nend"
+
+
+@pytest.mark.parametrize("kind", ["prepend", "first", "always", "never", "prefix"])
+def test_marked_ids_are_those_of_transformers(tmp_path, kind):
+    eos = "<|endoftext|>" if kind == "prefix" else "</s>"
+    settings = json.loads(TRAINED.backend.to_str()) if kind == "prefix" else sentencepiece(kind)
+    if kind == "prefix":
+        settings["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    tokenizer, text = load_tokenizer(tmp_path), TEXT.replace("<|endoftext|>", eos)
+    judge = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    judge = PreTrainedTokenizerFast(tokenizer_object=judge, eos_token=eos, pad_token="[PAD]")
+    assert tokenizer.encode(text, marks=True) == judge(text, add_special_tokens=False).input_ids
+    assert tokenizer.encode(text, marks=True).count(tokenizer.eos_id) == 4
+
+
+def test_marked_ids_of_published_tokenizers_are_those_of_transformers(tmp_path, published):
+    published.save(tmp_path)
+    judge = AutoTokenizer.from_pretrained(tmp_path)
+    assert published.encode(TEXT, marks=True) == judge(TEXT, add_special_tokens=False).input_ids
+
+
+MESSAGES = [{"role": "user", "content": "the cat"}]
+SOURCE = "{{ bos_token }}{% for m in messages %}{{ m.content ~ eos_token }}{% endfor %}"
+NAMED = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": SOURCE}]
+
+
+@pytest.mark.parametrize("where", ["a text", "a list of named ones", "a file"])
+def test_a_chat_template_is_read_and_saved_for_transformers(tmp_path, where):
+    template = {"a text": SOURCE, "a list of named ones": NAMED, "a file": "an older one"}[where]
+    save_with(tmp_path, eos_token="the", bos_token={"content": "cat"}, chat_template=template)
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert {"the", "cat"} <= set(backend["model"]["vocab"]) and backend["added_tokens"][0]["id"] == 0
+    if where == "a file":
+        (tmp_path / "chat_template.jinja").write_text(SOURCE)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.chat_template, tokenizer.bos) == (SOURCE, "cat")
+    tokenizer.save(tmp_path / "again")
+    judge = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert judge.apply_chat_template(MESSAGES, tokenize=False) == "catthe catthe"
+    bos, eos = (tokenizer.backend.token_to_id(name) for name in ("cat", "the"))
+    ids = judge.apply_chat_template(MESSAGES, return_dict=False)
+    assert tokenizer.encode("catthe catthe", marks=True) == ids and ids[0] == bos and ids[-1] == eos
+    again = load_tokenizer(tmp_path / "again")
+    assert again.fingerprint == tokenizer.fingerprint and again.chat_template == SOURCE
+
+
+def test_a_bos_that_is_no_token_is_none_and_a_template_that_is_no_text_is_refused(tmp_path):
+    assert load_tokenizer(save_with(tmp_path, bos_token="<nowhere>", chat_template=[])).bos is None
+    assert load_tokenizer(tmp_path).chat_template is None
+    for template in (3, {"default": "x"}, [{"name": "default", "template": 3}]):
+        with pytest.raises(InputError, match="tokenizer_config.json: chat_template is .*: it must be a text"):
+            load_tokenizer(save_with(tmp_path, chat_template=template))
+
+
+def test_a_hub_model_is_downloaded_with_its_template(monkeypatch, tmp_path):
+    patterns = []
+
+    def download(hub_id, allow_patterns, **_):
+        patterns.extend(allow_patterns)
+        return str(save_with(tmp_path, chat_template=SOURCE))
+
+    monkeypatch.setattr(files, "snapshot_download", download)
+    assert load_tokenizer("some/model").chat_template == SOURCE
+    assert {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"} <= set(patterns)
 
 
 # ------------------------------------------------------------------------------------------- bytes of a single token

@@ -205,8 +205,7 @@ def row_scores(
 
 def gold_margins(gold: Gold, rows: list[Comparison]) -> list[float]:
     """The gold score of each chosen response minus that of the rejected one."""
-    queries, chosen, rejected = ([row.record[name] for row in rows] for name in ("query", "chosen", "rejected"))
-    return np.subtract(gold.of_texts(queries, chosen), gold.of_texts(queries, rejected)).tolist()
+    return np.subtract(gold.of_rows(rows, "chosen"), gold.of_rows(rows, "rejected")).tolist()
 
 
 def endings(response: Tensor, tokenizer: Tokenizer) -> dict[str, float]:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
-from nanorlhf.dataset import Demonstration, list_of, load_comparisons, load_demonstrations, response_ids
+from nanorlhf.dataset import Demonstration, is_chat, list_of, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
     PolicyArgs,
@@ -93,14 +93,15 @@ def main(args: Args) -> dict:
     limits = tokenizer, args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
     rows = list(load_demonstrations(path, *limits)[: args.num_queries])
-    queries, responses = ([row.record[name] for row in rows] for name in ("query", "response"))
+    queries = [row.record["query"] for row in rows]
     references, is_squad = references_of(rows, path)
     has_pairs = pairs_path.exists() and (args.reward_model or args.gold)
     comparisons = list(load_comparisons(pairs_path, *limits)) if has_pairs else []
     self_ranked = load_self_rank(args.self_rank) if args.self_rank else []
     by_people = load_rankings(args.rankings)
+    chat = is_chat(rows[0].record, f"{path}:1")  # then the ranked questions, drawn from these files, are chats too
     ranked_rows = [
-        Demonstration(tokenizer.encode(q.query), response_ids(q.query, answer, tokenizer), {"query": q.query})
+        Demonstration(tokenizer.encode(q.query, chat), response_ids(q.query, answer, tokenizer, chat), {})
         for q in by_people
         for answer in q.answers
     ]
@@ -161,7 +162,7 @@ def main(args: Args) -> dict:
     ranking = first_answers = people = None
     with precision, torch.no_grad():
         if gold:
-            reference["gold_score"] = fmean(gold.of_texts(queries, responses))
+            reference["gold_score"] = fmean(gold.of_rows(rows))
         if reward_model:
             reference["rm_score"] = row_scores(reward_model, rows, tokenizer.pad_id, batch_size, "left").mean().item()
         if comparisons:

@@ -121,7 +121,7 @@ def main(args: Args) -> dict:
     rm_columns: dict[str, list[float] | None] = {"reference": None}
     with precision:
         if gold:
-            reference_golds = gold.of_texts(queries, references)
+            reference_golds = gold.of_rows(rows)
             reference["gold_score"] = fmean(reference_golds)
         if reward_model:
             scores = row_scores(reward_model, rows, tokenizer.pad_id, args.batch_size, "left")

@@ -12,3 +12,4 @@ class Ranked:
     weights: list[float]  # TextRank's, per answer
     clusters: list[int]  # ISODATA's, per answer
     representatives: list[int]  # one answer index per cluster, highest weight first
+    chat: bool = False  # whether a chat template has written the query

