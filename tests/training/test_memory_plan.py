@@ -92,6 +92,23 @@ def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(monkeypatch)
     assert sharded == pytest.approx(20 * (policy + value) / 8, rel=1e-6)
 
 
+def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_counts_once(monkeypatch):
+    tuned = replace(TLDR, tune="lora", lora_rank=4, lora_targets=("q", "down"))
+    policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's last layer
+    value, head = policy - 50_304 * 2048 + 2049, 2049
+    flags = Flags(micro_batch_size=1, rollout_batch_size=1)
+    reward = resident(work_of(monkeypatch, ppo_plan, TLDR), flags, 8)["weights", "reward"]
+    for share_trunk in (False, True):
+        work = work_of(monkeypatch, ppo_plan, replace(tuned, share_trunk=share_trunk))
+        found = sizes(work)
+        assert (found["policy"].trained, found["value"].trained) == (updates, updates + head)
+        held = resident(work, flags, 8)
+        assert held["weights", "reference"] == 0
+        assert held["weights", "value"] == 4 * (updates + head + (0 if share_trunk else value - head))
+        of_trained = 12 * (2 * updates + head)  # gradients and the two moments
+        assert held.total() == 4 * (policy + updates) + held["weights", "value"] + reward + of_trained
+
+
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
 def test_the_kv_cache_is_two_tensors_a_layer_and_the_bookkeeping_counted_by_hand(monkeypatch, dtype, width):
     work = work_of(monkeypatch, ppo_plan, replace(TLDR, dtype=dtype, max_query_length=100, response_length=20))
@@ -148,6 +165,7 @@ def long_rows(tmp_path_factory):
         ({"checkpoint_activations": True, "rollout_batch_size": 1}, "updating"),
         ({"dtype": "bfloat16", "micro_batch_size": 1}, "sampling"),
         ({"dtype": "bfloat16", "batch_size": 4, "micro_batch_size": 1, "rollout_batch_size": 1}, "updating"),
+        ({"tune": "lora", "share_trunk": True}, "updating"),
     ],
     ids=str,
 )
