@@ -202,9 +202,8 @@ sentiment: .venv .venv/real
 	$(PY) -m data.dialogue --source "$(MOVIES)" --out "$(FILMS)/all" --tokenizer "$(MODEL)" --history 1 \
 	  --max-query-length 48 --max-response-length 24 --resplit
 	$(PY) -m data.subset --data "$(FILMS)/all" --out "$(FILMS)/data" --num-demonstrations 2000 --num-validation 256
-	$(call stage,$(FILMS)/sft,train_sft.py sentiment --model "$(MODEL)" --data "$(FILMS)/data")
-	$(call stage,$(FILMS)/ppo,train_ppo.py sentiment --data "$(FILMS)/data" --sft "$(FILMS)/sft")
-	$(PY) eval.py sentiment --data "$(FILMS)/data" --policies sft "$(FILMS)/sft" ppo "$(FILMS)/ppo" \
+	$(call stage,$(FILMS)/ppo,train_ppo.py sentiment --data "$(FILMS)/data" --sft "$(MODEL)")
+	$(PY) eval.py sentiment --data "$(FILMS)/data" --policies before "$(MODEL)" ppo "$(FILMS)/ppo" \
 	  --out "$(FILMS)/eval" --seed $(SEED) --overwrite
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
