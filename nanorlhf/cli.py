@@ -149,7 +149,7 @@ class _one_sentence:
 
 
 def _fail(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {' '.join(sentence.splitlines())}", file=sys.stderr)  # a path may hold a newline
     return 2
 
 

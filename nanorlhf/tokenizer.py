@@ -26,6 +26,7 @@ END_OF_TEXT = "<|endoftext|>"
 PROBE = "The cat sat on 3 mats."  # which any tokenizer can encode
 # vocabulary and merges: the file names of OpenAI's GPT-2, and those of transformers
 TEMPLATE = "chat_template.jinja"
+MOST_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
@@ -110,6 +111,7 @@ class Tokenizer:
             temporary = directory / (name + ".tmp")
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, directory / name)
+        (directory / TEMPLATE).unlink(missing_ok=True)  # of another tokenizer: it would come before this one's
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
@@ -218,6 +220,9 @@ def _finish(
     eos = eos or END_OF_TEXT
     backend.no_truncation()  # a tokenizer.json may carry both
     backend.no_padding()
+    highest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if highest >= MOST_IDS:  # the library writes a line for each id, used or not
+        raise InputError(f"{where}: the tokenizer has a token of id {highest}, {MOST_IDS:,} are the most: fix it.")
     if backend.token_to_id(eos) is None:
         raise InputError(f"{where}: the tokenizer has no token {eos!r}, its EOS: fix eos_token in its config.")
     if eos == PAD:

@@ -177,3 +177,11 @@ def test_rows_that_no_memory_holds_are_refused_at_once(flag):
     args = {"batch_size": train_ppo.RECIPES["tiny"], "num_samples": evaluation.RECIPES["rlcf-tiny"]}[flag][1]
     with pytest.raises(InputError, match=rf"--{flag.replace('_', '-')} 1000000000000: it must be from 1 to a million"):
         check_ranges(replace(args, **{flag: 10**12}))
+
+
+def test_a_newline_in_a_path_makes_no_second_line(monkeypatch, capsys):
+    def refuse(args):
+        raise InputError(f"{args.model} does not exist: correct the path.")
+
+    code, _, err, _ = call(monkeypatch, capsys, "train_sft", "tiny", "--model", "no\nmodel", main=refuse)
+    assert code == 2 and err == "error: no model does not exist: correct the path.\n"

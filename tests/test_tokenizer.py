@@ -346,3 +346,19 @@ def test_hub_id_without_network_gets_one_sentence(monkeypatch):
 def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id():
     with pytest.raises(InputError, match="runs/no/such/dir: no such file or directory, and not a Hub id"):
         load_tokenizer("runs/no/such/dir")
+
+
+def test_the_template_of_a_tokenizer_that_was_there_before_goes(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("another's")
+    TRAINED.save(tmp_path)
+    assert load_tokenizer(tmp_path).chat_template is None
+
+
+def test_an_id_that_no_vocabulary_reaches_is_refused_before_a_list_of_them_is_made(tmp_path):
+    TRAINED.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    value = json.loads(path.read_text())
+    value["model"]["vocab"]["far"] = 10**9
+    path.write_text(json.dumps(value))
+    with pytest.raises(InputError, match="a token of id 1000000000, 16,777,216 are the most"):
+        load_tokenizer(tmp_path)
