@@ -209,14 +209,13 @@ def main(args: Args) -> dict:
                 accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
 
     # --------------------------------------------------------------------------------------------------------- 6. write
-    gains = paired_differences(columns, args.seed)
     result = {
         "policies": results,
         "reference": reference,
         "reward_model": accuracy,
         "rewards": rewards,
         "judge": account,
-        "differences": gains,
+        "differences": paired_differences(columns, args.seed),
         "token_shift": {"base": base_name, "shares": shares},
         "num_queries": len(rows),
         "args": settings_of(args),
@@ -246,7 +245,7 @@ def main(args: Args) -> dict:
     return write_evaluation(
         args,
         result,
-        "\n".join([table(result), *difference_lines(first, gains), *shift_lines(base_name, shifts[0])]),
+        "\n".join([table(result), *shift_lines(base_name, shifts[0])]),
         lambda path: write_report(path, result, runs, samples[shown], shifts[shown], sections),
         files,
     )
@@ -278,16 +277,6 @@ def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, d
                 gain = np.subtract([row[score] for row in column], [row[score] for row in base])  # (queries,)
                 gains[name][score] = {"mean": gain.mean().item(), "ci": bootstrap_interval(gain[:, None], seed)}
     return gains
-
-
-def difference_lines(first: str, gains: dict[str, dict[str, dict]]) -> Iterator[str]:
-    """For the terminal."""
-    for name, of_scores in gains.items():
-        parts = (
-            f"{score.replace('_', ' ')} {gain['mean']:+.2f} [{gain['ci'][0]:+.2f}, {gain['ci'][1]:+.2f}]"
-            for score, gain in of_scores.items()
-        )
-        yield f"{name} against {first}, query by query: {', '.join(parts) or 'no score'}"
 
 
 def gold_wins(column: list[dict], reference_golds: list[float]) -> list[float | None]:

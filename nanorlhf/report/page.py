@@ -67,7 +67,8 @@ def cells(result: dict) -> list[list[str]]:
 
 def table(result: dict) -> str:
     """The table for the terminal, with a line about the reward model and one about the LLM judge."""
-    return "\n".join([aligned(cells(result)), *filter(None, [reward_model_line(result), judge_line(result)])])
+    lines = [*difference_lines(result), reward_model_line(result), judge_line(result)]
+    return "\n".join([aligned(cells(result)), *filter(None, lines)])
 
 
 def aligned(lines: list[list[str]]) -> str:
@@ -78,6 +79,18 @@ def aligned(lines: list[list[str]]) -> str:
         padded = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
         texts.append("  ".join([line[0].ljust(widths[0]), *padded]))
     return "\n".join(texts)
+
+
+def difference_lines(result: dict) -> list[str]:
+    """What each policy gains over the first, by the scores that are known."""
+    first, lines = next(iter(result["policies"])), []
+    for name, scores in result["differences"].items():
+        gains = [
+            f"{score.replace('_', ' ')} {gain['mean']:+.2f} [{gain['ci'][0]:+.2f}, {gain['ci'][1]:+.2f}]"
+            for score, gain in scores.items()
+        ]
+        lines += [f"{name} against {first}, query by query: {', '.join(gains)}"] if gains else []
+    return lines
 
 
 def reward_model_line(result: dict) -> str:
@@ -313,7 +326,8 @@ def write_report(
     notes = (
         "Gold win rate and ROUGE are against each query's reference; a tie counts half; intervals are Wilson's, 95%. "
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
-        "The RM score is the one at the last token, without the EOS trick."
+        "The RM score is the one at the last token, without the EOS trick. A best of n has a KL of log n - (n - 1) / n; "
+        "gains over the first policy are paired by query, with 95% bootstrap intervals."
     )
     pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
     parts = [
@@ -321,6 +335,7 @@ def write_report(
         markup.quiet(f"{about}; seed {settings['seed']}."),
         markup.navigation(),
         markup.table(cells(result)),
+        *map(markup.paragraph, difference_lines(result)),
         markup.paragraph(reward_model_line(result)),
         markup.paragraph(judge_line(result)),
         markup.quiet(notes),
