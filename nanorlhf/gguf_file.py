@@ -44,6 +44,7 @@ MODULES = {  # of a block: theirs
     "ffn_norm": "post_attention_layernorm",
     **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
+DIVISORS = "rope_freqs.weight"  # of the rotary frequencies
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 CONTROL = 3  # token_type of special tokens
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -99,8 +100,8 @@ def gguf_settings(path: Path) -> dict:
     tensors = {tensor.name: tensor for tensor in opened(path).tensors}
     if "token_embd.weight" not in tensors:
         raise InputError(f"{path} has no token_embd.weight: it holds no language model.")
-    if "rope_freqs.weight" in tensors:
-        raise InputError(f"{path}: rope_freqs isn't implemented: name the checkpoint in the Hugging Face layout.")
+    if DIVISORS in tensors:
+        settings["rope_scaling"] = llama3_scaling(np.array(tensors[DIVISORS].data, dtype=np.float64), settings, path)
     kind = metadata(path, f"{architecture}.rope.scaling.type")
     if kind not in (None, "none"):
         scaling = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
@@ -116,12 +117,32 @@ def gguf_settings(path: Path) -> dict:
     }
 
 
+def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
+    """rope_scaling of Llama 3.1 and later, whose files hold what each frequency is divided by, (rotary_dim / 2,).
+
+    A frequency that turns fewer times in the original context than low_freq_factor is divided by the factor, one that
+    turns more often than high_freq_factor by 1, between them it is interpolated. Raises InputError for other divisors.
+    """
+    few, many, length = 1.0, 4.0, 8192  # of all Llamas; the file doesn't say
+    width = settings["head_dim"] or (settings["hidden_size"] or 0) // (settings["num_attention_heads"] or 1)
+    factor, base = round(float(divisors.max(initial=0)), 4), settings["rope_theta"] or 1e4
+    if divisors.shape == (width // 2,) and factor >= 1:
+        turns = length * base ** -(np.arange(width // 2) / (width // 2)) / (2 * np.pi)
+        kept = ((turns - few) / (many - few)).clip(0, 1)
+        if np.allclose(divisors, 1 / ((1 - kept) / factor + kept), rtol=1e-3):
+            scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": few, "high_freq_factor": many}
+            return scaling | {"original_max_position_embeddings": length}
+    raise InputError(f"{path}: {DIVISORS} isn't that of a Llama 3: name the checkpoint in the Hugging Face layout.")
+
+
 def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in float32 under their names in the Hugging Face layout."""
     import gguf
 
     settings, found = gguf_settings(path), {}
     for tensor in opened(path).tensors:
+        if tensor.name == DIVISORS:  # a setting, read above
+            continue
         try:
             values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         except Exception as error:  # the library raises no narrower class

@@ -9,12 +9,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nanorlhf.checkpoint import load_gpt, read_config, save
 from nanorlhf.errors import InputError
 from nanorlhf.families import config_object
 from nanorlhf.gguf_file import SETTINGS, gguf_tokenizer, in_halves
-from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.model import GPT, GPTConfig, RotaryScaling
 from nanorlhf.tokenizer import load_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="no GGUF without its library: pip install gguf")
@@ -85,7 +86,7 @@ def split_name(name: str) -> tuple[str, ...]:
     if name.startswith("layers."):
         _, layer, module = name.split(".", 2)
         return "blk", layer, NAMES[module], suffix
-    return NAMES[name], suffix
+    return NAMES.get(name, name), suffix
 
 
 @pytest.fixture(params=CONFIGS)
@@ -122,6 +123,30 @@ def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
     with torch.no_grad():
         ours = load_gpt(path)
         assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5
+
+
+def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
+    wide = CONFIGS["llama"].__dict__ | {"n_ctx": 32768, "rotary_base": 500000.0}
+    scaling = RotaryScaling(kind="llama3", factor=8.0, original_n_ctx=8192, few_turns=1.0, many_turns=4.0)
+    model = GPT(GPTConfig(**wide | {"rotary_scaling": scaling}))
+    save(model, tmp_path / "hf")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
+    plain = 500000.0 ** -(torch.arange(0, 16, 2) / 16)
+    divisors = plain / ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0]  # as llama.cpp's converter has them
+    assert divisors.tolist()[:4] == pytest.approx([1] * 4) and divisors.tolist()[-3:] == pytest.approx([8] * 3)
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    path = write(
+        tmp_path / "m.gguf", "llama", tensors | {"rope_freqs.weight": divisors}, config_object(model.config),
+        rope_theta=500000.0,
+    )  # fmt: skip
+    assert load_gpt(path).config.rotary_scaling == scaling
+    for wrong in (divisors.flip(0), divisors[1:], torch.ones(8) * 3):
+        path = write(
+            tmp_path / f"{wrong.sum()}.gguf", "llama", tensors | {"rope_freqs.weight": wrong},
+            config_object(model.config),
+        )  # fmt: skip
+        with pytest.raises(InputError, match="rope_freqs.weight isn't that of a Llama 3"):
+            load_gpt(path)
 
 
 def test_the_order_of_channels_is_undone() -> None:

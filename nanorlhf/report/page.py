@@ -326,7 +326,7 @@ def write_report(
     notes = (
         "Gold win rate and ROUGE are against each query's reference; a tie counts half; intervals are Wilson's, 95%. "
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
-        "The RM score is the one at the last token, without the EOS trick. A best of n has a KL of log n - (n - 1) / n; "
+        "The RM score is the one at the last token, without the EOS trick. A best of n has the KL log n - (n - 1) / n; "
         "gains over the first policy are paired by query, with 95% bootstrap intervals."
     )
     pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
