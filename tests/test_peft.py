@@ -499,6 +499,8 @@ def test_dpo_of_updates_takes_the_policy_without_them_as_reference(miniature, tm
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and rows[0]["chosen_reward"] == 0
     assert min(row["loss"] for row in rows) < rows[0]["loss"] - 0.05
     assert (args.out / "adapter" / "adapter_model.safetensors").exists()
+    train_rm.main(replace(args, tune="full", num_epochs=0.2, overwrite=True))
+    assert not (args.out / "adapter").exists()
 
 
 @pytest.mark.parametrize("share_trunk", [False, True])

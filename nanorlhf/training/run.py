@@ -11,6 +11,7 @@ go to a project of trackio too. Only rank 0 writes.
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -295,6 +296,8 @@ def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Token
         save(merge(whole), directory, tokenizer)
         if isinstance(whole, GPT) and base is not None and has_updates(whole):
             save_updates(whole, directory / "adapter", base)
+        else:  # of a run that this one replaces
+            shutil.rmtree(directory / "adapter", ignore_errors=True)
 
 
 def check_weights(step: int, *models: nn.Module) -> None:
