@@ -1,7 +1,7 @@
 """Part of a converted dataset: fewer rows, and comparisons in two halves that share no query.
 
-    python -m data.subset --data runs/tldr/data --out runs/real/data --half first
-    python -m data.subset --data runs/tldr/data --out runs/real/gold_data --half second --num-comparisons 300
+    python -m data.subset --data runs/real/all --out runs/real/first --half first
+    python -m data.subset --data runs/real/all --out runs/real/second --half second --num-comparisons 300
 
 A reward model that is to judge others independently must be trained on other posts than they are: --half first and
 --half second cut comparisons.train.jsonl by the hash of the query, so that no query is in both. The other files are the

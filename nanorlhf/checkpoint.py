@@ -82,11 +82,7 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
 
     share_trunk: the policy's own trunk weights instead of a copy; both models must keep them frozen.
     """
-    if share_trunk:
-        model = ScalarModel(gpt.config).to(gpt.lm_head.weight)
-        model.transformer = copy.deepcopy(gpt.transformer, {id(weight): weight for weight in gpt.parameters()})
-        return model
-    if not gpt.lm_head.weight.is_meta:
+    if not (share_trunk or gpt.lm_head.weight.is_meta):
         model = ScalarModel(gpt.config).to(gpt.lm_head.weight)  # its device and dtype
         model.transformer.load_state_dict(gpt.transformer.state_dict())
         return model
@@ -94,6 +90,9 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
         model = ScalarModel(gpt.config)
     model.score.weight = nn.Parameter(draws.last)
     model.score.bias, model.reward_bias = nn.Parameter(torch.zeros(1)), torch.zeros(())
+    if share_trunk:
+        model.transformer = copy.deepcopy(gpt.transformer, {id(weight): weight for weight in gpt.parameters()})
+        return model.to(gpt.lm_head.weight)  # the head; the trunk is there
     model.__dict__["stored"] = gpt.__dict__["stored"]
     return model
 

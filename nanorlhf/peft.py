@@ -196,17 +196,17 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         if not isinstance(layer, LoRALinear):
             continue
         names = tensor_names(f"{path}.weight", config)
+        downs, ups = ([weight.detach().cpu() for weight in weights] for weights in (layer.downs, layer.ups))
         if len(names) == 1:
-            up = torch.zeros(layer.out_features, layer.rank * len(layer.rows))
-            for i, (some, part) in enumerate(zip(layer.rows, layer.ups, strict=True)):
-                up[some, i * layer.rank : (i + 1) * layer.rank] = part.detach().cpu()
+            up = torch.zeros(layer.out_features, layer.rank * len(ups))
+            for some, columns, part in zip(layer.rows, up.split(layer.rank, dim=1), ups, strict=True):
+                columns[some] = part
             (up,) = to_family(f"{path}.bias", up, config)  # as a bias: its rows in their order, and never transposed
-            parts = {names[0]: (torch.cat([down.detach().cpu() for down in layer.downs]), up)}
+            parts = {names[0]: (torch.cat(downs), up)}
         else:
             stops = [sum(config.qkv_rows[: i + 1]) for i in range(3)]
             updated = [names[stops.index(some.stop)] for some in layer.rows]
-            pairs = ((down.detach().cpu(), up.detach().cpu()) for down, up in zip(layer.downs, layer.ups, strict=True))
-            parts = dict(zip(updated, pairs, strict=True))
+            parts = dict(zip(updated, zip(downs, ups, strict=True), strict=True))
         for name, (down, up) in parts.items():
             module = name.removesuffix(".weight")
             tensors[f"base_model.model.{module}.lora_A.weight"] = down.contiguous()
