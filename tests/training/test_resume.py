@@ -18,6 +18,7 @@ import torch
 import train_ppo
 import train_rm
 import train_sft
+from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError, Interrupted
@@ -223,6 +224,19 @@ def test_a_signal_waits_for_the_end_of_a_step_and_a_second_one_does_not(args, nu
     with pytest.raises(Interrupted, match=f"stopped by {number.name} after 5 steps: .*--resume") as raised:
         signals.stop(args.out, 5)
     assert raised.value.code == code
+
+
+def test_a_signal_while_the_ranks_compare_is_not_lost(monkeypatch):
+    signals, plain = StopSignals(), distributed.largest
+
+    def interrupted(number):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "largest", interrupted)
+        assert not signals.received()  # it came too late for this step
+    assert signals.received()
 
 
 MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}
