@@ -192,7 +192,7 @@ real: .venv .venv/real
 	$(call stage,$(REAL)/rm,train_rm.py real --data "$(REAL)/first" --sft "$(REAL)/sft")
 	$(call stage,$(REAL)/gold,train_rm.py real --data "$(REAL)/second" --sft "$(REAL)/sft")
 	$(call stage,$(REAL)/ppo,train_ppo.py real --data "$(REAL)/first" --sft "$(REAL)/sft" --reward-model "$(REAL)/rm")
-	$(call stage,$(REAL)/dpo,train_rm.py real --loss dpo --data "$(REAL)/first" --sft "$(REAL)/sft")
+	$(call stage,$(REAL)/dpo,train_rm.py real --loss dpo --num-epochs 1 --data "$(REAL)/first" --sft "$(REAL)/sft")
 	$(PY) eval.py real --data "$(REAL)/first" --policies sft "$(REAL)/sft" ppo "$(REAL)/ppo" dpo "$(REAL)/dpo" \
 	  best_of_16 "best-of-16:$(REAL)/sft" --reward-model "$(REAL)/rm" --implicit-rewards dpo --gold "$(REAL)/gold" \
 	  --out "$(REAL)/eval" --seed $(SEED) --overwrite

@@ -56,7 +56,8 @@ def main(args: Args) -> None:
             rows = []
             for where, row in iter_jsonl(args.data / f"{name}.jsonl"):
                 query = field(row, "query", str, where)
-                in_second = in_validation(query, 0.5, args.seed)
+                # a coin of its own: the bare query's may have made the split, and would leave one half smaller
+                in_second = in_validation(f"half\n{query}", 0.5, args.seed)
                 if name != "comparisons.train" or args.half == "both" or in_second == (args.half == "second"):
                     digest = hashlib.sha256(f"{args.seed}\nsample\n{query}".encode()).hexdigest()
                     rows.append((digest, len(rows), row))

@@ -34,7 +34,7 @@ RECIPES: dict = {
             **LENGTHS,
             **LORA,
             seed=1,
-            num_epochs=1,
+            num_epochs=2,
             batch_size=8,
             lr=1e-4,
             warmup_steps=4,

@@ -1,10 +1,12 @@
 """Halves and samples of a dataset: disjoint by query, the same whatever the order of the rows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from data import subset
+from data.prepare import in_validation
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import train_tokenizer
 from tests.data.rows import read
@@ -38,6 +40,14 @@ def test_the_halves_share_no_query_and_lose_no_pair(args, tmp_path):
     assert 15 < len(first) < 45
     for half in halves:
         assert half["comparisons.validation"] == PAIRS and half["sft.train"] == DEMONSTRATIONS
+
+
+def test_the_halves_are_halves_also_of_what_the_same_seed_left_for_training(args, tmp_path):
+    queries = [query for i in range(1200) if not in_validation(query := f"post {i}", 0.4, args.seed)]
+    write(args.data, "comparisons.train", [{"query": q, "chosen": "a", "rejected": "b", "meta": {}} for q in queries])
+    subset.main(replace(args, half="first"))
+    share = len(read(args.out)["comparisons.train"]) / len(queries)
+    assert abs(share - 0.5) < 4 * (0.25 / len(queries)) ** 0.5
 
 
 def test_a_sample_is_the_same_whatever_the_order_and_stays_in_the_order(args, tmp_path):
