@@ -27,6 +27,8 @@ MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 WORKERS ?= 2
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
+# threads that wait for others sleep: OpenMP's default is to spin, which beside a busy process costs a factor of two to five
+export OMP_WAIT_POLICY ?= PASSIVE
 # the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)

@@ -41,11 +41,12 @@ from tqdm import tqdm
 import train_ppo
 from kernels import gae, linear_logprobs, logprobs_from_logits
 from kernels.gae import gae_loop
+from kernels.linear import product
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
-from nanorlhf.distributed import keep_freed_memory
+from nanorlhf.distributed import die_with_parent, keep_freed_memory
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.model import GPT, GPTConfig, KVCache
@@ -112,6 +113,9 @@ SHAPES = {
 
 NUM_PROGRAMS = 300  # per round of a persistent compiler
 NUM_PROCESSES = 8  # per round of single processes, half a second each
+# what the limits are measured on: numbers to copy, rows of a square matrix
+COPIED = {"cpu": 2**25, "cuda": 2**28}
+MULTIPLIED = {"cpu": 2048, "cuda": 8192}
 
 
 # -------------------------------------------------------------------------------------------------------- the stopwatch
@@ -278,17 +282,18 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
         )  # fmt: skip
     for row in rows:
         row["tokens_per_second"] = shape.episodes * T / row["seconds"]
-    if device.type == "cuda":  # a decode step reads every weight once
-        moved = T * sum(p.numel() * p.element_size() for p in model.parameters())
-        rows[0]["roofline"] = roofline(device, moved=moved, seconds=rows[0]["seconds"])
+    # a decode step reads every weight once, but of the embedding only the rows of its tokens
+    weights = sum(p.numel() for p in model.transformer.blocks.parameters()) + model.lm_head.weight.numel()
+    rows[0]["roofline"] = roofline(device, moved=T * weights * dtype.itemsize, seconds=rows[0]["seconds"])
     return rows
 
 
 class GrowingCache(KVCache):
     """A cache that grows by concatenation, one tensor per layer."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.whole = False  # on a GPU as well: there is nothing to attend to but the part written so far
         self.keys, self.values = [None] * self.config.n_layer, [None] * self.config.n_layer
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,7 +318,7 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
         for _ in tqdm(range(args.rounds), desc="ppo"):
             for name, way in ways.items():
                 spawn = multiprocessing.get_context("spawn")
-                with ProcessPoolExecutor(1, mp_context=spawn) as worker:
+                with ProcessPoolExecutor(1, mp_context=spawn, initializer=die_with_parent) as worker:
                     seconds, peaks[name] = worker.submit(way, args, Path(directory)).result()
                 times[name].append(seconds)
     result = {name: (statistics.median(times[name]), peaks[name]) for name in ways}
@@ -561,17 +566,20 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
     ]
 
 
-def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 0, dtype=None) -> str | None:
-    """The fraction of the GPU's measured rate: bytes against a copy, operations against a matrix product."""
-    if device.type != "cuda":
-        return None
+def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 0, dtype=None) -> str:
+    """The limit, beside the peers: bytes against the rate of a copy here, operations against that of a product.
+
+    What fits a processor's caches is read faster than a copy's source: more than 100% of its bandwidth is possible.
+    """
     if moved:
-        x = torch.empty(2**28, device=device)
-        copy_seconds, _ = compare({"copy": x.clone}, 10, device)["copy"]
+        x = torch.ones(COPIED[device.type], device=device)
+        y = torch.empty_like(x)
+        copy_seconds, _ = compare({"copy": lambda: y.copy_(x)}, 10, device)["copy"]
         return f"{moved / seconds / (2 * x.numel() * 4 / copy_seconds):.0%} of copy bandwidth"
-    a = torch.randn(8192, 8192, device=device, dtype=dtype)
-    product_seconds, _ = compare({"product": lambda: a @ a}, 10, device)["product"]
-    return f"{flops / seconds / (2 * 8192**3 / product_seconds):.0%} of the matmul rate"
+    n = MULTIPLIED[device.type]
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    product_seconds, _ = compare({"product": lambda: product(a, a)}, 10, device)["product"]
+    return f"{flops / seconds / (2 * n**3 / product_seconds):.0%} of the matmul rate"
 
 
 def print_table(rows: list[dict]) -> None:
@@ -580,13 +588,15 @@ def print_table(rows: list[dict]) -> None:
         title = f"{row['what']}, {row['size']}"
         if first is None or title != f"{first['what']}, {first['size']}":
             print(title)
-        extra = row.get("roofline") or ""
-        for unit in ("tokens", "programs"):
-            if f"{unit}_per_second" in row:
-                rate = row[f"{unit}_per_second"]
-                extra = f"{rate:,.{0 if rate > 10 else 1}f} {unit}/s"
+        extra = [
+            f"{rate:,.{0 if rate > 10 else 1}f} {unit}/s"
+            for unit in ("tokens", "programs")
+            if (rate := row.get(f"{unit}_per_second")) is not None
+        ]
+        if "roofline" in row:
+            extra.append(row["roofline"])
         numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f}"
-        print(f"    {row['way']:38} {numbers}  {extra}")
+        print(f"    {row['way']:38} {numbers}  {', '.join(extra)}")
 
 
 def main(args: Args) -> None:

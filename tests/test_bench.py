@@ -1,8 +1,13 @@
 """The benchmark runs, on a tiny shape; no test asserts what it measures."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +16,7 @@ import torch
 
 import bench
 from nanorlhf.errors import InputError
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +25,8 @@ pytestmark = pytest.mark.slow
 def moment(monkeypatch):
     monkeypatch.setitem(bench.SHAPES, "tiny", bench.Shape(1, 16, 2, 40, 8, 5, 4))
     monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
+    monkeypatch.setitem(bench.COPIED, "cpu", 1000)
+    monkeypatch.setitem(bench.MULTIPLIED, "cpu", 16)
     return bench.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
 
 
@@ -28,7 +36,42 @@ def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
     assert {row["what"].split(",")[0] for row in rows} == {"generate", "linear_logprobs", "logprobs_from_logits", "gae"}
     assert rows[0]["way"] == "ours" and all(row["seconds"] > 0 and row["peak_bytes"] >= 0 for row in rows)
-    assert "plain PyTorch" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "plain PyTorch" in printed
+    for limit in ("tokens/s, [0-9]+% of copy bandwidth\n", "[0-9]+% of the matmul rate\n"):
+        assert re.search(limit, printed)
+
+
+def hangs(args: bench.Args, directory: Path) -> None:
+    """Stands for a way to measure: says which process it is, and takes for ever."""
+    Path(directory.parent, "worker").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+BENCH_THAT_HANGS = """
+import bench, os, sys, tempfile
+from tests.test_bench import hangs
+if __name__ == "__main__":
+    bench.SHAPES["tiny"], bench.ppo_of_ours = bench.Shape(1, 16, 2, 40, 8, 5, 4), hangs
+    bench.bench_ppo(bench.Args(device="cpu", rounds=1), bench.SHAPES["tiny"], bench.torch.device("cpu"))
+"""
+
+
+def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text(BENCH_THAT_HANGS)
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, tmp_path / "script.py"], env=environment, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "worker").exists() or not (worker := (tmp_path / "worker").read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    process.wait()
+    for _ in range(100):  # init reaps it a moment later
+        if not Path(f"/proc/{worker}").exists() or "State:\tZ" in Path(f"/proc/{worker}/status").read_text():
+            return
+        time.sleep(0.05)
+    os.kill(int(worker), signal.SIGKILL)
+    raise AssertionError(f"process {worker} is still there")
 
 
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
@@ -78,12 +121,13 @@ def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt):
     ids = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
     results = []
-    for kind in (bench.GrowingCache, bench.KVCache):
-        cache = kind(tiny_gpt.config, mask, 4, torch.float32)
+    for kind, whole in ((bench.GrowingCache, False), (bench.GrowingCache, True), (bench.KVCache, False)):
+        cache = kind(tiny_gpt.config, mask, 4, torch.float32, whole=whole)  # True, as on a GPU
         with torch.no_grad():
             tiny_gpt(ids[:, :5], mask, cache)
             results.append(torch.cat([tiny_gpt(ids[:, i : i + 1], cache=cache) for i in range(5, 9)], dim=1))
-    assert torch.allclose(*results, atol=1e-6)
+    for result in results[:2]:
+        assert torch.allclose(result, results[2], atol=1e-6)
 
 
 @pytest.mark.parametrize(
