@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def reward_evaluation(accuracy: float, kappa: float | None = 0.5, num_pairs: int = 40) -> dict:
-    """As eval.py tiny-rm writes it: a share of the pairs is ranked as labelled, three quarters of the labels are right."""
+    """As eval.py tiny-rm writes it: a share of the pairs is ranked as labelled, 3/4 of the labels are right."""
     right = np.arange(num_pairs) < accuracy * num_pairs
     margins = {"rm": np.where(right, 1.0, -0.6)[None]}
     golds = np.where(np.arange(num_pairs) < 0.75 * num_pairs, 1.0, -1.0)
