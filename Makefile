@@ -212,8 +212,8 @@ sentiment: .venv .venv/real
 
 # The laboratory is a table: FLAG/VALUE is a labeller of data.tiny, and the directory of its runs. A comma stands for a space.
 # Of these a reward model is trained
-LAB_LABELLERS ?= temperature/0.1 temperature/1.6 temperature/6.4 flip-rate/0.1 flip-rate/0.25 flip-rate/0.4 \
-  num-comparisons/200 num-comparisons/6400 random-workers/2 random-workers/4 random-workers/6
+LAB_LABELLERS ?= temperature/0.1 temperature/1.6 temperature/6.4 flip-rate/0.2 flip-rate/0.4 \
+  num-comparisons/200 num-comparisons/6400 random-workers/3 random-workers/6
 # of these also a policy
 LAB_POLICIES ?= base length-bonus/0.3 length-bonus/0.6 summarisers/reference,good summarisers/terse,lead,rambler,repeater
 # of these a policy against the reward model of LAB_BIASED: FLAG/VALUE is one of train_ppo.py
@@ -250,7 +250,8 @@ lab-sft: .venv
 
 lab-labels/%: lab-sft
 	$(call labels,$*)
-	$(call stage,$(LAB)/$*/rm,train_rm.py --data "$(LAB)/$*/data" --sft "$(LAB)/sft" --num-epochs 2)
+	$(call stage,$(LAB)/$*/rm,train_rm.py --data "$(LAB)/$*/data" --sft "$(LAB)/sft" --num-epochs 2 \
+	  --num-normalisation 512)
 	$(call evaluation,$(LAB)/$*/eval_rm,tiny-rm --data "$(LAB)/$*/data" --reward-models rm "$(LAB)/$*/rm" \
 	  --ref-policy "$(LAB)/sft")
 
