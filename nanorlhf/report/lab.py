@@ -195,14 +195,16 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
         return None
 
     num_rows = -(-num_panels // 2)
-    figure = Figure(figsize=(10.4, 3.6 * num_rows), layout="constrained")
+    figure = Figure(figsize=(10.4, 3.2 * num_rows), layout="constrained")
     panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
     dial = settings[0].dial
+    style = "-" if all(in_order(setting.value)[0] < np.inf for setting in settings) else ""  # words have no order
     for (title, unit), lines in by_value.items():
         axes = panels.pop(0)
         label_axes(axes, title, dial, unit)
         for (label, known), (color, marker) in zip(lines.items(), LINES, strict=False):
-            axes.plot(list(known), list(known.values()), color=color, marker=marker, linewidth=1.8, label=label)
+            axes.plot(list(known), list(known.values()), style, color=color, marker=marker, linewidth=1.8, label=label)
+        axes.set_ylim(bottom=min(0, *(value for known in lines.values() for value in known.values())))
         axes.set_xticks(range(len(settings)), [setting.value.replace(",", "\n") for setting in settings])
         axes.legend(frameon=False, fontsize=8)
     if len(calibrated) > 1:
