@@ -204,7 +204,8 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
         label_axes(axes, title, dial, unit)
         for (label, known), (color, marker) in zip(lines.items(), LINES, strict=False):
             axes.plot(list(known), list(known.values()), style, color=color, marker=marker, linewidth=1.8, label=label)
-        axes.set_ylim(bottom=min(0, *(value for known in lines.values() for value in known.values())))
+        axes.update_datalim([(0, 0)])  # shares from 0, so that small differences look small
+        axes.autoscale_view()
         axes.set_xticks(range(len(settings)), [setting.value.replace(",", "\n") for setting in settings])
         axes.legend(frameon=False, fontsize=8)
     if len(calibrated) > 1:
