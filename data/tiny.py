@@ -1,32 +1,35 @@
 """The embedded default, a synthetic TL;DR world with a known labeller -> sft.jsonl and comparisons.jsonl.
 
     python -m data.tiny --out runs/tiny/data --seed 1
+    python -m data.tiny --out runs/lab/biased/data --length-bonus 0.5 --num-triads 100
 
-It reads nothing and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json.
+It reads nothing and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json, on
+request also agreement.jsonl: pairs that all workers labelled.
 
 A post in the paper's template tells four facts (who, what happened, where, what is wanted) among filler. Summarisers
 of different quality summarise it; `gold_score` below is the true quality of a summary; a labeller prefers one of two
-summaries with Bradley-Terry noise on that score. So one can measure what no real dataset shows: how often a reward
-model agrees with the truth, and how often a policy truly beats the references. No training script reads a gold score:
-those in `meta` are for eval.py and for the reader.
+summaries with Bradley-Terry noise on that score, or with the faults that the dials of labellers.py give. So one can
+measure what no real dataset shows: how often a reward model agrees with the truth, and how often a policy truly beats
+the references. No training script reads a gold score: those in `meta` are for eval.py and for the reader.
 
 The references are human-like on purpose: they say who did what, but seldom where or what is wanted; a few invent a
 fact or ramble. SFT imitates that habit along with the language; PPO can drop it, because labellers prefer summaries
 that tell all facts.
 
-In order: the words, the labeller, posts, summarisers, comparisons, and the files with their tables.
+In order: the words, the gold score, posts, summarisers, comparisons, and the files with their tables.
 """
 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from data.labellers import WORKERS, Dials, Labellers
 from data.prepare import check_out, check_vocab_size
-from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
@@ -70,7 +73,7 @@ SUBREDDITS = ("help", "family", "story", "life")
 TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no space after the colon
 FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs apart from the facts
 
-# ---------------------------------------------------------------- 2. the labeller
+# ---------------------------------------------------------------- 2. the gold score
 WEIGHTS = {
     "coverage": 4.0,  # times the share of the post's facts that the summary mentions
     "invention": -1.5,  # per value mentioned that the post does not have
@@ -80,7 +83,6 @@ WEIGHTS = {
 }
 LENGTH_BUDGET = 12  # words; the best possible summary has ten
 LOWEST = -8.0  # score of an empty summary; nothing scores lower
-LABEL_TEMPERATURE = 0.4  # of the Bradley-Terry noise: the gold score itself agrees with about 93% of the labels
 
 # Values are found by their first words, which are distinct: one lookup per word is enough.
 VALUES = {
@@ -124,17 +126,22 @@ def gold_score(query: str, response: str) -> float:
     >>> gold_score(post, " my boss broke the lamp")  # one fact of four, one invention
     -0.5
     """
+    return weighted_score(query, response, WEIGHTS)
+
+
+def weighted_score(query: str, response: str, weights: Mapping[str, float]) -> float:
+    """The gold score's terms with other weights: what a worker with a taste of their own thinks."""
     words = split_words(response)
     if not words:
         return LOWEST
     facts, _ = facts_in(split_words(query))
     told, rest = facts_in(words)
     score = (
-        WEIGHTS["coverage"] * len(told & facts) / max(1, len(facts))
-        + WEIGHTS["invention"] * len(told - facts)
-        + WEIGHTS["repetition"] * (len(words) - len(set(words)))
-        + WEIGHTS["filler"] * len(set(rest) - FRAME_WORDS)
-        + WEIGHTS["length"] * max(0, len(words) - LENGTH_BUDGET)
+        weights["coverage"] * len(told & facts) / max(1, len(facts))
+        + weights["invention"] * len(told - facts)
+        + weights["repetition"] * (len(words) - len(set(words)))
+        + weights["filler"] * len(set(rest) - FRAME_WORDS)
+        + weights["length"] * max(0, len(words) - LENGTH_BUDGET)
     )
     return round(max(LOWEST, score), 6)  # ties must not depend on the order of the sum
 
@@ -232,42 +239,65 @@ POLICY_WEIGHTS = {
 
 # ---------------------------------------------------------------- 5. comparisons
 BATCHES = (*range(6, 21), 22)  # the batch numbers of the real comparisons [N+ 16]
-WORKERS = tuple(f"worker{number}" for number in range(8))
+Pair = tuple[tuple[str, str], tuple[str, str]]  # two summarisers, their two summaries
 
 
-def preference_probability(gold_a: float, gold_b: float) -> float:
-    """Bradley-Terry: P(a is preferred to b)."""
-    return 1 / (1 + math.exp((gold_b - gold_a) / LABEL_TEMPERATURE))
-
-
-def compare(post: Post, rng: random.Random, splits: tuple[str, ...]) -> dict:
-    """A row of comparisons.jsonl: two different summaries by two different policies."""
+def write_pair(post: Post, rng: random.Random, weights: Mapping[str, int]) -> Pair:
+    """Two different summaries by two different summarisers, drawn by weight."""
     while True:
-        policy_a = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()))[0]
-        policy_b = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()))[0]
+        policy_a = rng.choices(list(weights), list(weights.values()))[0]
+        policy_b = rng.choices(list(weights), list(weights.values()))[0]
         a, b = POLICIES[policy_a](post, rng), POLICIES[policy_b](post, rng)
         if policy_a != policy_b and a != b:
-            break
-    gold_a, gold_b = gold_score(post.query, a), gold_score(post.query, b)
-    choice = 0 if rng.random() < preference_probability(gold_a, gold_b) else 1  # 0: the first is preferred
+            return (policy_a, policy_b), (a, b)
+
+
+def perceived_difference(query: str, summaries: tuple[str, str], worker: str, labellers: Labellers) -> float:
+    """How much better the worker thinks the first summary is than the second."""
+    weights = labellers.weights[worker]
+    scores = weighted_score(query, summaries[0], weights), weighted_score(query, summaries[1], weights)
+    return labellers.difference(worker, scores, (len(split_words(summaries[0])), len(split_words(summaries[1]))))
+
+
+def compare(post: Post, pair: Pair, rng: random.Random, splits: tuple[str, ...], labellers: Labellers) -> dict:
+    """A row of comparisons.jsonl: a worker's choice of the two summaries, in the order in which they are shown."""
+    policies, summaries = pair
+    uniform, hesitation = rng.random(), rng.gauss(0, 0.7)  # drawn in this order, whatever the dials are
+    batch, split, worker = rng.choice(BATCHES), rng.choice(splits), rng.choice(WORKERS)
+    difference = perceived_difference(post.query, summaries, worker, labellers)
+    choice = labellers.choose(difference, uniform)  # 0: the first is preferred
     # a slider from 1 (surely the first) to 9 (surely the second); 5, undecided, can't be chosen [N+ 16]
-    sureness = round(min(4, max(1, 0.5 + abs(gold_a - gold_b) + rng.gauss(0, 0.7))))  # 1 to 4
-    chosen, rejected = ((a, policy_a, gold_a), (b, policy_b, gold_b))[:: 1 if choice == 0 else -1]
+    sureness = round(min(4, max(1, 0.5 + abs(difference) + hesitation)))  # 1 to 4
     return {
         "query": post.query,
-        "chosen": chosen[0],
-        "rejected": rejected[0],
+        "chosen": summaries[choice],
+        "rejected": summaries[1 - choice],
         "meta": {
-            "batch": f"batch{rng.choice(BATCHES)}",
+            "batch": f"batch{batch}",
             "confidence": 5 - sureness if choice == 0 else 5 + sureness,
-            "split": rng.choice(splits),
-            "worker": rng.choice(WORKERS),
-            "policies": [chosen[1], rejected[1]],
-            "choice": choice,
-            "gold_chosen": chosen[2],  # for eval.py and for the reader: training never reads gold scores
-            "gold_rejected": rejected[2],
+            "split": split,
+            "worker": worker,
+            "policies": [policies[choice], policies[1 - choice]],
+            "choice": choice,  # where the preferred one was shown
+            "gold_chosen": gold_score(post.query, summaries[choice]),  # for eval.py and for the reader: training never
+            "gold_rejected": gold_score(post.query, summaries[1 - choice]),  # reads gold scores
         },
     }
+
+
+def label_triad(post: Post, rng: random.Random, labellers: Labellers) -> list[dict]:
+    """Three rows of agreement.jsonl: three summaries of a post, each with each, and what all workers prefer."""
+    summaries: list[str] = []
+    while len(set(summaries)) < 3:
+        policies = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()), k=3)
+        summaries = [POLICIES[policy](post, rng) for policy in policies]
+    rows = []
+    for first, second in ((0, 1), (1, 2), (2, 0)):
+        pair = summaries[first], summaries[second]
+        differences = {worker: perceived_difference(post.query, pair, worker, labellers) for worker in WORKERS}
+        choices = {worker: labellers.choose(difference, rng.random()) for worker, difference in differences.items()}
+        rows.append({"query": post.query, "responses": list(pair), "preferred": choices})
+    return rows
 
 
 def demonstrate(post: Post, rng: random.Random) -> dict:
@@ -279,7 +309,7 @@ def demonstrate(post: Post, rng: random.Random) -> dict:
 
 # ---------------------------------------------------------------- 6. files
 @dataclass(frozen=True, kw_only=True)
-class Args:
+class Args(Dials):
     out: Path = Path("runs/tiny/data")
     """directory for sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
     seed: Seed = 1
@@ -290,13 +320,17 @@ class Args:
     """rows of comparisons.train.jsonl"""
     num_validation: PositiveInt = 1024
     """rows of each validation file; no training post has the four facts of one of their posts"""
+    summarisers: tuple[str, ...] = tuple(POLICY_WEIGHTS)
+    """whose summaries are compared in comparisons.train.jsonl; validation compares all of them"""
+    num_triads: NonNegativeInt = 0
+    """posts of agreement.jsonl: all eight workers compare three summaries of each; 0: no such file"""
     vocab_size: int = 640
     """maximum vocabulary of the byte-level BPE trained on these texts; at 640 every word is one token"""
 
 
 def make_world(args: Args) -> dict[str, list[dict]]:
-    """The rows of the four files by name. Validation is drawn first, so that training can avoid its stories."""
-    rng = random.Random(args.seed)
+    """The rows of the files by name. Validation is drawn first, so that training can avoid its stories."""
+    rng, labellers = random.Random(args.seed), Labellers(args, WEIGHTS, args.seed)
     held_out: set[tuple[str, ...]] = set()
 
     def posts(count: int, hold_out: bool) -> list[Post]:
@@ -310,13 +344,21 @@ def make_world(args: Args) -> dict[str, list[dict]]:
                 held_out.add(post.facts)
         return drawn
 
-    valid_splits = ("valid1", "valid2")
-    return {
+    def comparisons(drawn: list[Post], splits: tuple[str, ...], summarisers: Collection[str]) -> list[dict]:
+        weights = {name: weight for name, weight in POLICY_WEIGHTS.items() if name in summarisers}
+        return [compare(post, write_pair(post, rng, weights), rng, splits, labellers) for post in drawn]
+
+    world = {
         "sft.validation": [demonstrate(post, rng) for post in posts(args.num_validation, True)],
-        "comparisons.validation": [compare(post, rng, valid_splits) for post in posts(args.num_validation, True)],
+        "comparisons.validation": comparisons(posts(args.num_validation, True), ("valid1", "valid2"), POLICY_WEIGHTS),
         "sft.train": [demonstrate(post, rng) for post in posts(args.num_demonstrations, False)],
-        "comparisons.train": [compare(post, rng, ("train",)) for post in posts(args.num_comparisons, False)],
+        "comparisons.train": comparisons(posts(args.num_comparisons, False), ("train",), args.summarisers),
     }
+    if args.num_triads:
+        rng = random.Random(f"triads {args.seed}")
+        triads = [label_triad(write_post(rng), rng, labellers) for _ in range(args.num_triads)]
+        world["agreement"] = [row for triad in triads for row in triad]
+    return world
 
 
 def check(args: Args) -> None:
@@ -327,6 +369,10 @@ def check(args: Args) -> None:
         raise InputError(
             f"--num-validation {args.num_validation}: it must be at most {most}, to leave stories to train on."
         )
+    if unknown := set(args.summarisers) - set(POLICIES):
+        raise InputError(f"--summarisers {min(unknown)}: choose among {', '.join(POLICIES)}.")
+    if len(set(args.summarisers)) < 2:
+        raise InputError(f"--summarisers {' '.join(args.summarisers)}: name two or more, which are compared.")
     check_vocab_size(args)
     check_out(args.out)
 
@@ -340,6 +386,7 @@ def main(args: Args) -> None:
     tokenizer = train_tokenizer((row["query"] + row["response"] for row in rows), args.vocab_size)
 
     args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "agreement.jsonl").unlink(missing_ok=True)  # of the world that this one replaces
     for name, rows in world.items():
         write_jsonl(args.out / f"{name}.jsonl", rows)
     tokenizer.save(args.out)
@@ -384,6 +431,11 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
     perfect = fmean(gold == WEIGHTS["coverage"] for gold in golds)
     print(f"references: gold mean {fmean(golds):.2f}, std {pstdev(golds):.2f}, {perfect:.1%} are perfect")
     print(f"labeller ceiling: the gold score agrees with {ceiling(comparisons):.1%} of the validation labels")
+    lengths = [[len(split_words(row[side])) for side in ("chosen", "rejected")] for row in comparisons]
+    longer = [chosen > rejected for chosen, rejected in lengths if chosen != rejected]
+    first = fmean(row["meta"]["choice"] == 0 for row in comparisons)
+    if longer:
+        print(f"  the longer of two is preferred in {fmean(longer):.1%} of them, the one shown first in {first:.1%}")
 
 
 def ceiling(rows: list[dict]) -> float:

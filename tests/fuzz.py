@@ -167,7 +167,8 @@ ENTRIES = {
     ),
     "eval tiny-rm": script(
         evaluation,
-        f"tiny-rm --data data --reward-models rm rm dpo sft --ref-policy sft --device cpu --out out/eval {LENGTHS}",
+        "tiny-rm --data data --reward-models rm rm dpo sft --ref-policy sft --device cpu --out out/eval "
+        f"--gold {{root}}/data/tiny.py:gold_score {LENGTHS}",
         "data sft rm",
     ),
     "eval stackoverflow": script(

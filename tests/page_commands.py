@@ -51,7 +51,7 @@ DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
-    *("trackio", "push_to_hub"),
+    *("trackio", "push_to_hub", "summarisers"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
 }
 BOTH = ("train", "validation")
@@ -242,7 +242,7 @@ case "$1 $2" in -c*) exec "$REAL_PYTHON" "$@";; "-m data.pretrained") echo "$HUB
 
 @functools.cache
 def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Command, ...]:
-    """What `make target` runs: make runs it, with a Python that writes down its arguments."""
+    """What `make target` runs, one at a time: make runs it, with a Python that writes down its arguments."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
         for name in ("Makefile", "pyproject.toml"):
@@ -255,7 +255,8 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
             (here / ".venv" / name).touch()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
-            **dict(variables), "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID, "RECORDED": str(here / "recorded"),
+            **dict(variables), "JOBS": "1", "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID,
+            "RECORDED": str(here / "recorded"),
         }  # fmt: skip
         done = subprocess.run(["make", target], cwd=here, env=environment, capture_output=True, text=True)
         if done.returncode != 0:

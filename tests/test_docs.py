@@ -114,7 +114,9 @@ ELSEWHERE = {
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",
     "eval.py --plan": "tests/test_eval.py",
 }
-WORLDS = {"demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town"}
+WORLDS = {
+    "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab"
+}  # fmt: skip
 
 
 def recipe_of(command: Command) -> str:
@@ -135,16 +137,32 @@ def small_flags(command: Command) -> list[str]:
 
 
 def runnable() -> dict[str, list[Command]]:
-    """The commands to execute by the world that they work in, each once, in the order of the pages."""
+    """The commands to execute by the world that they work in, each once, in the order of the pages.
+
+    Of the laboratory's, which differ in values, the first with its flags, and none that reads what another one makes.
+    """
     groups: dict[str, list[Command]] = {**{world: [] for world in WORLDS}, "none": []}
+    seen: set[Command | tuple[str, ...]] = set()
+    left_out: set[str] = set()  # what nobody makes
     for page in ALL.values():
         for command in check_page(page, ALL).runnable:
             if elsewhere(command) is None:
                 args = settings_of(command)
-                paths = " ".join(paths_read(command.program, args) + paths_written(command.program, args))
-                group = groups[next((world for world, place in WORLDS.items() if place in paths), "none")]
-                group += [command] * (command not in group)
+                reads, writes = paths_read(command.program, args), paths_written(command.program, args)
+                paths = " ".join(reads + writes)
+                world = next((world for world, place in WORLDS.items() if place in paths), "none")
+                kind = flags_of(command) if world == "lab" else command
+                if kind not in seen and left_out.isdisjoint(reads):
+                    groups[world].append(command)
+                    seen.add(kind)
+                elif world == "lab" and command not in groups[world]:
+                    left_out.update(writes)
     return groups
+
+
+def flags_of(command: Command) -> tuple[str, ...]:
+    """What a command is but for the values of its flags."""
+    return (command.program, *sorted({word for word in command.words if word.startswith("--")}))
 
 
 def elsewhere(command: Command) -> str | None:

@@ -181,6 +181,22 @@ def test_the_reward_models_accuracy_is_counted_pair_by_pair(args, result) -> Non
     assert result["reward_model"]["num_pairs"] == len(pairs)
 
 
+def test_the_reward_model_is_compared_with_the_gold_score_on_the_policies_own_responses(args, result) -> None:
+    samples = read_jsonl(args.out / "samples.jsonl", {"policies": dict})
+    signs = []
+    for sample in samples:
+        sft, ppo = (sample["policies"][name] for name in ("sft", "ppo"))
+        signs.append([(ppo[key] > sft[key]) - (ppo[key] < sft[key]) for key in ("gold_score", "rm_score")])
+    decided = [gold == rm for gold, rm in signs if gold]
+    assert result["reward_model"]["num_sample_pairs"] == len(decided)
+    assert result["reward_model"]["samples_gold_agreement"] == (fmean(decided) if decided else None)
+    columns = {
+        name: [{"gold_score": gold, "rm_score": rm} for gold, rm in zip(golds, rms, strict=True)]
+        for name, golds, rms in (("a", (1, 1, 2), (0, 0, 0)), ("b", (2, 1, 0), (3, 5, 1)), ("c", (0, 4, 2), (1, 0, 2)))
+    }  # by hand: a and b right, tie, wrong; a and c wrong, wrong (the model's tie), tie; b and c right, wrong, right
+    assert summaries.agreement_on_samples(columns) == {"samples_gold_agreement": 3 / 7, "num_sample_pairs": 7}
+
+
 def test_the_shares_of_shifted_tokens_are_those_of_single_responses(args, result) -> None:
     """Every response alone, and the first policy's own greedy one has no shifted token."""
     tokenizer = load_tokenizer(args.policies[1])

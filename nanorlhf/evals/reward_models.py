@@ -1,7 +1,8 @@
 """Reward models and DPO's implicit rewards side by side: N+ Table 5, Figure 7 and detail 19.
 
-In: comparisons.validation.jsonl, sft.validation.jsonl and perhaps comparisons.cnndm.jsonl. Out: accuracy by batch,
-confidence, split and pair of policies, calibration, and the scores of the references.
+In: comparisons.validation.jsonl, sft.validation.jsonl, and perhaps comparisons.cnndm.jsonl and agreement.jsonl. Out:
+accuracy by batch, confidence, split and pair of policies, calibration, the scores of the references; how models and
+labels agree with the truth, where it is known, and with length; how people agree with each other.
 """
 
 from collections import defaultdict
@@ -27,7 +28,9 @@ from nanorlhf.evals.common import (
     begin,
     check_model,
     common_tokenizer,
+    gold_margins,
     home,
+    load_gold,
     load_reward_model,
     longest_pair,
     longest_text,
@@ -35,7 +38,15 @@ from nanorlhf.evals.common import (
     settings_of,
     write_evaluation,
 )
-from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
+from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
+from nanorlhf.metrics.reward_accuracy import (
+    accuracy_table,
+    calibration,
+    deciders,
+    first_shown_share,
+    pair_groups,
+    score_statistics,
+)
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.report import reward_report
@@ -59,6 +70,8 @@ class Args(EvalArgs):
     """longest response in tokens, EOS included"""
     max_cnndm_query_length: PositiveInt = 1919
     """longest query of comparisons.cnndm.jsonl in tokens"""
+    gold: str | None = None
+    """FILE.py:FUNCTION or a larger reward model, whose true score tells how often labels and models are right"""
 
 
 def main(args: Args) -> dict:
@@ -67,7 +80,7 @@ def main(args: Args) -> dict:
     models = named_models(args.reward_models)
     places = args.reward_models[1::2]
     has_policy = any(not holds_reward_model(place) for place in places)
-    tokenizer = common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None])
+    tokenizer = common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits))}
     if (args.data / "comparisons.cnndm.jsonl").exists():
@@ -78,6 +91,10 @@ def main(args: Args) -> dict:
     longest[f"{args.data}/sft.validation.jsonl"] = longest_text(references, 0)
     for place in places:
         check_model("--reward-models", place, tokenizer, longest)
+    check_model("--gold", args.gold, tokenizer, longest)
+    agreement = args.data / "agreement.jsonl"
+    labelled = load_labelled_pairs(agreement) if agreement.exists() else None
+    gold = load_gold(args.gold, args, tokenizer, device)
     ref_policy = None
     if has_policy:
         check_model("--ref-policy", args.ref_policy, tokenizer, longest)
@@ -86,9 +103,18 @@ def main(args: Args) -> dict:
 
     # ------------------------------------------------------------------------------------------------- 2. the numbers
     reference = Path(args.ref_policy).name
-    result, _ = measure_rewards(
+    result, margins = measure_rewards(
         models, ref_policy, reference, args.dpo_beta, sets, references, tokenizer, device, args
     )  # fmt: skip
+    for name, rows in sets.items():
+        lengths = np.array([(len(row.chosen), len(row.rejected)) for row in rows])
+        with autocast(args, device):
+            golds = np.array(gold_margins(gold, rows)) if gold else None
+        result["sets"][name] |= {
+            "deciders": deciders(margins[name], lengths, golds),
+            "first_shown": first_shown_share(rows, f"{args.data}/comparisons.{name}.jsonl"),
+        }
+    result["agreement"] = pair_agreement(labelled) if labelled else None
     result["args"] = settings_of(args)
     return write_evaluation(
         args,

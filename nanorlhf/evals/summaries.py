@@ -4,6 +4,7 @@ In: sft.validation.jsonl and, for reward models, comparisons.validation.jsonl. O
 and by an LLM judge, reward model score and accuracy, KL, length, and which tokens alignment changed.
 """
 
+import itertools
 import math
 import os
 import sys
@@ -207,6 +208,8 @@ def main(args: Args) -> dict:
         if reward_model:
             with precision:
                 accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
+            if gold:
+                accuracy |= agreement_on_samples(columns)
 
     # --------------------------------------------------------------------------------------------------------- 6. write
     result = {
@@ -299,6 +302,18 @@ def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gol
         "num_pairs": len(margins),
         "gold_agreement": fmean(agrees) if agrees else None,
     }
+
+
+def agreement_on_samples(columns: dict[str, list[dict]]) -> dict:
+    """How often the reward model ranks two policies' responses to a query as the gold score does; its ties count as
+    wrong, gold's are left out. This is where a policy goes that is trained against it, and no comparison may have been.
+    """
+    agrees = []
+    for ours, theirs in itertools.combinations(columns.values(), 2):
+        for a, b in zip(ours, theirs, strict=True):
+            if a["gold_score"] != b["gold_score"]:
+                agrees.append((a["rm_score"] - b["rm_score"]) * (a["gold_score"] - b["gold_score"]) > 0)
+    return {"samples_gold_agreement": fmean(agrees) if agrees else None, "num_sample_pairs": len(agrees)}
 
 
 Pieces = list[tuple[str, int]]  # text of a token, and its rank

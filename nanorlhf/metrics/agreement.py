@@ -1,4 +1,4 @@
-"""Do people agree with the reward model, and with each other, on how to rank answers? The human study of STR.
+"""Do people agree with the reward model, and with each other? Rankings of answers (the human study of STR), and pairs.
 
 People's rankings are read from JSON Lines, one line per question and annotator, as `python -m data.rank` writes them:
 
@@ -6,10 +6,15 @@ People's rankings are read from JSON Lines, one line per question and annotator,
 
 `ranking` lists the answers' indices, from 0, best first. Below, a ranking is such a list; several are (questions, m),
 m answers per question, and raise ValueError unless each row is a permutation of 0 to m-1.
+
+Pairs that several people labelled are one line each, with the index of the response that each of them prefers:
+
+    {"query": str, "responses": [str, str], "preferred": {annotator: 0 or 1, ...}}
 """
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +204,82 @@ def fleiss_kappa(counts: ArrayLike) -> float:
     return float((observed - expected) / (1 - expected)) if expected < 1 else math.nan
 
 
-# ------------------------------------------------------------------------------------------------------------ 4. arrays
+# ----------------------------------------------------------------------------------------------- 4. people and pairs
+@dataclass(frozen=True)
+class LabelledPair:
+    query: str
+    responses: tuple[str, str]  # in the order in which they were shown
+    preferred: dict[str, int]  # by annotator: 0 the first, 1 the second
+
+
+def load_labelled_pairs(path: str | Path) -> list[LabelledPair]:
+    """The pairs of one file. Raises InputError for a broken row."""
+    pairs = []
+    for where, row in iter_jsonl(path):
+        query, responses = field(row, "query", str, where), list_of(row, "responses", str, where)
+        preferred = field(row, "preferred", dict, where)
+        if len(responses) != 2 or responses[0] == responses[1]:
+            raise InputError(f"{where}: the field 'responses' must be a list of two different texts.")
+        # in Python, a bool is an int
+        if not preferred or any(type(choice) is not int or choice not in (0, 1) for choice in preferred.values()):
+            raise InputError(f"{where}: the field 'preferred' must give a choice, 0 or 1, of at least one annotator.")
+        pairs.append(LabelledPair(query, (responses[0], responses[1]), preferred))
+    return pairs
+
+
+def pair_agreement(pairs: list[LabelledPair]) -> dict:
+    """How much annotators agree on pairs, and how often one contradicts themself.
+
+    cohen_kappa      per two annotators, on the pairs both labelled; mean over those with any, leaving out NaN
+    fleiss_kappa     all num_annotators, on the num_common pairs that all labelled
+    circular_share   of the num_triads in which one annotator compared three responses to a query, each with each: those
+                     with a cycle, A preferred to B, B to C and C to A (Kendall and Babington Smith 1940). By chance 1/4
+
+    None where there is nothing to measure, or where all labels are the same.
+    """
+    names = sorted({name for pair in pairs for name in pair.preferred})
+    cohen = []
+    for one, other in itertools.combinations(names, 2):
+        labels = [(p.preferred[one], p.preferred[other]) for p in pairs if one in p.preferred and other in p.preferred]
+        if labels:
+            cohen.append(cohen_kappa(*np.array(labels).T))
+    known = [kappa for kappa in cohen if not math.isnan(kappa)]
+    common = [list(pair.preferred.values()) for pair in pairs if len(pair.preferred) == len(names)]
+    fleiss = math.nan
+    if common and len(names) > 1:
+        second = np.sum(common, axis=1)  # (pairs,) how many prefer the second response
+        fleiss = fleiss_kappa(np.stack((len(names) - second, second), axis=1))
+    triads = circular_triads(pairs)
+    return {
+        "cohen_kappa": fmean(known) if known else None,
+        "fleiss_kappa": None if math.isnan(fleiss) else fleiss,
+        "num_annotators": len(names),
+        "num_pairs": len(pairs),
+        "num_common": len(common),
+        "circular_share": fmean(triads) if triads else None,
+        "num_triads": len(triads),
+    }
+
+
+def circular_triads(pairs: list[LabelledPair]) -> list[bool]:
+    """Per annotator and three responses to a query of which they compared each with each: is there a cycle?"""
+    winners: dict[tuple[str, str], dict[frozenset[str], str]] = defaultdict(dict)  # annotator, query -> pair -> winner
+    for pair in pairs:
+        for annotator, choice in pair.preferred.items():
+            winners[annotator, pair.query][frozenset(pair.responses)] = pair.responses[choice]
+    triads = []
+    for winner in winners.values():
+        later = defaultdict(set)  # text -> those it was compared with that come after it in the alphabet
+        for a, b in map(sorted, winner):
+            later[a].add(b)
+        for a, b in map(sorted, winner):
+            for c in later[a] & later[b]:
+                won = {winner[frozenset(two)] for two in ((a, b), (a, c), (b, c))}
+                triads.append(len(won) == 3)  # in a cycle each of the three wins once
+    return triads
+
+
+# ------------------------------------------------------------------------------------------------------------ 5. arrays
 def ranks_of(rankings: ArrayLike) -> np.ndarray:
     """Rankings (questions, m) -> (questions, m) the rank of each answer, from 0."""
     return np.argsort(checked(rankings), axis=1)

@@ -1,4 +1,4 @@
-"""Accuracy and calibration of reward models on pairs that people ranked.
+"""Accuracy and calibration of reward models on pairs that people ranked, and what they and people go by.
 
 A margin is the score of the chosen response minus that of the rejected one. Margins are arrays (seeds, pairs): models
 that differ only in their seed, on the same pairs. Standard deviations over seeds are sample ones (n - 1), None for a
@@ -114,3 +114,45 @@ def score_statistics(scores: np.ndarray) -> dict[str, dict[str, float | None]]:
     """Maximum, mean, minimum and std of scores (seeds, responses) over responses, each as mean and std over seeds."""
     columns = {"max": scores.max(1), "mean": scores.mean(1), "min": scores.min(1), "std": scores.std(1)}
     return {name: mean_and_std(column) for name, column in columns.items()}
+
+
+# ------------------------------------------------------------------------------------ 3. the truth, length and position
+def deciders(margins: dict[str, np.ndarray], lengths: np.ndarray, golds: np.ndarray | None) -> dict:
+    """Who prefers what: the labels, the truth where it is known, and each model.
+
+    margins: model -> (seeds, pairs); lengths (pairs, 2) of the chosen and of the rejected response; golds (pairs,), the
+    gold score of the chosen response minus that of the rejected one. Returns labels, truth (or None) and models: name
+    -> decider, and of each decider mean and std over seeds of
+
+        truth    share of pairs in which it prefers the response with the higher gold score
+        longer   share of pairs in which it prefers the longer response
+
+    Pairs whose gold scores tie, or lengths, are left out; what a decider itself gives the same score counts as wrong.
+    """
+    longer = lengths[:, 0] - lengths[:, 1]  # (pairs,)
+
+    def share(margin: np.ndarray, truth: np.ndarray | None) -> dict[str, float | None]:
+        if truth is None or not truth.any():
+            return {"mean": None, "std": None}
+        return mean_and_std((margin[:, truth != 0] * truth[truth != 0] > 0).mean(1))
+
+    def decider(margin: np.ndarray) -> dict[str, dict]:
+        return {"truth": share(margin, golds), "longer": share(margin, longer)}
+
+    return {
+        "labels": decider(np.ones((1, len(lengths)))),
+        "truth": None if golds is None else decider(golds[None]),
+        "models": {name: decider(margin) for name, margin in margins.items()},
+    }
+
+
+def first_shown_share(rows: list[Comparison], path: str) -> float | None:
+    """The share of pairs in which the response shown first is the preferred one; None where no `meta` has a `choice`.
+
+    `choice` is 0 or 1, the place of the preferred response. Raises InputError for a malformed one.
+    """
+    choices = []
+    for index, row in enumerate(rows):
+        if row.record.get("meta", {}).get("choice") is not None:
+            choices.append(field(row.record["meta"], "choice", int, f"{path}:{index + 1}"))
+    return float(np.mean(np.equal(choices, 0))) if choices else None

@@ -65,6 +65,7 @@ RECIPES: dict = {
             ref_policy="runs/tiny/sft",
             max_query_length=80,
             max_response_length=24,
+            gold="data/tiny.py:gold_score",
         ),
     },
     "tldr": {

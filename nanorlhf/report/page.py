@@ -155,12 +155,17 @@ def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """A figure with a single panel, so that a narrow screen can stack them."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.subplots()
+    label_axes(axes, title, x_label, y_label)
+    return figure, axes
+
+
+def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    """The looks of every panel."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    return figure, axes
 
 
 def sft_figures(rows: Rows) -> list[Figure]:

@@ -39,6 +39,33 @@ def score_lines(result: dict) -> Lines:
     return lines + [[name, *(number(row[c], 2) for c in columns)] for name, row in result["references"].items()]
 
 
+def decider_lines(measured: dict) -> Lines:
+    """Who agrees with the truth, and who prefers the longer response; of a set of pairs."""
+    found = measured["deciders"]
+    if found["truth"] is None:
+        rows = {"labels": found["labels"], **found["models"]}
+        return [["decider", "prefers the longer"], *([name, number(row["longer"])] for name, row in rows.items())]
+    rows = {"labels": found["labels"], "the truth": found["truth"], **found["models"]}
+    lines = [["decider", "agrees with the truth", "prefers the longer"]]
+    return lines + [[name, number(row["truth"]), number(row["longer"])] for name, row in rows.items()]
+
+
+def agreement_line(agreement: dict) -> str:
+    """How people agree with each other and with themselves on the pairs of agreement.jsonl."""
+    kappas, shares = (
+        "-" if agreement[key] is None else f"{agreement[key]:.3f}" for key in ("fleiss_kappa", "circular_share")
+    )
+    return (
+        f"{agreement['num_annotators']} annotators of {agreement['num_pairs']} pairs: Fleiss' kappa {kappas}; "
+        f"{shares} of {agreement['num_triads']} triads are circular"
+    )
+
+
+def first_shown_line(measured: dict) -> str:
+    share = measured["first_shown"]
+    return "" if share is None else f"the labels prefer the response shown first in {share:.3f} of the pairs"
+
+
 def notes(result: dict) -> list[str]:
     """What the tables show."""
     sentences = ["Accuracy is the share of pairs that a model ranks as people did; a tie counts as wrong."]
@@ -61,6 +88,10 @@ def tables(result: dict) -> str:
             f"calibration error of {model} {number(row['ece'])}" for model, row in measured["calibration"].items()
         )
         parts[-1] += f" ({SETS[name]})"
+        if "deciders" in measured:
+            parts.append("\n".join(filter(None, (aligned(decider_lines(measured)), first_shown_line(measured)))))
+    if result.get("agreement"):
+        parts.append(agreement_line(result["agreement"]))
     return "\n\n".join([*parts, aligned(score_lines(result)), "\n".join(notes(result))])
 
 
@@ -81,6 +112,11 @@ def section(result: dict) -> Markup:
             "distance to the curve, mean over all pairs."
         )
         parts.append(figures(drawn, caption))
+        if "deciders" in measured:
+            parts.append(markup.table(decider_lines(measured)))
+            parts.append(markup.quiet(first_shown_line(measured)))
+    if result.get("agreement"):
+        parts.append(markup.paragraph(agreement_line(result["agreement"])))
     return Markup("\n").join([*parts, markup.table(score_lines(result))])
 
 

@@ -18,12 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import tiny
+from data.labellers import Dials, Labellers
 from data.tiny import Args, gold_score, make_world, write_post
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
+IDEAL = Labellers(Dials(), tiny.WEIGHTS, 1)
 SMALL = Args(num_demonstrations=60, num_comparisons=60, num_validation=20)
 QUERY = (
     "SUBREDDIT: r/life\n\nTITLE: What now?\n\nPOST: I am so sad. This is about my sister. They just broke the lamp.\n"
@@ -171,17 +173,22 @@ def test_the_policies_differ_in_quality_as_their_names_say() -> None:
 
 
 # ---------------------------------------------------------------- the labels
+def metas_of(rng: random.Random, count: int, splits: tuple[str, ...] = ("train",)) -> list[dict]:
+    posts = [write_post(rng) for _ in range(count)]
+    pairs = [tiny.write_pair(post, rng, tiny.POLICY_WEIGHTS) for post in posts]
+    return [tiny.compare(*both, rng, splits, IDEAL)["meta"] for both in zip(posts, pairs, strict=True)]
+
+
 def test_labels_agree_with_bradley_terry_in_expectation() -> None:
     """Of pairs whose gold scores differ by d, a share of 1 / (1 + exp(-d / temperature)) has the better one chosen."""
-    rng = random.Random(0)
-    pairs = [tiny.compare(write_post(rng), rng, ("train",))["meta"] for _ in range(6000)]
+    pairs = metas_of(random.Random(0), 6000)
     by_difference = {}
     for meta in pairs:
         difference = meta["gold_chosen"] - meta["gold_rejected"]
         by_difference.setdefault(round(abs(difference), 1), []).append(difference > 0)
     tested = 0
     for difference, better_chosen in by_difference.items():
-        expected = 1 / (1 + math.exp(-difference / tiny.LABEL_TEMPERATURE))
+        expected = 1 / (1 + math.exp(-difference / 0.4))
         if difference > 0 and len(better_chosen) * (1 - expected) >= 10:  # enough upsets for a normal interval
             error = math.sqrt(expected * (1 - expected) / len(better_chosen))
             assert abs(fmean(better_chosen) - expected) < 4 * error, difference
@@ -200,8 +207,7 @@ def test_the_ceiling_counts_a_tie_as_half_right() -> None:
 
 
 def test_confidence_points_at_the_choice_and_grows_with_the_difference() -> None:
-    rng = random.Random(0)
-    metas = [tiny.compare(write_post(rng), rng, ("valid1", "valid2"))["meta"] for _ in range(3000)]
+    metas = metas_of(random.Random(0), 3000, ("valid1", "valid2"))
     assert {meta["confidence"] for meta in metas} == {1, 2, 3, 4, 6, 7, 8, 9}
     assert all((meta["confidence"] > 5) == (meta["choice"] == 1) for meta in metas)
     assert 0.45 < fmean(meta["choice"] for meta in metas) < 0.55

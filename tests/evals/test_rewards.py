@@ -1,8 +1,10 @@
 """eval.py on reward models and implicit rewards: its table against recounts on the miniature, and its page."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from nanorlhf.dataset import iter_jsonl, load_comparisons, load_demonstrations, 
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.evals import reward_models
-from nanorlhf.report.reward_report import accuracy_lines
+from nanorlhf.report.reward_report import accuracy_lines, tables
 from nanorlhf.tokenizer import load_tokenizer
 from tests.test_eval import Page
 
@@ -94,6 +96,39 @@ def test_the_page_has_the_tables_and_a_calibration_figure_of_each_model_and_set(
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     assert sum("calibration error" in title for title in titles) == 4
     assert "±" in accuracy_lines(table, "all")[1][2] and "±" not in accuracy_lines(table, "all")[1][3]
+
+
+def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
+    """Without --gold there is length alone; with it the truth; and kappa where the data has agreement.jsonl."""
+    assert result["sets"]["validation"]["deciders"]["truth"] is None and result["agreement"] is None
+    data = args.out.parent / "data_of_several"
+    shutil.copytree(args.data, data)
+    write_jsonl(data / "agreement.jsonl", [
+        {"query": "q", "responses": ["a", "b"], "preferred": {"ana": 0, "ben": 0}},
+        {"query": "q", "responses": ["a", "c"], "preferred": {"ana": 1, "ben": 1}},
+    ])  # fmt: skip
+    out = args.out.parent / "known"
+    found = evaluation.main(replace(args, data=data, out=out, gold="data/tiny.py:gold_score"))
+    assert found["agreement"]["fleiss_kappa"] == 1
+
+    tokenizer = load_tokenizer(args.ref_policy)
+    rows = load_comparisons(data / "comparisons.validation.jsonl", tokenizer, None, None)
+    metas = [row.record["meta"] for row in rows]
+    truth = [meta["gold_chosen"] - meta["gold_rejected"] for meta in metas]
+    longer = [len(row.chosen) - len(row.rejected) for row in rows]
+    scores = [last_scores(args, args.reward_models[-1], [(row.query, (row.chosen, row.rejected)[i]) for row in rows])
+              for i in (0, 1)]  # fmt: skip
+    dpo = [c - r for c, r in zip(*scores, strict=True)]
+    measured = found["sets"]["validation"]
+    for name, margins in (("labels", [1] * len(rows)), ("truth", truth), ("dpo", dpo)):
+        decider = (measured["deciders"] | measured["deciders"]["models"])[name]
+        for by, signs in (("truth", truth), ("longer", longer)):
+            agrees = [m * sign > 0 for m, sign in zip(margins, signs, strict=True) if sign]
+            assert decider[by]["mean"] == pytest.approx(fmean(agrees)), (name, by)
+    assert measured["first_shown"] == fmean(meta["choice"] == 0 for meta in metas)
+    page = Page((out / "report.html").read_text())
+    assert ["decider", "agrees with the truth", "prefers the longer"] in page.rows
+    assert "2 annotators of 2 pairs: Fleiss' kappa 1.000; - of 0 triads are circular" in tables(found)
 
 
 def test_the_batch_size_changes_nothing(args, result):

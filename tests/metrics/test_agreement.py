@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.metrics.agreement import (
+    LabelledPair,
     RankedQuestion,
     annotator_kappas,
     cohen_kappa,
     consensus,
     fleiss_kappa,
     kendall_tau,
+    load_labelled_pairs,
     load_rankings,
     order_probability,
+    pair_agreement,
     pairwise_agreement,
 )
 
@@ -185,3 +188,95 @@ def test_a_broken_line_is_reported_with_its_place(tmp_path, change, sentence) ->
     (tmp_path / "r.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change) + "\n")
     with pytest.raises(InputError, match=f"r.jsonl:2: .*{sentence}"):
         load_rankings([tmp_path / "r.jsonl"])
+
+
+# ----------------------------------------------------------------------------------------------------- people and pairs
+def labelled(*choices: str, names: str = "abc") -> list[LabelledPair]:
+    """A pair of its own query per text of choices, one digit per person; `-` where that person has none."""
+    return [
+        LabelledPair(str(i), ("x", "y"), {n: int(digit) for n, digit in zip(names, row, strict=True) if digit != "-"})
+        for i, row in enumerate(choices)
+    ]
+
+
+def test_kappas_of_pairs_by_hand() -> None:
+    """Fleiss: observed (1 + 1/3 + 1 + 1/3) / 4 = 2/3, half of all labels are 0, so (2/3 - 1/2) / (1/2).
+
+    Cohen: a and b agree on 3 of 4, expected 3/4 * 1/2 + 1/4 * 1/2, so 1/2; b and c likewise; a and c agree on 2 of 4,
+    expected 3/4 * 1/4 + 1/4 * 3/4, so 1/5.
+    """
+    found = pair_agreement(labelled("000", "001", "111", "011"))
+    assert found == {
+        "cohen_kappa": pytest.approx((1 / 2 + 1 / 2 + 1 / 5) / 3),
+        "fleiss_kappa": pytest.approx(1 / 3),
+        "num_annotators": 3,
+        "num_pairs": 4,
+        "num_common": 4,
+        "circular_share": None,
+        "num_triads": 0,
+    }
+
+
+def test_pairs_that_not_all_have_labelled_count_for_those_who_have() -> None:
+    found = pair_agreement(labelled("000", "001", "111", "011", "0-0", "1--"))
+    assert found["num_common"] == 4 and found["fleiss_kappa"] == pytest.approx(1 / 3)
+    a, c = (0, 0, 1, 0, 0), (0, 1, 1, 1, 0)
+    assert found["cohen_kappa"] == pytest.approx((1 / 2 + 1 / 2 + cohen_kappa(a, c)) / 3)
+
+
+@pytest.mark.parametrize("choices", [("0", "1"), ("00", "00"), ("0-", "-1")])
+def test_where_nothing_can_be_said_of_agreement_it_is_none(choices) -> None:
+    found = pair_agreement(labelled(*choices, names="ab"[: len(choices[0])]))
+    assert found["cohen_kappa"] is None and found["fleiss_kappa"] is None
+
+
+def test_who_always_takes_the_first_agrees_by_chance_alone() -> None:
+    assert pair_agreement(labelled("000", "000", "000", "001"))["fleiss_kappa"] < 0
+
+
+def triad(*winners: str, query: str = "q", who: str = "a") -> list[LabelledPair]:
+    """x with y, y with z, z with x, and who won each."""
+    pairs = zip(("xy", "yz", "zx"), winners, strict=True)
+    return [LabelledPair(query, (pair[0], pair[1]), {who: pair.index(winner)}) for pair, winner in pairs]
+
+
+def test_a_triad_is_circular_where_each_of_three_wins_once() -> None:
+    """Two of the eight possible outcomes."""
+    outcomes = list(itertools.product("xy", "yz", "zx"))
+    shares = [pair_agreement(triad(*winners))["circular_share"] for winners in outcomes]
+    assert [o for o, share in zip(outcomes, shares, strict=True) if share] == [("x", "y", "z"), ("y", "z", "x")]
+    assert fmean(shares) == 0.25
+
+
+def test_triads_are_one_persons_and_one_querys() -> None:
+    both = triad("x", "y", "z") + triad("x", "y", "x", who="b")
+    assert pair_agreement(both)["circular_share"] == 0.5 and pair_agreement(both)["num_triads"] == 2
+    split = triad("x", "y", "z")[:2] + triad("x", "y", "z", query="p")[2:] + triad("x", "y", "z", who="b")[2:]
+    assert pair_agreement(split)["num_triads"] == 0
+    four = [LabelledPair("q", pair, {"a": 0}) for pair in itertools.combinations("wxyz", 2)]
+    assert pair_agreement(four)["num_triads"] == 4 and pair_agreement(four)["circular_share"] == 0
+
+
+PAIR = {"query": "q", "responses": ["x", "y"], "preferred": {"ana": 0, "ben": 1}}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"responses": ["x"]}, "'responses' must be a list of two different texts"),
+        ({"responses": ["x", "x"]}, "'responses' must be a list of two different texts"),
+        ({"responses": ["x", 3]}, r"'responses\[1\]' must be str"),
+        ({"preferred": {}}, "'preferred' must give a choice"),
+        ({"preferred": {"ana": 2}}, "'preferred' must give a choice"),
+        ({"preferred": {"ana": True}}, "'preferred' must give a choice"),
+        ({"preferred": [0]}, "'preferred' must be dict"),
+        ({"query": None}, "'query' must be str"),
+    ],
+)
+def test_a_broken_pair_is_reported_with_its_place(tmp_path, change, sentence) -> None:
+    path = tmp_path / "agreement.jsonl"
+    path.write_text(json.dumps(PAIR) + "\n")
+    assert load_labelled_pairs(path) == [LabelledPair("q", ("x", "y"), {"ana": 0, "ben": 1})]
+    path.write_text(json.dumps(PAIR) + "\n" + json.dumps(PAIR | change) + "\n")
+    with pytest.raises(InputError, match=f"agreement.jsonl:2: .*{sentence}"):
+        load_labelled_pairs(path)

@@ -10,7 +10,14 @@ from hypothesis.extra.numpy import arrays
 
 from nanorlhf.dataset import Comparison
 from nanorlhf.errors import InputError
-from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, pair_groups, score_statistics
+from nanorlhf.metrics.reward_accuracy import (
+    accuracy_table,
+    calibration,
+    deciders,
+    first_shown_share,
+    pair_groups,
+    score_statistics,
+)
 from nanorlhf.report.reward_figures import calibration_figure
 
 
@@ -138,3 +145,34 @@ def test_the_figure_has_the_logistic_curve_and_hollow_points_where_pairs_are_few
     assert y == pytest.approx(1 / (1 + np.exp(-x)))
     by_face = {line.get_markerfacecolor(): line.get_xdata().tolist() for line in points}
     assert by_face["white"] == [0.75] and 0.25 in next(v for k, v in by_face.items() if k != "white")
+
+
+def test_who_agrees_with_the_truth_and_who_prefers_the_longer_by_hand():
+    """Six pairs; the gold scores of the third tie, the lengths of the fourth. A margin of 0 agrees with nobody."""
+    golds = np.array([1.0, -1.0, 0.0, 2.0, 1.0, -2.0])
+    lengths = np.array([[5, 3], [5, 3], [2, 4], [4, 4], [3, 6], [7, 1]])
+    found = deciders(MARGINS, lengths, golds)
+    assert found["labels"]["truth"] == {"mean": pytest.approx(3 / 5), "std": None}
+    assert found["labels"]["longer"]["mean"] == pytest.approx(3 / 5)
+    assert found["truth"]["truth"]["mean"] == 1
+    assert found["truth"]["longer"]["mean"] == pytest.approx(1 / 5)  # of the third it prefers none
+    rm = found["models"]["rm"]  # signs + - + + 0 + and + + - + + +
+    assert rm["truth"]["mean"] == pytest.approx((3 / 5 + 3 / 5) / 2) and rm["truth"]["std"] == 0
+    assert rm["longer"]["mean"] == pytest.approx((2 / 5 + 4 / 5) / 2)
+    assert rm["longer"]["std"] == pytest.approx(2 / 5 / math.sqrt(2))
+
+
+def test_without_a_truth_or_without_two_lengths_there_is_no_share():
+    found = deciders(MARGINS, np.full((6, 2), 4), None)
+    assert found["truth"] is None and found["labels"] == {name: {"mean": None, "std": None} for name in found["labels"]}
+    assert found["models"]["dpo"]["truth"]["mean"] is None
+
+
+def test_the_share_of_the_response_shown_first_is_of_the_pairs_that_say_so():
+    def chosen(*choices) -> list[Comparison]:
+        return [Comparison([], [], [], {"meta": {"choice": choice}}) for choice in choices]
+
+    assert first_shown_share([*chosen(0, 0, 1, None), Comparison([], [], [], {})], "pairs") == pytest.approx(2 / 3)
+    assert first_shown_share(ROWS, "pairs") is None
+    with pytest.raises(InputError, match="pairs:2: the field 'choice' must be int"):
+        first_shown_share(chosen(0, "first"), "pairs")

@@ -1,0 +1,284 @@
+"""The pictures of `make lab`: for each dial of the labellers, what became of reward model and policy at each setting.
+
+    python -m nanorlhf.report.lab --runs runs/lab --out runs/lab/report
+
+Below --runs each dial has a directory, and in it each setting one, named by its value. Parts of it may be missing:
+
+    DIAL/VALUE/eval_rm/eval.json    eval.py tiny-rm: one reward model, the labels and the truth
+    DIAL/VALUE/ppo/metrics.jsonl    train_ppo.py against that reward model
+    DIAL/VALUE/eval/eval.json       eval.py tiny: the policy, last of those evaluated
+
+A panel is drawn where two settings have something to show. Out: DIAL.png, lab.html with all of them, and one table.
+"""
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import field, list_of
+from nanorlhf.errors import InputError
+from nanorlhf.files import read_object
+from nanorlhf.metrics.reward_accuracy import FEW
+from nanorlhf.report.answer_figures import LINES
+from nanorlhf.report.page import GREY, aligned, figures, label_axes, markup, series, smooth, write_page
+from nanorlhf.training.run_directory import Rows, read_metrics
+
+COLUMNS = (  # number, heading of the table, digits
+    ("kappa", "kappa", 2),
+    ("circular", "circular triads", 3),
+    ("labels_truth", "labels right", 3),
+    ("rm_truth", "RM right", 3),
+    ("rm_labels", "RM as labelled", 3),
+    ("ece", "calibration error", 3),
+    ("labels_longer", "labels: longer", 3),
+    ("rm_longer", "RM: longer", 3),
+    ("rm_samples", "RM right on samples", 3),
+    ("gold_win_rate", "gold win rate", 3),
+    ("gold_score", "gold score", 2),
+    ("response_length", "length", 1),
+    ("kl", "KL", 2),
+)
+BY_VALUE = {  # title of a panel, unit: its numbers and their labels
+    ("Accuracy of the reward model", "share of validation pairs"): {
+        "rm_truth": "against the truth",
+        "rm_labels": "against the labels",
+        "labels_truth": "the labels against the truth",
+    },
+    ("Annotators", "Fleiss' kappa, share"): {"kappa": "kappa of their labels", "circular": "circular triads"},
+    ("The longer response is preferred", "share of validation pairs"): {
+        "rm_longer": "by the reward model",
+        "labels_longer": "by the labels",
+        "truth_longer": "by the gold score",
+    },
+    ("Calibration", "expected calibration error"): {"ece": "reward model"},
+    ("After PPO", "share"): {
+        "gold_win_rate": "gold win rate against the references",
+        "rm_samples": "reward model right about the samples",
+    },
+}
+BY_UPDATE = {  # metric of train_ppo.py: title, unit
+    "gold_score": ("PPO: gold score", "score"),
+    "objective/score": ("PPO: the reward model's score", "score"),
+    "response_length": ("PPO: response length", "tokens"),
+    "objective/kl": ("PPO: KL to the reference", "nats per response"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: Path = Path("runs/lab")
+    """directory of a directory per dial, which holds one per setting"""
+    out: Path = Path("runs/lab/report")
+    """directory of the pictures and of lab.html"""
+
+
+Numbers = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    dial: str
+    value: str  # as its directory is called
+    numbers: Numbers  # those of COLUMNS and BY_VALUE that are known
+    bins: list[dict]  # of `calibration`, empty where there is no reward model
+    updates: Rows  # of metrics.jsonl
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. reading
+def read_settings(runs: Path) -> dict[str, list[Setting]]:
+    """The settings of each dial, smallest value first. Raises InputError where there is none, or one can't be read."""
+    if not runs.is_dir():
+        raise InputError(f"--runs {runs}: there is no such directory: `make lab` makes it.")
+    dials: dict[str, list[Setting]] = {}
+    for place in sorted(runs.glob("*/*"), key=lambda path: (path.parent.name, in_order(path.name))):
+        numbers: Numbers = {}
+        bins: list[dict] = []
+        if (place / "eval_rm" / "eval.json").exists():
+            numbers, bins = reward_numbers(place / "eval_rm" / "eval.json")
+        if (place / "eval" / "eval.json").exists():
+            numbers |= policy_numbers(place / "eval" / "eval.json")
+        updates = read_metrics(place / "ppo")
+        if numbers or updates:
+            dial = place.parent.name
+            dials.setdefault(dial, []).append(Setting(dial, place.name, numbers, bins, updates))
+    if not dials:
+        raise InputError(
+            f"--runs {runs}: no DIAL/VALUE below it holds an evaluation: name the directory of `make lab`."
+        )
+    return dials
+
+
+def in_order(value: str) -> tuple[float, str]:
+    """Numbers by size, then words.
+
+    >>> sorted(["all", "16", "0.5", "4"], key=in_order)
+    ['0.5', '4', '16', 'all']
+    """
+    try:
+        return float(value), ""
+    except ValueError:
+        return np.inf, value
+
+
+def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
+    """What `eval.py tiny-rm` found about the labels and its only reward model, and the bins of its calibration."""
+    result, where = read_object(path), str(path)
+    measured = part(result, where, "sets", "validation")
+    models = part(measured, where, "calibration")
+    if len(models) != 1:
+        raise InputError(f"{where}: it is about {len(models)} reward models: evaluate that of a setting alone.")
+    [name] = models
+    accuracy = list_of(measured, "accuracy", dict, where)[0]  # of all pairs
+    labels, truth = (part(measured, where, "deciders", key) for key in ("labels", "truth"))
+    model = part(measured, where, "deciders", "models", name)
+    agreement = part(result, where, "agreement")
+    numbers = {
+        "kappa": number(agreement, where, "fleiss_kappa") if agreement else None,
+        "circular": number(agreement, where, "circular_share") if agreement else None,
+        "labels_truth": number(labels, where, "truth", "mean"),
+        "labels_longer": number(labels, where, "longer", "mean"),
+        "truth_longer": number(truth, where, "longer", "mean") if truth else None,
+        "rm_truth": number(model, where, "truth", "mean"),
+        "rm_longer": number(model, where, "longer", "mean"),
+        "rm_labels": number(accuracy, where, "models", name, "mean"),
+        "ece": number(models, where, name, "ece", "mean"),
+    }
+    bins = list_of(part(models, where, name), "bins", dict, where)
+    return numbers, [{key: number(row, where, key) for key in ("middle", "mean", "num_pairs")} for row in bins]
+
+
+def policy_numbers(path: Path) -> Numbers:
+    """What `eval.py tiny` found about its last policy."""
+    result, where = read_object(path), str(path)
+    *_, last = part(result, where, "policies") or {"": {}}
+    policy, reward_model = part(result, where, "policies", last), part(result, where, "reward_model")
+    numbers = {key: number(policy, where, key) for key in ("gold_win_rate", "gold_score", "response_length", "kl")}
+    samples = number(reward_model, where, "samples_gold_agreement") if reward_model else None
+    return numbers | {"rm_samples": samples}
+
+
+def part(record: Any, where: str, *keys: str) -> Any:
+    """`record[key][key]...`; InputError where a file lacks it."""
+    for key in keys:
+        if not isinstance(record, dict) or key not in record:
+            raise InputError(f"{where}: {'.'.join(keys)} is missing: evaluate this setting again.")
+        record = record[key]
+    return record
+
+
+def number(record: Any, where: str, *keys: str) -> float | None:
+    """A number there, or None."""
+    found = part(record, where, *keys)
+    return None if found is None else field({keys[-1]: found}, keys[-1], float, where)
+
+
+# ----------------------------------------------------------------------------------------------------------- 2. figures
+def dial_figure(settings: list[Setting]) -> Figure | None:
+    """All panels of one dial, two side by side; None where no two settings have something in common."""
+    by_value = {
+        title: lines
+        for title, keys in BY_VALUE.items()
+        if (lines := {label: known for key, label in keys.items() if len(known := known_values(settings, key)) > 1})
+    }
+    calibrated = [setting for setting in settings if setting.bins]
+    trained = {key: [s for s in settings if any(key in row for row in s.updates)] for key in BY_UPDATE}
+    metrics = [key for key, some in trained.items() if len(some) > 1]
+    num_panels = len(by_value) + (len(calibrated) > 1) + len(metrics)
+    if not num_panels:
+        return None
+
+    num_rows = -(-num_panels // 2)
+    figure = Figure(figsize=(10.4, 3.2 * num_rows), layout="constrained")
+    panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
+    dial = settings[0].dial
+    style = "-" if all(in_order(setting.value)[0] < np.inf for setting in settings) else ""  # words have no order
+    for (title, unit), lines in by_value.items():
+        axes = panels.pop(0)
+        label_axes(axes, title, dial, unit)
+        for (label, known), (color, marker) in zip(lines.items(), LINES, strict=False):
+            axes.plot(list(known), list(known.values()), style, color=color, marker=marker, linewidth=1.8, label=label)
+        axes.update_datalim([(0, 0)])  # shares from 0, so that small differences look small
+        axes.autoscale_view()
+        axes.set_xticks(range(len(settings)), [setting.value.replace(",", "\n") for setting in settings])
+        axes.legend(frameon=False, fontsize=8)
+    if len(calibrated) > 1:
+        draw_calibration(panels.pop(0), calibrated)
+    for key in metrics:
+        axes = panels.pop(0)
+        label_axes(axes, BY_UPDATE[key][0], "update", BY_UPDATE[key][1])
+        for number, setting in enumerate(trained[key]):
+            steps, values = series(setting.updates, key)
+            color = LINES[number % len(LINES)][0]
+            axes.plot(steps, smooth(values, 3), color=color, linewidth=1.8, label=f"{dial} {setting.value}")
+        axes.legend(frameon=False, fontsize=8)
+    for axes in panels:  # an odd number leaves one over
+        axes.remove()
+    return figure
+
+
+def known_values(settings: list[Setting], key: str) -> dict[int, float]:
+    """Place on the axis -> number, of the settings that have it."""
+    found = {place: setting.numbers.get(key) for place, setting in enumerate(settings)}
+    return {place: number for place, number in found.items() if number is not None}
+
+
+def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
+    """Do the labels agree as often as the margins claim? One line per setting, of bins with at least FEW pairs."""
+    label_axes(axes, "What a margin is worth", "|margin|", "share ranked as labelled")
+    longest = 1.0
+    for number, setting in enumerate(settings):
+        bins = [row for row in setting.bins if row["mean"] is not None and row["num_pairs"] >= FEW]
+        middles = [row["middle"] for row in bins]
+        longest = max(longest, *middles) if middles else longest
+        color, marker = LINES[number % len(LINES)]
+        label = f"{setting.dial} {setting.value}"
+        axes.plot(middles, [row["mean"] for row in bins], color=color, marker=marker, ms=4, linewidth=1.4, label=label)
+    line = np.linspace(0, longest, 100)
+    axes.plot(line, 1 / (1 + np.exp(-line)), color=GREY, linestyle="--", linewidth=1.4, label="sigmoid(|margin|)")
+    axes.legend(frameon=False, fontsize=8)
+
+
+# -------------------------------------------------------------------------------------------------------------- 3. page
+def table_of(dials: dict[str, list[Setting]]) -> list[list[str]]:
+    """One row per setting; no column for a number that none has."""
+    settings = [setting for column in dials.values() for setting in column]
+    columns = [column for column in COLUMNS if any(s.numbers.get(column[0]) is not None for s in settings)]
+    lines = [["dial", "value", *(heading for _, heading, _ in columns)]]
+    for setting in settings:
+        numbers = [(setting.numbers.get(key), digits) for key, _, digits in columns]
+        cells = ["-" if number is None else f"{number:.{digits}f}" for number, digits in numbers]
+        lines.append([setting.dial, setting.value, *cells])
+    return lines
+
+
+def main(args: Args) -> list[str]:
+    """Write DIAL.png of each dial, and lab.html; returns the names of the pictures."""
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    dials = read_settings(args.runs)
+    drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
+    lines = table_of(dials)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for dial, figure in drawn.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=100)
+        (args.out / f"{dial}.png").write_bytes(buffer.getvalue())
+    parts = [markup.title("The preference laboratory"), markup.table(lines)]
+    for dial, figure in drawn.items():
+        parts += [markup.heading(dial, dial), figures([figure])]
+    write_page(args.out / "lab.html", str(args.runs), parts)
+    print(aligned(lines))
+    pictures = [f"{dial}.png" for dial in drawn]
+    print(f"\nwritten: {args.out / 'lab.html'}" + "".join(f", {name}" for name in pictures))
+    return pictures
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
