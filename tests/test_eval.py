@@ -156,7 +156,8 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
         model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     queries = [tokenizer.encode(text) for text in ("POST: a b c\n\nTL;DR:", "b c\n\nTL;DR:")]
     query, response = sample_answers(policy, queries, tokenizer, 1, args.response_length, 2, args.seed, 0.7)
-    kl = summaries.kl_to(ref_policy, policy, query, response, tokenizer, args)
+    kl, estimate = summaries.kl_to(ref_policy, policy, query, response, 1, tokenizer, args)
+    assert torch.allclose(kl, estimate, atol=1e-6)  # the best of one is the policy itself
     for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
         text = torch.tensor([ids + answer[:end]])

@@ -15,7 +15,7 @@ import os
 import random
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,11 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
         )
     settings = read_object(found / "args.json")
     now = json.loads(json.dumps(asdict(args), default=str))
-    for name in sorted((settings.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)):
+    ours = {field.name: field.default for field in fields(args)}
+    newer = {  # flags that came after the run was started, and that are off
+        name for name in ours.keys() - settings.keys() if getattr(args, name) == ours[name]
+    }
+    for name in sorted((settings.keys() | now.keys()) - MAY_CHANGE.difference(must_stay) - newer):
         if name not in settings or name not in now:
             raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
         if settings[name] != now[name]:
