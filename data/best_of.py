@@ -145,6 +145,7 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
                 f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
                 f"{value}: pass the same, or start anew with --overwrite."
             )
+    args.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(path, [settings, *parts])
     return parts
 
@@ -170,7 +171,6 @@ def main(args: Args) -> None:
     else:
         scheme = Rule(args.reward, tokenizer)
 
-    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / PARTIAL
     parts = begin_sampling(args, path)
     asked = [
