@@ -2,7 +2,8 @@
 
 Papers: The N+ Implementation Details of RLHF with PPO (N+), details 20 to 25; Reinforcement learning for question
 answering in programming domain (SO), whose KL coefficient adapts; Coarse-Tuning Models of Code (RLCF), whose compiler
-cuts a program at its first error; Is Crowdsourcing Breaking Your Bank? (STR), whose policy ranked the comparisons.
+cuts a program at its first error; Is Crowdsourcing Breaking Your Bank? (STR), whose policy ranked the comparisons. The
+same loop does RLOO, GRPO and REINFORCE++, which have no value model: docs/algorithms.md.
 In: queries, the policy of stage 1, the reward model of stage 2. Out: a policy, value_model/, for RLCF discriminator/.
 
     python train_ppo.py                                                        # the embedded default, recipe tiny
@@ -10,6 +11,7 @@ In: queries, the policy of stage 1, the reward model of stage 2. Out: a policy, 
     python train_ppo.py stackoverflow --reward-model runs/stackoverflow/rm_regression
     python train_ppo.py rlcf --discriminator runs/rlcf/discriminator
     python train_ppo.py --reward my_rule.py:score                              # any function of two lists of texts
+    python train_ppo.py --advantages rloo --samples-per-query 4
 """
 
 import copy
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import gae, k2, k3, penalised_gae
-from nanorlhf import distributed, ppo
+from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
 from nanorlhf.cli import Beta, Count, FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, command_line
 from nanorlhf.code.discriminator import save_discriminator
@@ -34,7 +36,18 @@ from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches, needed_columns
 from nanorlhf.peft import reference, tune
-from nanorlhf.ppo import AdaptiveKL, FixedKL, kl_loss, masked_mean, policy_loss, value_loss, whiten
+from nanorlhf.ppo import (
+    AdaptiveKL,
+    FixedKL,
+    grpo,
+    kl_loss,
+    masked_mean,
+    policy_loss,
+    reinforce_plus_plus,
+    rloo,
+    value_loss,
+    whiten,
+)
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import Gold, RewardModel, Rule, places
 from nanorlhf.rollout import Rollout, response_values, rollout
@@ -142,13 +155,14 @@ def with_values(args: Args, batch: Rollout, scores: Tensor, kl: Tensor, kl_coef:
 
 
 def without_values(args: Args, batch: Rollout, scores: Tensor, kl: Tensor, kl_coef: float) -> tuple[Tensor, ...]:
-    """Other responses are the baseline. As above; the weights are those of a KL in the loss, which only GRPO has."""
-    k, baseline = args.samples_per_query, partial(ppo.reinforce_plus_plus, gamma=args.gamma)
+    """Other responses are the baseline. As above, but GRPO has its KL in the loss, where these weights scale it."""
+    k, padding_mask, kl_weights = args.samples_per_query, batch.padding_mask, torch.zeros_like(scores)[:, None]
     if args.advantages == "rloo":
-        baseline = partial(ppo.rloo, k=k)
+        advantages = rloo(scores, kl, padding_mask, kl_coef, k)
     elif args.advantages == "grpo":
-        baseline = partial(ppo.grpo, k=k, scale=args.grpo_scale)
-    advantages, kl_weights = baseline(scores, kl, batch.padding_mask, kl_coef)
+        advantages, kl_weights = grpo(scores, padding_mask, kl_coef, k, args.grpo_scale)
+    else:
+        advantages = reinforce_plus_plus(scores, kl, padding_mask, kl_coef, args.gamma)
     return advantages, torch.zeros_like(kl), kl_weights
 
 

@@ -32,7 +32,7 @@ from data.sampling import SPLITS, load_policy, read_queries
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.dataset import parse_object, response_ids, write_jsonl
+from nanorlhf.dataset import field, parse_object, response_ids, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
@@ -145,6 +145,8 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
                 f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
                 f"{value}: pass the same, or start anew with --overwrite."
             )
+    for number, part in enumerate(parts, start=2):
+        field(part, "split", str, f"{path}:{number}"), field(part, "rows", list, f"{path}:{number}")
     args.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(path, [settings, *parts])
     return parts

@@ -133,22 +133,21 @@ def kl_loss(
 # factor is folded into the advantages, in which the clipped loss is homogeneous: the mean over responses of a sum over
 # tokens has the factor mean length; that of a mean over tokens has mean length / own length. The mean length is the
 # rollout's: exact for one minibatch; of several, each is scaled by the rollout's over its own mean length.
-def rloo(scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, k: int) -> tuple[Tensor, Tensor]:
+def rloo(scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, k: int) -> Tensor:
     """REINFORCE leave-one-out: Ahmadian et al. 2024. A whole response is one action.
 
         R_i = score_i - kl_coef * sum_t kl_it        A_i = R_i - mean of the R_j of the query's k - 1 other responses
         loss = mean over i of -A_i * sum_t ratio_it  at ratio 1 its gradient is that of E[-R], without bias
 
-    scores (B,); kl (B, T), the estimator k1; k at least 2 -> advantages (B, T) and no weights for `kl_loss`, (B, 1).
+    scores (B,); kl (B, T), the estimator k1; k at least 2 -> advantages (B, T).
     """
     rewards = (scores - kl_coef * torch.where(padding_mask, 0.0, kl).sum(1)).view(-1, k)  # (B / k, k)
     others = (rewards.sum(1, keepdim=True) - rewards) / (k - 1)
     mean_length = (~padding_mask).sum() / len(scores)
-    advantages = mean_length * (rewards - others).view(-1, 1)  # (B, 1)
-    return torch.where(padding_mask, 0.0, advantages), torch.zeros_like(advantages)
+    return torch.where(padding_mask, 0.0, mean_length * (rewards - others).view(-1, 1))
 
 
-def grpo(scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, k: int, scale: str) -> tuple[Tensor, Tensor]:
+def grpo(scores: Tensor, padding_mask: Tensor, kl_coef: float, k: int, scale: str) -> tuple[Tensor, Tensor]:
     """Group relative policy optimisation: Shao et al. 2024, equations 3 and 4. The KL is a term of the loss.
 
         A_i = (score_i - mean) / std          mean and population standard deviation of the query's k scores
@@ -157,7 +156,7 @@ def grpo(scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, k: in
     scale "none" is Dr. GRPO (Liu et al. 2025): A_i = score_i - mean, and sums over t. Dividing by std favours queries
     whose scores hardly differ, dividing by length favours short good and long bad responses; the gradient is biased.
 
-    scores (B,); k at least 2; kl is not used -> advantages (B, T), and weights (B, 1) for `kl_loss`.
+    scores (B,); k at least 2 -> advantages (B, T), and weights (B, 1) for `kl_loss`.
     """
     groups, lengths = scores.view(-1, k), (~padding_mask).sum(1, keepdim=True)  # (B / k, k), (B, 1)
     advantages = groups - groups.mean(1, keepdim=True)
@@ -168,20 +167,18 @@ def grpo(scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, k: in
     return torch.where(padding_mask, 0.0, weights * advantages.view(-1, 1)), kl_coef * weights
 
 
-def reinforce_plus_plus(
-    scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, gamma: float
-) -> tuple[Tensor, Tensor]:
+def reinforce_plus_plus(scores: Tensor, kl: Tensor, padding_mask: Tensor, kl_coef: float, gamma: float) -> Tensor:
     """REINFORCE++: Hu et al. 2025. The KL is penalised at each token, and the whole batch is the baseline.
 
         A_it = score_i - kl_coef * sum of kl_is over s >= t, then to mean 0 and standard deviation 1 over all tokens
 
     It is PPO with V = 0 and lambda = 1. scores (B,); kl (B, T), the estimator k1; gamma discounts per token, 1 in the
-    paper -> advantages (B, T) and no weights for `kl_loss`, (B, 1).
+    paper -> advantages (B, T).
     """
     end = (~padding_mask).sum(1, keepdim=True) - 1  # (B, 1) the last token, which gets the score
     rewards = (-kl_coef * torch.where(padding_mask, 0.0, kl)).scatter_add(1, end, scores[:, None])  # (B, T)
     returns, _ = gae(rewards, torch.zeros_like(rewards), gamma, 1.0)
-    return whiten(returns, padding_mask), torch.zeros_like(scores)[:, None]
+    return whiten(returns, padding_mask)
 
 
 # -------------------------------------------------------------------------------------------- the coefficient of the KL
