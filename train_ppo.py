@@ -2,7 +2,8 @@
 
 Papers: The N+ Implementation Details of RLHF with PPO (N+), details 20 to 25; Reinforcement learning for question
 answering in programming domain (SO), whose KL coefficient adapts; Coarse-Tuning Models of Code (RLCF), whose compiler
-cuts a program at its first error; Is Crowdsourcing Breaking Your Bank? (STR), whose policy ranked the comparisons.
+cuts a program at its first error; Is Crowdsourcing Breaking Your Bank? (STR), whose policy ranked the comparisons. The
+same loop does RLOO, GRPO and REINFORCE++, which have no value model: docs/algorithms.md.
 In: queries, the policy of stage 1, the reward model of stage 2. Out: a policy, value_model/, for RLCF discriminator/.
 
     python train_ppo.py                                                        # the embedded default, recipe tiny
@@ -10,13 +11,14 @@ In: queries, the policy of stage 1, the reward model of stage 2. Out: a policy, 
     python train_ppo.py stackoverflow --reward-model runs/stackoverflow/rm_regression
     python train_ppo.py rlcf --discriminator runs/rlcf/discriminator
     python train_ppo.py --reward my_rule.py:score                              # any function of two lists of texts
+    python train_ppo.py --advantages rloo --samples-per-query 4
 """
 
 import copy
 import math
 import time
-import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,23 +27,31 @@ from torch import Tensor, nn
 
 from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
-from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
+from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
 from nanorlhf.cli import Beta, Count, FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, command_line
-from nanorlhf.code.adversarial import Adversary
-from nanorlhf.code.discriminator import grounding, save_discriminator
-from nanorlhf.code.error_profile import profile_metrics
-from nanorlhf.code.feedback import Checked, check_responses, training_compiler
-from nanorlhf.code.localisation import truncate_at_error
-from nanorlhf.dataset import Demonstration, batch_indices, load_demonstrations, load_programs
+from nanorlhf.code.discriminator import save_discriminator
+from nanorlhf.code.reward import Compiler
+from nanorlhf.dataset import batch_indices, load_demonstrations, load_programs
 from nanorlhf.logprobs import response_logprobs
-from nanorlhf.model import ScalarModel
+from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches, needed_columns
 from nanorlhf.peft import reference, tune
-from nanorlhf.ppo import AdaptiveKL, FixedKL, masked_mean, policy_loss, value_loss, whiten
+from nanorlhf.ppo import (
+    AdaptiveKL,
+    FixedKL,
+    grpo,
+    kl_loss,
+    masked_mean,
+    policy_loss,
+    reinforce_plus_plus,
+    rloo,
+    value_loss,
+    whiten,
+)
 from nanorlhf.recipes import recipes
-from nanorlhf.reward import Gold, end_scores, load_rule
-from nanorlhf.rollout import response_values, rollout
-from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
+from nanorlhf.reward import Gold, RewardModel, Rule, places
+from nanorlhf.rollout import Rollout, response_values, rollout
+from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.checks import check_models, check_ppo, check_scores
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
@@ -55,8 +65,12 @@ class Args(RolloutArgs, LoRAArgs):
     data: Path = Path("runs/tldr/data")
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"
-    reward_model: str | None = "runs/tldr/rm"
-    """scores the responses, and the value model starts as its copy; None where something else scores"""
+    reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
+    """scores the responses, and the value model starts as its copy (of several, the first's); None: something else"""
+    ensemble: Literal["mean", "min", "uncertainty"] = "mean"
+    """score of several reward models: mean, lowest, or mean - uncertainty coef * variance (Coste et al. 2023)"""
+    uncertainty_coef: NonNegativeFloat = 0.1
+    """lambda of --ensemble uncertainty, per score unit"""
     reward: str | None = None
     """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
     compiler: bool = False
@@ -71,6 +85,13 @@ class Args(RolloutArgs, LoRAArgs):
     """policy, which may be smaller, whose copy with a new head is the value model; None: a copy of the reward model"""
     share_trunk: bool = False
     """with --tune lora, the value model is a new head and updates of its own on the policy's frozen weights"""
+
+    advantages: Literal["gae", "rloo", "grpo", "reinforce++"] = "gae"
+    """gae: PPO with a value model; the others compare responses with each other and have none (docs/algorithms.md)"""
+    samples_per_query: Count = 1
+    """responses to each query of a rollout; rloo and grpo need 2 or more"""
+    grpo_scale: Literal["std", "none"] = "std"
+    """std: GRPO divides by the scores' standard deviation and by lengths; none: Dr. GRPO does neither"""
 
     batch_size: Count = 512
     micro_batch_size: PositiveInt = 16
@@ -92,7 +113,7 @@ class Args(RolloutArgs, LoRAArgs):
     gamma: Fraction = 1.0
     """discount per token"""
     lam: Fraction = 0.95
-    """lambda of GAE"""
+    """lambda of GAE; it, the value and whitening flags are of --advantages gae"""
     clip_range: PositiveFloat = 0.2
     """PPO clip range of the ratio"""
     value_clip_range: PositiveFloat | None = 0.2
@@ -115,74 +136,42 @@ UPDATE_MEANS = ("policy/loss", "value/loss", "policy/clip_fraction", "value/clip
 UPDATE_MEANS += ("policy/approx_kl", "policy/entropy", "policy/ratio")
 
 
-# ------------------------------------------------------------------------------------------------- 1. reward schemes
-class RewardModel:
-    """[N+ 12] [SO ppo] [STR ppo] The scalar model of stage 2 reads each response up to its end."""
-
-    parts: dict = {}  # what a scheme adds to the run's state
-
-    def __init__(self, args: Args, tokenizer: Tokenizer, device: torch.device):
-        self.name, self.pad_id = f"--reward-model {args.reward_model}", tokenizer.pad_id
-        self.model: ScalarModel | None = load_scalar(args.reward_model, device).requires_grad_(False)
-
-    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        """query (b, Q), response (b, T) -> the response (b, T), which a scheme may cut, and its scores (b,)."""
-        with distributed.visiting(self.model):
-            return response, end_scores(self.model, torch.cat((query, response), dim=1), query.size(1), self.pad_id)
-
-    def learn(self, progress: float) -> dict[str, float]:
-        """The scheme's own turn after the PPO epochs; progress is the schedule's factor. Returns metrics."""
-        return {}
+# ------------------------------------------------------------------------------------------------------ 1. advantages
+def with_values(args: Args, batch: Rollout, scores: Tensor, kl: Tensor, kl_coef: float) -> tuple[Tensor, ...]:
+    """PPO: KL penalty at each token, the score once, GAE. Returns advantages and returns, (B, T), no weights (B, 1)."""
+    values, padding_mask, state_mask = batch.values, batch.padding_mask, batch.state_mask  # (B, T) each
+    rewards, _, advantages, returns, statistics = penalised_gae(
+        batch.logprobs, batch.ref_logprobs, values, scores, batch.eos_index,
+        kl_coef, args.gamma, args.lam, args.score_at,
+    )  # fmt: skip
+    # whitening is over the whole rollout, once, and global: the world size changes nothing
+    if args.whiten_rewards:  # [N+ 24] before GAE
+        rewards = whiten(rewards, state_mask, shift_mean=False)
+        advantages, returns = gae(rewards, values, args.gamma, args.lam, state_mask)
+        statistics = None
+    if args.whiten_advantages:  # [N+ 25]
+        advantages = whiten(advantages, padding_mask, statistics=statistics)
+    return advantages, returns, torch.zeros_like(scores)[:, None]
 
 
-class Rule(RewardModel):
-    """Any function of two lists of texts, queries and responses."""
-
-    def __init__(self, args: Args, tokenizer: Tokenizer):
-        self.name, self.rule, self.model = f"--reward {args.reward}", load_rule(args.reward, tokenizer), None
-
-    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        return response, self.rule(query, response)
-
-
-class Compiler(RewardModel):
-    """[RLCF alg 1] A program that fails is cut after the token to blame, for -1; a discriminator scores the others."""
-
-    def __init__(self, args: Args, tokenizer: Tokenizer, record: dict, device: torch.device):
-        self.name, self.model = f"--discriminator {args.discriminator}", None
-        self.args, self.tokenizer = args, tokenizer
-        self.compiler, self.pieces = training_compiler(record, args.error_prone_jar), token_bytes(tokenizer)
-        weakref.finalize(self, self.compiler.close)  # its process ends with the run
-        self.adversary = Adversary(args, device) if args.discriminator is not None else None
-        if self.adversary is not None:
-            self.parts = {"discriminator": self.adversary.discriminator, "discriminator_steps": self.adversary.steps}
-        self.findings: list[tuple[list[dict], Checked]] = []  # of this rollout: records, and what the compiler said
-
-    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        records = [row.record for row in rows]
-        checked = check_responses(records, response, self.compiler, self.pieces, self.tokenizer.eos_id)
-        self.findings.append((records, checked))
-        passes = checked.passes if self.args.compiler else torch.ones_like(checked.passes)  # (b,)
-        comparison, kept = passes.float(), passes.nonzero().flatten().tolist()
-        if self.adversary is not None and kept:  # D(x, y', y) > 0: the sampled program looks more real than the written
-            queries, written = ([records[i][name] for i in kept] for name in ("query", "response"))
-            comparison[kept] = self.adversary.discriminator.compare(queries, [checked.texts[i] for i in kept], written)
-        scores = grounding(passes, torch.ones_like(passes), comparison)  # what people wrote passes
-        if self.args.compiler and self.args.localise:
-            response = truncate_at_error(response, checked.error_index, self.tokenizer.pad_id)
-        return response, scores
-
-    def learn(self, progress: float) -> dict[str, float]:
-        findings, self.findings = self.findings, []
-        metrics = profile_metrics([checked for _, checked in findings])
-        return metrics if self.adversary is None else metrics | self.adversary.turn(findings, progress)
+def without_values(args: Args, batch: Rollout, scores: Tensor, kl: Tensor, kl_coef: float) -> tuple[Tensor, ...]:
+    """Other responses are the baseline. As above, but GRPO has its KL in the loss, where these weights scale it."""
+    k, padding_mask, kl_weights = args.samples_per_query, batch.padding_mask, torch.zeros_like(scores)[:, None]
+    if args.advantages == "rloo":
+        advantages = rloo(scores, kl, padding_mask, kl_coef, k)
+    elif args.advantages == "grpo":
+        advantages, kl_weights = grpo(scores, padding_mask, kl_coef, k, args.grpo_scale)
+    else:
+        advantages = reinforce_plus_plus(scores, kl, padding_mask, kl_coef, args.gamma)
+    return advantages, torch.zeros_like(kl), kl_weights
 
 
 @or_plan(ppo_plan)
 def main(args: Args) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 2. data and models
     device = begin(args)
-    B, T, num_updates = args.batch_size, args.response_length, check_ppo(args)
+    num_updates = check_ppo(args)
+    B, T, k = args.batch_size, args.response_length, args.samples_per_query
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     pad_id, eos_id = tokenizer.pad_id, tokenizer.eos_id
     load = load_programs if args.rows == "code" else load_demonstrations
@@ -193,28 +182,35 @@ def main(args: Args) -> dict[str, float]:
     check_models(args, tokenizer, policy.config, demonstrations)
     if args.compiler or args.discriminator is not None:
         reward: RewardModel = Compiler(args, tokenizer, demonstrations[0].record, device)
-    else:
-        reward = Rule(args, tokenizer) if args.reward is not None else RewardModel(args, tokenizer, place)
+    elif args.reward is not None:
+        reward = Rule(args.reward, tokenizer)
+    else:  # [SO ppo] [STR ppo]
+        reward = RewardModel(places(args.reward_model), tokenizer, place, args.ensemble, args.uncertainty_coef)
     gold = Gold(args.gold, tokenizer, place) if args.gold is not None else None
-    if args.value_model is None and reward.model is not None and not args.share_trunk:
-        value_model = copy.deepcopy(reward.model).requires_grad_(True)  # [N+ 22]
-    else:  # [RLCF alg 1] a critic of its own, whose head begins at 0: random values would be the first advantages
+    value_model: ScalarModel | None = None  # where other responses are the baseline
+    if args.advantages == "gae" and args.value_model is None and reward.models and not args.share_trunk:
+        value_model = copy.deepcopy(reward.models[0]).requires_grad_(True)  # [N+ 22]
+    elif args.advantages == "gae":
+        # [RLCF alg 1] a critic of its own, whose head begins at 0: random values would be the first advantages
         start = load_gpt(args.value_model, place) if args.value_model is not None else policy
         value_model = scalar_from_gpt(start, args.share_trunk)
         nn.init.zeros_(value_model.score.weight)
-    for model in (policy, value_model):
+    trained: dict[str, GPT | ScalarModel] = {"policy": policy}
+    trained |= {"value_model": value_model} if value_model is not None else {}
+    for model in trained.values():
         tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
     ref_policy = reference(policy)
-    place_models(args, device, (policy, value_model), (ref_policy, reward.model, gold and gold.model))
+    place_models(args, device, list(trained.values()), (ref_policy, *reward.models, gold and gold.model))
 
-    groups = parameter_groups([*policy.parameters(), *value_model.parameters()], args.weight_decay, decay_vectors=True)
+    weights = [weight for model in trained.values() for weight in model.parameters()]
+    groups = parameter_groups(weights, args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)  # [N+ 20]
     steps = FiniteSteps(optimizer, args, f"lower --lr ({args.lr}) or raise --kl-coef ({args.kl_coef})")
     kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank
-    parts = {"policy": policy, "value_model": value_model, "steps": steps, "generator": generator}
-    parts |= {"kl_control": vars(kl_control), **reward.parts}
+    parts = {**trained, "steps": steps, "generator": generator, "kl_control": vars(kl_control), **reward.parts}
+    estimate = partial(with_values if args.advantages == "gae" else without_values, args)
 
     def write() -> None:
         write_checkpoint(policy, args.out, tokenizer, args.sft)
@@ -222,29 +218,30 @@ def main(args: Args) -> dict[str, float]:
         if run.main and "discriminator" in parts:
             save_discriminator(parts["discriminator"], args.out / "discriminator")
 
-    run = Run(args, "PPO", parts, write)
+    run = Run(args, "PPO" if args.advantages == "gae" else args.advantages.upper(), parts, write)
     run.print(
-        f"PPO: {num_updates} updates, {args.num_ppo_epochs} epochs of {args.num_minibatches} minibatch(es) over {B} "
-        f"responses each, on {distributed.world_size()} process(es); {len(demonstrations):,} queries"
+        f"{run.name}: {num_updates} updates, {args.num_ppo_epochs} epochs of {args.num_minibatches} minibatch(es) over "
+        f"{B} responses each, on {distributed.world_size()} process(es); {len(demonstrations):,} queries"
     )
 
     # ---------------------------------------------------------------------------------------------------- 3. the loop
     for update in run.steps(num_updates):
         start = time.perf_counter()
         # 3.1 rollout and scores up to EOS; a compiler may cut a response
-        rows = [demonstrations[i] for i in batch_indices(len(demonstrations), B, update, args.seed)]  # [N+ 21]
+        indices = batch_indices(len(demonstrations), B // k, update, args.seed)  # [N+ 21]
+        rows = [demonstrations[i] for i in indices for _ in range(k)]  # B, the responses to a query in a row
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
         with autocast:
             batch = rollout(
                 policy, ref_policy, value_model, reward.score, rows, uniforms, eos_id, pad_id,
                 args.temperature, args.score_at, args.rollout_batch_size, gold,
             )  # fmt: skip
+        sampler_gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.padding_mask)
+        if args.rollout_logprobs == "sampler":  # which knows nothing of cuts
+            batch = replace(batch, logprobs=torch.where(batch.padding_mask, 0.0, batch.sampled_logprobs))
         response, scores, values = batch.response, batch.scores, batch.values  # (B, T), (B,), (B, T)
         padding_mask, state_mask = batch.padding_mask, batch.state_mask  # (B, T) True = no action, no state
         logprobs, ref_logprobs = batch.logprobs, batch.ref_logprobs  # (B, T)
-        sampler_gap = masked_mean((batch.sampled_logprobs - logprobs).abs(), padding_mask)
-        if args.rollout_logprobs == "sampler":
-            logprobs = torch.where(padding_mask, 0.0, batch.sampled_logprobs)  # the sampler knows nothing of cuts
         check_scores(scores, reward.name, update, args.out)
 
         # 3.2 [N+ 23] EOS trick: the reward model never saw a text that does not end, so its score there means nothing
@@ -252,20 +249,11 @@ def main(args: Args) -> dict[str, float]:
         if args.missing_eos_score is not None:
             scores = torch.where(has_eos, scores, args.missing_eos_score)
 
-        # 3.3 KL penalty at each token, the score once, and GAE: (B, T) each
-        rewards, kl, advantages, returns, statistics = penalised_gae(
-            logprobs, ref_logprobs, values, scores, batch.eos_index,
-            kl_control.coefficient, args.gamma, args.lam, args.score_at,
-        )  # fmt: skip
-        # 3.4 whitening is over the whole rollout, once, and global: the world size changes nothing
-        if args.whiten_rewards:  # [N+ 24] before GAE
-            rewards = whiten(rewards, state_mask, shift_mean=False)
-            advantages, returns = gae(rewards, values, args.gamma, args.lam, state_mask)
-            statistics = None
-        if args.whiten_advantages:  # [N+ 25]
-            advantages = whiten(advantages, padding_mask, statistics=statistics)
+        # 3.3 what was each token worth? (B, T) each; the weights (B, 1) are those of a KL in the loss
+        kl = torch.where(padding_mask, 0.0, logprobs - ref_logprobs)  # k1
+        advantages, returns, kl_weights = estimate(batch, scores, kl, kl_control.coefficient)
 
-        # 3.5 K epochs of minibatches over the frozen rollout
+        # 3.4 K epochs of minibatches over the frozen rollout
         progress = lr_factor(args.schedule, update, num_updates)
         steps.set_lr(args.lr * progress)
         totals, first_ratio_error, is_first = torch.zeros(7, device=device), torch.zeros((), device=device), True
@@ -290,6 +278,8 @@ def main(args: Args) -> dict[str, float]:
                     pg_loss, pg_clipped = policy_loss(
                         new_logprobs, old_logprobs, advantages[index, :t], no_action, args.clip_range, num_actions
                     )
+                    ref_kl = kl_loss(new_logprobs, ref_logprobs[index, :t], kl_weights[index], no_action, num_actions)
+                    pg_loss = pg_loss + ref_kl  # which is 0 where the KL is in the reward
                     vf_loss, vf_clipped = value_loss(
                         new_values, old_values, returns[index, :t], no_state, args.value_clip_range, num_states
                     )
@@ -302,19 +292,20 @@ def main(args: Args) -> dict[str, float]:
                         stats += torch.stack([mean.detach() for mean in means])  # in the order of UPDATE_MEANS
                         if is_first:
                             first_ratio_error = torch.maximum(first_ratio_error, (ratio - 1).abs().max())
-                distributed.sum_gradients(policy, value_model)
+                distributed.sum_gradients(*trained.values())
                 stats = distributed.all_sum(stats)
                 loss = (stats[0] + args.value_coef * stats[1]).item()
-                if steps.step([*policy.parameters(), *value_model.parameters()], loss):
+                if steps.step(weights, loss):
                     totals, num_steps = totals + stats, num_steps + 1
                 is_first = False
 
-        # 3.6 the scheme's own turn: [RLCF section 4] a discriminator learns to tell the policy's programs
+        # 3.5 the scheme's own turn: [RLCF section 4] a discriminator learns to tell the policy's programs
         learned = reward.learn(progress)
 
-        # 3.7 log; every mean is over what is not masked
+        # 3.6 log; every mean is over what is not masked
         kl_per_response = kl.sum(1)  # (B,) k1, the sum over tokens: its mean may be slightly negative
         kl_k3 = torch.where(padding_mask, 0.0, k3(logprobs, ref_logprobs)).sum(1)  # (B,)
+        means_of_steps = zip(UPDATE_MEANS, (totals / max(1, num_steps)).tolist(), strict=True)
         mean_kl, mean_score = kl_per_response.mean().item(), scores.mean().item()
         metrics = {
             "objective/kl": mean_kl,
@@ -326,7 +317,7 @@ def main(args: Args) -> dict[str, float]:
             "objective/score_std": scores.std().item(),
             "objective/rlhf_reward": mean_score - kl_control.coefficient * mean_kl,
             "objective/kl_coef": kl_control.coefficient,
-            **dict(zip(UPDATE_MEANS, (totals / max(1, num_steps)).tolist(), strict=True)),
+            **{name: mean for name, mean in means_of_steps if value_model is not None or "value/" not in name},
             "policy/first_ratio_error": distributed.largest(first_ratio_error.item()),
             "policy/sampler_gap": sampler_gap.item(),
             "eos_rate": has_eos.float().mean().item(),
@@ -344,7 +335,7 @@ def main(args: Args) -> dict[str, float]:
             samples = [
                 {"query": rows[i].record["query"], "response": tokenizer.decode(response[i].tolist())}
                 | {"score": scores[i].item(), "kl": kl_per_response[i].item()}
-                for i in range(min(4, B))
+                for i in range(0, B, k)[:4]
             ]
             run.log_samples(update, samples)
         run.log(update, metrics, score=f"{mean_score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{metrics['eos_rate']:.2f}")

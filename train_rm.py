@@ -10,6 +10,7 @@ its own reward model.
     python train_rm.py tldr --sft runs/tldr/sft --data runs/tldr/data --dtype bfloat16
     torchrun --nproc-per-node 8 train_rm.py tldr --sft runs/tldr/sft --data runs/tldr/data
     python train_rm.py tldr --loss dpo                                         # into runs/tldr/dpo
+    python train_rm.py tldr --loss dpo --dpo-loss ipo --out runs/tldr/ipo
     python train_rm.py stackoverflow --loss regression --out runs/stackoverflow/rm_regression
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +27,9 @@ from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
-from nanorlhf.cli import NonNegativeInt, PositiveFloat, PositiveInt, command_line
+from nanorlhf.cli import NonNegativeInt, PositiveFloat, PositiveInt, Range, command_line
 from nanorlhf.dataset import Comparison, Rows, Scored, batch_indices, load_comparisons, load_demonstrations, load_scored
-from nanorlhf.dpo import dpo_loss, pair_logprobs
+from nanorlhf.dpo import DPOLoss, dpo_loss, pair_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
@@ -55,6 +56,10 @@ class Args(SupervisedArgs):
     whose implicit reward says which of two is preferred"""
     dpo_beta: PositiveFloat = 0.05
     """[N+ 19] of DPO: score units of reward per nat of log(policy / reference); more stays closer to the reference"""
+    dpo_loss: DPOLoss = "sigmoid"
+    """sigmoid: DPO's own; ipo: squared distance to a margin; robust: corrects for flipped labels; hinge: SLiC"""
+    dpo_label_smoothing: Annotated[float, Range("at least 0 and below 0.5", lambda x: 0 <= x < 0.5)] = 0.0
+    """share of labels assumed to be flipped: with sigmoid conservative DPO; robust needs it"""
     trainable: Literal["all", "linear"] = "all"
     """linear: the first and the last block, the linear layers between them and the head; the rest is frozen"""
     micro_batch_size: PositiveInt = 8
@@ -95,11 +100,20 @@ def regression_loss(model: ScalarModel, rows: list[Scored], pad_id: int) -> tupl
     return (error**2).sum(), agrees.sum(), error.detach().abs().sum()
 
 
-def implicit_loss(policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float) -> tuple[Tensor, ...]:
+def implicit_loss(
+    policy: GPT,
+    ref_policy: GPT,
+    rows: list[Comparison],
+    pad_id: int,
+    beta: float,
+    kind: DPOLoss = "sigmoid",
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, ...]:
     """[N+ 19] That of a reward model, on implicit rewards; expect both of them to fall, the rejected one faster."""
     with torch.no_grad():
         ref_logprobs = pair_logprobs(ref_policy, rows, pad_id)
-    loss, chosen, rejected = dpo_loss(*pair_logprobs(policy, rows, pad_id), *ref_logprobs, beta)
+    logprobs = pair_logprobs(policy, rows, pad_id)
+    loss, chosen, rejected = dpo_loss(*logprobs, *ref_logprobs, beta, kind, label_smoothing)
     sums = (x.detach().sum() for x in (chosen > rejected, chosen - rejected, chosen, rejected))
     return loss.sum(), *sums
 
@@ -113,6 +127,12 @@ def main(args: Args) -> dict[str, float]:
         args = replace(args, out=args.data.parent / stage.lower())
     if args.trainable == "linear" and (dpo or args.tune == "lora"):
         raise InputError("--trainable linear is for reward models: leave it out with --loss dpo and --tune lora.")
+    if not dpo and (args.dpo_loss != "sigmoid" or args.dpo_label_smoothing > 0):
+        raise InputError(f"--dpo-loss and --dpo-label-smoothing are of --loss dpo, not {args.loss}: leave them out.")
+    if args.dpo_loss in ("ipo", "hinge") and args.dpo_label_smoothing > 0:
+        raise InputError(f"--dpo-label-smoothing is of sigmoid and robust, not --dpo-loss {args.dpo_loss}: omit it.")
+    if args.dpo_loss == "robust" and args.dpo_label_smoothing == 0:
+        raise InputError("--dpo-loss robust needs --dpo-label-smoothing, the share of flipped labels: pass it.")
     device = begin(args, "batch_size")
     tokenizer = load_tokenizer(args.tokenizer or args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
@@ -144,7 +164,8 @@ def main(args: Args) -> dict[str, float]:
             ref_policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
         def batch_loss(model: GPT, rows: list[Comparison]) -> tuple[Tensor, ...]:
-            return implicit_loss(model, ref_policy, rows, tokenizer.pad_id, args.dpo_beta)
+            settings = args.dpo_beta, args.dpo_loss, args.dpo_label_smoothing
+            return implicit_loss(model, ref_policy, rows, tokenizer.pad_id, *settings)
 
     place_models(args, device, [model])
     steps = adamw_steps(model, args)

@@ -27,21 +27,19 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, print_left_out
+from data.sampling import SPLITS, load_policy, read_queries
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, is_chat, iter_jsonl, response_ids
+from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
@@ -50,9 +48,8 @@ from nanorlhf.selfrank.noise import add_noise
 from nanorlhf.selfrank.ranked import Ranked
 from nanorlhf.selfrank.sentence_encoder import embed, load_sentence_encoder
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
-from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-SPLITS = ("train", "validation")
 QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, because the samples depend on it
 
 
@@ -218,30 +215,6 @@ def check(args: Args) -> None:
     if args.interval >= args.num_samples:
         raise InputError(f"--interval {args.interval}: it must be below --num-samples {args.num_samples}.")
     check_out(args.out)
-
-
-def read_queries(path: Path, most: int | None) -> dict[str, bool]:
-    """The distinct queries of a file, in its order; each with whether a chat template has written it."""
-    queries: dict[str, bool] = {}
-    for where, row in iter_jsonl(path):
-        query = field(row, "query", str, where)
-        if not query.strip():
-            raise InputError(f"{where}: the field 'query' is empty: delete the line or fill it.")
-        queries[query] = is_chat(row, where)
-    return dict(islice(queries.items(), most))
-
-
-def load_policy(args: Args, tokenizer: Tokenizer, queries: dict[str, bool], device: torch.device) -> GPT:
-    policy = load_gpt(args.policy, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    check_vocabulary(tokenizer, policy.config.vocab_size, args.policy)
-    longest = max(len(tokenizer.encode(query, chat)) for query, chat in queries.items())
-    if longest + args.response_length > policy.config.n_ctx:
-        raise InputError(
-            f"the longest query of --data {args.data} has {longest} tokens: with --response-length "
-            f"{args.response_length} that is more than the {policy.config.n_ctx} positions of {args.policy}: lower "
-            "--response-length, or shorten the queries."
-        )
-    return policy
 
 
 # ------------------------------------------------------------------------------------------------------------ 3. files

@@ -5,6 +5,8 @@ The optimum of PPO with KL coefficient beta is policy = reference * exp(reward /
 query, which cancels in a comparison. So a reward model's loss trains the policy directly, without sampling.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,8 @@ from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
 
+DPOLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
+
 
 def dpo_loss(
     chosen_logprobs: Tensor,
@@ -22,18 +26,45 @@ def dpo_loss(
     ref_chosen_logprobs: Tensor,
     ref_rejected_logprobs: Tensor,
     beta: float,
+    kind: DPOLoss = "sigmoid",
+    label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-log sigmoid(margin) of each pair in nats, and the implicit rewards; the margin is their difference.
+    """The loss of each pair by `margin_loss`, and the implicit rewards; the margin is their difference.
 
     margin = beta * (log policy(chosen) - log ref(chosen)) - beta * (log policy(rejected) - log ref(rejected))
 
     Inputs (B,): log-probabilities of the responses, summed over tokens, EOS included. Returns loss, chosen and rejected
-    rewards, (B,) each. d loss / d chosen_logprobs = -beta * sigmoid(-margin): near 0 for a pair with a large margin;
-    the reference gets no gradient.
+    rewards, (B,) each; the reference gets no gradient.
     """
     chosen_rewards = beta * (chosen_logprobs - ref_chosen_logprobs.detach())  # (B,)
     rejected_rewards = beta * (rejected_logprobs - ref_rejected_logprobs.detach())  # (B,)
-    return -F.logsigmoid(chosen_rewards - rejected_rewards), chosen_rewards, rejected_rewards
+    loss = margin_loss(chosen_rewards - rejected_rewards, beta, kind, label_smoothing)
+    return loss, chosen_rewards, rejected_rewards
+
+
+def margin_loss(margin: Tensor, beta: float, kind: DPOLoss, label_smoothing: float) -> Tensor:
+    """The cost of a pair with this margin of implicit rewards, (B,) -> (B,). L(m) = -log sigmoid(m), e: label_smoothing
+
+    sigmoid   (1 - e) L(m) + e L(-m)                  e = 0: Rafailov et al. 2023, in nats: its slope goes to 0 with a
+                                                      large margin; else conservative DPO (Mitchell 2023), whose best
+                                                      margin is log((1 - e) / e)
+    robust    ((1 - e) L(m) - e L(-m)) / (1 - 2e)     Chowdhury et al. 2024: where a share e of the labels is flipped,
+                                                      its mean is that of L on the labels without flips
+    ipo       (m / beta - 1 / (2 beta))^2             Azar et al. 2023, equation 17: the log-ratios differ by 1/(2 beta)
+                                                      and no more, however sure the label is
+    hinge     max(0, 1 - m)                           SLiC (Zhao et al. 2023) on implicit rewards (Liu et al. 2023): no
+                                                      slope beyond a margin of 1
+    """
+    if kind == "ipo":
+        return (margin / beta - 1 / (2 * beta)) ** 2
+    if kind == "hinge":
+        return (1 - margin).clamp(min=0)
+    if kind == "robust":
+        unflipped = (1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+        return -unflipped / (1 - 2 * label_smoothing)
+    if label_smoothing == 0:
+        return -F.logsigmoid(margin)
+    return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
 
 
 def summed_logprobs(model: GPT, queries: list[list[int]], responses: list[list[int]], pad_id: int) -> Tensor:

@@ -1,4 +1,7 @@
-"""One score per response: from a reward model's output at every token, from a user's function, and the gold score."""
+"""One score per response: from reward models' outputs at every token, from a user's function, and the gold score.
+
+What scores the responses of PPO is a *scheme*: `RewardModel` or `Rule` here, `nanorlhf.code.reward.Compiler`.
+"""
 
 import importlib.util
 import math
@@ -66,6 +69,79 @@ def response_scores(
         return end_scores(model, torch.cat((query, response), dim=1), query.size(1), pad_id)
     query_length = torch.tensor([len(row.query) for row in rows], device=device)
     return end_scores(model, right_pad([r.query + r.response for r in rows], pad_id).to(device), query_length, pad_id)
+
+
+Ensemble = Literal["mean", "min", "uncertainty"]
+
+
+def places(reward_model: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The members that a setting names: none, one, or the several of an ensemble."""
+    return (reward_model,) if isinstance(reward_model, str) else tuple(reward_model or ())
+
+
+def ensemble_scores(scores: Tensor, ensemble: Ensemble, uncertainty_coef: float) -> Tensor:
+    """The members' scores (M, B) -> (B,): Coste et al. 2023, section 3. What one member overrates, others may not.
+
+    mean          mean_m r_m
+    min           min_m r_m                        the paper's worst case
+    uncertainty   mean_m r_m - lambda var_m r_m    lambda = uncertainty_coef, population variance
+    """
+    if ensemble == "min":
+        return scores.amin(0)
+    if ensemble == "uncertainty":
+        return scores.mean(0) - uncertainty_coef * scores.var(0, correction=0)
+    return scores.mean(0)
+
+
+class RewardModel:
+    """[N+ 12] The scalar models of stage 2 read each response up to its end; several: an ensemble.
+
+    The other schemes have the same three attributes and two methods.
+    """
+
+    parts: dict = {}  # what a scheme adds to the run's state
+
+    def __init__(
+        self,
+        members: tuple[str, ...],
+        tokenizer: Tokenizer,
+        device: torch.device,
+        ensemble: Ensemble = "mean",
+        uncertainty_coef: float = 0.0,
+    ):
+        self.name, self.pad_id = f"--reward-model {' '.join(members)}", tokenizer.pad_id
+        self.models: list[ScalarModel] = [load_scalar(place, device).requires_grad_(False) for place in members]
+        self.ensemble, self.uncertainty_coef = ensemble, uncertainty_coef
+        self.deviations: list[Tensor] = []  # of this rollout: standard deviation over the members, (b,) each
+
+    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
+        """query (b, Q), response (b, T) -> the response (b, T), which a scheme may cut, and its scores (b,)."""
+        query_response, scores = torch.cat((query, response), dim=1), []
+        for model in self.models:
+            with distributed.visiting(model):
+                scores.append(end_scores(model, query_response, query.size(1), self.pad_id))
+        if len(scores) == 1:
+            return response, scores[0]
+        self.deviations.append(torch.stack(scores).std(0, correction=0))
+        return response, ensemble_scores(torch.stack(scores), self.ensemble, self.uncertainty_coef)
+
+    def learn(self, progress: float) -> dict[str, float]:
+        """The scheme's own turn after the PPO epochs; progress is the schedule's factor. Returns metrics."""
+        deviations, self.deviations = self.deviations, []
+        if not deviations:
+            return {}
+        return {"reward/disagreement": distributed.all_gather_rows(torch.cat(deviations)).mean().item()}
+
+
+class Rule(RewardModel):
+    """Any function of two lists of texts, queries and responses."""
+
+    def __init__(self, where: str, tokenizer: Tokenizer):
+        self.name, self.rule = f"--reward {where}", load_rule(where, tokenizer)
+        self.models, self.deviations = [], []
+
+    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
+        return response, self.rule(query, response)
 
 
 def load_function(flag: str, where: str) -> Callable:

@@ -36,7 +36,7 @@ class Rollout:
     logprobs: Tensor  # (B, T) of the policy's forward pass, as the update computes them
     ref_logprobs: Tensor  # (B, T) of the reference policy
     exact_kl: Tensor  # (B, T) KL(policy || reference) over the vocabulary, in nats
-    values: Tensor  # (B, T) of the value model; 0 where there is no state
+    values: Tensor  # (B, T) of the value model; 0 where there is no state, or no value model
     scores: Tensor  # (B,) of the reward scheme
     gold_scores: list[float]  # B true scores, of the responses as sampled; empty without a gold score
 
@@ -85,9 +85,7 @@ def rollout(
         # recomputed as the update will: the sampler's cache and its rounding would move the ratio off 1
         with distributed.visiting(ref_policy):
             compared = compared_logprobs(policy, ref_policy, ids, mask, padding_mask, temperature)
-        values = torch.zeros_like(compared[0])
-        if value_model is not None:
-            values = response_values(value_model, ids, mask, state_mask)
+        values = response_values(value_model, ids, mask, state_mask)
         whole = (F.pad(part, (0, T - t)) for part in (*compared, values))  # (b, T) each
         parts.append((response, sampled, *whole, scores))
     response, sampled, logprobs, ref_logprobs, exact_kl, values, scores = (
@@ -125,7 +123,9 @@ def sampling_order(rows: list[Demonstration]) -> tuple[list[int], list[int]]:
     return order, sorted(range(len(order)), key=order.__getitem__)
 
 
-def response_values(model: ScalarModel, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:
-    """Values (B, T): the expected return of the state before each response token; 0 where there is no state."""
+def response_values(model: ScalarModel | None, query_response: Tensor, mask: Tensor, state_mask: Tensor) -> Tensor:
+    """Values (B, T): the expected return of the state before each response token; 0 without a state or a model."""
+    if model is None:
+        return torch.zeros(state_mask.shape, device=state_mask.device)
     T = state_mask.size(1)
     return torch.where(state_mask, 0.0, model(query_response, mask, last=T + 1)[:, :-1])

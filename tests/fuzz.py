@@ -51,6 +51,7 @@ import train_ppo
 import train_rm
 import train_sft
 from data import (
+    best_of,
     chat,
     codenet,
     dialogue,
@@ -247,6 +248,12 @@ ENTRIES = {
         "--policy sft --encoder encoder --data data --out out/data --num-queries 2 --num-samples 8 --device cpu "
         "--response-length 24",
         "data sft encoder",
+    ),
+    "best_of": module(
+        best_of,
+        "--policy sft --reward-model rm --data data --out out/data --num-queries 2 --num-samples 2 --device cpu "
+        "--response-length 24",
+        "data sft rm",
     ),
 }
 

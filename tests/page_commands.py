@@ -66,6 +66,7 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.dialogue": {"sft": (*BOTH, "test")},
     "data.squad": {"sft": BOTH},
     "data.subset": {"sft": BOTH, "comparisons": BOTH},
+    "data.best_of": {"sft": BOTH},
     "data.self_rank": {"comparisons": BOTH, "self_rank": BOTH},
 }
 

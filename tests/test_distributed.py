@@ -47,8 +47,17 @@ def flags_of(args) -> list[str]:
 
 STAGES = {
     "sft": load_gpt, "rm": load_scalar, "regression": load_scalar, "dpo": load_gpt, "ppo": load_gpt, "lora": load_gpt,
+    "grpo": load_gpt,
 }  # fmt: skip
-SHARDED = [("sft", "fsdp"), ("regression", "fsdp"), ("dpo", "fsdp"), ("ppo", "fsdp"), ("lora", "fsdp")]
+SHARDED = [
+    ("sft", "fsdp"),
+    ("regression", "fsdp"),
+    ("dpo", "fsdp"),
+    ("ppo", "fsdp"),
+    ("lora", "fsdp"),
+    ("grpo", "fsdp"),
+]
+ROLLOUTS = ("ppo", "lora", "grpo")
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +72,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         "dpo": (train_rm.main, replace(miniature.rm, micro_batch_size=3, loss="dpo")),
         "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED)),
         "lora": (train_ppo.main, replace(ppo, **UNCLIPPED, tune="lora", lr=1e-2)),
+        "grpo": (train_ppo.main, replace(ppo, **UNCLIPPED, advantages="grpo", samples_per_query=2)),
         "clipped": (train_ppo.main, replace(ppo, total_episodes=8, clip_range=0.01, value_clip_range=0.01)),
     }
     shared = [(stage, "none") for stage in stages] + SHARDED
@@ -88,7 +98,7 @@ def test_two_processes_equal_one(runs, stage, shard):
     """Weights and metrics equal to rounding, PPO without clipping; samples to the last bit."""
     load, one, two = STAGES[stage], runs[stage, "one"], runs[stage, shard]
     assert torch.allclose(weights(load(one)), weights(load(two)), atol=2e-5)
-    if stage not in ("ppo", "lora"):  # written by the same rule at the same step
+    if stage not in ROLLOUTS:  # written by the same rule at the same step
         assert torch.allclose(weights(load(one / "best")), weights(load(two / "best")), atol=2e-5)
     state, sharded_state = (torch.load(next((out / "state").glob("step-*")) / "state.pt") for out in (one, two))
     shapes = [
@@ -100,7 +110,7 @@ def test_two_processes_equal_one(runs, stage, shard):
     for rows in zip(read_metrics(one), read_metrics(two), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
         assert first == pytest.approx(second, abs=2e-4)
-    if stage in ("ppo", "lora"):  # the same texts: a row's random numbers are its own, whoever samples it
+    if stage in ROLLOUTS:  # the same texts: a row's random numbers are its own, whoever samples it
         texts = [[json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one, two)]
         assert texts[0] == texts[1] and len(texts[0]) == 8
 

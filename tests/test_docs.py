@@ -86,6 +86,7 @@ SMALL = {
     "data.codenet": "--max-query-length 400 --max-response-length 300 --validation-share 0.2",
     "data.stackoverflow": "--max-length 200 --max-response-length 80",
     "data.self_rank": "--num-queries 6 --num-samples 8 --interval 1 --response-length 32",
+    "data.best_of": "--num-queries 64 --num-samples 32 --response-length 64",
     "data.rank": "--num-questions 2",
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",

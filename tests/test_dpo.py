@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import train_rm
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons
-from nanorlhf.dpo import dpo_loss, implicit_rewards, pair_logprobs, summed_logprobs
+from nanorlhf.dpo import dpo_loss, implicit_rewards, margin_loss, pair_logprobs, summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import TINY, interrupt_at, read_metrics
@@ -48,6 +48,54 @@ def test_swapping_the_pair_negates_the_margin(chosen, rejected, ref_chosen, ref_
     swapped, *_ = dpo_loss(b, a, ref_b, ref_a, 0.3)
     margin = 0.3 * (a - ref_a - b + ref_b)
     assert (swapped - loss).item() == pytest.approx(margin.item(), abs=1e-10)  # log sigmoid(m) - log sigmoid(-m) = m
+
+
+def minus_log_sigmoid(margin: float) -> float:
+    return math.log(1 + math.exp(-abs(margin))) + max(-margin, 0.0)
+
+
+@given(st.floats(-30, 30), st.floats(0.01, 2), st.floats(0.01, 0.49))
+def test_the_other_losses_are_those_of_their_papers(log_ratios, beta, share):
+    """In Python floats, from h = log(policy / reference) of the chosen response less that of the rejected one."""
+    zero, h = torch.zeros(1, dtype=torch.float64), torch.tensor([log_ratios], dtype=torch.float64, requires_grad=True)
+    margin = beta * log_ratios
+    right, wrong = minus_log_sigmoid(margin), minus_log_sigmoid(-margin)
+    expected = {  # the loss and its slope by h
+        ("ipo", 0.0): ((log_ratios - 1 / (2 * beta)) ** 2, 2 * (log_ratios - 1 / (2 * beta))),
+        ("hinge", 0.0): (max(0.0, 1 - margin), -beta if margin < 1 else 0.0),
+        ("sigmoid", share): (
+            (1 - share) * right + share * wrong,
+            beta * (-(1 - share) / (1 + math.exp(margin)) + share / (1 + math.exp(-margin))),
+        ),
+        ("robust", share): (
+            ((1 - share) * right - share * wrong) / (1 - 2 * share),
+            beta * (-(1 - share) / (1 + math.exp(margin)) - share / (1 + math.exp(-margin))) / (1 - 2 * share),
+        ),
+    }
+    for (kind, label_smoothing), (value, slope) in expected.items():
+        loss, chosen, rejected = dpo_loss(h, zero, zero, zero, beta, kind, label_smoothing)
+        assert loss.item() == pytest.approx(value, rel=1e-9, abs=1e-9), kind
+        assert (chosen - rejected).item() == pytest.approx(margin, abs=1e-12)
+        assert torch.autograd.grad(loss.sum(), h)[0].item() == pytest.approx(slope, rel=1e-9, abs=1e-9), kind
+
+
+@given(st.floats(-10, 10), st.floats(0.01, 0.49))
+def test_the_robust_loss_of_flipped_labels_is_on_average_dpos_of_the_true_ones(margin, share):
+    m = torch.tensor([margin], dtype=torch.float64)
+    flipped_or_not = (margin_loss(sign * m, 0.1, "robust", share).item() for sign in (1, -1))
+    mean = sum(p * loss for p, loss in zip((1 - share, share), flipped_or_not, strict=True))
+    assert mean == pytest.approx(minus_log_sigmoid(margin), rel=1e-6)
+    best = torch.tensor([math.log((1 - share) / share)], dtype=torch.float64, requires_grad=True)
+    margin_loss(best, 0.1, "sigmoid", share).backward()
+    assert abs(best.grad.item()) < 1e-9  # where conservative DPO stops
+
+
+def test_ipo_leads_the_log_ratios_to_half_the_inverse_of_beta():
+    h = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    for _ in range(200):
+        loss, *_ = dpo_loss(h, *torch.zeros(3, 1, dtype=torch.float64), 0.25, "ipo")
+        h = (h - 0.1 * torch.autograd.grad(loss.sum(), h)[0]).detach().requires_grad_(True)
+    assert h.item() == pytest.approx(2.0)
 
 
 def test_a_policy_that_is_its_reference_loses_log_2_and_has_no_margin(tiny_gpt):
@@ -123,6 +171,18 @@ def test_the_first_step_starts_at_log_2_and_the_policy_learns_the_labels(dpo):
     assert {"validation_loss", "validation_accuracy", "validation_margin"} <= rows[4].keys()
 
 
+@pytest.mark.parametrize("kind", ["ipo", "robust", "hinge"])
+def test_the_script_trains_by_the_loss_it_is_told(miniature, tmp_path, kind):
+    """At a margin of 0 before the first step, and less on all pairs after some."""
+    smoothing = {"robust": 0.1}.get(kind, 0.0)
+    args = replace(miniature.rm, loss="dpo", dpo_loss=kind, dpo_label_smoothing=smoothing, dpo_beta=0.5)
+    train_rm.main(replace(args, out=tmp_path / "dpo", num_epochs=4, lr=3e-3))
+    rows = [row for row in read_metrics(tmp_path / "dpo") if "lr" in row]
+    assert rows[0]["loss"] == pytest.approx({"ipo": 1.0, "robust": math.log(2), "hinge": 1.0}[kind], abs=1e-5)
+    last = sum(row["loss"] for row in rows[-8:]) / 8
+    assert last < 0.98 * rows[0]["loss"] and sum(row["margin"] for row in rows[-8:]) > 0, last
+
+
 def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, miniature):
     tokenizer = load_tokenizer(dpo.out)
     policy, ref_policy = (
@@ -171,9 +231,16 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [({"trainable": "linear"}, "--trainable linear"), ({"dpo_beta": 0.0}, "--dpo-beta 0.0: it must be above 0")],
+    [
+        ({"trainable": "linear"}, "--trainable linear"),
+        ({"dpo_beta": 0.0}, "--dpo-beta 0.0: it must be above 0"),
+        ({"dpo_loss": "robust"}, "--dpo-loss robust needs --dpo-label-smoothing"),
+        ({"dpo_loss": "ipo", "dpo_label_smoothing": 0.1}, "is of sigmoid and robust, not --dpo-loss ipo"),
+        ({"dpo_label_smoothing": 0.5}, "--dpo-label-smoothing 0.5: it must be at least 0 and below 0.5"),
+        ({"loss": "contrastive", "dpo_loss": "ipo"}, "are of --loss dpo, not contrastive"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
     with pytest.raises(InputError, match=sentence):
-        train_rm.main(replace(miniature.rm, loss="dpo", out=tmp_path / "dpo", **change))
+        train_rm.main(replace(miniature.rm, **{"loss": "dpo", "out": tmp_path / "dpo"} | change))
     assert not (tmp_path / "dpo").exists()

@@ -156,7 +156,8 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
         model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     queries = [tokenizer.encode(text) for text in ("POST: a b c\n\nTL;DR:", "b c\n\nTL;DR:")]
     query, response = sample_answers(policy, queries, tokenizer, 1, args.response_length, 2, args.seed, 0.7)
-    kl = summaries.kl_to(ref_policy, policy, query, response, tokenizer, args)
+    kl, estimate = summaries.kl_to(ref_policy, policy, query, response, 1, tokenizer, args)
+    assert torch.allclose(kl, estimate, atol=1e-6)  # the best of one is the policy itself
     for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
         text = torch.tensor([ids + answer[:end]])
@@ -252,7 +253,9 @@ def test_the_best_of_n_is_the_response_that_the_reward_model_likes_best(args, tm
     written = [sample["policies"]["best"] for sample in read_jsonl(changed.out / "samples.jsonl", {})]
     assert [text for _, text in best] == [sample["response"] for sample in written]
     assert row["rm_score"] == pytest.approx(fmean(score for score, _ in best), abs=1e-4)
-    assert row["kl"] == pytest.approx(math.log(4) - 3 / 4) and row["kl_standard_error"] == 0
+    assert row["kl"] == pytest.approx(math.log(4) - 3 / 4) and row["kl_standard_error"] == pytest.approx(0, abs=1e-6)
+    assert 0 < row["kl_estimate"] <= row["kl"] + 1e-6  # these texts are long: none comes twice
+    assert "KL of best of n" in (changed.out / "report.html").read_text()
 
 
 def test_differences_from_the_first_policy_are_paired_query_by_query(args, result) -> None:

@@ -1,13 +1,20 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import train_ppo
+from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.reward import end_index, end_scores, load_rule
-from tests.conftest import TINY
+from nanorlhf.reward import end_index, end_scores, ensemble_scores, load_rule
+from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.conftest import TINY, read_metrics, weights
+from tests.rlcf import Spy
 
 PAD = 99
 ids = st.lists(st.integers(0, 36), min_size=1, max_size=6)
@@ -82,3 +89,58 @@ def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
     path.write_text("def score(queries, responses): return [0.0]\n")
     with pytest.raises(InputError, match=reason):
         load_rule(where.format(rule=path), None)
+
+
+# ----------------------------------------------------------------------------------------------------- the ensemble
+def test_an_ensembles_score_is_the_mean_the_worst_case_or_the_mean_less_the_variance():
+    """Coste et al. 2023, by hand: members score 1, 2, 6 and 0, 0, 0."""
+    scores = torch.tensor([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]])
+    assert ensemble_scores(scores, "mean", 9.0).tolist() == [3.0, 0.0]
+    assert ensemble_scores(scores, "min", 9.0).tolist() == [1.0, 0.0]
+    variance = ((1 - 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2) / 3
+    assert ensemble_scores(scores, "uncertainty", 0.5).tolist() == [pytest.approx(3 - 0.5 * variance), 0.0]
+
+
+@pytest.fixture
+def members(miniature, tmp_path) -> tuple[str, ...]:
+    """The reward model, and two that differ from it."""
+    tokenizer, places = load_tokenizer(miniature.root / "rm"), [str(miniature.root / "rm")]
+    for seed in (1, 2):
+        model, generator = load_scalar(miniature.root / "rm"), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            model.score.weight.add_(torch.randn(model.score.weight.shape, generator=generator))
+        save(model, tmp_path / f"rm{seed}", tokenizer)
+        places.append(str(tmp_path / f"rm{seed}"))
+    return tuple(places)
+
+
+@pytest.mark.parametrize("ensemble", ["mean", "min", "uncertainty"])
+def test_a_run_is_rewarded_by_its_ensemble_and_logs_how_far_the_members_disagree(
+    miniature, members, tmp_path, monkeypatch, ensemble
+):
+    spy = Spy(monkeypatch, "rollout", train_ppo)
+    args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1)
+    args = replace(args, reward_model=members, ensemble=ensemble, uncertainty_coef=2.0, rollout_batch_size=3, lr=0.0)
+    train_ppo.main(args)
+    batch, models = spy.calls[0][1], [load_scalar(place) for place in members]
+    deviations = []
+    for b in range(8):
+        row = batch.query_response[b][batch.mask[b]]
+        scores = np.array([model(row[None])[0, -1].item() for model in models])
+        expected = {"mean": scores.mean(), "min": scores.min(), "uncertainty": scores.mean() - 2 * scores.var()}
+        assert batch.scores[b].item() == pytest.approx(expected[ensemble], abs=1e-4)
+        deviations.append(scores.std())
+    (metrics,) = read_metrics(args.out)
+    assert metrics["reward/disagreement"] == pytest.approx(np.mean(deviations), abs=1e-5) and np.mean(deviations) > 0.1
+    assert torch.equal(weights(load_scalar(args.out / "value_model")), weights(models[0]))  # it starts as the first
+
+
+def test_members_of_another_vocabulary_and_an_ensemble_of_one_are_refused(miniature, members, tmp_path):
+    tokenizer = train_tokenizer(["another vocabulary"], 300)
+    save(ScalarModel(replace(TINY, vocab_size=tokenizer.vocab_size)), tmp_path / "foreign", tokenizer)
+    args = replace(miniature.ppo, out=tmp_path / "ppo")
+    with pytest.raises(InputError, match="--reward-model .*foreign: its tokenizer differs from that of"):
+        train_ppo.main(replace(args, reward_model=(members[0], str(tmp_path / "foreign"))))
+    with pytest.raises(InputError, match="--ensemble min needs several models in --reward-model"):
+        train_ppo.main(replace(args, ensemble="min"))
+    assert not args.out.exists()

@@ -9,7 +9,7 @@ import torch
 
 import train_ppo
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
-from nanorlhf.code import train_baselines, train_discriminator
+from nanorlhf.code import reward, train_baselines, train_discriminator
 from nanorlhf.code.compilers import PythonCompiler
 from nanorlhf.code.discriminator import load_discriminator
 from nanorlhf.errors import InputError
@@ -150,12 +150,12 @@ def test_a_frozen_discriminator_stays_and_is_saved_with_the_run(rlcf, one_update
 def test_a_rollout_in_which_nothing_passes_trains_the_policy_and_leaves_the_discriminator(
     rlcf, one_update, monkeypatch
 ):
-    plain = train_ppo.check_responses
+    plain = reward.check_responses
 
     def refuses(records, *arguments):
         return plain([record | {"suffix": "\n)\n"} for record in records], *arguments)
 
-    monkeypatch.setattr(train_ppo, "check_responses", refuses)
+    monkeypatch.setattr(reward, "check_responses", refuses)
     rollout = one_update(discriminator_lr=1e-3)
     assert rollout.scores == [-1.0] * 16 and rollout.metrics["compile_rate"] == 0
     assert rollout.metrics["discriminator/score"] == 0 and rollout.metrics["discriminator/accuracy"] == 0

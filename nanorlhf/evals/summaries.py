@@ -5,7 +5,6 @@ and by an LLM judge, reward model score and accuracy, KL, length, and which toke
 """
 
 import itertools
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -47,6 +46,7 @@ from nanorlhf.evals.judged import JudgeArgs, judge_policies, load_judge
 from nanorlhf.evals.reward_models import measure_rewards
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
+from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
 from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal, token_ranks
 from nanorlhf.model import GPT
@@ -146,13 +146,10 @@ def main(args: Args) -> dict:
                 scores = torch.tensor(rm_scores(reward_model, *others, tokenizer.pad_id, args.batch_size)).view(-1, n)
                 best = scores.argmax(1) + n * torch.arange(len(rows))  # (B,)
                 query, response = (some[best.to(device)] for some in others)  # (B, Q), (B, T)
-                # of the best of n to the policy it samples from (Beirami et al. 2024: at most)
-                kl, error = (math.log(n) - (n - 1) / n, 0.0) if policy is ref_policy else (None, None)
             else:
                 with distributed.visiting(policy):
                     query, response = sample_answers(policy, ids, tokenizer, 1, *asked, args.temperature)
-                kls = kl_to(ref_policy, policy, *others, tokenizer, args)  # (B,)
-                kl, error = kls.mean().item(), kls.std().item() / len(rows) ** 0.5
+            kls, estimates = kl_to(ref_policy, policy, *(others if n == 1 else (query, response)), n, tokenizer, args)
             one = query[:1], response[:1], tokenizer, args.kl_temperature
             tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
             rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
@@ -166,8 +163,9 @@ def main(args: Args) -> dict:
             "rm_score": fmean(rm) if rm else None,
             **rouge(references, texts),
             **endings(response, tokenizer),
-            "kl": kl,
-            "kl_standard_error": error,
+            "kl": kls.mean().item(),
+            "kl_standard_error": kls.std().item() / len(rows) ** 0.5,
+            "kl_estimate": estimates.mean().item() if n > 1 else None,
         }
         answers[name], responses[name], rm_columns[name] = texts, response, rm
         lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
@@ -255,9 +253,14 @@ def main(args: Args) -> dict:
 
 
 @torch.no_grad()
-def kl_to(ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, tokenizer: Tokenizer, args: Args) -> Tensor:
+def kl_to(
+    ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, n: int, tokenizer: Tokenizer, args: Args
+) -> tuple[Tensor, Tensor]:
     """Nats per response, (B,): sum over its tokens of log policy - log reference, both tempered, on the policy's own
-    samples. Its mean estimates KL(policy || reference) without bias (k1); a single one may be negative."""
+    samples. Its mean estimates KL(policy || reference) without bias (k1); a single one may be negative.
+
+    Of the best of n samples, the KL to the policy that gave them is added: at most, and estimated, `metrics.best_of`.
+    """
     _, padding_mask, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
     ids, mask = torch.cat((query, response), 1), torch.cat((query != tokenizer.pad_id, ~padding_mask), 1)  # (B, Q + T)
     logprobs = []  # (B, T) of each model
@@ -266,7 +269,8 @@ def kl_to(ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, tokeniz
         with distributed.visiting(model):
             found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
         logprobs.append(torch.cat(found))
-    return (logprobs[0] - logprobs[1]).sum(1)
+    kl = (logprobs[0] - logprobs[1]).sum(1)
+    return kl + best_of_n_bound(n), kl + best_of_n_kl(logprobs[0].sum(1), n)
 
 
 def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, dict[str, dict]]:

@@ -4,6 +4,7 @@ overlap      ROUGE and SacreBLEU            at_k             pass@k, metric@k, M
 intervals    win rate, 95% intervals, tests correlation      Spearman's matrix
 replies      BLEU-4, METEOR, SQuAD's F1     agreement        reward model and people, people and each other
 labels       labels of `data.label`         reward_accuracy  accuracy and calibration of reward models
+best_of      KL of the best of n
 bert_score   needs an encoder               token_shift, token_rewards    need models
 """
 

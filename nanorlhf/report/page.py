@@ -30,6 +30,7 @@ COLUMNS = (
     ("rougeL", "ROUGE-L", 3),
     ("eos_rate", "EOS rate", 3),
     ("kl", "KL, nats", 2),
+    ("kl_estimate", "KL of best of n", 2),
     ("response_length", "length, tokens", 1),
 )
 LEGEND = {
@@ -250,7 +251,8 @@ def curves(run: str) -> tuple[int, Markup]:
         return 4, markup.heading(name) + markup.paragraph(none)
     last = rows[-1]
     if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
-        stage, title, drawn = 3, "PPO", ppo_figures(rows)
+        estimator = read_settings(run).get("advantages", "gae")
+        stage, title, drawn = 3, "PPO" if estimator == "gae" else str(estimator).upper(), ppo_figures(rows)
         caption = (
             f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
             f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "
@@ -331,8 +333,9 @@ def write_report(
     notes = (
         "Gold win rate and ROUGE are against each query's reference; a tie counts half; intervals are Wilson's, 95%. "
         f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
-        "The RM score is the one at the last token, without the EOS trick. A best of n has the KL log n - (n - 1) / n; "
-        "gains over the first policy are paired by query, with 95% bootstrap intervals."
+        "The RM score is the one at the last token, without the EOS trick. The best of n is at most log n - (n - 1) / "
+        "n nats from the policy it samples, which counts as its KL; an estimate stands beside it. The gains over the "
+        "first policy are paired by query, with 95% bootstrap intervals."
     )
     pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
     parts = [

@@ -10,7 +10,7 @@ from nanorlhf.checkpoint import read_config
 from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
-from nanorlhf.reward import is_function
+from nanorlhf.reward import is_function, places
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 
 
@@ -46,7 +46,34 @@ def check_ppo(args: Any) -> int:
             "--share-trunk keeps the policy's frozen weights for the value model too: pass --tune lora, and neither "
             "--value-model nor --shard fsdp."
         )
+    check_ensemble(args)
+    check_advantages(args)
     return check_rollouts(args)
+
+
+def check_ensemble(args: Any) -> None:
+    if args.ensemble != "mean" and len(places(args.reward_model)) < 2:
+        raise InputError(f"--ensemble {args.ensemble} needs several models in --reward-model: name them, or omit it.")
+
+
+def check_advantages(args: Any) -> None:
+    """The flags that fit an estimator of advantages; only gae has a value model."""
+    name, k, B = args.advantages, args.samples_per_query, args.batch_size
+    if B % k:
+        raise InputError(f"--batch-size {B} holds no whole groups of --samples-per-query {k}: make it a multiple.")
+    if name != "grpo" and args.grpo_scale != "std":
+        raise InputError(f"--grpo-scale {args.grpo_scale} is of --advantages grpo, not {name}: leave it out.")
+    if name == "gae":
+        return
+    if args.value_model is not None or args.share_trunk or args.whiten_rewards or not args.whiten_advantages:
+        raise InputError(
+            f"--advantages {name} has no value model and a scale of its own: leave out --value-model, --share-trunk, "
+            "--whiten-rewards and --no-whiten-advantages."
+        )
+    if name in ("rloo", "grpo") and k < 2:
+        raise InputError(f"--advantages {name} compares a query's responses: pass --samples-per-query 2 or more.")
+    if name in ("rloo", "grpo") and args.gamma != 1:
+        raise InputError(f"--gamma {args.gamma}: --advantages {name} takes a response as a whole: pass --gamma 1.")
 
 
 def check_positions(
@@ -71,8 +98,9 @@ def check_models(args: Any, tokenizer: Tokenizer, config: GPTConfig, rows: Rows[
     """Policy, tokenizer and queries of PPO, and the models beside the policy, must fit together."""
     check_vocabulary(tokenizer, config.vocab_size, args.sft)
     longest = check_positions(rows, args.response_length, config, args.sft)
-    for flag in ("reward_model", "value_model", "gold"):
-        check_beside(f"--{flag.replace('_', '-')}", getattr(args, flag), tokenizer, longest, args.sft)
+    beside = [("--reward-model", place) for place in places(args.reward_model)]
+    for flag, place in (*beside, ("--value-model", args.value_model), ("--gold", args.gold)):
+        check_beside(flag, place, tokenizer, longest, args.sft)
 
 
 def check_beside(flag: str, where: str | None, tokenizer: Tokenizer, longest: int, sft: str) -> None:

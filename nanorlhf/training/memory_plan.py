@@ -47,6 +47,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import draw
 from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel
 from nanorlhf.peft import tune
+from nanorlhf.reward import places
 from nanorlhf.training.optimizer import train_linear_layers
 
 Label = tuple[str, str]  # (column of the table, role of a model or "")
@@ -527,15 +528,17 @@ def ppo_plan(args: Any) -> str:
         notes.append(f"({flag} {where} isn't there: taken to be as large as the policy)")
         return config
 
-    if args.reward_model is not None:
-        reward_config = reward_shape("--reward-model", args.reward_model)
-        value_config = value_config if args.share_trunk else reward_config
-        models["reward"] = frozen(ScalarModel, reward_config)
+    for number, place in enumerate(places(args.reward_model), start=1):
+        reward_config = reward_shape("--reward-model", place)
+        value_config = reward_config if number == 1 and not args.share_trunk else value_config
+        models["reward" if number == 1 else f"reward {number}"] = frozen(ScalarModel, reward_config)
     if args.gold is not None and ".py:" not in args.gold:  # a larger reward model
         models["gold"] = frozen(ScalarModel, reward_shape("--gold", args.gold))
     if args.value_model is not None:
         value_config = shape_of("--value-model", args.value_model, num_tokens)
-    models["value"] = tuned(ScalarModel, value_config, args)
+    trained: tuple[str, ...] = ("policy",)
+    if args.advantages == "gae":
+        models["value"], trained = tuned(ScalarModel, value_config, args), ("policy", "value")
     if args.discriminator is not None:
         notes.append(f"(--discriminator {args.discriminator} is not counted)")
     work = Work(
@@ -543,7 +546,7 @@ def ppo_plan(args: Any) -> str:
         phases=(
             Phase("sampling", sample, ("policy",), "rollout_batch_size"),
             Phase("scoring", score, tuple(models), "rollout_batch_size"),
-            Phase("updating", update, ("policy", "value"), "micro_batch_size"),
+            Phase("updating", update, trained, "micro_batch_size"),
         ),
         flags=Flags(
             micro_batch_size=args.micro_batch_size,

@@ -15,7 +15,7 @@ import os
 import random
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,15 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
         )
     settings = read_object(found / "args.json")
     now = json.loads(json.dumps(asdict(args), default=str))
-    for name in sorted((settings.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)):
-        if name not in settings or name not in now:
-            raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
+    matter = (settings.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)
+    if matter - now.keys():
+        raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
+    ours = {field.name: field.default for field in fields(args)}
+    for name in sorted(matter):
+        if name not in settings and getattr(args, name) == ours[name]:
+            continue  # a flag that came after the run was started, and is off
+        if name not in settings:
+            raise InputError(f"--resume: the run in {out} was started without --{name.replace('_', '-')}: omit it.")
         if settings[name] != now[name]:
             raise InputError(
                 f"--resume: the run in {out} was started with --{name.replace('_', '-')} {settings[name]}, "

@@ -285,12 +285,18 @@ def restore(part: Any, saved: Any) -> None:
         part.load_state_dict(saved)
 
 
-def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Tokenizer, base: str | None = None) -> None:
+def write_checkpoint(
+    model: GPT | ScalarModel | None, directory: Path, tokenizer: Tokenizer, base: str | None = None
+) -> None:
     """Save a model, sharded or not, as a Hugging Face directory; every rank calls it.
 
     LoRA's updates are merged into the weights; those of a policy also stand alone in directory/adapter, with the name
-    of the checkpoint `base` that it started from.
+    of the checkpoint `base` that it started from. None deletes the directory, which is of a run that this one replaces.
     """
+    if model is None:
+        if distributed.rank() == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+        return
     whole = distributed.plain(model)
     if distributed.rank() == 0:
         save(merge(whole), directory, tokenizer)

@@ -16,7 +16,7 @@ import train_ppo
 import train_rm
 import train_sft
 from data import tiny
-from nanorlhf.checkpoint import save
+from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.families import config_object
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
@@ -166,6 +166,8 @@ def long_rows(tmp_path_factory):
         ({"dtype": "bfloat16", "micro_batch_size": 1}, "sampling"),
         ({"dtype": "bfloat16", "batch_size": 4, "micro_batch_size": 1, "rollout_batch_size": 1}, "updating"),
         ({"tune": "lora", "share_trunk": True}, "updating"),
+        ({"advantages": "grpo", "samples_per_query": 4}, "updating"),
+        ({"reward_model": 3}, "updating"),
     ],
     ids=str,
 )
@@ -177,11 +179,33 @@ def test_ppo_uses_the_planned_memory(monkeypatch, long_rows, flags, phase):
         rollout_batch_size=8, num_ppo_epochs=1, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
         overwrite=True,
     )  # fmt: skip
+    flags = flags | {"reward_model": (args.reward_model,) * 3} if "reward_model" in flags else flags  # an ensemble
     args = replace(args, **flags)
     work = work_of(monkeypatch, ppo_plan, args)
     planned = {name: held.total() for name, held in peaks(work, work.flags, 1).items()}
     assert max(planned, key=planned.get) == phase
     assert planned[phase] == pytest.approx(allocated(lambda: train_ppo.main(args)), rel=0.05, abs=SCRATCH)
+
+
+def test_without_a_value_model_a_run_holds_sixteen_bytes_per_parameter_less(monkeypatch, long_rows):
+    """Weights, gradients and two moments, and its activations; as planned and as measured."""
+    root, query_length, _ = long_rows
+    args = replace(
+        train_ppo.RECIPES["tiny"][1], data=root, out=root / "values", sft=str(root / "policy"),
+        reward_model=str(root / "reward"), device="cpu", total_episodes=16, batch_size=8, micro_batch_size=4,
+        rollout_batch_size=8, num_ppo_epochs=1, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
+        overwrite=True,
+    )  # fmt: skip
+    held, used = {}, {}
+    for name, flags in (("gae", {}), ("rloo", {"advantages": "rloo", "samples_per_query": 2})):
+        changed = replace(args, **flags)
+        work = work_of(monkeypatch, ppo_plan, changed)
+        held[name] = resident(work, work.flags, 1).total()
+        used[name] = allocated(lambda changed=changed: train_ppo.main(changed))
+        assert ("value" in work.models) == (name == "gae")
+    num_parameters = sum(parameter.numel() for parameter in load_scalar(args.reward_model).parameters())
+    assert held["gae"] - held["rloo"] == 16 * num_parameters
+    assert used["gae"] - used["rloo"] > 16 * num_parameters and used["rloo"] < 0.75 * used["gae"]
 
 
 @pytest.mark.parametrize("offload", [False, True])

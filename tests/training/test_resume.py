@@ -150,6 +150,19 @@ def test_a_resumed_run_must_have_the_settings_it_was_started_with(args, tmp_path
         load_state(args.out, OtherArgs(args.out))
 
 
+@dataclass(frozen=True)
+class LaterArgs(Args):
+    estimator: str = "off"
+
+
+def test_a_flag_that_came_after_the_run_was_started_must_be_off(args):
+    write(args, 10)
+    later = LaterArgs(args.out)
+    assert load_state(args.out, later)["step"] == 10
+    with pytest.raises(InputError, match="was started without --estimator: omit it"):
+        load_state(args.out, replace(later, estimator="on"))
+
+
 # ------------------------------------------------------------------------------------------------------------ the disk
 @pytest.mark.parametrize("function", ["os.rename", "torch.save", "to_disk", "sha256"])
 def test_a_full_disk_leaves_earlier_states_intact(args, monkeypatch, function):

@@ -1,0 +1,138 @@
+"""The best of n as demonstrations: the winners against a recount, one answer at a time, and what can't win."""
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+import torch
+
+import train_sft
+from data import best_of
+from nanorlhf.answers import sample_answers
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import read_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.padding import micro_batches
+from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import interrupt_at
+from tests.test_train_ppo import policy_that_stops
+
+FIELDS = {"query": str, "response": str, "meta": dict}
+
+
+@pytest.fixture(scope="module")
+def args(miniature, tmp_path_factory) -> best_of.Args:
+    return best_of.Args(
+        policy=str(policy_that_stops(miniature.root)), reward_model=str(miniature.root / "rm"), device="cpu",
+        data=miniature.root / "data", out=tmp_path_factory.mktemp("best_of") / "data", num_samples=4,
+        response_length=12, num_queries=10,
+    )  # fmt: skip
+
+
+def rows_of(out, split: str) -> list[dict]:
+    return read_jsonl(out / f"sft.{split}.jsonl", FIELDS)
+
+
+def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
+    best_of.main(args)
+    tokenizer, model = load_tokenizer(args.policy), load_scalar(args.reward_model)
+    policy = load_gpt(args.policy).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    kept = 0
+    for number, split in enumerate(("train", "validation")):
+        queries = [row["query"] for row in read_jsonl(args.data / f"sft.{split}.jsonl", {"query": str})]
+        queries = list(dict.fromkeys(queries))[:10]
+        seed = int(best_of.np.random.default_rng((args.seed, number, 0)).integers(2**63))
+        _, responses = sample_answers(policy, [*map(tokenizer.encode, queries)], tokenizer, 4, 12, 3, seed, 0.7)
+        expected = []
+        for query, group in zip(queries, micro_batches(responses.tolist(), 4), strict=True):
+            ids = [[i for i in response if i != tokenizer.pad_id] for response in group]
+            scores = [model(torch.tensor([tokenizer.encode(query) + response]))[0, -1].item() for response in ids]
+            usable = []
+            for score, response in zip(scores, ids, strict=True):
+                text = tokenizer.decode(response).strip()
+                again = len(tokenizer.encode(" " + text)) + 1  # what is no UTF-8 becomes longer
+                if response[-1] == tokenizer.eos_id and text and again <= 12:
+                    usable.append((score, text))
+            if usable:
+                expected.append((query, max(usable)[1], max(usable)[0], fmean(scores)))
+        rows = rows_of(args.out, split)
+        kept += len(rows)
+        assert [(row["query"], row["response"]) for row in rows] == [row[:2] for row in expected]
+        assert [row["meta"]["score"] for row in rows] == pytest.approx([row[2] for row in expected], abs=1e-4)
+        assert [row["meta"]["mean_score"] for row in rows] == pytest.approx([row[3] for row in expected], abs=1e-4)
+    assert 0 < kept < 20  # to some queries no answer ends
+    assert sorted(path.name for path in args.out.iterdir()) == ["sft.train.jsonl", "sft.validation.jsonl"]
+
+
+def test_the_batch_size_changes_nothing_and_the_winners_train_a_policy(args, miniature, tmp_path):
+    best_of.main(replace(args, out=tmp_path / "one", batch_size=1))
+    best_of.main(replace(args, out=tmp_path / "many", batch_size=7))
+    for split in ("train", "validation"):
+        one, many = (rows_of(tmp_path / name, split) for name in ("one", "many"))
+        assert [(r["query"], r["response"]) for r in one] == [(r["query"], r["response"]) for r in many]
+    train_sft.main(
+        replace(
+            miniature.sft, model=args.policy, data=tmp_path / "one", out=tmp_path / "sft", batch_size=2, num_samples=1
+        )
+    )
+    assert (tmp_path / "sft" / "summary.json").exists()
+
+
+def test_a_rule_chooses_too(args, tmp_path):
+    (tmp_path / "rule.py").write_text("def score(queries, responses): return [-len(r) for r in responses]\n")
+    best_of.main(replace(args, out=tmp_path / "out", reward=f"{tmp_path / 'rule.py'}:score"))
+    for row in rows_of(tmp_path / "out", "train"):
+        assert row["meta"]["score"] == pytest.approx(-len(row["response"]), abs=2)  # blanks at the ends
+
+
+def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monkeypatch):
+    monkeypatch.setattr(best_of, "QUERIES_AT_ONCE", 3)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    best_of.main(whole)
+    with monkeypatch.context() as patch:
+        interrupt_at(6, patch, best_of, "sample_answers")
+        with pytest.raises(KeyboardInterrupt):
+            best_of.main(broken)
+    with (broken.out / best_of.PARTIAL).open("a") as file:
+        file.write('{"split": "train", "ro')  # killed while it wrote
+    assert [path.name for path in broken.out.iterdir()] == [best_of.PARTIAL]
+    with pytest.raises(InputError, match="holds an interrupted sampling: pass --resume"):
+        best_of.main(broken)
+    with pytest.raises(InputError, match="was started with --temperature 0.7, not 0.9"):
+        best_of.main(replace(broken, resume=True, temperature=0.9))
+    calls = interrupt_at(-1, monkeypatch, best_of, "sample_answers")  # never
+    best_of.main(replace(broken, resume=True))
+    assert len(calls) == 3  # of eight
+    for name in ("sft.train.jsonl", "sft.validation.jsonl"):
+        assert (whole.out / name).read_bytes() == (broken.out / name).read_bytes()
+    assert not (broken.out / best_of.PARTIAL).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_samples": 1}, "--num-samples 1"),
+        ({"reward_model": None}, "leaves nothing to score with"),
+        ({"ensemble": "min"}, "--ensemble min needs several models"),
+        ({"response_length": 4000}, "positions of"),
+        ({"resume": True}, "isn't there: start without --resume"),
+    ],
+)
+def test_bad_settings_are_refused_and_nothing_is_written(args, tmp_path, change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        best_of.main(replace(args, out=tmp_path / "out", **change))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_demonstrations_of_data_are_not_replaced(args):
+    before = (args.data / "sft.train.jsonl").read_bytes()
+    with pytest.raises(InputError, match="is --data"):
+        best_of.main(replace(args, out=args.data))
+    assert (args.data / "sft.train.jsonl").read_bytes() == before
+
+
+def test_answers_without_eos_cannot_win_and_nothing_is_left_if_none_can(args, miniature, tmp_path):
+    never = replace(args, policy=str(miniature.root / "sft"), out=tmp_path / "out", response_length=2)
+    with pytest.raises(InputError, match="none of its answers to the 10 train queries can win"):
+        best_of.main(never)
+    assert not list((tmp_path / "out").iterdir())
