@@ -12,7 +12,7 @@ def best_of_n_bound(n: int) -> float:
 
 
 def best_of_n_kl(logprobs: Tensor, n: int) -> Tensor:
-    """Beirami et al.'s estimate (section 4) of KL(best of n || policy) from log policy (B,) of the chosen responses -> (B,).
+    """Beirami et al.'s estimate (section 4) of KL(best of n || policy), from log policy (B,) of the chosen -> (B,).
 
     With p the probability of the chosen response, which is among the n samples by chance as well:
         (1 - p)^n (log n + (n - 1) log(1 - p) - (n - 1) / n) + (1 - (1 - p)^n) log((1 - (1 - p)^n) / p)
