@@ -239,6 +239,15 @@ def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
             assert all(other == first for other in others)
 
 
+def test_the_value_model_learns_the_returns(miniature, monkeypatch):
+    value, advantage = spy_on(monkeypatch, "value_loss"), spy_on(monkeypatch, "penalised_gae")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=1))
+    ((_, _, targets, state_mask, *_), _), returns = value.calls[0], advantage.calls[0][1][3]
+    assert (~state_mask).sum() > 8 and sorted(map(tuple, targets.tolist())) == sorted(
+        map(tuple, returns[:, : targets.size(1)].tolist())
+    )
+
+
 def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before_one_comes_twice(
     miniature, monkeypatch
 ):
