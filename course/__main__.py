@@ -11,15 +11,18 @@ python -m course verify             every exercise and every bug, in minutes: fo
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from tqdm import tqdm
 
 from course import hunt, verify
+from course.copies import check_copy
 from course.exercises import EXERCISES, Exercise, chosen
-from course.grade import Outcome, first_open, given, grade
+from course.grade import Outcome, Worker, first_open, given, grade
 from course.start import start
 from nanorlhf.cli import Seconds, Seed, Workers, check_ranges, run_module
 
@@ -51,7 +54,8 @@ class Next:
     """seconds for the tests of an exercise"""
 
     def run(self) -> None:
-        found = first_open(self.directory, self.limit)
+        with Worker() as worker:
+            found = first_open(self.directory, self.limit, worker)
         if found is None:
             print("All exercises are solved.")
             return
@@ -83,14 +87,11 @@ class Grade:
 
     def run(self) -> None:
         exercises = chosen(self.exercises) if self.exercises else given(self.directory)
-        done: list[str] = []
-
-        def tell(exercise: Exercise, result: Outcome) -> None:
-            done.append(exercise.name)
-            print(f"\r{len(done)} of {len(exercises)} exercises", end="", flush=True)
-
-        outcomes = grade(self.directory, exercises, self.limit, self.workers, self.own_tests, tell)
-        print("\r" + table(exercises, outcomes))
+        check_copy(self.directory)
+        with ExitStack() as stack, tqdm(total=len(exercises), unit="exercise", leave=False) as bar:
+            workers = [stack.enter_context(Worker()) for _ in range(min(self.workers, len(exercises)))]
+            outcomes = grade(self.directory, exercises, self.limit, workers, self.own_tests, bar.update)
+        print(table(exercises, outcomes))
         if self.json is not None:
             self.json.write_text(json.dumps(as_dict(exercises, outcomes), indent=2) + "\n")
 
@@ -120,7 +121,9 @@ class Check:
     """seconds for the tests"""
 
     def run(self) -> None:
-        print(hunt.check(self.directory, self.limit))
+        hunt.planted_in(self.directory)
+        with Worker() as worker:
+            print(hunt.check(self.directory, self.limit, worker))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def read_mark(directory: Path) -> dict:
     if not file.exists():
         return {}
     try:
-        content = json.loads(base64.b64decode(file.read_bytes(), validate=True))
+        content = json.loads(base64.b64decode(file.read_bytes().strip(), validate=True))
     except ValueError as error:
         raise InputError(f"{file} can't be read: make the copy again.") from error
     if not isinstance(content, dict):

@@ -46,6 +46,7 @@ class Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "course.worker"],
             cwd=ROOT, env=environment | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
         )  # fmt: skip
 
     def __enter__(self) -> "Worker":
@@ -104,34 +105,31 @@ def grade(
     directory: Path,
     exercises: Sequence[Exercise],
     limit: float,
-    workers: int = 2,
+    workers: Sequence[Worker],
     own_tests: bool = False,
-    tell: Callable[[Exercise, Outcome], None] = lambda exercise, result: None,
+    tell: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """The outcome of each exercise, by name; each runs in a process of its own, `workers` of them at once.
+    """The outcome of each exercise, by name; each runs in a process of its own, one per worker at once.
 
-    A process that takes longer than `limit` seconds costs its exercise and no other.
+    A process that takes longer than `limit` seconds costs its exercise and no other. tell is called after each.
     """
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
     with tree_of(directory, own_tests) as tree:
-        idle: SimpleQueue[Worker] = SimpleQueue()
-        started = [Worker() for _ in range(min(workers, len(exercises)))]
-        for worker in started:
-            idle.put(worker)
 
         def judge(exercise: Exercise) -> Outcome:
             worker = idle.get()
-            result = worker.run(tree, exercise.tests, limit)
-            idle.put(worker)
-            tell(exercise, result)
-            return result
+            try:
+                return worker.run(tree, exercise.tests, limit)
+            finally:
+                idle.put(worker)
+                tell()
 
-        try:
-            with ThreadPoolExecutor(len(started)) as pool:
-                results = list(pool.map(judge, exercises))
-        finally:
-            for worker in started:
-                worker.__exit__()
-    return {exercise.name: result for exercise, result in zip(exercises, results, strict=True)}
+        with ThreadPoolExecutor(len(workers)) as pool:
+            outcomes = list(pool.map(judge, exercises))
+    return {exercise.name: result for exercise, result in zip(exercises, outcomes, strict=True)}
 
 
 def given(directory: Path) -> list[Exercise]:
@@ -140,12 +138,12 @@ def given(directory: Path) -> list[Exercise]:
     return chosen(names) if names else list(EXERCISES)
 
 
-def first_open(directory: Path, limit: float) -> tuple[Exercise, Outcome] | None:
-    """The first exercise that is not solved and whose needs are, and why it is not; None where all are."""
+def first_open(directory: Path, limit: float, worker: Worker) -> tuple[Exercise, Outcome] | None:
+    """The first exercise that is not solved and whose needs are, and why it is not; None where all are solved."""
     solved: set[str] = set()
     exercises = given(directory)
     names = {exercise.name for exercise in exercises}
-    with tree_of(directory) as tree, Worker() as worker:
+    with tree_of(directory) as tree:
         for exercise in exercises:
             if set(exercise.needs) & names <= solved:
                 result = worker.run(tree, exercise.tests, limit)

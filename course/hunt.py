@@ -7,7 +7,7 @@ from pathlib import Path
 from course.bugs import BUGS, Bug, bug_named
 from course.copies import CODE, OTHERS, ROOT, copy_files, new_directory, path_of, read_mark, write_mark
 from course.edit import replaced
-from course.grade import Outcome, Worker, tree_of
+from course.grade import Worker, tree_of
 from nanorlhf.errors import InputError
 
 # a copy without what gives the bug away: the tests and this table
@@ -40,16 +40,11 @@ def planted_in(directory: Path) -> Bug:
     return bug_named(name)
 
 
-def is_caught(directory: Path, bug: Bug, limit: float) -> Outcome:
-    """What the tests that guard against the bug say of a copy's code."""
-    with tree_of(directory) as tree, Worker() as worker:
-        return worker.run(tree, bug.guard, limit)
-
-
-def check(directory: Path, limit: float) -> str:
-    """Whether the behaviour is right again, in a sentence that names the bug only if it is."""
+def check(directory: Path, limit: float, worker: Worker) -> str:
+    """Whether the tests that guard against the bug pass again, in a sentence that names the bug only if they do."""
     bug = planted_in(directory)
-    result = is_caught(directory, bug, limit)
+    with tree_of(directory) as tree:
+        result = worker.run(tree, bug.guard, limit)
     if not result.passed:
         return f"{directory}: not right yet."
     return f"{directory}: right again. It was {bug.name}: python -m course reveal {directory}"

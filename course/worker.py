@@ -9,6 +9,7 @@ those of its own `root`. `late`: it was stopped at the limit, within the test th
 to its end; without it, the code under test has ended the process.
 """
 
+import ctypes
 import importlib
 import json
 import os
@@ -72,6 +73,9 @@ def first_line(report: Any) -> str:
 def run_tests(root: str, tests: list[str], pipe: int) -> None:
     """In a fork: pytest on the tests of `root`, which stops at the first that fails. Does not return."""
     os.setpgid(0, 0)
+    if sys.platform == "linux":  # an endless loop must not outlive this worker
+        PR_SET_PDEATHSIG = 1  # prctl.h
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -134,7 +138,10 @@ def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(answer(request["root"], request["tests"], request["limit"])), flush=True)
+        try:
+            print(json.dumps(answer(request["root"], request["tests"], request["limit"])), flush=True)
+        except BrokenPipeError:  # who asked is gone
+            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,24 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
     assert 0 < metrics["eos_rate"] < 1 and length < 8 * 12  # rows that end early, and rows that don't end
 
 
+def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch):
+    """In the second update, where policy and reference differ; k1 and k3, from the log-probabilities themselves. And
+    that is the KL that an adaptive coefficient follows."""
+    spy, followed = spy_on(monkeypatch, "penalised_gae"), []
+    monkeypatch.setattr(train_ppo.AdaptiveKL, "update", lambda control, *arguments: followed.append(arguments))
+    train_ppo.main(replace(miniature.ppo, total_episodes=16, overwrite=True, lr=3e-3, kl_target=0.5))
+    (logprobs, ref_logprobs, _, _, eos_index, *_), _ = spy.calls[1]
+    kl = k3 = 0.0
+    for b, end in enumerate(eos_index.tolist()):
+        for t in range(end + 1):
+            difference = (logprobs[b, t] - ref_logprobs[b, t]).item()
+            kl, k3 = kl + difference, k3 + math.exp(-difference) - 1 + difference
+    metrics = read_metrics(miniature.root / "ppo")[1]
+    assert metrics["objective/kl"] == pytest.approx(kl / 8, abs=1e-4) and abs(kl / 8) > 1e-2
+    assert metrics["objective/kl_k3"] == pytest.approx(k3 / 8, abs=1e-4)
+    assert followed[1] == (metrics["objective/kl"], 8)
+
+
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
     """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
     sampler = spy_on(monkeypatch, "rollout")
