@@ -188,16 +188,6 @@ EXERCISES: tuple[Exercise, ...] = (
         needs=("positions", "attention-mask", "rotary-positions"),
     ),
     Exercise(
-        name="micro-batches",
-        functions=("nanorlhf.training.supervised:backward",),
-        read="the docstring of nanorlhf/distributed.py",
-        hint="Divide each sum by the count of the whole batch, not of the micro-batch.",
-        tests=("tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",),
-        points=2,
-        level=2,
-        needs=("sft-loss",),
-    ),
-    Exercise(
         name="ranks",
         functions=("nanorlhf.distributed:rank_slice", "nanorlhf.distributed:sum_gradients"),
         read="the docstring of nanorlhf/distributed.py; docs/long_runs.md",
@@ -208,6 +198,17 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         points=2,
         level=2,
+        needs=("batches",),
+    ),
+    Exercise(
+        name="micro-batches",
+        functions=("nanorlhf.training.supervised:backward",),
+        read="the docstring of nanorlhf/distributed.py",
+        hint="Divide each sum by the count of the whole batch, not of the micro-batch.",
+        tests=("tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",),
+        points=2,
+        level=2,
+        needs=("sft-loss", "ranks"),
     ),
     # ------------------------------------------------------------------------------------------------ 3. reward models
     Exercise(
@@ -263,7 +264,10 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=("tests/test_train_rm.py::test_demonstrations_score_zero_on_average_after_reloading",),
         points=2,
         level=2,
-        needs=("sft-loss", "micro-batches", "kv-cache", "pairwise-loss", "reward-at-eos"),
+        needs=(
+            *("sft-loss", "micro-batches", "kv-cache", "pairwise-loss", "reward-at-eos"),
+            *("sampling", "top-k-and-top-p", "leading-blank", "learning-rate"),
+        ),
     ),
     Exercise(
         name="eos-masks",
@@ -558,13 +562,18 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     # ------------------------------------------------------------------------------------------------------ 6. kernels
     Exercise(
-        name="online-softmax",
-        functions=("kernels.logprobs:linear_forward_cpu",),
+        name="log-softmax",
+        functions=("kernels.logprobs:logits_forward_cpu",),
         read="the module docstring of kernels/logprobs.py",
-        hint="Keep maximum, total and moment; a block with a larger maximum first scales the other two.",
-        tests=("tests/kernels/test_logprobs.py::test_whole_blocks_of_forbidden_ids_have_no_effect[cpu]",),
-        points=3,
-        level=3,
+        hint="Subtract the maximum before exp. A logit of -inf has probability 0, and 0 * -inf must not become NaN.",
+        tests=(
+            "tests/kernels/test_logprobs.py::test_logprobs_and_entropy_of_a_distribution_typed_by_hand",
+            "tests/kernels/test_logprobs.py::test_logprobs_from_logits_of_any_shape_equal_float64_forward_and_backward"
+            "[cpu]",
+            "tests/kernels/test_logprobs.py::test_extreme_logits_leave_no_nan[cpu]",
+        ),
+        points=2,
+        level=2,
     ),
     Exercise(
         name="gae-kernel",
