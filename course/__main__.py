@@ -105,7 +105,8 @@ class Plant:
     seed: Seed = 1
     """which bug"""
     level: Literal[1, 2, 3] | None = None
-    """1: it shows in a metric at once; 2: in a metric, to those who know what to expect; 3: in a test alone"""
+    """1: it shows in a metric at once; 2: in a metric, to those who know what to expect; 3: in a test alone, or with
+    other settings; none given: any"""
 
     def run(self) -> None:
         level = hunt.plant(self.directory, self.seed, self.level)

@@ -13,7 +13,8 @@ from nanorlhf.errors import InputError
 class Bug:
     name: str
     level: int
-    """1: shows in a metric at once; 2: in a metric, to those who know what to expect; 3: in a test alone"""
+    """1: shows in a metric of a usual run at once; 2: in one, to those who know what to expect; 3: in a test alone, or
+    with other settings"""
     where: str
     """module:function"""
     old: str
@@ -48,7 +49,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(MODEL + "positions_equal_the_drawing", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
     ),
     Bug(
-        name="stale-position-in-decoding", level=2, where="nanorlhf.model:KVCache.next_token",
+        name="stale-position-in-decoding", level=3, where="nanorlhf.model:KVCache.next_token",
         old="self.positions.index_select(1, self.at)", new="self.positions.index_select(1, self.at - 1)",
         symptom="None with rotary positions. With learned ones policy/sampler_gap is far above rounding: sampler and "
         "training disagree about the same tokens.",
@@ -150,12 +151,13 @@ BUGS: tuple[Bug, ...] = (
     ),
     # ---------------------------------------------------------------------------------------------------------- rewards
     Bug(
-        name="pad-searched-in-the-query", level=1, where="nanorlhf.reward:end_index",
-        old="(query_response == pad_id) & (index >= query_length)", new="query_response == pad_id",
+        name="pad-searched-in-the-query", level=1, where="nanorlhf.reward:end_scores",
+        old="end_index(query_response, query_length, pad_id) - first",
+        new="(first_true_index(query_response == pad_id) - 1 - first).clamp(min=0)",
         symptom="Scores do not depend on the response: objective/score is noise and does not rise.",
-        cause="The first [PAD] of a left-padded row is in the query, so the score is read before the text begins.",
+        cause="The first [PAD] of a left-padded row is in the query, so the score is read before the response begins.",
         who="trl#2778, minimind#541, LlamaFactory#2382, transformers#35352, gpt-neox#1285",
-        guard=(REWARD + "reward_stands_at_the_last_token_whatever_the_padding",),
+        guard=(REWARD + "a_score_depends_neither_on_padding_nor_on_the_batch",),
     ),
     Bug(
         name="score-before-eos", level=2, where="nanorlhf.reward:end_index",
@@ -192,7 +194,7 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/test_train_rm.py::test_the_loss_of_three_pairs_typed_by_hand",),
     ),
     Bug(
-        name="rule-reads-the-query", level=2, where="nanorlhf.reward:load_rule.score",
+        name="rule-reads-the-query", level=3, where="nanorlhf.reward:load_rule.score",
         old="(queries, responses)", new="(queries, torch.cat((queries, responses), dim=1))",
         symptom="With --reward, scores of a rule that counts words are far from what the samples show.",
         cause="The response is handed over with its query inside.",
@@ -255,7 +257,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
     ),
     Bug(
-        name="adaptive-kl-runs-away", level=2, where="nanorlhf.ppo:AdaptiveKL.update",
+        name="adaptive-kl-runs-away", level=3, where="nanorlhf.ppo:AdaptiveKL.update",
         old="min(max(kl / self.target - 1, -0.2), 0.2)", new="min(max(1 - kl / self.target, -0.2), 0.2)",
         symptom="With --kl-target, objective/kl_coef falls while objective/kl is above the target.",
         cause="The error has the wrong sign: the controller drives the KL away from its target.",
@@ -279,7 +281,7 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/test_peft.py::test_the_reference_of_a_fully_trained_policy_is_a_frozen_copy",),
     ),
     Bug(
-        name="reference-keeps-the-updates", level=2, where="nanorlhf.peft:reference",
+        name="reference-keeps-the-updates", level=3, where="nanorlhf.peft:reference",
         old="with_plain_layers(policy, LoRALinear.without_updates)", new="with_plain_layers(policy, lambda layer: "
         "layer)",
         symptom="With --tune lora objective/kl stays at 0.",
@@ -507,7 +509,7 @@ BUGS: tuple[Bug, ...] = (
                GENERATE + "under_autocast_the_last_product_is_not_rounded"),
     ),
     Bug(
-        name="dpo-by-mean", level=2, where="nanorlhf.dpo:summed_logprobs",
+        name="dpo-by-mean", level=3, where="nanorlhf.dpo:summed_logprobs",
         old="logprobs.sum(1)", new="logprobs.sum(1) / (response != pad_id).sum(1)",
         symptom="With --loss dpo the margins are an order of magnitude smaller, and long responses are favoured.",
         cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",

@@ -99,6 +99,17 @@ EXERCISES: tuple[Exercise, ...] = (
         level=2,
     ),
     Exercise(
+        name="kv-cache",
+        functions=("nanorlhf.model:KVCache.append", "nanorlhf.model:attend_one"),
+        read="the docstring of KVCache in nanorlhf/model.py; attention is softmax(q k^T scale + bias) v",
+        hint="The first call stores Q columns from column 0 on; a later one stores a single column, and attends to all "
+        "columns before `end`. In attend_one the H / K queries that share keys and values are the rows of one product.",
+        tests=("tests/test_model.py::test_decoding_with_a_cache_equals_the_full_forward_pass",),
+        points=4,
+        level=3,
+        needs=("positions", "attention-mask", "rotary-positions"),
+    ),
+    Exercise(
         name="repeated-ngrams",
         functions=("nanorlhf.generate:ban_repeated_ngrams",),
         read="docs/stackoverflow.md: its evaluation bans bigrams",
@@ -109,17 +120,7 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         points=3,
         level=3,
-    ),
-    Exercise(
-        name="kv-cache",
-        functions=("nanorlhf.model:KVCache.append", "nanorlhf.model:attend_one"),
-        read="the docstring of KVCache in nanorlhf/model.py; attention is softmax(q k^T scale + bias) v",
-        hint="The first call stores Q columns from column 0 on; a later one stores a single column, and attends to all "
-        "columns before `end`. In attend_one the H / K queries that share keys and values are the rows of one product.",
-        tests=("tests/test_model.py::test_decoding_with_a_cache_equals_the_full_forward_pass",),
-        points=4,
-        level=3,
-        needs=("positions", "attention-mask", "rotary-positions"),
+        needs=("kv-cache", "sampling", "top-k-and-top-p"),
     ),
     # ---------------------------------------------------------------------------------------------- 2. demonstrations
     Exercise(
