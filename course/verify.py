@@ -117,7 +117,7 @@ def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path 
             keep("exercises", result, said if result["holds"] else f"solved: {solved}; empty: {open_}")
         if "bugs" in parts and bugs:
             restore(tree)
-            clean = worker.run(tree, sorted({test for bug in bugs for test in bug.guard}), limit)
+            clean = worker.run(tree, sorted({test for bug in bugs for test in bug.guard}), limit * len(bugs))
             if not clean.passed:
                 raise InputError(f"without a bug, {clean.claim!r} does not hold ({clean.reason}): fix it first.")
         for bug in bugs if "bugs" in parts else []:
