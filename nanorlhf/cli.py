@@ -96,7 +96,7 @@ def _program(main: Callable[[Any], object]) -> str:
     if module != "__main__":
         return f"python -m {module}" if "." in module else sys.argv[0]
     spec = sys.modules["__main__"].__spec__
-    return f"python -m {spec.name}" if spec is not None else sys.argv[0]
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec is not None else sys.argv[0]
 
 
 def _parse(args: Any, arguments: list[str], program: str) -> Any:

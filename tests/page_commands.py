@@ -34,7 +34,7 @@ from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "course" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("python", "torchrun", "make", "pip", "pytest")
 INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)")
 
@@ -53,6 +53,7 @@ NO_PATHS = {
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
     *("trackio", "push_to_hub", "summarisers"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
+    *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
 }
 BOTH = ("train", "validation")
 JSONL = {  # what the modules of data/ write, as far as training reads it
@@ -69,6 +70,11 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.best_of": {"sft": BOTH},
     "data.self_rank": {"comparisons": BOTH, "self_rank": BOTH},
 }
+
+
+def name_of(path: Path) -> str:
+    """`tldr.md` of a page in docs/, `course/README.md` of one elsewhere."""
+    return path.name if path.parent.name == "docs" else str(path.relative_to(ROOT))
 
 
 class Wrong(Exception):
@@ -157,7 +163,7 @@ def settings_of(command: Command) -> Any:
         name = name.removesuffix(".py")
     elif importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
         raise Wrong(f"there is no module {name}")
-    module = importlib.import_module(name)
+    module = importlib.import_module(name + ".__main__" if name == "course" else name)
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
         if command.arguments:
             raise Wrong(f"{name} takes no arguments")
@@ -172,7 +178,7 @@ def settings_of(command: Command) -> Any:
                 run_module(lambda args: given.append(args), module.Args)
         except SystemExit:
             raise Wrong(said.getvalue().strip()) from None
-    return given[0]
+    return given[0].command if name == "course" else given[0]
 
 
 def path_fields(settings: type) -> Iterator[str]:
@@ -206,6 +212,9 @@ def files_read(program: str, args: Any) -> list[str]:
 def paths_read(program: str, args: Any) -> list[str]:
     if getattr(args, "plan", False):  # shapes alone
         return []
+    if program == "course":
+        made = type(args).__name__ in ("Start", "Plant", "Verify")
+        return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
     found = files_read(program, args) if "data" in names else []
     for name in sorted(names & (READ | READ_PAIRS)):
@@ -221,6 +230,8 @@ def paths_read(program: str, args: Any) -> list[str]:
 
 def paths_written(program: str, args: Any) -> list[str]:
     out = getattr(args, "out", None)
+    if program == "course" and type(args).__name__ in ("Start", "Plant"):
+        return [str(args.directory)]
     if program == "train_rm.py" and out is None:
         out = args.data.parent / ("dpo" if args.loss == "dpo" else "rm")
     splits = JSONL.get(program, {})

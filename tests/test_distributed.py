@@ -134,6 +134,22 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
     assert seen == batch and len(set(seen)) == 12
 
 
+def test_gradients_are_summed_over_the_ranks_parameter_by_parameter(monkeypatch):
+    """Two ranks, one after the other; a frozen parameter has no gradient."""
+    shapes = [(2, 3), (4,), (5,)]
+    ranks = [torch.nn.ParameterList(torch.zeros(shape) for shape in shapes) for _ in range(2)]
+    for model in ranks:
+        for parameter in model[:2]:
+            parameter.grad = torch.randn_like(parameter)
+    other = torch.cat([parameter.grad.flatten() for parameter in ranks[1][:2]])
+    expected = [mine.grad + theirs.grad for mine, theirs in zip(ranks[0][:2], ranks[1][:2], strict=True)]
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed.dist, "all_reduce", lambda flat: flat.add_(other))
+    distributed.sum_gradients(ranks[0])
+    assert all(torch.equal(p.grad, sum_) for p, sum_ in zip(ranks[0][:2], expected, strict=True))
+    assert ranks[0][2].grad is None
+
+
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99", "gpu0", ""])
 def test_a_missing_device_is_named(device):
     with pytest.raises(InputError, match=f"--device {device}"):

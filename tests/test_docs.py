@@ -1,4 +1,4 @@
-"""Every command that README.md and docs/ print works.
+"""Every command that README.md, docs/ and course/ print works.
 
 Commands that need no download are executed as they are printed, in a directory of their own, with flags appended that
 make them small; those of a make target one by one. Of all commands the flags are parsed by the script's own parser, and
@@ -29,6 +29,7 @@ from tests.page_commands import (
     Command,
     Wrong,
     check_page,
+    name_of,
     path_fields,
     paths_read,
     paths_written,
@@ -37,7 +38,7 @@ from tests.page_commands import (
     settings_of,
 )
 
-ALL = {path.name: read_page(path.name, path.read_text()) for path in PAGES}
+ALL = {name: read_page(name, path.read_text()) for name, path in zip(map(name_of, PAGES), PAGES, strict=True)}
 
 
 # ------------------------------------------------------------------------------------------------------- 1. the pages
@@ -46,7 +47,7 @@ def test_every_command_of_a_page_parses_and_reads_what_is_there(name) -> None:
     assert not check_page(ALL[name], ALL).problems
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if "://" in link:
@@ -68,7 +69,7 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
     known = READ | READ_PAIRS | READ_FUNCTIONS | WRITTEN | DATA | NO_PATHS
     for page in ALL.values():
         for command in page.commands:
-            if command.program.endswith(".py") or "." in command.program:
+            if command.program.endswith(".py") or "." in command.program or command.program == "course":
                 args = settings_of(command)
                 names = set(path_fields(type(args))) if args is not None else set()
                 assert command.program in ("tests.kills", "tests.fuzz") or names <= known, (
@@ -108,6 +109,7 @@ LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 
 LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
+    "course": "tests/course/test_commands.py",
     "tests.fuzz": "tests/test_bad_input.py",
     "tests.kills": "tests/test_kills.py",
     "tests.update_details": "tests/test_details.py",

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("train_sft", "train_rm", "train_ppo", "eval", "bench")
 # a room imports from its own row and from those below it
 FLOORS = (
+    {"course"},
     {"scripts"},
     {"data"},
     {"nanorlhf.evals"},
@@ -32,7 +33,7 @@ def module_of(path: Path) -> str:
 def modules() -> dict[str, Path]:
     """Every module of ours that is no test, with its file."""
     files = [ROOT / f"{name}.py" for name in SCRIPTS]
-    files += [file for room in ("nanorlhf", "data", "kernels") for file in (ROOT / room).rglob("*.py")]
+    files += [file for room in ("course", "nanorlhf", "data", "kernels") for file in (ROOT / room).rglob("*.py")]
     return {module_of(file): file for file in files}
 
 

@@ -8,7 +8,7 @@ import torch
 from nanorlhf.dataset import Demonstration
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import end_scores
-from nanorlhf.rollout import Rollout, rollout
+from nanorlhf.rollout import Rollout, response_values, rollout
 from tests.conftest import TINY
 
 EOS, PAD, T = 1, 99, 6
@@ -29,14 +29,18 @@ def models() -> tuple[GPT, GPT, ScalarModel]:
     return made
 
 
-def sampled(models, size: int, score_at: str = "after_eos", dtype: torch.dtype = torch.float32) -> Rollout:
-    policy, ref_policy, value_model = models
+def rows_and_uniforms() -> tuple[list[Demonstration], torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     rows = [
         Demonstration(torch.randint(2, 37, (n,), generator=generator).tolist(), [EOS], {"query": str(n)})
         for n in LENGTHS
     ]
-    uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)
+    return rows, torch.rand((len(rows), T), generator=generator, dtype=torch.float64)
+
+
+def sampled(models, size: int, score_at: str = "after_eos", dtype: torch.dtype = torch.float32) -> Rollout:
+    policy, ref_policy, value_model = models
+    rows, uniforms = rows_and_uniforms()
 
     def score(some, query, response):
         assert [len(row.query) for row in some] == (query != PAD).sum(1).tolist()  # the rows that belong to the ids
@@ -101,9 +105,41 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary_in_float64(models):
     assert total > 1
 
 
+@torch.no_grad()
+def test_responses_are_drawn_from_the_whole_distribution(models):
+    """Each token is where its random number falls in the policy's softmax: temperature, and no other filter."""
+    batch, (_, uniforms) = sampled(models, 8), rows_and_uniforms()
+    for b, n in enumerate(LENGTHS):
+        ids = batch.query_response[b][batch.mask[b]]
+        cumulative = (models[0].logits(models[0](ids[None]))[0].double() / 0.7).softmax(-1)[n - 1 : -1].cumsum(1)
+        assert (cumulative > uniforms[b, : len(ids) - n, None]).int().argmax(1).tolist() == ids[n:].tolist()
+
+
+@torch.no_grad()
+def test_policy_and_reference_are_read_at_the_same_temperature(models):
+    batch = sampled(models, 8)
+    for model, logprobs in zip(models, (batch.logprobs, batch.ref_logprobs), strict=False):
+        for b, n in enumerate(LENGTHS):
+            ids = batch.query_response[b][batch.mask[b]]
+            table = (model.logits(model(ids[None]))[0].double() / 0.7).log_softmax(-1)[n - 1 : -1]
+            expected = table.gather(1, ids[n:, None])[:, 0]
+            assert torch.allclose(logprobs[b, : len(expected)].double(), expected, atol=1e-4)
+
+
 def test_bf16_recomputes_what_another_micro_batch_computes(models):
     """Autocast rounds the factors of the last product; with rounded logits the ratio was off by up to 6%."""
     batch, other = (sampled(models, size, dtype=torch.bfloat16) for size in (8, 1))
     same = (batch.response == other.response).all(1)
     ratio = (batch.logprobs - other.logprobs)[same].exp()
     assert same.sum() > 4 and (ratio - 1).abs().max() < 0.01
+
+
+@torch.no_grad()
+def test_a_value_is_that_of_the_state_before_its_token(models):
+    """Query of 3, response of 2 with its EOS, and the state after it; the last column has no state."""
+    ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS, PAD, PAD]]), torch.arange(8)[None] < 6
+    mask[:, 0] = False
+    state_mask = torch.tensor([[False, False, False, True]])
+    alone = models[2](torch.tensor([[5, 6, 7, 8, EOS]]))[0]
+    values = response_values(models[2], ids, mask, state_mask)
+    assert torch.allclose(values[0, :3], alone[2:5], atol=1e-5) and values[0, 3] == 0

@@ -152,6 +152,24 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
     assert 0 < metrics["eos_rate"] < 1 and length < 8 * 12  # rows that end early, and rows that don't end
 
 
+def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch):
+    """In the second update, where policy and reference differ; k1 and k3, from the log-probabilities themselves. And
+    that is the KL that an adaptive coefficient follows."""
+    spy, followed = spy_on(monkeypatch, "penalised_gae"), []
+    monkeypatch.setattr(train_ppo.AdaptiveKL, "update", lambda control, *arguments: followed.append(arguments))
+    train_ppo.main(replace(miniature.ppo, total_episodes=16, overwrite=True, lr=3e-3, kl_target=0.5))
+    (logprobs, ref_logprobs, _, _, eos_index, *_), _ = spy.calls[1]
+    kl = k3 = 0.0
+    for b, end in enumerate(eos_index.tolist()):
+        for t in range(end + 1):
+            difference = (logprobs[b, t] - ref_logprobs[b, t]).item()
+            kl, k3 = kl + difference, k3 + math.exp(-difference) - 1 + difference
+    metrics = read_metrics(miniature.root / "ppo")[1]
+    assert metrics["objective/kl"] == pytest.approx(kl / 8, abs=1e-4) and abs(kl / 8) > 1e-2
+    assert metrics["objective/kl_k3"] == pytest.approx(k3 / 8, abs=1e-4)
+    assert followed[1] == (metrics["objective/kl"], 8)
+
+
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
     """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
     sampler = spy_on(monkeypatch, "rollout")
@@ -237,6 +255,15 @@ def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
         for position in (1, 2):
             first, *others = [rows(call[0][position]) for call in spy.calls]
             assert all(other == first for other in others)
+
+
+def test_the_value_model_learns_the_returns(miniature, monkeypatch):
+    value, advantage = spy_on(monkeypatch, "value_loss"), spy_on(monkeypatch, "penalised_gae")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=1))
+    ((_, _, targets, state_mask, *_), _), returns = value.calls[0], advantage.calls[0][1][3]
+    assert (~state_mask).sum() > 8 and sorted(map(tuple, targets.tolist())) == sorted(
+        map(tuple, returns[:, : targets.size(1)].tolist())
+    )
 
 
 def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before_one_comes_twice(

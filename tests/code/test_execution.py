@@ -241,6 +241,7 @@ PYTHON_VERDICTS = {
     "syntax error": (python("def f(n):\n", "assert f(2) == 4"), "compile_error"),
     "a null byte": (python("a = '\0'"), "compile_error"),
     "too deep": (python("(" * 10000), "compile_error"),
+    "endless": (python("def f(n):\n    while n: pass\n", "assert f(2) is None"), "timeout"),
     "exit": (python("import sys\nsys.exit(0)", "assert False"), "exit"),
     "exit in a call": (python("import sys\ndef f(n): sys.exit(0)", "assert f(1)"), "exit"),
     "_exit": (python("import os\nos._exit(0)", "assert False"), "exit"),

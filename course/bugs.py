@@ -1,0 +1,544 @@
+"""Bugs that public PPO code has had, as edits of this repository's syntax tree, each with its page.
+
+An edit names one node by its text and replaces it (`edit.replaced`): no file is stored. The tests of `guard` are those
+of the repository that fail with the bug and pass without it.
+"""
+
+from dataclasses import dataclass
+
+from nanorlhf.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    name: str
+    level: int
+    """1: shows in a metric of a usual run at once; 2: in one, to those who know what to expect; 3: in a test alone, or
+    with other settings"""
+    where: str
+    """module:function"""
+    old: str
+    """the expression or statement that is replaced, compared as a syntax tree"""
+    new: str
+    """empty: the statement goes"""
+    number: int = 0
+    """which of several that read like `old`"""
+    symptom: str
+    cause: str
+    who: str
+    """project#issue"""
+    guard: tuple[str, ...]
+
+
+PPO, TRAIN, ROLLOUT = "tests/test_ppo.py::test_", "tests/test_train_ppo.py::test_", "tests/test_rollout.py::test_"
+MODEL, GENERATE, REWARD = "tests/test_model.py::test_", "tests/test_generate.py::test_", "tests/test_reward.py::test_"
+GAE, KL, DPO = "tests/kernels/test_gae.py::test_", "tests/kernels/test_kl.py::test_", "tests/test_dpo.py::test_"
+RECOUNT = TRAIN + "the_logged_statistics_equal_a_recount_of_the_unpadded_rows"
+NOBODY = "no public issue that we know of; a common slip"
+
+BUGS: tuple[Bug, ...] = (
+    # ------------------------------------------------------------------------------------------ positions and attention
+    Bug(
+        name="positions-count-padding", level=3, where="nanorlhf.model:position_ids",
+        old="(mask.long().cumsum(1) - 1).masked_fill(~mask, 0)",
+        new="torch.arange(mask.size(1), device=mask.device).expand_as(mask)",
+        symptom="None with rotary positions, which forgive a shift. With learned ones (GPT-2) the same text has "
+        "another log-probability in each batch: tens of nats on a sequence.",
+        cause="Position ids are column numbers, so a left-padded row starts at the number of its pads.",
+        who="trlx#508, OpenRLHF#217, trl#469, trl#6800, transformers#18388",
+        guard=(MODEL + "positions_equal_the_drawing", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
+    ),
+    Bug(
+        name="stale-position-in-decoding", level=3, where="nanorlhf.model:KVCache.next_token",
+        old="self.positions.index_select(1, self.at)", new="self.positions.index_select(1, self.at - 1)",
+        symptom="None with rotary positions. With learned ones policy/sampler_gap is far above rounding: sampler and "
+        "training disagree about the same tokens.",
+        cause="The decode step gives the new token the position of the one before it.",
+        who="trlx#508, OpenRLHF#217 (positions of cached decoding must be those of training)",
+        guard=(MODEL + "decoding_with_a_cache_equals_the_full_forward_pass[gpt2-False]",),
+    ),
+    Bug(
+        name="stale-rotation-in-decoding", level=1, where="nanorlhf.model:KVCache.next_token",
+        old="cos.index_select(1, self.at), sin.index_select(1, self.at)",
+        new="cos.index_select(1, self.at - 1), sin.index_select(1, self.at - 1)",
+        symptom="policy/sampler_gap is far above rounding from the first update on, and samples are worse than the "
+        "policy's loss promises.",
+        cause="The decode step rotates the new query and key by the angles of the token before.",
+        who="trlx#508, OpenRLHF#217 (positions of cached decoding must be those of training)",
+        guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
+    ),
+    Bug(
+        name="padding-is-attended-to", level=3, where="nanorlhf.model:attention_mask",
+        old="(visible & mask[:, None, None, :]) | (key == query)", new="visible.expand(len(mask), 1, -1, -1)",
+        symptom="Scores and log-probabilities of a text depend on the other rows of its batch; every curve still "
+        "rises.",
+        cause="The attention mask is causal but ignores the padding.",
+        who="reward-bench#137, trlx#474 (scores that depend on padding)",
+        guard=(MODEL + "the_attention_mask_equals_a_triple_loop", MODEL + "left_padding_does_not_change_a_row[gpt2]"),
+    ),
+    Bug(
+        name="dropout-on", level=1, where="nanorlhf.model:MLP.forward",
+        old="self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x))",
+        new="F.dropout(self.down(self.up(x) if self.gate is None else self.gate(x) * self.up(x)), 0.1)",
+        symptom="policy/first_ratio_error is not 0 and policy/clip_fraction is high in the first epoch; the KL is "
+        "noise.",
+        cause="Dropout: the policy that sampled and the policy that is trained are two different networks.",
+        who="trl (value head with p = 0.1), reef#536",
+        guard=(MODEL + "training_mode_changes_no_number[gpt_neox]",),
+    ),
+    # --------------------------------------------------------------------------------------------------------- sampling
+    Bug(
+        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:generate.sample",
+        old="model.logits(hidden, head).float().div_(temperature or 1.0)", new="model.logits(hidden, head).float()",
+        symptom="policy/sampler_gap is large, the entropy of the samples is too high, and the KL starts below 0.",
+        cause="The rollout samples at temperature 1; log-probabilities are taken at --temperature.",
+        who="trlx#107, blog#2110 (ratio not 1 in the first epoch)",
+        guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
+    ),
+    Bug(
+        name="filtered-rollouts", level=2, where="nanorlhf.rollout:rollout",
+        old="generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)",
+        new="generate(sampler, q, q != pad_id, T, temperature, 0, 0.9, eos_id=eos_id, pad_id=pad_id, uniforms=u)",
+        symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; in time "
+        "the KL goes below 0.",
+        cause="Rollouts are filtered by top-p while the ratio is taken against the whole distribution.",
+        who="trl#1017, trl#1005",
+        guard=(ROLLOUT + "responses_are_drawn_from_the_whole_distribution",),
+    ),
+    Bug(
+        name="pad-can-be-sampled", level=3, where="nanorlhf.model:GPT.forbid",
+        old="(ids >= num_ids) | (ids == pad_id)", new="ids >= num_ids",
+        symptom="None while [PAD] lies outside the LM head. With Pythia's padded head a response may hold [PAD], which "
+        "cuts it there.",
+        cause="The LM head may emit [PAD].",
+        who="N+ code with Pythia (50277 < 50304)",
+        guard=(MODEL + "pad_and_unused_rows_of_the_head_have_probability_zero",),
+    ),
+    Bug(
+        name="eos-goes-unnoticed", level=1, where="nanorlhf.generate:generate.sample",
+        old="live.ended |= live.token == eos_id", new="live.ended |= live.token == pad_id",
+        symptom="Text goes on after EOS; updates take longer. response_length and eos_rate are right, as masks cut at "
+        "EOS, but the reward model reads what follows.",
+        cause="The sampler stops at [PAD], which is never sampled, and not at EOS.",
+        who="trl#1623, trl#3091 (the model never stops)",
+        guard=(GENERATE + "after_eos_there_is_only_pad_and_logprob_zero",),
+    ),
+    # ------------------------------------------------------------------------------------------------------------ masks
+    Bug(
+        name="eos-is-masked", level=1, where="nanorlhf.ppo:eos_masks",
+        old="index > eos_index[:, None]", new="index >= eos_index[:, None]",
+        symptom="The policy never learns when to stop: eos_rate drifts, and the KL leaves out the last token.",
+        cause="The padding mask begins at EOS instead of after it, as it does where pad = eos.",
+        who="trl#5303, transformers#25790, trlx (masks by comparing with pad = eos)",
+        guard=(PPO + "masks_of_the_example_in_the_docstring",),
+    ),
+    Bug(
+        name="state-mask-off-by-one", level=3, where="nanorlhf.ppo:eos_masks",
+        old="index > eos_index[:, None] + 1", new="index > eos_index[:, None] + 2",
+        symptom="value/loss includes a state that does not exist, whose return is 0.",
+        cause="The mask of states begins two after EOS: the value model learns from a pad.",
+        who="DeepSpeedExamples#672; torchtune#1005 on why the index is hard to see",
+        guard=(PPO + "masks_of_the_example_in_the_docstring", PPO + "masks_equal_a_loop_over_each_row"),
+    ),
+    Bug(
+        name="mask-from-eos-only", level=3, where="nanorlhf.ppo:eos_masks",
+        old="torch.minimum(first_true_index(response == eos_id), first_true_index(response == pad_id) - 1)",
+        new="first_true_index(response == eos_id)",
+        symptom="Rows that end without EOS, such as programs cut at an error, count their pads as tokens.",
+        cause="The end of a response is looked for by EOS alone.",
+        who="verl#3805",
+        guard=(PPO + "a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked",),
+    ),
+    # ---------------------------------------------------------------------------------------------------------- rewards
+    Bug(
+        name="pad-searched-in-the-query", level=1, where="nanorlhf.reward:end_scores",
+        old="end_index(query_response, query_length, pad_id) - first",
+        new="(first_true_index(query_response == pad_id) - 1 - first).clamp(min=0)",
+        symptom="Scores do not depend on the response: objective/score is noise and does not rise.",
+        cause="The first [PAD] of a left-padded row is in the query, so the score is read before the response begins.",
+        who="trl#2778, minimind#541, LlamaFactory#2382, transformers#35352, gpt-neox#1285",
+        guard=(REWARD + "a_score_depends_neither_on_padding_nor_on_the_batch",),
+    ),
+    Bug(
+        name="score-before-eos", level=2, where="nanorlhf.reward:end_index",
+        old="first_true_index((query_response == pad_id) & (index >= query_length)) - 1",
+        new="first_true_index((query_response == pad_id) & (index >= query_length)) - 2",
+        symptom="The reward model's accuracy is a little lower, and its scores do not tell whether a response ends.",
+        cause="The score is read one token before the end: without the EOS that the model was to learn.",
+        who="trl#2778; review of trl#5813",
+        guard=(REWARD + "end_of_the_example_in_the_docstring",),
+    ),
+    Bug(
+        name="reward-of-all-tokens", level=2, where="nanorlhf.reward:end_scores",
+        old="scores.gather(1, end[:, None]).squeeze(1)", new="scores.mean(1)",
+        symptom="The reward model learns, but less; its scores depend on how long the other rows of the batch are.",
+        cause="The score is the mean over all tokens, padding included, where only the one at the end has a meaning.",
+        who="DeepSpeed-Chat's reward_model.py",
+        guard=(REWARD + "the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_number",),
+    ),
+    Bug(
+        name="normalisation-is-lost", level=1, where="nanorlhf.model:ScalarModel.forward",
+        old="self.score(hidden.float()).squeeze(-1) - self.reward_bias", new="self.score(hidden.float()).squeeze(-1)",
+        symptom="Demonstrations do not score 0 on average after the normalisation; objective/score is shifted by a "
+        "constant, so the EOS trick's -1 means something else.",
+        cause="The bias that makes demonstrations score 0 is saved and loaded, and never subtracted.",
+        who="trl#1783",
+        guard=(MODEL + "the_normalisation_is_subtracted_from_every_score",),
+    ),
+    Bug(
+        name="tie-is-right", level=3, where="train_rm:contrastive_loss",
+        old="margin > 0", new="margin >= 0",
+        symptom="A reward model that gives every response the same score has an accuracy of 1.",
+        cause="A tie counts as ranked like the labeller.",
+        who=NOBODY,
+        guard=("tests/test_train_rm.py::test_the_loss_of_three_pairs_typed_by_hand",),
+    ),
+    Bug(
+        name="rule-reads-the-query", level=3, where="nanorlhf.reward:load_rule.score",
+        old="(queries, responses)", new="(queries, torch.cat((queries, responses), dim=1))",
+        symptom="With --reward, scores of a rule that counts words are far from what the samples show.",
+        cause="The response is handed over with its query inside.",
+        who="Myashka/CQA_RLHF, train_ppo.py",
+        guard=(REWARD + "a_users_rule_gets_texts",),
+    ),
+    Bug(
+        name="penalty-is-added", level=1, where="train_ppo:main",
+        old="scores = torch.where(has_eos, scores, args.missing_eos_score)",
+        new="scores = torch.where(has_eos, scores, scores + args.missing_eos_score)",
+        symptom="eos_rate hardly rises: a text without end that the reward model likes keeps most of its score.",
+        cause="The EOS trick subtracts from a score that means nothing, instead of replacing it.",
+        who="trl#2012, trl#2033, trl#6805, trl#5338",
+        guard=(TRAIN + "a_missing_eos_replaces_the_score_and_does_not_subtract_from_it",),
+    ),
+    Bug(
+        name="trick-is-logged-only", level=2, where="train_ppo:main",
+        old="penalised_gae(logprobs, ref_logprobs, values, scores, batch.eos_index, kl_control.coefficient, "
+        "args.gamma, args.lam, args.score_at)",
+        new="penalised_gae(\n    logprobs, ref_logprobs, values, batch.scores, batch.eos_index,\n"
+        "    kl_control.coefficient, args.gamma, args.lam, args.score_at,\n)  # fmt: skip",
+        symptom="objective/score shows the penalty for a missing EOS, but eos_rate does not rise.",
+        cause="GAE gets the scores from before the EOS trick.",
+        who="AReaL#1351 (rows without EOS in the statistics of rewards)",
+        guard=(TRAIN + "a_missing_eos_replaces_the_score_and_does_not_subtract_from_it",),
+    ),
+    Bug(
+        name="cut-is-ignored", level=3, where="nanorlhf.rollout:rollout",
+        old="response, scores = score(some_rows, q, response)", new="_, scores = score(some_rows, q, response)",
+        symptom="Only with a compiler: tokens after the first error keep their reward and are trained on.",
+        cause="The response that the reward scheme has cut is dropped, and the whole one is used.",
+        who="miles#1827, verl#2337 (GAE over tokens that are none of the policy's steps)",
+        guard=("tests/test_train_rlcf.py::test_a_response_ends_with_the_token_to_blame_and_its_score_lies_there",),
+    ),
+    # --------------------------------------------------------------------------------------------------------------- KL
+    Bug(
+        name="kl-of-the-wrong-sign", level=1, where="kernels.gae:kl_penalised_rewards",
+        old="logprobs - ref_logprobs", new="ref_logprobs - logprobs",
+        symptom="objective/kl falls below 0 and keeps falling, and the warning on a negative KL appears.",
+        cause="The penalty is log reference - log policy: leaving the reference is rewarded.",
+        who="negative KL: trl#925, trl#1005, trl#235, LlamaFactory#664",
+        guard=(PPO + "rewards_of_a_rollout_typed_by_hand", PPO + "kl_estimators_have_the_right_expectation_over_a_"
+               "vocabulary_of_five"),
+    ),
+    Bug(
+        name="k3-of-the-wrong-direction", level=1, where="kernels.kl:k3",
+        old="torch.expm1(-x) + x", new="torch.expm1(x) - x",
+        symptom="objective/kl_k3 lies above objective/kl and objective/kl_exact, the more so the larger the KL.",
+        cause="The estimator's sign is swapped: over samples of the policy it is not KL(policy || reference).",
+        who=NOBODY,
+        guard=(KL + "estimators_have_the_stated_expectation",),
+    ),
+    Bug(
+        name="kl-is-averaged-over-padding", level=1, where="train_ppo:main",
+        old="kl.sum(1)", new="kl.mean(1)",
+        symptom="objective/kl is about T times smaller than objective/kl_k3 and objective/kl_exact, and depends on "
+        "--response-length.",
+        cause="The KL of a response is the mean over all columns, padding included, and not the sum over its tokens.",
+        who="rlhf-book#216",
+        guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
+    ),
+    Bug(
+        name="adaptive-kl-runs-away", level=3, where="nanorlhf.ppo:AdaptiveKL.update",
+        old="min(max(kl / self.target - 1, -0.2), 0.2)", new="min(max(1 - kl / self.target, -0.2), 0.2)",
+        symptom="With --kl-target, objective/kl_coef falls while objective/kl is above the target.",
+        cause="The error has the wrong sign: the controller drives the KL away from its target.",
+        who=NOBODY,
+        guard=(PPO + "adaptive_kl_follows_the_formula_and_clips_the_error",),
+    ),
+    Bug(
+        name="adaptive-kl-sees-another-kl", level=3, where="train_ppo:main",
+        old="kl_control.update(mean_kl, B)", new="kl_control.update(kl.mean().item(), B)",
+        symptom="With --kl-target, objective/kl settles at a multiple of the target.",
+        cause="The controller is fed a KL per column, not that of a response.",
+        who="trlx, accelerate_ppo_trainer.py (fed with the KL over prompt tokens)",
+        guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
+    ),
+    Bug(
+        name="reference-is-trained", level=1, where="nanorlhf.peft:reference",
+        old="copy.deepcopy(policy).requires_grad_(False)", new="policy",
+        symptom="objective/kl stays at 0 for ever, whatever --kl-coef is; the samples change all the same.",
+        cause="The reference is not a copy: it is the policy itself and moves along.",
+        who="causes of a KL that makes no sense: trl#925, trl#1857",
+        guard=("tests/test_peft.py::test_the_reference_of_a_fully_trained_policy_is_a_frozen_copy",),
+    ),
+    Bug(
+        name="reference-keeps-the-updates", level=3, where="nanorlhf.peft:reference",
+        old="with_plain_layers(policy, LoRALinear.without_updates)", new="with_plain_layers(policy, lambda layer: "
+        "layer)",
+        symptom="With --tune lora objective/kl stays at 0.",
+        cause="The reference runs with the low-rank updates that it should be without.",
+        who="negative or wrong KL with LoRA: trl#1005, trl#1017",
+        guard=("tests/test_peft.py::test_the_reference_is_the_policy_without_its_updates_on_the_same_weights",),
+    ),
+    Bug(
+        name="reference-at-temperature-1", level=1, where="nanorlhf.logprobs:compared_logprobs",
+        old="linear_logprobs(h, model.lm_head.weight, labels, model.head_bias, temperature)[0]",
+        new="linear_logprobs(h, model.lm_head.weight, labels, model.head_bias, temperature if model is policy else "
+        "1.0)[0]",
+        symptom="objective/kl is not 0 in the first update, where policy and reference are equal; objective/kl_exact "
+        "is.",
+        cause="The reference's log-probabilities are taken at another temperature than the policy's.",
+        who="trl#1017, trl#1005 (log-probabilities of another distribution than the sampled one)",
+        guard=(ROLLOUT + "policy_and_reference_are_read_at_the_same_temperature",),
+    ),
+    # ---------------------------------------------------------------------------------------------- advantages, returns
+    Bug(
+        name="score-one-too-late", level=2, where="kernels.gae:kl_penalised_rewards",
+        old="(eos_index + 1).clamp(max=T - 1)", new="(eos_index + 2).clamp(max=T - 1)",
+        symptom="The policy learns from the KL alone: objective/score hardly rises where responses end early.",
+        cause="The score stands in a slot that has no state, where it is masked away.",
+        who="DeepSpeedExamples#672, llm_related#37",
+        guard=(PPO + "rewards_of_a_rollout_typed_by_hand",),
+    ),
+    Bug(
+        name="score-at-every-slot-from-the-end", level=2, where="kernels.gae:kl_penalised_rewards",
+        old="index == score_index[:, None]", new="index >= score_index[:, None]",
+        symptom="Short responses are worth more than the reward model says: their score counts several times.",
+        cause="The score is added at each slot from the end of the response on, not once.",
+        who="llm_related#37, DeepSpeedExamples#672 (what stands after EOS enters the return)",
+        guard=(PPO + "rewards_sum_to_the_score_less_the_penalty",),
+    ),
+    Bug(
+        name="values-are-not-masked", level=3, where="kernels.gae:gae",
+        old="torch.where(mask, 0.0, values)", new="values",
+        symptom="None while values after the end happen to be 0. Where the value model's numbers there are kept, they "
+        "bootstrap into real tokens.",
+        cause="GAE masks the rewards after the end, and not the values.",
+        who="verl#50, ROLL#447, verl#1850",
+        guard=(GAE + "masked_positions_do_not_change_advantages",),
+    ),
+    Bug(
+        name="bootstrap-after-the-end", level=2, where="kernels.gae:gae_doubling",
+        old="torch.zeros_like(values[:, :1])", new="values[:, -1:]",
+        symptom="Responses without EOS have advantages that are too high: eos_rate falls.",
+        cause="After the last column the return goes on with its own value, as if the episode went on, where V_T is 0.",
+        who="verl#50 (the value after the end bootstraps into real tokens)",
+        guard=(GAE + "every_way_equals_a_double_loop_in_float64[doubling]",),
+    ),
+    Bug(
+        name="discount-is-lambda-alone", level=3, where="kernels.gae:gae_doubling",
+        old="step, decay = 1, gamma * lam", new="step, decay = 1, lam",
+        symptom="None while --gamma is 1.",
+        cause="The sum over deltas is discounted by lambda instead of gamma * lambda.",
+        who="rlhf-book#216 is of this kind; the guard is the same double loop",
+        guard=(GAE + "every_way_equals_a_double_loop_in_float64[doubling]",),
+    ),
+    Bug(
+        name="rewards-for-returns", level=2, where="train_ppo:main",
+        old="returns[index, :t]", new="rewards[index, :t]",
+        symptom="value/loss falls quickly to almost nothing: all but one of its targets are near 0. objective/score "
+        "rises more slowly.",
+        cause="The value model learns the reward of a token instead of the return from it on.",
+        who="rlhf-book#216",
+        guard=(TRAIN + "the_value_model_learns_the_returns",),
+    ),
+    Bug(
+        name="value-of-the-next-state", level=2, where="nanorlhf.rollout:response_values",
+        old="model(query_response, mask, last=T + 1)[:, :-1]", new="model(query_response, mask, last=T + 1)[:, 1:]",
+        symptom="value/loss starts lower than it should: each value already knows its token. Advantages are too small.",
+        cause="The value of a token is read after it, not before: an index off by one.",
+        who="lm-human-preference-details#6, DeepSpeedExamples#703, torchtune#1005 (the index that confuses everyone)",
+        guard=(ROLLOUT + "a_value_is_that_of_the_state_before_its_token",),
+    ),
+    Bug(
+        name="whitening-over-padding", level=2, where="kernels.gae:penalised_gae",
+        old="advantages[index <= eos_index[:, None]]", new="advantages",
+        symptom="The step size depends on --response-length: with many pads the advantages are whitened by a variance "
+        "that is too small.",
+        cause="Mean and variance of the advantages count the zeros after the end.",
+        who="SkyRL#1305, slime#2235, miles#3229, trlx modeling_ppo.py",
+        guard=(GAE + "the_fused_form_equals_its_steps_in_float64_whatever_follows_the_end[cpu]",),
+    ),
+    Bug(
+        name="unmasked-mean-in-whitening", level=3, where="nanorlhf.ppo:whiten",
+        old="masked_mean(x, mask)", new="x.mean()",
+        symptom="With --whiten-rewards alone: rewards are shifted by an amount that depends on the padding.",
+        cause="The variance is masked, the mean is not.",
+        who="SkyRL#1305, slime#2235, trlx modeling_ppo.py",
+        guard=(PPO + "whitening_equals_float64_statistics_of_what_is_not_masked",),
+    ),
+    # ------------------------------------------------------------------------------------------------------- the update
+    Bug(
+        name="update-at-temperature-1", level=1, where="train_ppo:main",
+        old="response_logprobs(policy, ids, mask, no_action, args.temperature)",
+        new="response_logprobs(policy, ids, mask, no_action, 1.0)",
+        symptom="policy/first_ratio_error is far from 0 and policy/clip_fraction is high before the first step.",
+        cause="The update's log-probabilities are at temperature 1, those of the rollout at --temperature.",
+        who="trlx#107, trl#454, blog#2110",
+        guard=(TRAIN + "the_ratio_of_the_first_minibatch_is_one",),
+    ),
+    Bug(
+        name="logprob-of-the-next-token", level=2, where="nanorlhf.logprobs:response_hidden",
+        old="model(query_response, mask, last=T + 1)[:, :-1]", new="model(query_response, mask, last=T + 1)[:, 1:]",
+        symptom="policy/sampler_gap is several nats, yet the first ratio is 1; objective/entropy is far too high.",
+        cause="Hidden state and label are shifted by one: the token is predicted from a state that has read it.",
+        who="trlx#107, trl#4 (a mask shift), trlx accelerate_ppo_trainer.py (mask not shifted by one)",
+        guard=(TRAIN + "left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",),
+    ),
+    Bug(
+        name="clipped-the-wrong-way", level=2, where="nanorlhf.ppo:policy_loss",
+        old="torch.maximum(unclipped, clipped)", new="torch.minimum(unclipped, clipped)",
+        symptom="policy/approx_kl and policy/ratio grow with --num-ppo-epochs: nothing holds the policy near the "
+        "rollout.",
+        cause="Of the two losses the smaller one counts, so clipping never stops a step.",
+        who=NOBODY,
+        guard=(PPO + "policy_loss_of_three_tokens_by_hand",),
+    ),
+    Bug(
+        name="nan-times-zero", level=3, where="nanorlhf.ppo:policy_loss",
+        old="torch.where(padding_mask, 0.0, advantages)", new="advantages * ~padding_mask",
+        symptom="None while what is masked is finite; one NaN after the end of a response makes the whole step NaN.",
+        cause="Masked positions are multiplied by 0, and NaN * 0 is NaN.",
+        who="OpenRLHF#1240",
+        guard=(PPO + "nan_after_the_end_reaches_neither_loss_nor_gradient",),
+    ),
+    Bug(
+        name="mean-of-means", level=2, where="nanorlhf.ppo:policy_loss",
+        old="num_tokens = (~padding_mask).sum() if num_tokens is None else num_tokens",
+        new="num_tokens = (~padding_mask).sum()",
+        symptom="policy/loss and the size of a step depend on --micro-batch-size, and short rows weigh more.",
+        cause="Each micro-batch is divided by its own number of tokens, not by that of the minibatch.",
+        who="OpenRLHF#1249, open-instruct#1161, SkyRL#925, NeMo-RL#212, twinkle#292, N+ ppo.py",
+        guard=(PPO + "splitting_a_batch_into_micro_batches_does_not_change_the_gradient",),
+    ),
+    Bug(
+        name="mean-of-means-in-sft", level=3, where="nanorlhf.training.supervised:backward",
+        old="loss / count", new="loss / (count * len(rows) / len(batch))",
+        symptom="The gradient of SFT and of the reward model depends on --micro-batch-size; the logged loss does not.",
+        cause="A micro-batch is weighed by its rows, and then counted as a mean: a mean of means.",
+        who="OpenRLHF#1249, open-instruct#1161, trl#2596",
+        guard=("tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",),
+    ),
+    Bug(
+        name="large-ratios-are-dropped", level=3, where="nanorlhf.ppo:policy_loss",
+        old="torch.maximum(unclipped, clipped).sum() / num_tokens",
+        new="torch.maximum(unclipped, clipped).sum() / num_tokens * (ratio.mean() < 10)",
+        symptom="policy/loss is exactly 0 in some micro-batches, and nothing says so.",
+        cause="A micro-batch whose mean ratio is above 10 is silently left out.",
+        who="trl 0.11, ppo_trainer.py (ratio_threshold), trl#1857",
+        guard=(PPO + "a_ratio_far_from_one_is_clipped_and_never_dropped",),
+    ),
+    Bug(
+        name="old-logprobs-move", level=1, where="train_ppo:main",
+        old="(pg_loss + args.value_coef * vf_loss).backward()",
+        new="(pg_loss + args.value_coef * vf_loss).backward()\nlogprobs[index, :t] = new_logprobs.detach()",
+        symptom="From the second epoch on the ratio is taken to the epoch before: policy/clip_fraction is near 0, "
+        "while the KL per update grows with --num-ppo-epochs.",
+        cause="The rollout's log-probabilities are overwritten in every epoch.",
+        who="DeepSpeedExamples#528, ppo_trainer.py",
+        guard=(TRAIN + "the_rollout_stays_frozen_over_the_epochs",),
+    ),
+    Bug(
+        name="ratio-over-padding", level=1, where="train_ppo:main",
+        old="ratio[~no_action].sum()", new="ratio.sum()",
+        symptom="policy/ratio is well above 1 before anything has changed, the more so the more padding there is.",
+        cause="The logged ratio sums over padding, where it is 1, and divides by the number of tokens.",
+        who="N+ ppo.py, and still TRL 1.x",
+        guard=(RECOUNT,),
+    ),
+    # ------------------------------------------------------------------------------------- data, optimizer, evaluation
+    Bug(
+        name="eos-has-no-loss", level=1, where="train_sft:demonstration_loss",
+        old="index < length[:, None]", new="index < length[:, None] - 1",
+        symptom="After SFT the EOS rate of samples is 0, whatever the loss is.",
+        cause="The label of the last token, EOS, is masked: nobody teaches the policy to stop.",
+        who="trl#1623, trl#3091, llm-course#33, alignment-handbook#127, unsloth#416",
+        guard=("tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",),
+    ),
+    Bug(
+        name="no-leading-blank", level=3, where="nanorlhf.dataset:with_blank",
+        old='" " + response', new="response",
+        symptom="Losses are slightly higher than they were: the ids of a response are not those it has in a text.",
+        cause="Query and response are tokenised apart without the blank between them, so tokens that span the seam "
+        "differ.",
+        who="trl#1702",
+        guard=("tests/test_dataset.py::test_a_response_gets_a_leading_blank_only_where_none_is",),
+    ),
+    Bug(
+        name="seed-is-ignored", level=3, where="nanorlhf.dataset:batch_indices",
+        old="np.random.default_rng((seed, epoch))", new="np.random.default_rng(epoch)",
+        symptom="Runs with different seeds see the same data in the same order: their band is too narrow.",
+        cause="The permutation of an epoch does not depend on the seed.",
+        who="OpenRLHF#1355",
+        guard=("tests/test_dataset.py::test_batches_depend_only_on_the_seed",),
+    ),
+    Bug(
+        name="ranks-overlap", level=3, where="nanorlhf.distributed:rank_slice",
+        old="rank() * share", new="rank()",
+        symptom="With several processes some rows of a batch are used twice and others never; with one, nothing.",
+        cause="A rank's slice begins at its number, not at its share.",
+        who="N+ reward.py and dpo.py; OpenRLHF#1355, ColossalAI#3894, llm.c#792",
+        guard=("tests/test_distributed.py::test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch",),
+    ),
+    Bug(
+        name="fresh-optimizer-on-resume", level=3, where="nanorlhf.training.optimizer:FiniteSteps.load_state_dict",
+        old='distributed.load_optimizer(self.optimizer, state["optimizer"])', new="",
+        symptom="A small jump of the loss after --resume: Adam's moments start from zero.",
+        cause="The optimizer's state is saved and never loaded.",
+        who="NeMo-RL#3171, pytorch/rl#4188, nanoGPT#236",
+        guard=("tests/training/test_optimizer.py::test_its_state_is_restored",),
+    ),
+    Bug(
+        name="logits-in-bfloat16", level=3, where="nanorlhf.model:GPT.logits",
+        old="wide_linear(hidden, head, self.head_bias)", new="wide_linear(hidden, head, "
+        "self.head_bias).bfloat16().float()",
+        symptom="policy/sampler_gap is about 0.01 and policy/clip_fraction is not 0; at a low temperature samples "
+        "change.",
+        cause="The sampler's logits are rounded to bfloat16.",
+        who="xtuner#1108, prime-rl#568, transformers#31267",
+        guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",
+               GENERATE + "under_autocast_the_last_product_is_not_rounded"),
+    ),
+    Bug(
+        name="dpo-by-mean", level=3, where="nanorlhf.dpo:summed_logprobs",
+        old="logprobs.sum(1)", new="logprobs.sum(1) / (response != pad_id).sum(1)",
+        symptom="With --loss dpo the margins are an order of magnitude smaller, and long responses are favoured.",
+        cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",
+        who=NOBODY,
+        guard=(DPO + "logprobs_are_summed_over_the_response_with_its_eos_and_without_the_query",),
+    ),
+    Bug(
+        name="judge-is-always-answered", level=3, where="nanorlhf.evals.judge:parse",
+        old="if found is None:\n    return None", new='if found is None:\n    return "A"',
+        symptom="No verdict is ever unparsed, and the win rate moves towards one half.",
+        cause="What the judge says in another form counts as a verdict.",
+        who="N+ eval/oai.py (draws A or B at random)",
+        guard=("tests/evals/test_judge.py::test_anything_else_is_unparsed",),
+    ),
+    Bug(
+        name="timeout-does-not-compile", level=3, where="nanorlhf.code.execution:run_tests",
+        old='Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)',
+        new='Verdict(\n    reason != "timeout", reason in ("passed", "wrong_answer"), reason == "passed", reason, '
+        "output, seconds\n)",
+        symptom="compile@k is lower than it should be, by the programs that run too long.",
+        cause="A program that is stopped at its time limit is counted as one that does not compile.",
+        who="amazon-science/mxeval, execution.py",
+        guard=("tests/code/test_execution.py::test_a_python_program_gets_its_verdict",),
+    ),
+)  # fmt: skip
+
+
+def bug_named(name: str) -> Bug:
+    for bug in BUGS:
+        if bug.name == name:
+            return bug
+    raise InputError(f"there is no bug {name!r}: make the copy again.")

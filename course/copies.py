@@ -1,0 +1,101 @@
+"""Copies of the repository: what a student works in, and what a grader runs the tests in."""
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from course.edit import emptied, find_function
+from nanorlhf.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+# what students write, as against what judges them
+CODE = ("data", "kernels", "nanorlhf", "bench.py", "eval.py", "train_ppo.py", "train_rm.py", "train_sft.py")
+OTHERS = (
+    ".ci",
+    ".github",
+    "course",
+    "docs",
+    "tests",
+    ".gitignore",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "pyproject.toml",
+)
+MARK = ".course"  # in a copy: what was done to it
+
+
+def files_of(root: Path, names: Iterable[str] = CODE + OTHERS) -> list[Path]:
+    """The files of the repository under these names, relative to its root: those that git tracks, where it does."""
+    names = [name for name in names if (root / name).exists()]
+    if (root / ".git").exists():
+        listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--", *names], capture_output=True, text=True)
+        if listed.returncode == 0:
+            paths = (Path(name) for name in listed.stdout.split("\0") if name)
+            return [path for path in paths if (root / path).is_file()]
+    found = [
+        path for name in names for path in ([root / name] if (root / name).is_file() else (root / name).rglob("*"))
+    ]
+    relative = (path.relative_to(root) for path in found if path.is_file())
+    return [path for path in relative if "__pycache__" not in path.parts]
+
+
+def copy_files(source: Path, target: Path, names: Iterable[str] = CODE + OTHERS) -> None:
+    for path in files_of(source, names):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, target / path)
+
+
+def new_directory(directory: Path) -> None:
+    """Make a directory for a copy; InputError if something is in it."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(f"{directory} is not empty: name a new directory.")
+    if (ROOT / MARK).exists():
+        raise InputError(f"{ROOT} is a student's copy already: run the course of the repository that it is a copy of.")
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def check_copy(directory: Path) -> None:
+    """InputError for a directory that holds no copy of the repository."""
+    missing = [name for name in CODE if not (directory / name).exists()]
+    if missing:
+        raise InputError(f"{directory} has no {missing[0]}: name a directory that `python -m course start` has made.")
+
+
+def write_mark(directory: Path, content: dict) -> None:
+    """Encoded, not hidden: a glance at the directory must not give a planted bug away."""
+    (directory / MARK).write_bytes(base64.b64encode(json.dumps(content).encode()) + b"\n")
+
+
+def read_mark(directory: Path) -> dict:
+    """What `write_mark` wrote, {} where there is nothing; InputError where it can't be read."""
+    file = directory / MARK
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(base64.b64decode(file.read_bytes().strip(), validate=True))
+    except ValueError as error:
+        raise InputError(f"{file} can't be read: make the copy again.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file} can't be read: make the copy again.")
+    return content
+
+
+def path_of(module: str) -> Path:
+    """`nanorlhf.ppo` -> nanorlhf/ppo.py"""
+    return Path(*module.split(".")).with_suffix(".py")
+
+
+def take_out(directory: Path, function: str, body: list[str]) -> None:
+    """Empty a function, `module:name`, of the copy; InputError if it isn't there."""
+    module, _, name = function.partition(":")
+    path = directory / path_of(module)
+    try:
+        source = path.read_text(encoding="utf-8")
+        find_function(source, name)
+    except (OSError, LookupError, SyntaxError) as error:
+        raise InputError(f"{path} has no function {name}: make the copy again.") from error
+    path.write_text(emptied(source, name, body), encoding="utf-8")

@@ -1,0 +1,603 @@
+"""The exercises: functions of this repository whose bodies `python -m course start` takes out, in order.
+
+Nothing of an exercise is stored but this table: its text is the function's docstring, its solution the function's body,
+its grader the tests that judge the function anyway.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nanorlhf.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    name: str
+    functions: tuple[str, ...]
+    """module:name of each function that is emptied"""
+    read: str
+    """what to read first"""
+    hint: str
+    tests: tuple[str, ...]
+    """pytest node ids; all must pass"""
+    points: int
+    level: int
+    """1: a formula in code; 2: care with shapes and masks; 3: an algorithm"""
+    needs: tuple[str, ...] = ()
+    """exercises that come before, without which the tests can't pass"""
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    # ------------------------------------------------------------------------------------------- 1. a language model
+    Exercise(
+        name="padding",
+        functions=("nanorlhf.padding:first_true_index", "nanorlhf.padding:truncate_at_eos"),
+        read="docs/details.md, N+ 5 and 23",
+        hint="argmax gives 0 both for a True at 0 and for none at all: take the least index among those that are True.",
+        tests=(
+            "tests/test_padding.py::test_first_true_index_equals_list_index",
+            "tests/test_padding.py::test_truncate_keeps_the_first_eos_and_what_is_before_it",
+        ),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="positions",
+        functions=("nanorlhf.model:position_ids",),
+        read="docs/details.md, N+ 5 and 14, and the drawing in the docstring",
+        hint="A cumulative sum of the mask, less one; padding gets 0.",
+        tests=(
+            "tests/test_model.py::test_positions_equal_the_drawing",
+            "tests/test_padding.py::test_positions_count_the_real_tokens_before",
+        ),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="attention-mask",
+        functions=("nanorlhf.model:attention_mask",),
+        read="the docstring of Transformer.forward in nanorlhf/model.py",
+        hint="Compare a column of query indices with a row of key indices, then combine the result with the mask.",
+        tests=(
+            "tests/test_model.py::test_the_attention_mask_equals_a_triple_loop",
+            "tests/test_model.py::test_a_row_of_only_padding_is_finite_and_does_not_affect_other_rows[gpt2]",
+        ),
+        points=2,
+        level=2,
+        needs=("positions",),
+    ),
+    Exercise(
+        name="rotary-positions",
+        functions=("nanorlhf.model:turn_",),
+        read="Su et al. 2021 (RoFormer), section 3.4; rotary_tables in nanorlhf/model.py",
+        hint="A pair (a, b) turns to (a cos - b sin, b cos + a sin). It happens in place: compute one half before you "
+        "overwrite the other.",
+        tests=(
+            "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[gpt_neox-changes6]",
+            "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[codegen-changes9]",
+        ),
+        points=3,
+        level=2,
+        needs=("positions", "attention-mask"),
+    ),
+    Exercise(
+        name="sampling",
+        functions=("nanorlhf.generate:draw",),
+        read="the docstring of generate in nanorlhf/generate.py",
+        hint="torch.searchsorted on the cumulative sum; an id of probability 0 must not be found.",
+        tests=("tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn",),
+        points=1,
+        level=2,
+    ),
+    Exercise(
+        name="top-k-and-top-p",
+        functions=("nanorlhf.generate:keep_top_k", "nanorlhf.generate:keep_top_p"),
+        read="Holtzman et al. 2020, section 3.1",
+        hint="Sort, sum up the probability of the ids ahead of each one, and scatter the verdict back to their places.",
+        tests=("tests/test_generate.py::test_top_k_keeps_k_and_top_p_keeps_the_id_that_crosses_p",),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="kv-cache",
+        functions=("nanorlhf.model:KVCache.append", "nanorlhf.model:attend_one"),
+        read="the docstring of KVCache in nanorlhf/model.py; attention is softmax(q k^T scale + bias) v",
+        hint="The first call stores Q columns from column 0 on; a later one stores a single column, and attends to all "
+        "columns before `end`. In attend_one the H / K queries that share keys and values are the rows of one product.",
+        tests=("tests/test_model.py::test_decoding_with_a_cache_equals_the_full_forward_pass",),
+        points=4,
+        level=3,
+        needs=("positions", "attention-mask", "rotary-positions"),
+    ),
+    Exercise(
+        name="repeated-ngrams",
+        functions=("nanorlhf.generate:ban_repeated_ngrams",),
+        read="docs/stackoverflow.md: its evaluation bans bigrams",
+        hint="Tensor.unfold gives all n-grams at once: compare their beginnings with the last n - 1 ids.",
+        tests=(
+            "tests/test_generate.py::test_ngram_ban_equals_a_search_through_lists",
+            "tests/test_generate.py::test_ngram_ban_that_would_ban_every_id_is_lifted",
+        ),
+        points=3,
+        level=3,
+        needs=("kv-cache", "sampling", "top-k-and-top-p"),
+    ),
+    # ---------------------------------------------------------------------------------------------- 2. demonstrations
+    Exercise(
+        name="leading-blank",
+        functions=("nanorlhf.dataset:with_blank",),
+        read="docs/details.md, N+ 3; docs/data.md",
+        hint="Three reasons to leave the response as it is; otherwise one blank.",
+        tests=(
+            "tests/test_dataset.py::test_a_response_gets_a_leading_blank_only_where_none_is",
+            "tests/test_tokenizer.py::test_separate_and_joint_tokenisation_agree",
+        ),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="truncation",
+        functions=("data.tldr:truncate",),
+        read="docs/details.md, N+ 2",
+        hint="Three lists of places to cut, tried in turn by data.prepare.longest_fit.",
+        tests=(
+            "tests/data/test_tldr.py::test_truncation_by_hand",
+            "tests/data/test_tldr.py::test_a_post_without_newline_and_sentence_is_cut_character_by_character",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="batches",
+        functions=("nanorlhf.dataset:batch_indices",),
+        read="docs/details.md, N+ 21",
+        hint="Row `position` of the stream is in epoch position // num_rows, whose order the seed and the epoch give.",
+        tests=(
+            "tests/test_dataset.py::test_every_row_comes_once_per_epoch_and_no_batch_is_short",
+            "tests/test_dataset.py::test_a_batch_may_span_two_epochs",
+            "tests/test_dataset.py::test_batches_depend_only_on_the_seed",
+            "tests/test_dataset.py::test_a_negative_seed_gets_one_sentence",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="learning-rate",
+        functions=("nanorlhf.training.schedule:lr_factor",),
+        read="docs/details.md, N+ 9, 10 and 20",
+        hint="First the warm-up; then the share of the remaining steps that is done.",
+        tests=(
+            "tests/training/test_schedule.py::test_linear_is_the_papers_fraction",
+            "tests/training/test_schedule.py::test_cosine_starts_at_one_is_half_way_in_the_middle_and_falls_to_zero",
+            "tests/training/test_schedule.py::test_warm_up_rises_in_a_straight_line_to_the_peak",
+        ),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="sft-loss",
+        functions=("train_sft:demonstration_loss",),
+        read="docs/details.md, N+ 5 and 9; docs/tldr.md, the four stages",
+        hint="Position i predicts token i + 1. Choose the hidden states whose label counts before the LM head sees "
+        "them: linear_logprobs of kernels takes (N, C).",
+        tests=(
+            "tests/test_train_sft.py::test_loss_is_the_sum_over_the_tokens_that_count_row_by_row",
+            "tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",
+        ),
+        points=3,
+        level=2,
+        needs=("positions", "attention-mask", "rotary-positions"),
+    ),
+    Exercise(
+        name="ranks",
+        functions=("nanorlhf.distributed:rank_slice", "nanorlhf.distributed:sum_gradients"),
+        read="the docstring of nanorlhf/distributed.py; docs/long_runs.md",
+        hint="One all_reduce of all gradients, flattened into one vector, costs less than one for each.",
+        tests=(
+            "tests/test_distributed.py::test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch",
+            "tests/test_distributed.py::test_gradients_are_summed_over_the_ranks_parameter_by_parameter",
+        ),
+        points=2,
+        level=2,
+        needs=("batches",),
+    ),
+    Exercise(
+        name="micro-batches",
+        functions=("nanorlhf.training.supervised:backward",),
+        read="the docstring of nanorlhf/distributed.py",
+        hint="Divide each sum by the count of the whole batch, not of the micro-batch.",
+        tests=("tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",),
+        points=2,
+        level=2,
+        needs=("sft-loss", "ranks"),
+    ),
+    # ------------------------------------------------------------------------------------------------ 3. reward models
+    Exercise(
+        name="scalar-head",
+        functions=("nanorlhf.model:ScalarModel.__init__",),
+        read="docs/details.md, N+ 11 and 15",
+        hint="The checkpoint knows `transformer`, `score` and `reward_bias` by these names; the last is a buffer.",
+        tests=(
+            "tests/test_model.py::test_the_scalar_head_starts_at_one_over_the_square_root_of_width_plus_one",
+            "tests/test_model.py::test_the_normalisation_is_subtracted_from_every_score",
+        ),
+        points=1,
+        level=1,
+        needs=("positions", "attention-mask"),
+    ),
+    Exercise(
+        name="reward-at-eos",
+        functions=("nanorlhf.reward:end_index", "nanorlhf.reward:end_scores"),
+        read="docs/details.md, N+ 12 and 13",
+        hint="A left-padded query begins with [PAD]: look for it from the response on.",
+        tests=(
+            "tests/test_reward.py::test_end_of_the_example_in_the_docstring",
+            "tests/test_reward.py::test_reward_stands_at_the_last_token_whatever_the_padding",
+            "tests/test_reward.py::test_a_score_depends_neither_on_padding_nor_on_the_batch",
+        ),
+        points=2,
+        level=2,
+        needs=("padding", "scalar-head", "rotary-positions"),
+    ),
+    Exercise(
+        name="pairwise-loss",
+        functions=("train_rm:contrastive_loss",),
+        read="docs/details.md, N+ 10; docs/tldr.md",
+        hint="torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not.",
+        tests=("tests/test_train_rm.py::test_the_loss_of_three_pairs_typed_by_hand",),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="regression-loss",
+        functions=("train_rm:regression_loss",),
+        read="docs/stackoverflow.md; docs/details.md, SO eq 2",
+        hint="Two signs agree where both scores are at least 0 or both are below.",
+        tests=("tests/test_regression.py::test_the_loss_of_three_scores_typed_by_hand",),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="normalisation",
+        functions=("train_rm:main.normalise",),
+        read="docs/details.md, N+ 15",
+        hint="Each rank scores its own demonstrations; sum and sum of squares are then summed over the ranks.",
+        tests=("tests/test_train_rm.py::test_demonstrations_score_zero_on_average_after_reloading",),
+        points=2,
+        level=2,
+        needs=(
+            *("sft-loss", "micro-batches", "kv-cache", "pairwise-loss", "reward-at-eos"),
+            *("sampling", "top-k-and-top-p", "leading-blank", "learning-rate"),
+        ),
+    ),
+    Exercise(
+        name="eos-masks",
+        functions=("nanorlhf.ppo:eos_masks",),
+        read="docs/details.md, N+ 23, and the drawing in the docstring",
+        hint="The end is the first EOS or the token before the first [PAD], whichever comes first.",
+        tests=(
+            "tests/test_ppo.py::test_masks_of_the_example_in_the_docstring",
+            "tests/test_ppo.py::test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked",
+            "tests/test_ppo.py::test_masks_equal_a_loop_over_each_row",
+        ),
+        points=2,
+        level=2,
+        needs=("padding",),
+    ),
+    Exercise(
+        name="response-logprobs",
+        functions=("nanorlhf.logprobs:response_hidden", "nanorlhf.logprobs:response_logprobs"),
+        read="the module docstring of kernels/logprobs.py",
+        hint="The hidden state of position Q - 1 + t predicts response token t: ask the model for the last T + 1.",
+        tests=(
+            "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",
+            "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[learned]",
+        ),
+        points=3,
+        level=2,
+        needs=("positions", "attention-mask", "rotary-positions", "eos-masks"),
+    ),
+    Exercise(
+        name="dpo-loss",
+        functions=("nanorlhf.dpo:dpo_loss",),
+        read="Rafailov et al. 2023, section 4; docs/details.md, N+ 19",
+        hint="The formula of the docstring; the reference gets no gradient.",
+        tests=(
+            "tests/test_dpo.py::test_loss_and_gradient_are_those_of_the_formula",
+            "tests/test_dpo.py::test_swapping_the_pair_negates_the_margin",
+        ),
+        points=2,
+        level=1,
+    ),
+    Exercise(
+        name="dpo-logprobs",
+        functions=("nanorlhf.dpo:summed_logprobs",),
+        read="docs/details.md, N+ 19",
+        hint="Queries are padded on the left, responses on the right; EOS is part of the sum, the query is not.",
+        tests=(
+            "tests/test_dpo.py::test_logprobs_are_summed_over_the_response_with_its_eos_and_without_the_query",
+            "tests/test_dpo.py::test_implicit_rewards_do_not_depend_on_the_other_rows",
+        ),
+        points=2,
+        level=2,
+        needs=("response-logprobs",),
+    ),
+    # ---------------------------------------------------------------------------------------------------------- 4. PPO
+    Exercise(
+        name="kl-estimators",
+        functions=("kernels.kl:k1", "kernels.kl:k2", "kernels.kl:k3"),
+        read="Schulman 2020, Approximating KL divergence; the module docstring of kernels/kl.py",
+        hint="With x = log p - log q: k1 = x, k2 = x^2 / 2, k3 = exp(-x) - 1 + x; expm1 keeps k3 exact near 0.",
+        tests=("tests/kernels/test_kl.py::test_estimators_have_the_stated_expectation",),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="exact-kl",
+        functions=("kernels.kl:stored_kl_divergence",),
+        read="the module docstring of kernels/kl.py",
+        hint="An id that the policy can't emit has p = 0 and log p = -inf: their product must be 0, not NaN.",
+        tests=(
+            "tests/kernels/test_kl.py::test_the_kl_of_any_shape_equals_a_sum_in_float64[cpu]",
+            "tests/kernels/test_kl.py::test_the_gradient_of_the_kl_equals_float64[cpu]",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="kl-penalty",
+        functions=("kernels.gae:kl_penalised_rewards",),
+        read="docs/details.md, N+ 20 and 23; the table in the docstring",
+        hint="The KL is 0 after the end. The score goes to one slot: mind a response that fills its row.",
+        tests=(
+            "tests/test_ppo.py::test_rewards_of_a_rollout_typed_by_hand",
+            "tests/test_ppo.py::test_rewards_sum_to_the_score_less_the_penalty",
+        ),
+        points=2,
+        level=2,
+        needs=("eos-masks",),
+    ),
+    Exercise(
+        name="whitening",
+        functions=("nanorlhf.ppo:masked_mean", "nanorlhf.ppo:whiten"),
+        read="docs/details.md, N+ 24 and 25",
+        hint="Masked positions may hold NaN: choose with torch.where, never multiply by 0.",
+        tests=(
+            "tests/test_ppo.py::test_masked_mean_ignores_nan",
+            "tests/test_ppo.py::test_whitening_equals_float64_statistics_of_what_is_not_masked",
+            "tests/test_ppo.py::test_whitening_with_given_statistics_is_the_same",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="gae-loop",
+        functions=("kernels.gae:gae_loop",),
+        read="Schulman et al. 2016, section 3; the module docstring of kernels/gae.py",
+        hint="From the last step to the first, carrying the advantage and the next value.",
+        tests=(
+            "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[loop]",
+            "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[loop-gamma_lam0]",
+            "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[loop-gamma_lam1]",
+        ),
+        points=2,
+        level=1,
+    ),
+    Exercise(
+        name="gae-scan",
+        functions=("kernels.gae:gae_doubling",),
+        read="the module docstring of kernels/gae.py",
+        hint="After round k each position holds the discounted sum of 2^k deltas: add what lies 2^k ahead, discounted.",
+        tests=(
+            "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[doubling]",
+            "tests/kernels/test_gae.py::test_masked_positions_do_not_change_advantages",
+        ),
+        points=3,
+        level=3,
+    ),
+    Exercise(
+        name="policy-loss",
+        functions=("nanorlhf.ppo:policy_loss",),
+        read="Schulman et al. 2017, section 3",
+        hint="Of two losses the larger one counts. The divisor is given: it is not this tensor's own count.",
+        tests=(
+            "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
+            "tests/test_ppo.py::test_a_ratio_far_from_one_is_clipped_and_never_dropped",
+        ),
+        points=3,
+        level=2,
+    ),
+    Exercise(
+        name="value-loss",
+        functions=("nanorlhf.ppo:value_loss",),
+        read="docs/details.md, N+ 20",
+        hint="The same shape as the policy's loss: the larger of two squared errors.",
+        tests=(
+            "tests/test_ppo.py::test_value_loss_by_hand_with_and_without_clipping",
+            "tests/test_ppo.py::test_nan_after_the_end_reaches_neither_loss_nor_gradient",
+            "tests/test_ppo.py::test_splitting_a_batch_into_micro_batches_does_not_change_the_gradient",
+        ),
+        points=2,
+        level=2,
+        needs=("policy-loss",),
+    ),
+    Exercise(
+        name="values",
+        functions=("nanorlhf.rollout:response_values",),
+        read="docs/details.md, N+ 22",
+        hint="The value of token t is read at the position before it, as the token's own logits are.",
+        tests=("tests/test_rollout.py::test_a_value_is_that_of_the_state_before_its_token",),
+        points=1,
+        level=2,
+        needs=("scalar-head", "rotary-positions"),
+    ),
+    Exercise(
+        name="adaptive-kl",
+        functions=("nanorlhf.ppo:AdaptiveKL.update",),
+        read="Ziegler et al. 2019, section 2.2",
+        hint="The error is relative to the target, and clipped.",
+        tests=("tests/test_ppo.py::test_adaptive_kl_follows_the_formula_and_clips_the_error",),
+        points=1,
+        level=1,
+    ),
+    # ------------------------------------------------------------------------------------------- 5. the other papers
+    Exercise(
+        name="vote-regression",
+        functions=("data.stackoverflow:regression_scores",),
+        read="docs/stackoverflow.md; docs/details.md, SO alg 1",
+        hint="The bounds come from regression_bounds, the shares from _per_answer.",
+        tests=(
+            "tests/data/test_stackoverflow.py::test_inliers_are_divided_by_the_largest_of_their_sign",
+            "tests/data/test_stackoverflow.py::test_outliers_are_clipped_and_do_not_change_the_scale",
+            "tests/data/test_stackoverflow.py::test_an_outlier_may_score_less_than_an_inlier_unless_saturated",
+            "tests/data/test_stackoverflow.py::test_bounds_of_the_train_split_apply_to_other_votes",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="vote-contrast",
+        functions=("data.stackoverflow:contrastive_scores",),
+        read="docs/stackoverflow.md; docs/details.md, SO alg 2",
+        hint="The 1 of an accepted answer belongs to the else branch; the input may be a list of lists.",
+        tests=(
+            "tests/data/test_stackoverflow.py::test_contrastive_scores_are_those_worked_out_by_hand",
+            "tests/data/test_stackoverflow.py::test_the_ceiling_of_the_logarithm_is_the_number_of_bits",
+        ),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="metric-at-k",
+        functions=("nanorlhf.metrics.at_k:metric_at_k", "nanorlhf.metrics.at_k:mrr_at_k"),
+        read="docs/stackoverflow.md",
+        hint="Sort: the i-th smallest is the best of k in C(i-1, k-1) of the C(n, k) choices.",
+        tests=(
+            "tests/metrics/test_metrics.py::test_metric_at_k_is_the_mean_over_all_choices_of_k",
+            "tests/metrics/test_metrics.py::test_metric_at_1_is_the_mean_and_at_n_the_best",
+            "tests/metrics/test_metrics.py::test_mrr_at_k_is_one_over_the_place_of_the_first_useful_answer",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="pass-at-k",
+        functions=("nanorlhf.metrics.at_k:pass_at_k",),
+        read="Chen et al. 2021, section 2.1; docs/rlcf.md",
+        hint="A product of fractions, so that no factorial overflows.",
+        tests=(
+            "tests/metrics/test_metrics.py::test_pass_at_k_is_the_share_of_draws_that_include_a_pass",
+            "tests/metrics/test_metrics.py::test_pass_at_k_rejects_impossible_counts",
+        ),
+        points=1,
+        level=1,
+    ),
+    Exercise(
+        name="text-rank",
+        functions=("nanorlhf.selfrank.text_rank:text_rank",),
+        read="docs/str.md; docs/details.md, STR eq 4",
+        hint="Divide each node's edges by their sum, then iterate until nothing moves.",
+        tests=(
+            "tests/selfrank/test_text_rank.py::test_a_path_of_three_nodes_by_hand",
+            "tests/selfrank/test_text_rank.py::test_weights_solve_the_equation_and_sum_to_m",
+            "tests/selfrank/test_text_rank.py::test_neither_the_diagonal_nor_negative_similarities_count",
+            "tests/selfrank/test_text_rank.py::test_an_answer_without_edges_keeps_one_minus_the_damping",
+        ),
+        points=3,
+        level=2,
+    ),
+    Exercise(
+        name="isodata",
+        functions=("nanorlhf.selfrank.isodata:merge", "nanorlhf.selfrank.isodata:split"),
+        read="docs/str.md; the docstring of isodata in nanorlhf/selfrank/isodata.py",
+        hint="Both are one pass over the clusters in order, and both look at the labels from before the pass.",
+        tests=(
+            "tests/selfrank/test_isodata.py::test_the_partition_is_that_of_plain_loops",
+            "tests/selfrank/test_isodata.py::test_a_cluster_is_split_above_the_size_and_above_the_variance",
+            "tests/selfrank/test_isodata.py::test_a_cluster_of_one_joins_its_nearest_which_takes_one_per_pass",
+        ),
+        points=3,
+        level=3,
+    ),
+    Exercise(
+        name="localisation",
+        functions=("nanorlhf.code.localisation:character_ends", "nanorlhf.code.localisation:error_token"),
+        read="docs/rlcf.md; docs/details.md, RLCF alg 1",
+        hint="Count bytes: a token may hold half a character, and one that isn't UTF-8 still counts as one.",
+        tests=(
+            "tests/code/test_localisation.py::test_a_character_belongs_to_the_token_that_completes_it",
+            "tests/code/test_localisation.py::test_an_offset_outside_the_text_blames_the_last_token",
+            "tests/code/test_localisation.py::test_broken_bytes_count_as_their_replacement_characters",
+        ),
+        points=3,
+        level=3,
+    ),
+    Exercise(
+        name="discriminator",
+        functions=("nanorlhf.code.discriminator:Discriminator.compare", "nanorlhf.code.discriminator:grounding"),
+        read="docs/rlcf.md; the module docstring of nanorlhf/code/discriminator.py",
+        hint="Both programs of a pair in one forward pass; only the difference of their numbers counts.",
+        tests=(
+            "tests/code/test_discriminator.py::test_the_compiler_decides_where_the_programs_differ_and_the_discriminator"
+            "_where_both_pass",
+            "tests/code/test_discriminator.py::test_the_discriminator_is_ignored_for_a_program_that_fails",
+            "tests/code/test_discriminator.py::test_the_difference_of_two_numbers_is_not_rounded_to_bf16",
+            "tests/code/test_discriminator.py::test_the_order_of_the_two_programs_only_changes_the_sign[ours]",
+        ),
+        points=2,
+        level=2,
+        needs=("positions", "attention-mask", "rotary-positions"),
+    ),
+    Exercise(
+        name="triplet-loss",
+        functions=("nanorlhf.code.discriminator:triplet_loss",),
+        read="docs/rlcf.md; docs/details.md, RLCF pretraining",
+        hint="Fill the distances to the same problem with infinity; a row without a negative has nothing else.",
+        tests=(
+            "tests/code/test_discriminator.py::test_the_triplet_loss_is_that_of_a_double_loop_in_value_and_gradient",
+            "tests/code/test_discriminator.py::test_a_row_without_a_negative_adds_nothing",
+            "tests/code/test_discriminator.py::test_equal_programs_have_a_finite_gradient",
+        ),
+        points=2,
+        level=2,
+    ),
+    # ------------------------------------------------------------------------------------------------------ 6. kernels
+    Exercise(
+        name="log-softmax",
+        functions=("kernels.logprobs:logits_forward_cpu",),
+        read="the module docstring of kernels/logprobs.py",
+        hint="Subtract the maximum before exp. A logit of -inf has probability 0, and 0 * -inf must not become NaN.",
+        tests=(
+            "tests/kernels/test_logprobs.py::test_logprobs_and_entropy_of_a_distribution_typed_by_hand",
+            "tests/kernels/test_logprobs.py::test_logprobs_from_logits_of_any_shape_equal_float64_forward_and_backward"
+            "[cpu]",
+            "tests/kernels/test_logprobs.py::test_extreme_logits_leave_no_nan[cpu]",
+        ),
+        points=2,
+        level=2,
+    ),
+    Exercise(
+        name="gae-kernel",
+        functions=("kernels.gae:gae_kernel",),
+        read="the module docstring of kernels/gae.py; the Triton tutorials",
+        hint="Deltas, a reversed tl.associative_scan with `join`, and the carry of the blocks to the right. "
+        "Without a GPU the kernel runs in Triton's interpreter.",
+        tests=(
+            "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[triton]",
+            "tests/kernels/test_gae.py::test_rows_around_and_beyond_a_block_equal_the_loop[triton-1025]",
+        ),
+        points=4,
+        level=3,
+        needs=("gae-loop",),
+    ),
+)
+
+
+def chosen(names: Iterable[str]) -> list[Exercise]:
+    """Exercises by name, in the order of the course; InputError for a name that is none."""
+    names = list(names)
+    known = [exercise.name for exercise in EXERCISES]
+    for name in names:
+        if name not in known:
+            raise InputError(f"{name!r} is no exercise: choose among {', '.join(known)}.")
+    return [exercise for exercise in EXERCISES if exercise.name in names]

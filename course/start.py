@@ -1,0 +1,31 @@
+"""A student's copy: the repository without the bodies of the exercises' functions."""
+
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from course.copies import ROOT, copy_files, new_directory, take_out, write_mark
+from course.exercises import Exercise
+
+
+def start(directory: Path, exercises: Iterable[Exercise]) -> None:
+    """Write the copy into a new directory."""
+    exercises = list(exercises)
+    new_directory(directory)
+    copy_files(ROOT, directory)
+    for exercise in exercises:
+        empty(directory, exercise)
+    write_mark(directory, {"exercises": [exercise.name for exercise in exercises]})
+
+
+def empty(directory: Path, exercise: Exercise) -> None:
+    """Take an exercise's functions out of a copy; what is left of each raises, naming the exercise."""
+    for function in exercise.functions:
+        take_out(directory, function, body_of(exercise))
+
+
+def body_of(exercise: Exercise) -> list[str]:
+    said = f"Exercise {exercise.name}, {exercise.points} point(s). Read {exercise.read}. {exercise.hint}"
+    return [f"# {line}" for line in textwrap.wrap(said, 100)] + [
+        f'raise NotImplementedError("exercise {exercise.name}: write this function")'
+    ]

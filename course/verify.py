@@ -1,0 +1,138 @@
+"""The course checked against itself: exercises that fail when empty and pass when restored, bugs that are caught.
+
+An exercise holds if, in a tree where everything but itself and what it needs is empty, its tests pass, and fail with
+its name once it is empty too. So no exercise needs a later one, an exercise breaks those alone that say they need it,
+and a student who solves one after the other gains the points of one each time.
+
+A bug holds if the tests that guard against it pass without it and fail with it, and all stages run to their end with
+it. The metrics that it changes are named.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from course.bugs import BUGS, Bug
+from course.copies import ROOT, path_of
+from course.exercises import EXERCISES, Exercise
+from course.grade import Outcome, Worker, tree_of
+from course.hunt import put_in
+from course.start import empty
+from nanorlhf.errors import InputError
+
+WHOLE_RUN, METRICS = "tests/course/whole_run.py::test_every_stage_runs_to_its_end", "metrics.json"
+
+
+def closure(exercise: Exercise) -> set[str]:
+    """The names of all exercises that it needs, directly or not."""
+    by_name = {other.name: other for other in EXERCISES}
+    found: set[str] = set()
+    open_ = list(exercise.needs)
+    while open_:
+        name = open_.pop()
+        if name not in found:
+            found.add(name)
+            open_ += by_name[name].needs
+    return found
+
+
+def restore(tree: Path) -> None:
+    """Undo all edits of a tree: one tree serves for everything, as a new one would have to be compiled."""
+    functions = [function for exercise in EXERCISES for function in exercise.functions] + [bug.where for bug in BUGS]
+    for path in {path_of(function.partition(":")[0]) for function in functions}:
+        if (ROOT / path).read_bytes() != (tree / path).read_bytes():
+            shutil.copyfile(ROOT / path, tree / path)
+
+
+def exercise_holds(exercise: Exercise, tree: Path, worker: Worker, limit: float) -> dict:
+    """What its tests say in a tree with itself and its needs alone, then without itself."""
+    restore(tree)
+    for other in EXERCISES:
+        if other.name not in closure(exercise) | {exercise.name}:
+            empty(tree, other)
+    solved = worker.run(tree, exercise.tests, limit)
+    empty(tree, exercise)
+    open_ = worker.run(tree, exercise.tests, limit)
+    holds = solved.passed and not open_.passed and f"exercise {exercise.name}:" in open_.reason
+    return {"name": exercise.name, "holds": holds, "solved": asdict(solved), "empty": asdict(open_)}
+
+
+def bug_is_caught(bug: Bug, tree: Path, worker: Worker, limit: float) -> dict:
+    """What the tests that guard against it say with it."""
+    restore(tree)
+    put_in(tree, bug)
+    caught = worker.run(tree, bug.guard, limit)
+    return {"name": bug.name, "holds": not caught.passed, "caught": asdict(caught)}
+
+
+def bug_runs(bug: Bug, tree: Path, worker: Worker, limit: float, usual: dict) -> dict:
+    """Whether all stages run to their end with it, and which metrics it changes."""
+    restore(tree)
+    put_in(tree, bug)
+    ran, metrics = run_whole(tree, worker, limit)
+    return {"name": bug.name, "holds": ran.passed, "ran": asdict(ran), "changed": changed(metrics, usual)}
+
+
+def run_whole(tree: Path, worker: Worker, limit: float) -> tuple[Outcome, dict[str, float]]:
+    """All stages in miniature, and their metrics; {} where they did not come to their end."""
+    result = worker.run(tree, [WHOLE_RUN], limit)
+    return result, json.loads((tree / METRICS).read_text()) if result.passed else {}
+
+
+def changed(metrics: dict, usual: dict) -> list[str]:
+    """Names of metrics, without stage and row, that differ by more than rounding."""
+    names = {key.rpartition(" ")[2]: None for key in metrics | usual if differ(metrics.get(key), usual.get(key))}
+    return sorted(names)
+
+
+def differ(one: float | None, other: float | None) -> bool:
+    return (one is None) != (other is None) or (
+        one is not None and other is not None and abs(one - other) > 1e-4 * max(1.0, abs(one), abs(other))
+    )
+
+
+def verify(parts: Sequence[str], names: Sequence[str], limit: float, file: Path | None) -> None:
+    """Print a line for each exercise, bug and run; InputError at the end where one does not hold."""
+    known = {exercise.name for exercise in EXERCISES} | {bug.name for bug in BUGS}
+    for name in names:
+        if name not in known:
+            raise InputError(f"{name!r} is neither an exercise nor a bug.")
+    exercises = [exercise for exercise in EXERCISES if not names or exercise.name in names]
+    bugs = [bug for bug in BUGS if not names or bug.name in names]
+    found: dict[str, list[dict]] = {part: [] for part in parts}
+
+    def keep(part: str, result: dict, said: str) -> None:
+        found[part].append(result)
+        print(f"{'ok   ' if result['holds'] else 'WRONG'} {part:9} {result['name']:34} {said}".rstrip(), flush=True)
+        if file is not None:
+            file.write_text(json.dumps(found, indent=2) + "\n")
+
+    with tree_of(ROOT) as tree, Worker() as worker:
+        for exercise in exercises if "exercises" in parts else []:
+            result = exercise_holds(exercise, tree, worker, limit)
+            solved, open_ = (result[state]["claim"] + " " + result[state]["reason"] for state in ("solved", "empty"))
+            said = f"{result['solved']['seconds']:.1f} s"
+            keep("exercises", result, said if result["holds"] else f"solved: {solved}; empty: {open_}")
+        if "bugs" in parts and bugs:
+            restore(tree)
+            clean = worker.run(tree, sorted({test for bug in bugs for test in bug.guard}), limit * len(bugs))
+            if not clean.passed:
+                raise InputError(f"without a bug, {clean.claim!r} does not hold ({clean.reason}): fix it first.")
+        for bug in bugs if "bugs" in parts else []:
+            result = bug_is_caught(bug, tree, worker, limit)
+            keep("bugs", result, f"level {bug.level}: {result['caught']['claim'] or 'nothing notices it'}")
+        if "runs" in parts and bugs:
+            restore(tree)
+            ran, usual = run_whole(tree, worker, limit)
+            if not ran.passed:
+                raise InputError(f"all stages in miniature: {ran.reason}: fix it before you plant bugs.")
+            for bug in bugs:
+                result = bug_runs(bug, tree, worker, limit, usual)
+                names_of = ", ".join(result["changed"][:5]) or "no metric changes"
+                said = f"level {bug.level}: {len(result['changed'])} metrics: {names_of}"
+                keep("runs", result, said if result["holds"] else result["ran"]["reason"])
+    wrong = [result["name"] for results in found.values() for result in results if not result["holds"]]
+    if wrong:
+        raise InputError(f"{len(wrong)} of the course's parts do not hold: {', '.join(wrong)}.")

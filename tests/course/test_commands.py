@@ -1,0 +1,90 @@
+"""The commands of `python -m course`, as course/README.md prints them."""
+
+import json
+import sys
+
+import pytest
+
+from course import __main__ as course
+from course.__main__ import Args, main
+from course.bugs import BUGS
+from course.exercises import EXERCISES, chosen
+from course.grade import Outcome
+from nanorlhf.cli import run_module
+from tests.page_commands import ROOT, read_page, settings_of
+
+PAGE = read_page("course/README.md", (ROOT / "course" / "README.md").read_text())
+
+
+def run(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["python -m course", *map(str, words)])
+    run_module(main, Args)
+
+
+def test_the_page_names_exercises_and_bugs_that_are_there() -> None:
+    names = {part.name for table in (EXERCISES, BUGS) for part in table}
+    for command in (command for command in PAGE.commands if command.program == "course"):
+        settings = settings_of(command)
+        assert set(getattr(settings, "exercises", ())) | set(getattr(settings, "names", ())) <= names, command
+    assert f"The {len(EXERCISES)} exercises" in (ROOT / "course" / "README.md").read_text()
+
+
+def test_a_copy_is_started_and_a_bug_planted(monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "start", tmp_path / "hw", "--exercises", "whitening", "padding")
+    assert f"{tmp_path / 'hw'}: 2 exercises, 3 points." in capsys.readouterr().out
+    run(monkeypatch, "plant", tmp_path / "hunt", "--seed", "7", "--level", "1")
+    assert "one bug of level 1" in capsys.readouterr().out
+    run(monkeypatch, "reveal", tmp_path / "hunt")
+    page = capsys.readouterr().out
+    assert all(word in page for word in ("symptom", "cause", "who had it", "guard"))
+
+
+def test_a_grade_is_a_table_and_a_file(monkeypatch, capsys, tmp_path) -> None:
+    outcomes = {
+        "padding": Outcome(True, "", "", 1.0),
+        "whitening": Outcome(False, "masked mean ignores nan", "NotImplementedError: exercise whitening: ...", 2.0),
+    }
+    monkeypatch.setattr(course, "grade", lambda *_: outcomes)
+    run(monkeypatch, "grade", ROOT, "--exercises", *outcomes, "--json", tmp_path / "grade.json", "--workers", "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["padding", "1", "of", "1", "passed"]
+    assert "0 of 2  masked mean ignores nan: NotImplementedError: exercise whitening" in lines[1]
+    assert lines[2].split() == ["points", "1", "of", "3"]
+    written = json.loads((tmp_path / "grade.json").read_text())
+    assert (written["points"], written["of"]) == (1, 3)
+    assert [row["name"] for row in written["exercises"]] == ["padding", "whitening"]
+    assert written["exercises"][1]["claim"] == "masked mean ignores nan"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["grade", "/nowhere"], "/nowhere has no data"),
+        (["grade", "--exercises", "witening"], "'witening' is no exercise"),
+        (["start", "."], "is not empty"),
+        (["check", "."], "no bug was planted there"),
+        (["plant"], "PATH"),
+        (["plant", "x", "--level", "4"], "level"),
+        (["grade", "--limit", "0"], "--limit 0.0: it must be above 0"),
+        (["verify", "--names", "witening"], "'witening' is neither an exercise nor a bug"),
+        (["grad"], "grad"),
+    ],
+)
+def test_bad_input_is_one_sentence(monkeypatch, capsys, words, sentence) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, *words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("error: ") and sentence in said and said.count("\n") == 1
+
+
+def test_next_says_what_to_read(monkeypatch, capsys) -> None:
+    [exercise] = chosen(["whitening"])
+    outcome = Outcome(False, "masked mean ignores nan", "NotImplementedError", 1.0)
+    monkeypatch.setattr(course, "first_open", lambda *_: (exercise, outcome))
+    run(monkeypatch, "next", ROOT)
+    said = capsys.readouterr().out
+    assert "write  nanorlhf.ppo: whiten" in said and f"read   {exercise.read}" in said
+    assert "now    masked mean ignores nan: NotImplementedError" in said
+    monkeypatch.setattr(course, "first_open", lambda *_: None)
+    run(monkeypatch, "next", ROOT)
+    assert capsys.readouterr().out == "All exercises are solved.\n"

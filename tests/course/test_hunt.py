@@ -1,0 +1,54 @@
+"""The bug hunt: what is planted, what `check` says before and after it is fixed."""
+
+import pytest
+
+from course.bugs import BUGS, bug_named
+from course.copies import ROOT, path_of, read_mark, write_mark
+from course.hunt import check, page, plant, planted_in, put_in
+from nanorlhf.errors import InputError
+
+
+def test_the_seed_draws_the_bug_and_the_level_limits_it(tmp_path) -> None:
+    for name, seed in (("one", 7), ("again", 7), ("other", 8)):
+        assert plant(tmp_path / name, seed, 2) == 2
+    bugs = {name: planted_in(tmp_path / name) for name in ("one", "again", "other")}
+    assert bugs["one"] == bugs["again"] != bugs["other"] and bugs["one"].level == 2
+    path = path_of(bugs["one"].where.partition(":")[0])
+    assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
+    assert (tmp_path / "one" / path).read_bytes() != (ROOT / path).read_bytes()
+
+
+def test_a_copy_gives_nothing_away(tmp_path) -> None:
+    plant(tmp_path / "hunt", 7, None)
+    bug = planted_in(tmp_path / "hunt")
+    assert not (tmp_path / "hunt/tests").exists() and not (tmp_path / "hunt/course").exists()
+    assert bug.name.encode() not in (tmp_path / "hunt/.course").read_bytes()
+    assert read_mark(tmp_path / "hunt") == {"bug": bug.name, "seed": 7}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eos-is-masked", "adaptive-kl-runs-away"])
+def test_a_bug_is_caught_and_named_only_when_it_is_gone(copy, worker, name) -> None:
+    bug = bug_named(name)
+    write_mark(copy, {"bug": name})
+    put_in(copy, bug)
+    said = check(copy, 300.0, worker)
+    assert said == f"{copy}: not right yet." and name not in said.removeprefix(str(copy))
+    path = path_of(bug.where.partition(":")[0])
+    (copy / path).write_bytes((ROOT / path).read_bytes())
+    assert check(copy, 300.0, worker).startswith(f"{copy}: right again. It was {name}:")
+
+
+def test_the_page_of_a_bug_holds_symptom_cause_who_had_it_and_the_guard() -> None:
+    for bug in BUGS:
+        words = " ".join(page(bug).split())
+        for text in (bug.symptom, bug.cause, bug.who, *bug.guard):
+            assert " ".join(text.split()) in words
+
+
+def test_a_directory_without_a_bug_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="no bug was planted there"):
+        planted_in(tmp_path)
+    write_mark(tmp_path, {"bug": "gone"})
+    with pytest.raises(InputError, match="there is no bug 'gone'"):
+        planted_in(tmp_path)

@@ -1,0 +1,77 @@
+"""A student's copy: what is taken out, and that nothing else is."""
+
+import ast
+
+import pytest
+
+from course.copies import ROOT, files_of, path_of, read_mark
+from course.edit import find_function
+from course.exercises import EXERCISES, chosen
+from course.start import start
+from nanorlhf.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("course") / "copy"
+    start(directory, EXERCISES)
+    return directory
+
+
+def test_only_the_files_of_exercises_differ(copy) -> None:
+    edited = {path_of(function.partition(":")[0]) for exercise in EXERCISES for function in exercise.functions}
+    files = files_of(ROOT)
+    assert {path for path in files if (copy / path).read_bytes() != (ROOT / path).read_bytes()} == edited
+    assert len(files) == sum(path.is_file() for path in copy.rglob("*")) - 1  # the mark
+    assert not {".git", ".venv", "runs"} & {path.name for path in copy.iterdir()}
+
+
+def test_exactly_the_named_functions_are_empty(copy) -> None:
+    """With the emptied bodies put back, the trees are equal."""
+    for module in {function.partition(":")[0] for exercise in EXERCISES for function in exercise.functions}:
+        names = [
+            function.partition(":")[2]
+            for exercise in EXERCISES
+            for function in exercise.functions
+            if function.startswith(f"{module}:")
+        ]
+        whole, empty = ((root / path_of(module)).read_text() for root in (ROOT, copy))
+        ours, theirs = ast.parse(whole), ast.parse(empty)
+        for name in names:
+            full, hollow = find_function(whole, name), find_function(empty, name)
+            assert ast.get_docstring(full) == ast.get_docstring(hollow)
+            assert ast.dump(full.args) == ast.dump(hollow.args)
+            raised = hollow.body[-1]
+            assert isinstance(raised, ast.Raise) and "NotImplementedError" in ast.unparse(raised)
+            assert len(hollow.body) == 1 + (ast.get_docstring(full) is not None)
+            for tree, line in ((ours, full.lineno), (theirs, hollow.lineno)):
+                for node in ast.walk(tree):
+                    if isinstance(node, ast.FunctionDef) and node.lineno == line:
+                        node.body = []
+        assert ast.dump(ours) == ast.dump(theirs), module
+
+
+def test_what_is_left_says_what_to_read(copy) -> None:
+    source = (copy / "nanorlhf/ppo.py").read_text()
+    assert 'raise NotImplementedError("exercise whitening: write this function")' in source
+    assert "    # Exercise whitening, 2 point(s). Read docs/details.md, N+ 24 and 25." in source
+
+
+def test_a_copy_knows_its_exercises(tmp_path) -> None:
+    start(tmp_path / "copy", chosen(["whitening", "padding"]))
+    assert read_mark(tmp_path / "copy") == {"exercises": ["padding", "whitening"]}
+    assert (tmp_path / "copy/train_ppo.py").read_bytes() == (ROOT / "train_ppo.py").read_bytes()
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(InputError, match="is not empty: name a new directory"):
+        start(tmp_path, EXERCISES)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_without_git_the_known_folders_are_copied_without_caches(tmp_path) -> None:
+    for path in ("nanorlhf/a.py", "nanorlhf/__pycache__/a.pyc", "runs/x", ".venv/y", "train_ppo.py", "notes.txt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert [str(path) for path in files_of(tmp_path)] == ["nanorlhf/a.py", "train_ppo.py"]

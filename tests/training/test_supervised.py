@@ -1,0 +1,33 @@
+"""Micro-batches of the stages that learn from given texts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nanorlhf.dataset import Demonstration
+from nanorlhf.training.supervised import backward
+from tests.conftest import weights
+from train_sft import demonstration_loss
+
+EOS, PAD = 1, 99
+ROWS = [Demonstration([5, 6, 7], [8, 9, 4, EOS], {}), Demonstration([10], [EOS], {}), Demonstration([3], [4, EOS], {})]
+
+
+def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> None:
+    """The rows hold 4, 1 and 2 labels: a mean of the micro-batches' means would weigh them otherwise."""
+    model, found = tiny_gpt.double(), []
+
+    def sums(model, rows):
+        return demonstration_loss(model, rows, PAD, "response"), torch.tensor(len(rows), dtype=torch.double)
+
+    for size in (1, 2, 3):
+        means = backward(model, ROWS, sums, 7, SimpleNamespace(micro_batch_size=size, dtype="float32"))
+        found.append((means, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
+    model.zero_grad()
+    (demonstration_loss(model, ROWS, PAD, "response") / 7).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert expected.abs().max() > 1e-2 and len(expected) == len(weights(model))
+    for means, gradient in found:
+        assert torch.allclose(gradient, expected, atol=1e-12)
+        assert means[1].item() == pytest.approx(3 / 7) and means[0].item() == pytest.approx(found[0][0][0].item())
