@@ -212,12 +212,10 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="trick-is-logged-only", level=2, where="train_ppo:main",
-        old="penalised_gae(logprobs, ref_logprobs, values, scores, batch.eos_index, kl_control.coefficient, "
-        "args.gamma, args.lam, args.score_at)",
-        new="penalised_gae(\n    logprobs, ref_logprobs, values, batch.scores, batch.eos_index,\n"
-        "    kl_control.coefficient, args.gamma, args.lam, args.score_at,\n)  # fmt: skip",
+        old="estimate(batch, scores, kl, kl_control.coefficient)",
+        new="estimate(batch, batch.scores, kl, kl_control.coefficient)",
         symptom="objective/score shows the penalty for a missing EOS, but eos_rate does not rise.",
-        cause="GAE gets the scores from before the EOS trick.",
+        cause="The advantages come from the scores before the EOS trick.",
         who="AReaL#1351 (rows without EOS in the statistics of rewards)",
         guard=(TRAIN + "a_missing_eos_replaces_the_score_and_does_not_subtract_from_it",),
     ),
