@@ -308,9 +308,10 @@ BUGS: tuple[Bug, ...] = (
         guard=(PPO + "rewards_of_a_rollout_typed_by_hand",),
     ),
     Bug(
-        name="score-at-every-slot-from-the-end", level=2, where="kernels.gae:kl_penalised_rewards",
+        name="score-at-every-slot-from-the-end", level=3, where="kernels.gae:kl_penalised_rewards",
         old="index == score_index[:, None]", new="index >= score_index[:, None]",
-        symptom="Short responses are worth more than the reward model says: their score counts several times.",
+        symptom="None as long as GAE masks what comes after the end: it takes the extra scores away again. Without "
+        "that mask a short response is worth its score several times.",
         cause="The score is added at each slot from the end of the response on, not once.",
         who="llm_related#37, DeepSpeedExamples#672 (what stands after EOS enters the return)",
         guard=(PPO + "rewards_sum_to_the_score_less_the_penalty",),

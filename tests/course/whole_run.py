@@ -16,8 +16,8 @@ def test_every_stage_runs_to_its_end(tmp_path) -> None:
     """Writes the metrics of all stages into the current directory."""
     miniature = make_miniature(tmp_path)
     args = replace(
-        miniature.ppo, sft=str(policy_that_stops(tmp_path)), total_episodes=16, num_minibatches=2, kl_target=0.5,
-        lr=3e-3,
+        miniature.ppo, sft=str(policy_that_stops(tmp_path)), total_episodes=16, num_minibatches=2, micro_batch_size=2,
+        kl_target=0.5, lr=3e-3,
     )  # fmt: skip
     train_ppo.main(args)
     found = {
