@@ -201,6 +201,6 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     assert not signals.received()
     if distributed.rank() == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.received() and signals.number == signal.SIGTERM
+    assert signals.received() and signals.agreed == signal.SIGTERM
     with pytest.raises(Exception, match="stopped by SIGTERM after 3 steps" if distributed.rank() == 0 else "^$"):
         signals.stop(Path("run"), 3)
