@@ -166,9 +166,9 @@ def main(args: Args) -> None:
     policy = load_policy(args, tokenizer, queries["train"] | queries["validation"], device)
     longest = max(len(tokenizer.encode(query, chat)) for of in queries.values() for query, chat in of.items())
     if args.reward is None:
-        for place in places(args.reward_model):
-            check_beside("--reward-model", place, tokenizer, longest + args.response_length, args.policy)
         members = places(args.reward_model)
+        for place in members:
+            check_beside("--reward-model", place, tokenizer, longest + args.response_length, args.policy)
         scheme = RewardModel(members, tokenizer, device, args.ensemble, args.uncertainty_coef)
     else:
         scheme = Rule(args.reward, tokenizer)
@@ -193,9 +193,9 @@ def main(args: Args) -> None:
     found = {
         split: [row for part in parts if part["split"] == split for row in part["rows"] if row] for split in SPLITS
     }
-    path.unlink()
     for split, rows in found.items():
         if not rows:
+            path.unlink()  # to resume it would end here again
             raise InputError(
                 f"--policy {args.policy}: none of its answers to the {len(queries[split])} {split} queries can win: "
                 "nothing was written; raise --response-length, or train it longer."
@@ -208,6 +208,7 @@ def main(args: Args) -> None:
                 of_query = tokenizer.encode(row["query"], "chat" in row)
                 of_response = response_ids(row["query"], row["response"], tokenizer, "chat" in row)
                 lengths.add(f"sft.{split}", len(of_query), response=len(of_response))
+    path.unlink()  # what was sampled is only done with once the winners are there
 
     n = args.num_samples
     for split, rows in found.items():

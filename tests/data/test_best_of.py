@@ -108,6 +108,18 @@ def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monke
     assert not (broken.out / best_of.PARTIAL).exists()
 
 
+def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, monkeypatch):
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    best_of.main(whole)
+    with monkeypatch.context() as patch:
+        interrupt_at(1, patch, best_of, "jsonl_files")
+        with pytest.raises(KeyboardInterrupt):
+            best_of.main(broken)
+    calls = interrupt_at(-1, monkeypatch, best_of, "sample_answers")  # never
+    best_of.main(replace(broken, resume=True))
+    assert not calls and rows_of(broken.out, "train") == rows_of(whole.out, "train")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
