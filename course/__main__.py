@@ -168,7 +168,7 @@ class Mutants:
     jobs: Workers = 2
     """processes at once"""
     limit: Seconds = 5.0
-    """seconds for the tests of a mutant; five times as long as without it, if that is more"""
+    """seconds of processor time for the tests of a mutant; five times as many as without it, if that is more"""
     json: Path = Path("runs/mutants.jsonl")
     """file for the verdicts, a line each; those that it holds, on the same source and tests, are not asked for again"""
     publish: bool = False

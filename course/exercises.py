@@ -74,6 +74,7 @@ EXERCISES: tuple[Exercise, ...] = (
         hint="A pair (a, b) turns to (a cos - b sin, b cos + a sin). It happens in place: compute one half before you "
         "overwrite the other.",
         tests=(
+            "tests/test_model.py::test_a_rotation_is_a_product_of_complex_numbers",
             "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[gpt_neox-changes6]",
             "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[codegen-changes9]",
         ),

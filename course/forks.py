@@ -34,13 +34,16 @@ def outcome_of(child: int, reader: int, limit: float | None) -> dict:
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    _, status, usage = os.wait4(child, 0)
     os.close(reader)
     said = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     result: dict = {kind: [words[1:] for words in said if words[0] == kind] for kind in ("failed", "skipped")}
     result["passed"] = [words[1] for words in said if words[0] == "passed"]
     result["ended"] = any(words[0] == "ended" for words in said)
-    if late:
+    of_processor = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+    if late or of_processor:
         started = [words[1] for words in said if words[0] == "started"]
-        result["failed"].append([started[-1] if started else "the tests", f"no end after {limit:g} s"])
-    return result | {"late": late, "seconds": round(time.monotonic() - began, 3)}
+        why = "no end within its processor time" if of_processor else f"no end after {limit:g} s"
+        result["failed"].append([started[-1] if started else "the tests", why])
+    seconds = {"seconds": time.monotonic() - began, "processor_seconds": usage.ru_utime + usage.ru_stime}
+    return result | {"late": late or of_processor} | {name: round(number, 3) for name, number in seconds.items()}

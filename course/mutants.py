@@ -144,16 +144,13 @@ def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdic
             found.put(error)
 
     with ExitStack() as stack:
-        threads = []
-        for _ in range(min(jobs, waiting.qsize())):
-            tree = stack.enter_context(tree_of(ROOT))
-            worker = Worker()
-            threads.append(threading.Thread(target=work, args=(worker, tree)))
-            stack.callback(threads[-1].join)
-            stack.enter_context(worker)  # left before: a thread ends when its worker has
-        for thread in threads:
+        working = min(jobs, waiting.qsize())
+        for _ in range(working):
+            tree, worker = stack.enter_context(tree_of(ROOT)), Worker()
+            thread = threading.Thread(target=work, args=(worker, tree))
+            stack.callback(thread.join)
+            stack.enter_context(worker)  # left first: a thread ends when its worker has
             thread.start()
-        working = len(threads)
         while working:
             result = found.get()
             if isinstance(result, Verdict):
@@ -195,8 +192,8 @@ def table(verdicts: Sequence[Verdict]) -> str:
     for name in [*names, "all"]:
         of = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
         killed, equivalent = (sum(v.killed for v in of), sum(v.explained for v in of))
-        share = killed / (len(of) - equivalent)
-        lines.append(f"| {name:{width}} | {len(of):7} | {equivalent:10} | {killed:6} | {100 * share:4.0f}% |")
+        share = 100 * killed // (len(of) - equivalent)
+        lines.append(f"| {name:{width}} | {len(of):7} | {equivalent:10} | {killed:6} | {share:4}% |")
     return "\n".join(lines)
 
 

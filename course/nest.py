@@ -1,7 +1,7 @@
 """Mutants, judged in forks of a process that has imported the project and the tests: one costs what its tests cost.
 
     a request of `worker.py` with "mutants": [{"module": name, "function": name, "source": of the file}]
-    -> an answer for the function as it is, then one for each mutant, of the same form
+    -> an answer for the function as it is, then one for each mutant, of the same form; "limit": in processor seconds
 
 The file is written, and a function that the process has imported gets its new code. What was made of the old code at
 the import stays: of a mutant that survives, only a fresh process tells for certain.
@@ -10,6 +10,7 @@ the import stays: of a mutant that survives, only a fresh process tells for cert
 import gc
 import inspect
 import json
+import math
 import os
 import resource
 import sys
@@ -20,7 +21,8 @@ from typing import Any
 
 from course.forks import be_a_fork, outcome_of
 
-LONGER = 5  # times as long as with the function as it is: what a mutant may take, or `limit`, whichever is more
+LONGER = 5  # times the processor time of the function as it is: what a mutant may take, or `limit`, whichever is more
+WAITING = 10  # times that: how long it may take on a busy machine, or waiting
 MEMORY = 4 * 2**30  # bytes of data: a mutant may fill a list for ever
 
 
@@ -35,7 +37,7 @@ class Nest:
         if session.testsfailed:  # in collection
             return None
         gc.freeze()  # a collection in a fork would copy all pages
-        limit = None
+        seconds = None  # of processor time
         for mutant in [None, *self.mutants]:
             path = path_in(self.root, mutant["module"]) if mutant is not None else None
             source = path.read_text(encoding="utf-8") if path is not None else ""
@@ -45,20 +47,27 @@ class Nest:
                 os.close(reader)
                 be_a_fork()
                 self.reporter.pipe = writer
-                resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+                at_most(resource.RLIMIT_DATA, MEMORY)
+                if seconds is not None:
+                    at_most(resource.RLIMIT_CPU, seconds)
                 if mutant is not None:
                     put_in(self.root, **mutant)
                 return None
             os.close(writer)
-            result = outcome_of(child, reader, limit)
+            result = outcome_of(child, reader, None if seconds is None else WAITING * seconds)
             if path is not None:
                 write(path, source)
             os.write(self.answers, (json.dumps(result) + "\n").encode())
             if mutant is None:
                 if result["failed"] or not result["ended"]:
                     break
-                limit = max(LONGER * result["seconds"], self.limit)
+                seconds = math.ceil(max(LONGER * result["processor_seconds"], self.limit))
         return True
+
+
+def at_most(kind: int, limit: int) -> None:
+    """The system stops a process that takes more."""
+    resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
 
 
 def path_in(root: str, module: str) -> Path:

@@ -24,14 +24,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.MatMult: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 COMMUTATIVE_OPERATORS = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
-COMMUTATIVE_CALLS = {
-    "max",
-    "min",
-    "maximum",
-    "minimum",
-    "promote_types",
-    "isinstance",
-}  # a swap of isinstance's only crashes
+# with these, a swap changes nothing; of isinstance, it only crashes
+COMMUTATIVE_CALLS = {"max", "min", "maximum", "minimum", "promote_types", "addcmul_", "isinstance"}
 TWINS = [
     *(("min", "max"), ("minimum", "maximum"), ("amin", "amax"), ("argmin", "argmax"), ("any", "all"), ("sum", "mean")),
     *(("floor", "ceil"), ("zeros", "ones"), ("zeros_like", "ones_like"), ("new_zeros", "new_ones")),

@@ -27,8 +27,8 @@ from nanorlhf.model import GPT, GPTConfig
 from tests.made_once import made_once
 from tests.rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
 
-# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones, and
-# `unshrunk` stops at the first failure, at a hundredth of what the search for the smallest one costs.
+# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new
+# ones. HYPOTHESIS_PROFILE=unshrunk stops at the first failure: the search for the smallest one takes 60 times as long.
 # No deadline: how long an example takes on a busy machine says nothing
 patient = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("fixed", derandomize=True, **patient)

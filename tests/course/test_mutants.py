@@ -106,7 +106,7 @@ def test_a_mutant_that_only_shows_at_the_import_is_killed_in_a_fresh_process(tre
 def test_an_endless_loop_is_ended_and_counts_as_killed(tree, worker) -> None:
     found = verdicts(tree, worker, "total", "total", limit=1.0)
     endless = found["pass  # result += left.pop()"]
-    assert endless.killed and endless.claim == "total" and re.fullmatch(r"no end after [\d.]+ s", endless.reason)
+    assert endless.killed and endless.claim == "total" and endless.reason == "no end within its processor time"
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_the_share_leaves_out_equivalent_mutants_and_names_wrong_explanations(mo
     tasks = [task for task in tasks_of([of], None, 1)]
     found = [verdict(task, killed=task.mutant.change not in known.changes) for task in tasks]
     equivalent = sum(verdict.explained for verdict in found)
-    assert f"| {len(tasks):7} | {equivalent:10} | " in table(found) and "| 100% |" in table(found).splitlines()[-1]
+    assert f"| {len(tasks):7} | {equivalent:10} | " in table(found) and table(found).endswith("|  100% |")
     assert mutants.listed(found) == ""
     found = [verdict(task, killed=True) for task in tasks]
     assert mutants.listed(found).count("not equivalent") == equivalent
