@@ -1,4 +1,7 @@
-"""Mutants that no test can kill, as they do what the function does. `python -m course mutants` leaves them out."""
+"""Mutants that no test can kill, as they do what the function does, or what a CPU can't tell from it.
+
+`python -m course mutants` leaves them out of the shares, and says so if one is killed after all.
+"""
 
 from dataclasses import dataclass
 
@@ -152,8 +155,31 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.selfrank.text_rank:text_rank",
-        changes=("if np.abs(before).max() < tolerance:",),
-        why="It is never true: all passes are made, and those after convergence change no digit that counts.",
+        changes=(
+            "if np.abs(before).max() < tolerance:",
+            "if np.abs(weights).max() < tolerance:",
+            "if np.abs(weights + before).max() < tolerance:",
+            "pass  # break",
+        ),
+        why="All passes are made, and those after convergence change no digit that counts.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=("if (weights - before).max() < tolerance:",),
+        why="A pass keeps the sum of the weights: where none rises by the tolerance, none falls by m times as much.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=(
+            "if np.abs(weights - before).max() <= tolerance:",
+            "if np.abs(before - weights).max() < tolerance:",
+        ),
+        why="A pass more or less at the tolerance changes no digit that counts; the sign goes with abs.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=("shares = (edges / np.where(given > 0, given, 2)[:, None]).T",),
+        why="0 divided by either is 0.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:split",
@@ -162,18 +188,65 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:split",
-        changes=("distances = squared_distances(points[members], centroid[None])[:, -1]",),
+        changes=(
+            "distances = squared_distances(points[members], centroid[None])[:, -1]",
+            "equal = squared_distances(points[members], farthest[None])[:, -1] == 0",
+        ),
         why="There is one column.",
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:split",
-        changes=("if (len(members) >= max_size or too_wide) and distances.max() >= 0:",),
-        why="Where all members are equal, all of them leave the cluster together, which gives it another number.",
+        changes=(
+            "if (len(members) >= max_size or too_wide) and distances.max() >= 0:",
+            "if (len(members) >= max_size or too_wide) and distances.max() > -1:",
+            "if len(members) >= max_size or too_wide:",
+        ),
+        why="Equal members leave their cluster together, which gives it another number; in_order takes it back.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=("if (len(members) >= max_size or too_wide) and distances.min() > 0:",),
+        why="The mean of different vectors of length 1 is shorter: none of them is at it.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=(
+            "equal = squared_distances(points[members], farthest[None])[:, 0] != 0",
+            "result[members[equal]] = result.max() + 2",
+        ),
+        why="The same two clusters, with other numbers; in_order gives them back their own.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:merge",
+        changes=("for cluster, nearest in enumerate(between.argmin(0)):",),
+        why="Distances are symmetric.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:merge",
+        changes=(
+            "if sizes[cluster] <= limits.min_size and (not merged & {cluster, nearest}):",
+            "if sizes[cluster] <= limits.min_size and len(sizes) >= 1 and (not merged & {cluster, nearest}):",
+            "if sizes[cluster] <= limits.min_size and len(sizes) > 0 and (not merged & {cluster, nearest}):",
+        ),
+        why="The nearest of a single cluster is itself: merging them changes nothing.",
     ),
     Equivalent(
         function="nanorlhf.code.discriminator:triplet_loss",
         changes=("return (loss.sum(), (near < far).sum())",),
         why="Where there is no negative, `far` is 0, and nothing is nearer than that.",
+    ),
+    Equivalent(
+        function="nanorlhf.code.discriminator:triplet_loss",
+        changes=(
+            "far, near = (nearest, (anchors - positives).square().sum(1))",
+            "far, near = (nearest.masked_fill(~has_negative, 1.0), (anchors - positives).square().sum(1))",
+        ),
+        why="Where there is no negative, both results leave `far` out, and so does the gradient.",
+    ),
+    Equivalent(
+        function="nanorlhf.code.discriminator:triplet_loss",
+        changes=("far, near = (nearest.masked_fill(~has_negative, 0.0), (positives - anchors).square().sum(1))",),
+        why="The sign goes with the square.",
     ),
     Equivalent(
         function="kernels.logprobs:logits_forward_cpu",
@@ -276,5 +349,37 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         function="nanorlhf.metrics.at_k:mrr_at_k",
         changes=("return np.where(ranked.any(axis=1), 1 / (first + 1), 0.0).mean()",),
         why="NumPy's float64 is a float.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=("row = tl.program_id(0) * T",),
+        why="Not below 2^31 numbers; beyond, on a GPU, int32 overflows, and no test here is as large.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=(
+            "reward = tl.load(rewards + row + t, mask=t < T)",
+            "reward = tl.load(rewards + row + t, mask=t <= T, other=0.0)",
+            "reward = tl.load(rewards + row + t, mask=t < T, other=1.0)",
+            "value = tl.load(values + row + t, mask=t < T)",
+            "value = tl.load(values + row + t, mask=t <= T, other=0.0)",
+            "value = tl.load(values + row + t, mask=t < T, other=1.0)",
+        ),
+        why="What is loaded from T on is not used; the number after the last row exists in no test, which the "
+        "interpreter does not see.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=("next_value = tl.load(values + row + t + 1, mask=t + 1 < T)",),
+        why="Triton's interpreter loads 0 where the mask is false; on a GPU that is undefined.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=(
+            "x = tl.where(t <= T, reward + gamma * next_value - value, 0.0)",
+            "c = tl.where(t <= T, decay, 1.0)",
+            "c = tl.where(t < T, decay, 0.0)",
+        ),
+        why="Positions from T on are in the first block that is scanned: their x is 0, and so is its carry.",
     ),
 )
