@@ -59,12 +59,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     return ACTIVATIONS[activation][0](y)
 
 
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """Of a product with this weight: autocast's where it is on, else the weight's own."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
 def rounded(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The factors of a product, in autocast's dtype where it is on."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+    return tuple(tensor.to(product_dtype(tensor)) for tensor in tensors)
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.linear import product_dtype
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache
 
@@ -46,11 +47,7 @@ def generate(
             dtype=torch.float64,
             device=generator.device if generator else "cpu",
         )
-    dtype = (
-        torch.get_autocast_dtype(device.type)
-        if torch.is_autocast_enabled(device.type)
-        else next(model.parameters()).dtype
-    )
+    dtype = product_dtype(model.transformer.embedding.weight)
     head = model.rounded_head()  # (V, C)
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)

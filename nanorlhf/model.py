@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.linear import linear, rounded, wide_linear
+from kernels.linear import linear, product_dtype, rounded, wide_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +137,9 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
     return (visible & mask[:, None, None, :]) | (key == query)
 
 
-def attention_bias(visible: Tensor) -> Tensor:
+def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as 0 and -inf to add to the attention logits: made once, not once per layer."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def rotary_frequencies(config: GPTConfig, device: torch.device) -> Tensor:
@@ -379,7 +379,6 @@ class Attention(nn.Module):
         if last < S:
             assert visible is not None
             q, visible = q[:, :, -last:], visible[:, :, -last:]
-        visible = visible if visible is None else visible.to(q.dtype)
         scale = q.size(-1) ** -0.5 if self.config.scale_attention else 1.0
         if cache is not None and cache.length and not q.is_cuda:
             assert visible is not None
@@ -512,7 +511,9 @@ class Transformer(nn.Module):
                 positions = position_ids(mask)
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
                 windows = {config.window(layer) for layer in range(config.n_layer)}
-                visible = {window: attention_bias(attention_mask(mask, window, config.causal)) for window in windows}
+                masks = {window: attention_mask(mask, window, config.causal) for window in windows}
+                dtype = product_dtype(self.embedding.weight)  # of queries and keys
+                visible = {window: attention_bias(masks[window], dtype) for window in windows}
             rotary = None if self.positions is not None else rotary_tables(config, positions)
         x = self.embedding(ids)  # (B, S, C)
         if self.positions is not None:
