@@ -32,7 +32,7 @@ from data.sampling import SPLITS, load_policy, read_queries
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, parse_object, response_ids, write_jsonl
+from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
@@ -136,17 +136,8 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
     names = ("policy", "reward_model", "ensemble", "uncertainty_coef", "reward", "data", "tokenizer", "num_queries")
     names += ("num_samples", "temperature", "top_p", "response_length", "seed")
     settings = {name: str(getattr(args, name)) for name in names}
-    lines = path.read_bytes().splitlines(keepends=True) if args.resume else []
-    whole = [line for line in lines if line.endswith(b"\n")]  # it may have been killed while it wrote the last one
-    before, *parts = [parse_object(line, f"{path}:{number}") for number, line in enumerate(whole, 1)] or [settings]
-    for name, value in settings.items():
-        if before.get(name) != value:
-            raise InputError(
-                f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
-                f"{value}: pass the same, or start anew with --overwrite."
-            )
-    for number, part in enumerate(parts, start=2):
-        field(part, "split", str, f"{path}:{number}"), field(part, "rows", list, f"{path}:{number}")
+    rows = sampled_rows(path, settings) if args.resume else []
+    parts = [{"split": field(row, "split", str, at), "rows": field(row, "rows", list, at)} for at, row in rows]
     args.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(path, [settings, *parts])
     return parts
