@@ -218,8 +218,9 @@ def test_a_rollout_uses_the_planned_memory_and_offloaded_models_come_one_at_a_ti
     """Reference, reward model and gold reward model are frozen; the last two are larger than what two rows take."""
     root, query_length, _ = long_rows
     args = replace(
-        train_ppo.RECIPES["tiny"][1], data=root, out=root / "rollout", sft=str(root / "policy"), dtype=dtype, rollout_dtype=rollout_dtype,
-        reward_model=str(root / "large"), gold=str(root / "large"), value_model=str(root / "policy"), device="cpu",
+        train_ppo.RECIPES["tiny"][1], data=root, out=root / "rollout", sft=str(root / "policy"), dtype=dtype,
+        rollout_dtype=rollout_dtype, reward_model=str(root / "large"), gold=str(root / "large"),
+        value_model=str(root / "policy"), device="cpu",
         total_episodes=2, batch_size=2, micro_batch_size=1, rollout_batch_size=2, num_ppo_epochs=1, offload=offload,
         max_query_length=query_length, response_length=16, lr=0.0, overwrite=True,
     )  # fmt: skip
