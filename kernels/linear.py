@@ -9,13 +9,14 @@ a private operator, which is used here and nowhere else; where the operator is a
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPUINFO = Path("/proc/cpuinfo")
+from kernels.int8 import Int8Weight
+from kernels.processor import maker
+
 FEW_ROWS = range(8, 512)  # on Intel's processors: oneDNN for so many rows and at least so many weights
 MANY_WEIGHTS = 2**20
 # name: the function, and oneDNN's arguments to fuse it into the product
@@ -40,15 +41,10 @@ def onednn_product() -> Callable | None:
     return None
 
 
-@cache
-def maker() -> str:
-    """AuthenticAMD, GenuineIntel, or nothing where the system doesn't tell."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """activation(x weight^T + bias), differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
+    if isinstance(weight, Int8Weight):  # a sampler's, without a gradient
+        return ACTIVATIONS[activation][0](weight.product(x, bias))
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
         return product(x, weight, bias, activation)
     if is_for_onednn(x, weight):
@@ -70,12 +66,14 @@ def rounded(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(product_dtype(tensor)) for tensor in tensors)
 
 
-def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def wide_linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias, summed and returned in float32 (float64 from float64), also from bfloat16: differentiable.
 
     x (..., K), weight (N, K), bias (N,) or None -> (..., N). For logits: rounded to bfloat16 they are off by up to
     0.4%, and divided by a low temperature that is another distribution. Autocast must be off: it would round them.
     """
+    if isinstance(weight, Int8Weight):
+        return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
         y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide).unflatten(0, x.shape[:-1])  # as tensor cores sum it

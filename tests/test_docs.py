@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 from matplotlib.figure import Figure
 
+from kernels.processor import has_int8_products
 from tests.page_commands import (
     DATA,
     NO_PATHS,
@@ -118,8 +119,10 @@ ELSEWHERE = {
     "eval.py --plan": "tests/test_eval.py",
 }
 WORLDS = {
-    "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab"
+    "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab",
+    "mismatch": "runs/mismatch",
 }  # fmt: skip
+TABLES = ("lab", "mismatch")  # worlds whose runs differ in the values of flags
 
 
 def recipe_of(command: Command) -> str:
@@ -142,7 +145,7 @@ def small_flags(command: Command) -> list[str]:
 def runnable() -> dict[str, list[Command]]:
     """The commands to execute by the world that they work in, each once, in the order of the pages.
 
-    Of the laboratory's, which differ in values, the first with its flags, and none that reads what another one makes.
+    Of TABLES the first with its flags, and none that reads what another one makes.
     """
     groups: dict[str, list[Command]] = {**{world: [] for world in WORLDS}, "none": []}
     seen: set[Command | tuple[str, ...]] = set()
@@ -154,11 +157,14 @@ def runnable() -> dict[str, list[Command]]:
                 reads, writes = paths_read(command.program, args), paths_written(command.program, args)
                 paths = " ".join(reads + writes)
                 world = next((world for world, place in WORLDS.items() if place in paths), "none")
-                kind = flags_of(command) if world == "lab" else command
+                kind = (world, *flags_of(command)) if world in TABLES else command
+                if "int8" in command.words and not has_int8_products():
+                    left_out.update(writes)
+                    continue
                 if kind not in seen and left_out.isdisjoint(reads):
                     groups[world].append(command)
                     seen.add(kind)
-                elif world == "lab" and command not in groups[world]:
+                elif world in TABLES and command not in groups[world]:
                     left_out.update(writes)
     return groups
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import kernels.linear
+import kernels.processor
 from kernels.linear import OneDNNLinear, is_for_onednn, linear, product, product_into
 
 has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -70,7 +71,7 @@ def test_without_the_operator_pytorch_is_used(monkeypatch):
 @needs_onednn
 def test_onednn_is_chosen_by_maker_and_shape(monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(kernels.linear, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(kernels.processor, "CPUINFO", cpuinfo)
     large, transposed, small = torch.empty(1024, 1024), torch.empty(1024, 1024).T, torch.empty(1023, 1024)
     shapes = [(rows, weight) for weight in (large, transposed, small) for rows in (1, 7, 8, 511, 512)]
     for text, chosen in (
@@ -82,10 +83,10 @@ def test_onednn_is_chosen_by_maker_and_shape(monkeypatch, tmp_path):
         cpuinfo.unlink(missing_ok=True)
         if text:
             cpuinfo.write_text(text)
-        kernels.linear.maker.cache_clear()
+        kernels.processor.maker.cache_clear()
         found = [(rows, weight) for rows, weight in shapes if is_for_onednn(torch.empty(rows, 1, 1024), weight)]
         assert [(rows, id(weight)) for rows, weight in found] == [(rows, id(weight)) for rows, weight in chosen], text
-    kernels.linear.maker.cache_clear()
+    kernels.processor.maker.cache_clear()
 
 
 @pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
