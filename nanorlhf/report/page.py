@@ -31,6 +31,7 @@ COLUMNS = (
     ("eos_rate", "EOS rate", 3),
     ("kl", "KL, nats", 2),
     ("kl_estimate", "KL of best of n", 2),
+    ("distinct", "distinct responses", 2),
     ("response_length", "length, tokens", 1),
 )
 LEGEND = {
