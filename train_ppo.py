@@ -40,9 +40,7 @@ from nanorlhf.ppo import (
     AdaptiveKL,
     FixedKL,
     grpo,
-    importance_weights,
     kl_loss,
-    masked_mean,
     policy_loss,
     reinforce_plus_plus,
     rloo,
@@ -200,7 +198,8 @@ def main(args: Args) -> dict[str, float]:
         tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
     ref_policy = reference(policy)
     place_models(args, device, list(trained.values()), (ref_policy, *reward.models, gold and gold.model))
-    sampler = Sampler(policy, args.rollout_dtype, args.top_p, args.sync_every)
+    correction = args.importance_correction, args.tis_clip
+    sampler = Sampler(policy, args.rollout_dtype, args.top_p, args.sync_every, *correction)
 
     weights = [weight for model in trained.values() for weight in model.parameters()]
     groups = parameter_groups(weights, args.weight_decay, decay_vectors=True)
@@ -238,10 +237,7 @@ def main(args: Args) -> dict[str, float]:
                 policy, ref_policy, value_model, reward.score, rows, uniforms, eos_id, pad_id,
                 args.temperature, args.score_at, args.rollout_batch_size, gold, sampler,
             )  # fmt: skip
-        sampler_gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.padding_mask)
-        tis_weights, tis_clipped = importance_weights(
-            batch.logprobs, batch.sampled_logprobs, batch.padding_mask, args.tis_clip
-        )
+        sampler_weights, sampler_metrics = sampler.weights(batch)
         if args.rollout_logprobs == "sampler":  # which knows nothing of cuts
             batch = replace(batch, logprobs=torch.where(batch.padding_mask, 0.0, batch.sampled_logprobs))
         response, scores, values = batch.response, batch.scores, batch.values  # (B, T), (B,), (B, T)
@@ -257,8 +253,7 @@ def main(args: Args) -> dict[str, float]:
         # 3.3 what was each token worth? (B, T) each; the weights (B, 1) are those of a KL in the loss
         kl = torch.where(padding_mask, 0.0, logprobs - ref_logprobs)  # k1
         advantages, returns, kl_weights = estimate(batch, scores, kl, kl_control.coefficient)
-        if args.importance_correction == "tis":  # the sampler is not quite the policy
-            advantages = advantages * tis_weights
+        advantages = advantages * sampler_weights  # 1, unless --importance-correction
 
         # 3.4 K epochs of minibatches over the frozen rollout
         progress = lr_factor(args.schedule, update, num_updates)
@@ -326,9 +321,7 @@ def main(args: Args) -> dict[str, float]:
             "objective/kl_coef": kl_control.coefficient,
             **{name: mean for name, mean in means_of_steps if value_model is not None or "value/" not in name},
             "policy/first_ratio_error": distributed.largest(first_ratio_error.item()),
-            "policy/sampler_gap": sampler_gap.item(),
-            "policy/tis_weight": masked_mean(tis_weights, padding_mask).item(),
-            "policy/tis_clipped": tis_clipped.item(),
+            **sampler_metrics,
             "eos_rate": has_eos.float().mean().item(),
             "response_length": (batch.eos_index + 1).float().mean().item(),
             "skipped_steps": steps.skipped,

@@ -15,7 +15,7 @@ from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import compared_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, needed_columns
-from nanorlhf.ppo import eos_masks
+from nanorlhf.ppo import eos_masks, importance_weights, masked_mean
 from nanorlhf.reward import Gold
 
 # score(rows, query (b, Q), response (b, T)) -> response (b, T), which a compiler may have cut, and scores (b,)
@@ -28,10 +28,21 @@ class Sampler:
     dtype       of its weights: same, bfloat16 or int8, rounded once per rollout (`for_sampling`)
     top_p       it samples from the most probable tokens whose total probability reaches this
     sync_every  the policy's weights are copied to it at every so many updates: above 1 it is stale in between
+    correction  tis: the update weighs a token by how much less probable it was to the sampler; none
+    tis_clip    largest such weight
     """
 
-    def __init__(self, policy: GPT, dtype: str = "same", top_p: float = 1.0, sync_every: int = 1):
+    def __init__(
+        self,
+        policy: GPT,
+        dtype: str = "same",
+        top_p: float = 1.0,
+        sync_every: int = 1,
+        correction: str = "none",
+        tis_clip: float = 2.0,
+    ):
         self.policy, self.dtype, self.top_p, self.sync_every = policy, dtype, top_p, sync_every
+        self.correction, self.tis_clip = correction, tis_clip
         self.source = policy if sync_every == 1 else copy.deepcopy(policy).requires_grad_(False)
         self.parts: dict[str, nn.Module] = {} if sync_every == 1 else {"sampler": self.source}  # of the run's state
 
@@ -44,6 +55,19 @@ class Sampler:
         if self.dtype == "same":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def weights(self, batch: "Rollout") -> tuple[Tensor | float, dict[str, float]]:
+        """What the update multiplies advantages by, (B, T), 1 without a correction; and how far off the sampler is."""
+        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.padding_mask)
+        weights, truncated = importance_weights(
+            batch.logprobs, batch.sampled_logprobs, batch.padding_mask, self.tis_clip
+        )
+        metrics = {
+            "policy/sampler_gap": gap.item(),
+            "policy/tis_weight": masked_mean(weights, batch.padding_mask).item(),
+            "policy/tis_clipped": truncated.item(),
+        }
+        return weights if self.correction == "tis" else 1.0, metrics
 
 
 @dataclass(frozen=True)
