@@ -22,8 +22,9 @@ class RunArgs:
     """fixes new weights, the order of the data and the samples"""
     device: str = "auto"
     """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: forward passes under autocast; weights and optimizer stay float32"""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, by
+    what the processor or GPU has"""
 
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
