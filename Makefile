@@ -337,8 +337,9 @@ compare-best/%: .venv
 	$(call compared,$(COMPARE)/grid/$*,$(GRID_WORLD),$(COMPARE_GRID_SEED),\
 	  $(foreach point,$(call points,$*),"$(point)" "$(COMPARE)/grid/$*/$(point)"))
 	mkdir -p "$(COMPARE)/grid/$*"
-	$(PY) -m nanorlhf.report.compare --best "$(COMPARE)/grid/$*/eval" > "$(COMPARE)/grid/$*/best.new"
-	mv "$(COMPARE)/grid/$*/best.new" "$(COMPARE)/grid/$*/best"
+	test "$(COMPARE)/grid/$*/best" -nt "$(COMPARE)/grid/$*/eval/eval.json" || { \
+	  $(PY) -m nanorlhf.report.compare --best "$(COMPARE)/grid/$*/eval" > "$(COMPARE)/grid/$*/best.new" && \
+	  mv "$(COMPARE)/grid/$*/best.new" "$(COMPARE)/grid/$*/best"; }
 
 compare-run/%: .venv
 	$(call stage,$(COMPARE)/$*,$(call compare-$(call rest,$*),$(COMPARE)/$(call word-of,1,$*)) \
