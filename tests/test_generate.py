@@ -192,6 +192,48 @@ def test_an_id_of_probability_zero_is_never_drawn():
     assert draw(probabilities, uniforms[:, None]).tolist() == [[1], [3], [1], [3]]
 
 
+def test_draws_equal_a_walk_along_the_running_sum():
+    """Of probabilities that don't sum to 1; all numbers are multiples of 1/64, so every sum is exact."""
+    probabilities = torch.tensor([[1, 0, 2, 1], [8, 0, 0, 0], [0, 1, 0, 1], [2, 2, 2, 2], [0, 0, 0, 3]]) / 8
+    for uniform in torch.arange(8, dtype=torch.float64) / 8:
+        ids = draw(probabilities, uniform.expand(5, 1))
+        assert ids.shape == (5, 1)
+        for row, [found] in zip(probabilities.tolist(), ids.tolist(), strict=True):
+            assert found == next(i for i in range(4) if sum(row[: i + 1]) > uniform.item() * sum(row))
+
+
+def test_draws_are_made_in_float64():
+    """After an id of probability 1, float32 loses one of 2^-30, and float64 does not."""
+    probabilities = torch.tensor([[1.0, 2**-30]])
+    assert draw(probabilities, torch.tensor([[1 - 2**-40]], dtype=torch.float64)).item() == 1
+
+
+def test_a_draw_from_nan_is_an_id_of_the_vocabulary():
+    uniforms = torch.tensor([[0.5]], dtype=torch.float64)
+    assert 0 <= draw(torch.full((1, 3), torch.nan), uniforms).item() <= 2
+
+
+def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
+    """Rows in different orders; what is kept keeps its logit."""
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    for b, (row, whole) in enumerate(zip(logits, logits.softmax(-1).tolist(), strict=True)):
+        order = sorted(range(6), key=lambda i: -whole[i])
+        for k in range(8):
+            kept = order[: k or 6]
+            found = keep_top_k(logits, k)[b]
+            assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+        for p in (0.0, 0.2, 0.5, 0.8, 0.99, 1.5):
+            kept = [i for n, i in enumerate(order) if n == 0 or sum(whole[j] for j in order[:n]) < p]
+            found = keep_top_p(logits, p)[b]
+            assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+
+
+def test_top_k_keeps_ties_with_the_last_and_top_p_stops_where_p_is_reached():
+    ties = torch.tensor([[1.0, 2.0, 1.0, 0.0]])
+    assert keep_top_k(ties, 2).isfinite().tolist() == [[True, True, True, False]]
+    assert keep_top_p(torch.zeros(1, 4), 0.5).isfinite().sum() == 2  # exactly half of the probability
+
+
 def test_top_k_keeps_k_and_top_p_keeps_the_id_that_crosses_p():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert keep_top_k(logits, 2).isfinite().tolist() == [[True, True, False, False]]
@@ -212,6 +254,29 @@ def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
         for row, ids in zip(QUERIES * 5, response.tolist(), strict=True):
             ngrams = [tuple((row + ids)[i : i + n]) for i in range(len(row) + 20 - n + 1)]
             assert len(set(ngrams)) == len(ngrams)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ngram_ban_bans_no_other_id_than_a_search_through_lists(n):
+    """Ids up to 6 of a vocabulary of 5, which doesn't hold 5 and 6; -1 is padding. A row whose ids would all be banned
+    keeps them all."""
+    context = torch.randint(-1, 7, (200, 9), generator=torch.Generator().manual_seed(n))
+    context[:20] = torch.randint(0, 2, (20, 9), generator=torch.Generator().manual_seed(n))
+    logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(n))
+    for row, ids, found in zip(logits, context.tolist(), ban_repeated_ngrams(logits, context, n), strict=True):
+        seen = {tuple(ids[i : i + n]) for i in range(9 - n + 1)}
+        tail = tuple(ids[9 - n + 1 :])
+        banned = {i for i in range(5) if (*tail, i) in seen and all(0 <= j < 5 for j in tail)}
+        expected = [-math.inf if i in banned and len(banned) < 5 else row[i].item() for i in range(5)]
+        assert found.tolist() == expected
+
+
+def test_ngram_ban_needs_a_whole_ngram():
+    """Two ids hold one bigram and no trigram."""
+    logits, context = torch.zeros(1, 4), torch.tensor([[2, 2]])
+    assert ban_repeated_ngrams(logits, context, 2).isfinite().tolist() == [[True, True, False, True]]
+    assert ban_repeated_ngrams(logits, context, 3).isfinite().all()
+    assert ban_repeated_ngrams(logits, context[:, :1], 1).isfinite().tolist() == [[True, True, False, True]]
 
 
 def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):

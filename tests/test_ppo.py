@@ -39,6 +39,12 @@ def test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked():
     assert padding_mask.sum(1).tolist() == [0, 2, 0, 3]
 
 
+def test_a_row_of_padding_alone_ends_at_its_first_slot():
+    eos_index, padding_mask, padding_mask_p1 = eos_masks(torch.tensor([[PAD, PAD, PAD]]), E, PAD)
+    assert eos_index.tolist() == [0]
+    assert padding_mask.int().tolist() == [[0, 1, 1]] and padding_mask_p1.int().tolist() == [[0, 0, 1]]
+
+
 @given(st.lists(st.lists(st.sampled_from([1, 2, E]), min_size=5, max_size=5), min_size=1, max_size=5))
 def test_masks_equal_a_loop_over_each_row(rows):
     eos_index, padding_mask, padding_mask_p1 = eos_masks(torch.tensor(rows), E, PAD)
@@ -112,6 +118,12 @@ def test_whitening_equals_float64_statistics_of_what_is_not_masked():
     assert (unshifted[mask] == 0).all()
 
 
+def test_equal_numbers_are_whitened_to_zero():
+    x, mask = torch.full((2, 3), 7.0), torch.tensor([[False, False, True]] * 2)
+    assert whiten(x, mask).tolist() == [[0.0, 0.0, 0.0]] * 2
+    assert whiten(x, mask, shift_mean=False).tolist() == [[7.0, 7.0, 0.0]] * 2
+
+
 def test_masked_mean_ignores_nan():
     assert masked_mean(torch.tensor([1.0, NAN, 3.0]), torch.tensor([False, True, False])).item() == 2.0
 
@@ -123,6 +135,19 @@ def test_policy_loss_of_three_tokens_by_hand():
     # ratio 1: -1;  ratio 2, A > 0: clipped to -1.2;  ratio 0.5, A < 0: max(2 * 0.5, 2 * 0.8) = 1.6
     assert loss.item() == pytest.approx((-1 - 1.2 + 1.6) / 3)
     assert clip_fraction.item() == pytest.approx(2 / 3)
+
+
+def test_policy_loss_counts_unmasked_tokens_alone_and_divides_by_the_given_number():
+    """Ratios 2, 0.5 and 1 count; the fourth would be clipped, but is masked and holds NaN."""
+    new = torch.tensor([[math.log(2), math.log(0.5)], [0.0, NAN]], requires_grad=True)
+    advantages, mask = torch.tensor([[1.0, 2.0], [-3.0, NAN]]), torch.tensor([[False, False], [False, True]])
+    for num_tokens, divisor in ((None, 3), (torch.tensor(8), 8)):
+        loss, clip_fraction = policy_loss(new, torch.zeros(2, 2), advantages, mask, 0.2, num_tokens)
+        # A > 0: min(2, 1.2) and 2 * min(0.5, 0.8); A < 0, ratio 1: 3
+        assert loss.item() == pytest.approx((-1.2 - 1.0 + 3.0) / divisor)
+        assert clip_fraction.item() == pytest.approx(1 / divisor)
+    loss.backward()
+    assert new.grad.tolist() == [[0.0, -0.125], [pytest.approx(0.375), 0.0]]
 
 
 def test_a_ratio_far_from_one_is_clipped_and_never_dropped():
@@ -144,6 +169,16 @@ def test_value_loss_by_hand_with_and_without_clipping():
     assert clip_fraction.item() == 0.5
     loss, clip_fraction = value_loss(new, old, returns, mask, None)
     assert loss.item() == pytest.approx(0.5 * (0.0 + 0.9**2) / 2) and clip_fraction.item() == 0
+
+
+def test_values_are_clipped_to_both_sides_of_the_old_ones():
+    """Old 3 and 3, clipped to 2.8 and 3.2; the third is inside its range, and its two errors are equal."""
+    new, old = torch.tensor([[1.0, 5.0, 2.1]]), torch.tensor([[3.0, 3.0, 2.0]])
+    returns, mask = torch.tensor([[1.5, 4.0, 1.0]]), torch.zeros(1, 3).bool()
+    for num_tokens, divisor in ((None, 3), (torch.tensor(5), 5)):
+        loss, clip_fraction = value_loss(new, old, returns, mask, 0.2, num_tokens)
+        assert loss.item() == pytest.approx(0.5 * (1.3**2 + 1.0**2 + 1.1**2) / divisor)
+        assert clip_fraction.item() == pytest.approx(1 / divisor)
 
 
 def test_nan_after_the_end_reaches_neither_loss_nor_gradient():
@@ -186,6 +221,11 @@ def test_adaptive_kl_follows_the_formula_and_clips_the_error():
     assert control.coefficient == pytest.approx(0.2 * (1 + 0.1 * 256 / 10_000))
     control.update(600.0, 256)
     assert control.coefficient == pytest.approx(0.2 * (1 + 0.1 * 256 / 10_000) * (1 + 0.2 * 256 / 10_000))
+    control = AdaptiveKL(0.2, target=6.0, horizon=1000)
+    control.update(0.0, 100)
+    assert control.coefficient == pytest.approx(0.2 * (1 - 0.2 * 100 / 1000))
+    control.update(5.4, 100)
+    assert control.coefficient == pytest.approx(0.2 * (1 - 0.2 * 100 / 1000) * (1 - 0.1 * 100 / 1000))
     fixed = FixedKL(0.05)
     fixed.update(100.0, 512)
     assert fixed.coefficient == 0.05

@@ -182,6 +182,8 @@ def test_the_longest_fit_is_found_even_if_a_shorter_prefix_does_not_fit():
         ("aaaa bb. c", 6, ("aaaa b", "character")),
         ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a leading blank line is not a paragraph
         ("\naaaa", 3, ("\naa", "character")),
+        ("aaaa", 3, ("aaa", "character")),
+        ("aaaa", 1, ("a", "character")),
         ("aa\nb", 0, ("", "nothing")),
         ("\n\naa", 2, ("", "nothing")),
     ],

@@ -171,6 +171,14 @@ def test_scores_that_are_not_a_table_of_finite_numbers_are_rejected(function) ->
             function(np.array(scores), k)
 
 
+def test_mrr_at_k_keeps_the_order_of_many_ties_and_needs_a_label_for_each_score() -> None:
+    scores, useful = np.zeros((1, 100)), np.zeros((1, 100))
+    scores[0, ::2], useful[0, 60] = 1.0, 1.0
+    assert mrr_at_k(scores, useful, 100) == pytest.approx(1 / 31)
+    with pytest.raises(ValueError, match=r"scores are \(1, 2\), labels \(1, 3\)"):
+        mrr_at_k([[1.0, 2.0]], [[0, 1, 1]], 1)
+
+
 def test_spearman_pooled_is_scipys_and_within_questions_removes_difficulty() -> None:
     rng = np.random.default_rng(0)
     hard = rng.normal(size=(40, 1)) * 5  # the level of each question, in both metrics
