@@ -6,7 +6,7 @@
     masks               what the first policy wrote to three queries, and which positions count
     tokens              one response token by token: KL, rewards and values, advantages
     training            the scores of PPO and the KL it paid for them, update by update
-    overoptimisation    both scores against sqrt(KL), with a KL penalty and without
+    overoptimisation    both scores against sqrt(KL): PPO, and PPO in a hurry without a KL penalty
     calibration         how often a margin is right: the reward model's and DPO's
 
 `make demo` makes the runs of all but `overoptimisation`, which needs those of `make overoptimise`. Out: NAME.svg of
@@ -106,9 +106,9 @@ def masks_figure(query: Tensor, response: Tensor, tokenizer: Tokenizer) -> Figur
     is_scored = kl_penalised_rewards(nothing, nothing, torch.ones(len(response)), eos_index, 0.0)[0] > 0  # (B, T)
     (B, Q), T = query.shape, response.size(1)
     width = FIRST + 1 + LAST + T
-    figure = Figure(figsize=(0.7 * width, 1.05 * B + 0.35), layout="constrained")
+    figure = Figure(figsize=(0.7 * width, 1.05 * B + 0.1), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlim=(-0.05, width + 0.05), ylim=(4 * B, -0.9))
+    axes.set(xlim=(-0.05, width + 0.05), ylim=(4 * B - 0.95, -0.9))
     axes.set_axis_off()
     axes.text(0, -0.3, f"query, Q = {Q}", fontsize=9, fontweight="bold")
     axes.text(width - T, -0.3, f"response, T = {T}", fontsize=9, fontweight="bold")
@@ -198,8 +198,8 @@ def training_figure(rows: Rows) -> Figure:
 
 def overoptimisation_figure(runs: dict[str, Rows]) -> Figure:
     """A panel per run, on the same axes; title -> metrics."""
-    figure = Figure(figsize=(10.4, 3.4), layout="constrained")
-    for axes, (title, rows) in zip(figure.subplots(1, 2, sharex=True, sharey=True), runs.items(), strict=True):
+    figure = Figure(figsize=(5.2 * len(runs), 3.4), layout="constrained")
+    for axes, (title, rows) in zip(figure.subplots(1, len(runs), sharex=True, sharey=True), runs.items(), strict=True):
         label_axes(axes, title, "sqrt(KL)", "score, change since the first update")
         draw_against_kl(axes, rows, SCORES)
     return figure
@@ -219,8 +219,8 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
     if name == "training":
         return training_figure(scored_metrics(runs, "ppo")), ""
     if name == "overoptimisation":
-        found = {run: scored_metrics(runs, run) for run in ("ppo_fast", "ppo_fast_no_kl")}
-        return overoptimisation_figure({f"{run}: beta = {beta(runs / run)}": rows for run, rows in found.items()}), ""
+        found = {name: scored_metrics(runs, name) for name in ("ppo", "ppo_fast_no_kl")}
+        return overoptimisation_figure({titled(runs / name): rows for name, rows in found.items()}), ""
     if name == "calibration":
         path = runs / "eval" / "eval.json"
         if not path.is_file():
@@ -237,8 +237,10 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
     return tokens_figure(tokens), demonstrations[0].record["query"] + "\n\n" + aligned(token_lines(tokens))
 
 
-def beta(run: Path) -> float:
-    return field(read_settings(run), "kl_coef", float, f"{run}/args.json")
+def titled(run: Path) -> str:
+    """A run's name and what sets it apart."""
+    lr, beta = (field(read_settings(run), name, float, f"{run}/args.json") for name in ("lr", "kl_coef"))
+    return f"{run.name}: lr {lr:g}, beta {beta:g}"
 
 
 def main(args: Args) -> list[str]:
