@@ -133,7 +133,7 @@ def token_names(ids: Tensor, tokenizer: Tokenizer) -> list[str]:
     """A name for each id (n,), as it fits in a cell."""
     pieces = token_bytes(tokenizer)
     special = {tokenizer.pad_id: "[PAD]", tokenizer.eos_id: "EOS"}
-    texts = [special.get(i) or pieces[i].decode(errors="replace").replace("\n", "\\n") for i in ids.tolist()]
+    texts = [special.get(i) or repr(pieces[i].decode(errors="replace"))[1:-1] for i in ids.tolist()]
     return [text if len(text) <= 9 else text[:8] + "." for text in texts]
 
 
