@@ -195,9 +195,11 @@ def arithmetic(place: Place, _: Function) -> Iterator[ast.AST]:
 
 
 def swapped_operands(place: Place, _: Function) -> Iterator[ast.AST]:
-    """a - b: b - a"""
-    node = place.node
-    if isinstance(node, ast.BinOp) and not isinstance(node.op, COMMUTATIVE_OPERATORS):
+    """a - b: b - a, unless it is squared"""
+    node, parent = place.node, place.parent
+    power = parent.right if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Pow) else None
+    squared = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and getattr(power, "value", 0) == 2
+    if isinstance(node, ast.BinOp) and not isinstance(node.op, COMMUTATIVE_OPERATORS) and not squared:
         yield changed(node, left=node.right, right=node.left)
 
 

@@ -172,9 +172,9 @@ def test_value_loss_by_hand_with_and_without_clipping():
 
 
 def test_values_are_clipped_to_both_sides_of_the_old_ones():
-    """Old 3 and 3, clipped to 2.8 and 3.2; the third is inside its range, and its two errors are equal."""
-    new, old = torch.tensor([[1.0, 5.0, 2.1]]), torch.tensor([[3.0, 3.0, 2.0]])
-    returns, mask = torch.tensor([[1.5, 4.0, 1.0]]), torch.zeros(1, 3).bool()
+    """Old 3 and 3, clipped to 2.8 and 3.2; the third is in its range, so its errors are equal; padding."""
+    new, old = torch.tensor([[1.0, 5.0, 2.1, NAN]]), torch.tensor([[3.0, 3.0, 2.0, NAN]])
+    returns, mask = torch.tensor([[1.5, 4.0, 1.0, NAN]]), torch.tensor([[False, False, False, True]])
     for num_tokens, divisor in ((None, 3), (torch.tensor(5), 5)):
         loss, clip_fraction = value_loss(new, old, returns, mask, 0.2, num_tokens)
         assert loss.item() == pytest.approx(0.5 * (1.3**2 + 1.0**2 + 1.1**2) / divisor)

@@ -34,6 +34,7 @@ def changes(body: str, operator: str) -> list[str]:
         ("arithmetic", "return a ** b", ["return a * b"]),
         ("arithmetic", "x += a\nreturn x", ["x -= a", "x = a"]),
         ("swapped operands", "return a - b + x", ["return b - a + x"]),
+        ("swapped operands", "return (a - b) ** 2", ["return 2 ** (a - b)"]),
         ("dropped operand", "return a * (b + 1)", ["return a", "return b + 1", "return a * b", "return a * 1"]),
         ("dropped operand", "return -a", ["return a"]),
         ("dropped operand", "return a and b and x", ["return b and x", "return a and x", "return a and b"]),
