@@ -19,13 +19,15 @@ ROOT = HERE.parents[1]
 PAGES = ("README.md", "course/*.md", "docs/*.md", "kernels/README.md")
 STATIC = ("docs/*.png", "docs/*/*.svg", "course/*.ipynb")
 SCRIPTS = ("train_sft.py", "train_rm.py", "train_ppo.py", "eval.py", "bench.py")
-PACKAGES = ("nanorlhf", "kernels", "data")  # not the course's, which holds its solutions
+PACKAGES = ("nanorlhf", "kernels", "data", "course")
+HIDDEN = ROOT / "course" / "bugs.py"  # what `course reveal` tells
 OF_SITE = ("style.css", "iframe-worker.js")
 
 
 def sources() -> list[str]:
     """The files that have a page of their own, as paths from the root: scripts, modules by package, the Makefile."""
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
+    modules.remove(HIDDEN)
     modules.sort(key=lambda path: (PACKAGES.index(path.relative_to(ROOT).parts[0]), str(path.parent)))
     return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile"]
 
