@@ -102,7 +102,179 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.metrics.at_k:pass_at_k",
-        changes=("if n < k:", "pass  # return 1.0"),
+        changes=("if n < k:", "if n + c < k:", "pass  # return 1.0"),
         why="With fewer failures than draws one factor of the product is 1 - k / k: it is 0, and the result 1.",
+    ),
+    Equivalent(
+        function="nanorlhf.generate:ban_repeated_ngrams",
+        changes=("exhausted = (result == -torch.inf).all(1, keepdim=True)",),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="data.tldr:truncate",
+        changes=("paragraphs = [i for i in range(first + 1, len(text)) if text[i] == '\\n']",),
+        why="`first` is the place of the first character that is not blank, so no newline stands there.",
+    ),
+    Equivalent(
+        function="data.tldr:truncate",
+        changes=(
+            "first_paragraph = text[:paragraphs[0] + 1] if paragraphs else text",
+            "characters = range(first + 1, len(first_paragraph) + 1)",
+        ),
+        why="It adds one place to cut, the end of the first paragraph, which did not fit a line earlier.",
+    ),
+    Equivalent(
+        function="train_sft:demonstration_loss",
+        changes=(
+            "first = torch.tensor([len(row.query) if loss_on == 'response' else 0 for row in rows], device=device)",
+        ),
+        why="The first token is no label in any case.",
+    ),
+    Equivalent(
+        function="train_rm:regression_loss",
+        changes=("error = targets - scores",),
+        why="Only its square and its absolute value are used.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_doubling",
+        changes=("while step <= rewards.size(1) and decay > 0:",),
+        why="A round with step = T adds nothing, as no position has another T ahead.",
+    ),
+    Equivalent(
+        function="data.stackoverflow:regression_scores",
+        changes=("largest = bounds.largest_positive if share >= 0 else bounds.largest_negative",),
+        why="0 divided by either is 0.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:mrr_at_k",
+        changes=("ranked = np.take_along_axis(labels, order)[:, :k] > 0",),
+        why="NumPy's default, since 2.3, is the last axis; before, the argument is required.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=("if np.abs(before).max() < tolerance:",),
+        why="It is never true: all passes are made, and those after convergence change no digit that counts.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=("max_size = len(points) * limits.max_share",),
+        why="A whole number reaches x where it reaches the ceiling of x.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=("distances = squared_distances(points[members], centroid[None])[:, -1]",),
+        why="There is one column.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=("if (len(members) >= max_size or too_wide) and distances.max() >= 0:",),
+        why="Where all members are equal, all of them leave the cluster together, which gives it another number.",
+    ),
+    Equivalent(
+        function="nanorlhf.code.discriminator:triplet_loss",
+        changes=("return (loss.sum(), (near < far).sum())",),
+        why="Where there is no negative, `far` is 0, and nothing is nearer than that.",
+    ),
+    Equivalent(
+        function="kernels.logprobs:logits_forward_cpu",
+        changes=("_, index = labels_in(slice(0, logits.size(1)), labels)",),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="nanorlhf.reward:end_scores",
+        changes=("first = torch.as_tensor(query_length).min() - 1",),
+        why="A tensor of one whole number serves as a number.",
+    ),
+    Equivalent(
+        function="train_rm:main.normalise",
+        changes=(
+            "for rows in micro_batches(mine, 4):",
+            "for rows in micro_batches(mine, args.micro_batch_size):",
+            "for rows in micro_batches(mine, 5 * args.micro_batch_size):",
+            "for rows in micro_batches(mine, 3 * args.micro_batch_size):",
+        ),
+        why="Which rows are scored together changes no score.",
+    ),
+    Equivalent(
+        function="train_rm:main.normalise",
+        changes=("scores = [torch.ones(0, device=device)]", "scores = [torch.zeros(1, device=device)]"),
+        why="Neither no number nor a 0 changes a sum or a sum of squares.",
+    ),
+    Equivalent(
+        function="train_rm:main.normalise",
+        changes=("scores.append(response_scores(whole, list(rows), tokenizer.pad_id, 'left!'))",),
+        why="All but 'left' pads on the right, which changes no score [N+ 14].",
+    ),
+    Equivalent(
+        function="nanorlhf.ppo:eos_masks",
+        changes=(
+            "eos_index = ends.clamp(min=0)",
+            "eos_index = ends.clamp(min=0, max=T + 1)",
+            "eos_index = ends.clamp(min=0, max=T)",
+            "eos_index = ends.clamp(min=0, max=T - 0)",
+        ),
+        why="A search that finds nothing gives T, and the one for [PAD] is reduced by one: no end is beyond T - 1.",
+    ),
+    Equivalent(
+        function="kernels.kl:stored_kl_divergence",
+        changes=(
+            "ratio = torch.where(possible, log_p, 1.0) - torch.where(possible, log_q, 0.0)",
+            "ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 1.0)",
+        ),
+        why="The other factor is p = 0: any finite number does.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_loop",
+        changes=("advantages = torch.ones_like(rewards)",),
+        why="Every column is written.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_doubling",
+        changes=(
+            "while step < rewards.size(1):",
+            "while step < rewards.size(1) and decay >= 0:",
+            "while step < rewards.size(1) and decay > -1:",
+        ),
+        why="Rounds with a decay of 0 add nothing.",
+    ),
+    Equivalent(
+        function="nanorlhf.ppo:policy_loss",
+        changes=("ratio = torch.where(padding_mask, 1.0, new_logprobs - logprobs).exp()",),
+        why="The advantage is 0 there: any finite ratio does.",
+    ),
+    Equivalent(
+        function="nanorlhf.ppo:value_loss",
+        changes=("return (0.5 * error.sum() / num_tokens, torch.zeros_like(error.mean()))",),
+        why="Of the argument of zeros_like only shape and dtype count.",
+    ),
+    Equivalent(
+        function="data.stackoverflow:regression_scores",
+        changes=("return 1.0 if share >= bounds.high else -1.0",),
+        why="A share outside the fences is not on one.",
+    ),
+    Equivalent(
+        function="data.stackoverflow:contrastive_scores",
+        changes=("scores.append(-1 if vote < 0 else math.ceil(math.log2(1 + vote)) + is_accepted)",),
+        why="Python adds True as 1.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:metric_at_k",
+        changes=("ascending = np.sort(score_table(scores))",),
+        why="NumPy sorts the last axis by default, and there are two.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:metric_at_k",
+        changes=("return (ascending @ np.array(weights)).mean()",),
+        why="NumPy's float64 is a float.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:mrr_at_k",
+        changes=("order = np.argsort(-values, kind='stable')", "order = np.argsort(-values, axis=1, kind='stable!')"),
+        why="NumPy sorts the last axis by default, and reads the first letter of the kind.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:mrr_at_k",
+        changes=("return np.where(ranked.any(axis=1), 1 / (first + 1), 0.0).mean()",),
+        why="NumPy's float64 is a float.",
     ),
 )

@@ -156,6 +156,7 @@ EXERCISES: tuple[Exercise, ...] = (
         hint="Three lists of places to cut, tried in turn by data.prepare.longest_fit.",
         tests=(
             "tests/data/test_tldr.py::test_truncation_by_hand",
+            "tests/data/test_tldr.py::test_characters_are_dropped_from_the_first_paragraph_alone",
             "tests/data/test_tldr.py::test_a_post_without_newline_and_sentence_is_cut_character_by_character",
         ),
         points=2,
@@ -265,7 +266,7 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=("train_rm:contrastive_loss",),
         read="docs/details.md, N+ 10; docs/tldr.md",
         hint="torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not.",
-        tests=("tests/test_train_rm.py::test_the_loss_of_four_pairs_typed_by_hand",),
+        tests=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
         points=1,
         level=1,
     ),
@@ -419,6 +420,7 @@ EXERCISES: tuple[Exercise, ...] = (
         hint="After round k each position holds the discounted sum of 2^k deltas: add what lies 2^k ahead, discounted.",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[doubling]",
+            "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[doubling-gamma_lam0]",
             "tests/kernels/test_gae.py::test_masked_positions_do_not_change_advantages",
         ),
         points=3,

@@ -286,6 +286,7 @@ def test_the_scalar_head_of_width_two_has_weights_of_variance_a_third() -> None:
     """[N+ 11] 6,000 weights of 3,000 models: their standard deviation is within 4 standard errors of 1 / sqrt(3)."""
     torch.manual_seed(0)
     config = replace(CONFIGS["gpt_neox"], vocab_size=2, d_model=2, n_layer=0, n_head=1, d_mlp=1, rotary_dim=2)
+    assert ScalarModel(config).config is config
     weights = torch.cat([ScalarModel(config).score.weight for _ in range(3000)])
     assert weights.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.037)
 

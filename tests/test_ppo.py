@@ -139,15 +139,16 @@ def test_policy_loss_of_three_tokens_by_hand():
 
 def test_policy_loss_counts_unmasked_tokens_alone_and_divides_by_the_given_number():
     """Ratios 2, 0.5 and 1 count; the fourth would be clipped, but is masked and holds NaN."""
-    new = torch.tensor([[math.log(2), math.log(0.5)], [0.0, NAN]], requires_grad=True)
+    old = torch.tensor([[-3.0, -1.0], [-2.0, NAN]])
+    new = (old + torch.tensor([[math.log(2), math.log(0.5)], [0.0, NAN]])).requires_grad_()
     advantages, mask = torch.tensor([[1.0, 2.0], [-3.0, NAN]]), torch.tensor([[False, False], [False, True]])
     for num_tokens, divisor in ((None, 3), (torch.tensor(8), 8)):
-        loss, clip_fraction = policy_loss(new, torch.zeros(2, 2), advantages, mask, 0.2, num_tokens)
+        loss, clip_fraction = policy_loss(new, old, advantages, mask, 0.2, num_tokens)
         # A > 0: min(2, 1.2) and 2 * min(0.5, 0.8); A < 0, ratio 1: 3
         assert loss.item() == pytest.approx((-1.2 - 1.0 + 3.0) / divisor)
         assert clip_fraction.item() == pytest.approx(1 / divisor)
     loss.backward()
-    assert new.grad.tolist() == [[0.0, -0.125], [pytest.approx(0.375), 0.0]]
+    assert new.grad.flatten().tolist() == pytest.approx([0.0, -0.125, 0.375, 0.0])
 
 
 def test_a_ratio_far_from_one_is_clipped_and_never_dropped():

@@ -69,6 +69,7 @@ def test_an_empty_response_has_the_score_of_its_query():
     right = right_pad([query + response for query, response in zip(queries, responses, strict=True)], PAD)
     lengths = torch.tensor([len(query) for query in queries])
     assert end_scores(model, right, lengths, PAD).tolist() == pytest.approx(alone, abs=1e-5)
+    assert end_scores(model, right[2:, :1], 1, PAD).item() == pytest.approx(model(right[2:, :1]).item(), abs=1e-5)
 
 
 def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_number():

@@ -113,15 +113,16 @@ def test_the_first_loss_is_that_of_the_formula(miniature, monkeypatch):
     assert metrics["accuracy"] == sum(c > r for c, r in pairs) / 8
 
 
-def test_the_loss_of_four_pairs_typed_by_hand(monkeypatch):
-    """Ranked right by 2 and by 0.5, wrong by 1, and a tie."""
-    margins = [2.0, 0.5, -1.0, 0.0]
-    chosen, rejected = torch.tensor([3.0, 1.5, -1.0, 0.5], requires_grad=True), torch.tensor([1.0, 1.0, 0.0, 0.5])
+def test_the_loss_of_five_pairs_typed_by_hand(monkeypatch):
+    """Ranked right by 2, 0.5 and 3, wrong by 1, and a tie."""
+    margins = [2.0, 0.5, 3.0, -1.0, 0.0]
+    chosen = torch.tensor([3.0, 1.5, 2.0, -1.0, 0.5], requires_grad=True)
+    rejected = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.5])
     scored = {("model", "rows", PAD): (chosen, rejected)}
     monkeypatch.setattr(train_rm, "pair_scores", lambda *given: scored[given])
     loss, num_right, margin = train_rm.contrastive_loss("model", "rows", PAD)
     assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-m)) for m in margins), abs=1e-6)
-    assert num_right.item() == 2 and margin.item() == pytest.approx(1.5) and not margin.requires_grad
+    assert num_right.item() == 3 and margin.item() == pytest.approx(4.5) and not margin.requires_grad
     loss.backward()
     assert chosen.grad.tolist() == pytest.approx([-1 / (1 + math.exp(m)) for m in margins], abs=1e-6)
 
