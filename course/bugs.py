@@ -97,10 +97,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="filtered-rollouts", level=2, where="nanorlhf.rollout:rollout",
-        old="generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)",
-        new="generate(sampler, q, q != pad_id, T, temperature, 0, 0.9, eos_id=eos_id, pad_id=pad_id, uniforms=u)",
-        symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; in time "
-        "the KL goes below 0.",
+        old="sampler.top_p", new="0.9",
+        symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; "
+        "policy/sampler_gap is not 0 and policy/tis_weight below 1; in time the KL goes below 0.",
         cause="Rollouts are filtered by top-p while the ratio is taken against the whole distribution.",
         who="trl#1017, trl#1005",
         guard=(ROLLOUT + "responses_are_drawn_from_the_whole_distribution",),

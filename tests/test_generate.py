@@ -1,13 +1,18 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import nanorlhf.generate
+from kernels.int8 import Int8Weight
+from kernels.processor import has_int8_products
 from nanorlhf.errors import InputError
-from nanorlhf.generate import ban_repeated_ngrams, draw, generate, keep_top_k, keep_top_p
+from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate, keep_top_k, keep_top_p
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import left_pad
+from nanorlhf.peft import merge, tune
+from tests.conftest import TINY
 
 EOS, PAD = 1, 99
 QUERIES = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
@@ -290,3 +295,102 @@ def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
 def test_ngram_ban_that_would_ban_every_id_is_lifted():
     logits = ban_repeated_ngrams(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]), 1)
     assert logits.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------------ for_sampling
+needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
+
+
+def test_logprobs_after_the_filter_are_those_of_what_was_sampled(tiny_gpt):
+    """Over the tokens that top-p keeps, they are the logprobs before it less the log of the share that is kept."""
+    uniforms = torch.rand(30, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    settings = {"T": 6, "uniforms": uniforms, "eos_id": None, "top_p": 0.5}
+    response, before = sample(tiny_gpt, QUERIES * 10, **settings)
+    again, after = sample(tiny_gpt, QUERIES * 10, filtered_logprobs=True, **settings)
+    assert torch.equal(response, again) and (after > before).all()
+    for b, row in enumerate(QUERIES * 10):
+        ids = response[b].tolist()
+        for t in range(6):
+            p = (tiny_gpt.logits(tiny_gpt(torch.tensor([row + ids[:t]])))[0, -1].double() / 0.8).softmax(-1)
+            largest = p.sort(descending=True).values
+            kept = largest[: int((largest.cumsum(0) < 0.5).sum()) + 1].sum()
+            assert after[b, t].item() == pytest.approx((p[ids[t]] / kept).log().item(), abs=1e-5)
+    unfiltered = {**settings, "top_p": 1.0}
+    plain, flagged = (sample(tiny_gpt, QUERIES * 10, filtered_logprobs=flag, **unfiltered) for flag in (False, True))
+    assert torch.equal(plain[1], flagged[1])
+
+
+def random_gpt(**changes):
+    torch.manual_seed(0)
+    model = GPT(replace(TINY, **changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+LLAMA = {"norm": "rms", "gated_mlp": True, "activation": "silu", "n_kv_head": 2, "mlp_bias": False, "qkv_bias": False}
+SHAPES = {
+    "gpt2": {"positions": "learned", "rotary_dim": 0, "tied_head": True, "parallel_residual": False},
+    "codegen": {"positions": "rotary_interleaved", "shared_norm": True, "head_bias": True, "activation": "gelu_new"},
+    "qwen3": {**LLAMA, "qk_norm": True, "attention_out_bias": False, "parallel_residual": False, "tied_head": True},
+    "adapters": {"adapter_size": 3},
+}
+
+
+@needs_int8
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_an_int8_sampler_is_the_model_with_rounded_products(changes):
+    """Its logprobs are close to the model's and not equal; embeddings are shared, and the model is as it was."""
+    model = random_gpt(**changes).forbid(3, 36)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    sampler = for_sampling(model, "int8")
+    uniforms = torch.rand(30, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    response, logprobs = sample(sampler, QUERIES * 10, uniforms=uniforms, eos_id=None, temperature=1.0)
+    gaps = []
+    for row, ids, got in zip(QUERIES * 10, response.tolist(), logprobs, strict=True):
+        gaps.append(got.double() - full_forward_logprobs(model, row, ids, 1.0))
+    gap = torch.stack(gaps).abs().mean()
+    assert 1e-4 < gap < 0.1 and not torch.isin(response, torch.tensor([3, 36])).any()
+    assert sampler.transformer.embedding.weight is model.transformer.embedding.weight
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert {type(module.weight) for module in sampler.modules() if isinstance(module, torch.nn.Linear)} == {Int8Weight}
+
+
+@needs_int8
+def test_an_int8_sampler_reads_a_row_as_it_does_alone_and_without_padding(tiny_gpt):
+    test_a_response_does_not_depend_on_the_other_rows_or_on_padding(for_sampling(tiny_gpt, "int8"))
+    test_dropping_ended_rows_changes_nothing(for_sampling(tiny_gpt, "int8"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
+def test_low_rank_updates_are_merged_before_rounding(tiny_gpt, dtype):
+    tune(tiny_gpt, "lora", rank=2, alpha=4.0, targets=("q", "v", "down"))
+    for name, parameter in tiny_gpt.named_parameters():
+        if ".ups." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        results = [
+            sample(for_sampling(model, dtype), QUERIES, uniforms=uniforms, eos_id=None)
+            for model in (tiny_gpt, merge(tiny_gpt))
+        ]
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
+    uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, rounded = (
+            sample(for_sampling(tiny_gpt, how), QUERIES, uniforms=uniforms) for how in ("same", "bfloat16")
+        )
+    assert all(torch.equal(one, other) for one, other in zip(plain, rounded, strict=True))
+    assert for_sampling(tiny_gpt, "same") is tiny_gpt
+
+
+@needs_int8
+def test_nonfinite_weights_show_in_an_int8_sampler(tiny_gpt):
+    with torch.no_grad():
+        tiny_gpt.lm_head.weight[3] = float("nan")
+    with pytest.raises(InputError, match="logits are not finite"):
+        sample(for_sampling(tiny_gpt, "int8"), QUERIES)

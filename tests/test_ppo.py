@@ -12,6 +12,7 @@ from nanorlhf.ppo import (
     AdaptiveKL,
     FixedKL,
     eos_masks,
+    importance_weights,
     kl_penalised_rewards,
     masked_mean,
     policy_loss,
@@ -239,3 +240,63 @@ def test_kl_estimators_have_the_right_expectation_over_a_vocabulary_of_five():
     _, k1 = kl_penalised_rewards(p[:, None], q[:, None], torch.zeros(5), torch.zeros(5).long(), 1.0)
     assert (p.exp() * k1[:, 0]).sum().item() == pytest.approx(exact.item())
     assert (p.exp() * ((-k1[:, 0]).exp() - 1 + k1[:, 0])).sum().item() == pytest.approx(exact.item())
+
+
+# --------------------------------------------------------------------------------------------------- importance weights
+def test_importance_weights_equal_float64_and_padding_counts_nowhere():
+    generator = torch.Generator().manual_seed(0)
+    logprobs, sampled = (-3 * torch.rand(4, 6, generator=generator) for _ in range(2))
+    mask = torch.arange(6) > torch.tensor([5, 0, 2, 3])[:, None]
+    weights, clipped = importance_weights(logprobs.where(~mask, NAN), sampled.where(~mask, 1e6), mask, 1.5)
+    ratio = (logprobs.double() - sampled.double()).exp()
+    assert torch.allclose(weights.double(), ratio.clamp(max=1.5).where(~mask, 0.0), rtol=1e-6)
+    assert clipped.item() == pytest.approx(((ratio > 1.5) & ~mask).sum().item() / (~mask).sum().item())
+    assert 0 < clipped < 1
+    equal, none = importance_weights(logprobs, logprobs, mask, 1.5)
+    assert torch.equal(equal, (~mask).float()) and none == 0
+
+
+def loss_of_samples(theta, logits, sampler, rewards, clip):
+    """The clipped loss of one token that the sampler drew, in expectation over its draws; clip None: uncorrected.
+
+    theta (V,) are added to the policy's logits; at 0 the ratio is 1.
+    """
+    old, new = logits.log_softmax(0), (logits + theta).log_softmax(0)
+    weights = torch.ones(len(old), 1)
+    if clip is not None:
+        weights, _ = importance_weights(old[:, None], sampler.log()[:, None], NOT_MASKED.expand(len(old), 1), clip)
+    losses = [
+        policy_loss(new[a].view(1, 1), old[a].view(1, 1), weights[a] * rewards[a].view(1, 1), NOT_MASKED, 0.2)[0]
+        for a in sampler.nonzero().flatten()
+    ]
+    return (sampler[sampler > 0] * torch.stack(losses)).sum()
+
+
+NOT_MASKED = torch.zeros(1, 1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("sampler_is", ["another", "cut"])
+def test_untruncated_weights_make_the_gradient_unbiased_unless_the_sampler_lacks_a_token(sampler_is):
+    """Over a vocabulary of five, in float64: minus the gradient of the expected reward under the policy itself."""
+    torch.manual_seed(0)
+    logits, rewards = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    sampler = (logits + torch.randn(5, dtype=torch.float64)).softmax(0)
+    if sampler_is == "cut":  # top-p: the last is never drawn
+        sampler = logits.softmax(0) * (logits > logits.min())
+        sampler = sampler / sampler.sum()
+
+    def gradient(loss):
+        theta = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(loss(theta), theta)[0]
+
+    wanted = gradient(lambda theta: -((logits + theta).softmax(0) * rewards).sum())
+    unbounded, truncated, uncorrected = (
+        gradient(lambda theta, c=clip: loss_of_samples(theta, logits, sampler, rewards, c)) for clip in (1e9, 1.0, None)
+    )
+    if sampler_is == "another":
+        assert torch.allclose(unbounded, wanted, atol=1e-12)
+        assert not torch.allclose(truncated, wanted, atol=1e-3) and not torch.allclose(uncorrected, wanted, atol=1e-3)
+    else:  # what remains is the term of the token that is missing
+        missing = int(logits.argmin())
+        term = gradient(lambda theta: -(logits + theta).softmax(0)[missing] * rewards[missing])
+        assert torch.allclose(unbounded + term, wanted, atol=1e-12) and term.abs().max() > 1e-3
