@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.int8 import Int8Weight
-from kernels.linear import linear, product_dtype, rounded, wide_linear
+from kernels.linear import Packed, linear, product_dtype, rounded, wide_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -574,14 +573,14 @@ class GPT(nn.Module):
         """ids, mask (B, L) -> hidden (B, L, C) after the final norm; see `Transformer.forward`."""
         return self.transformer(ids, mask, cache, last)
 
-    def rounded_head(self) -> Tensor | Int8Weight:
+    def rounded_head(self) -> Tensor | Packed:
         """The LM head's weights (V, C), rounded to autocast's dtype where it is on; a sampler's may be packed."""
-        if isinstance(self.lm_head.weight, Int8Weight):
+        if isinstance(self.lm_head.weight, Packed):
             return self.lm_head.weight
         (weight,) = rounded(self.lm_head.weight)
         return weight if weight.is_cuda else weight.to(self.lm_head.weight.dtype)  # no CPU product widens its factors
 
-    def logits(self, hidden: Tensor, head: Tensor | Int8Weight | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, head: Tensor | Packed | None = None) -> Tensor:
         """hidden (..., C) -> logits (..., V), -inf at forbidden ids; head: `rounded_head()`, made once for many calls.
 
         Autocast rounds the factors, as in `linear_logprobs`, but not the logits: of SmolLM2-135M's distribution on a
