@@ -205,12 +205,16 @@ def heads(qkv: Tensor, n_head: int) -> tuple[Tensor, ...]:
 
 
 def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
-    """Rotate q and k of (B, S, H + 2K, D) in place, in float32 at least, by pairs (0, 1), (2, 3) or (0, r/2), ..."""
+    """Rotate q and k of (B, S, H + 2K, D) in place, in float32 at least, by pairs (0, 1), (2, 3) or (0, r/2), ...
+
+    A pair (a, b) is the complex number a + ib, and turning it is one product: (a + ib)(cos + i sin).
+    """
     qk = qkv[:, :, : (n_head + qkv.size(2)) // 2, : 2 * cos.size(-1)]  # (B, S, H + K, r)
     a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
-    turned = (a * cos).addcmul_(b, sin, value=-1)
-    b.copy_((b * cos).addcmul_(a, sin))
-    a.copy_(turned)
+    wide = torch.promote_types(qk.dtype, torch.float32)
+    turned = torch.complex(a.to(wide), b.to(wide)).mul_(torch.complex(cos, sin))  # (B, S, H + K, r / 2)
+    a.copy_(turned.real)
+    b.copy_(turned.imag)
     return qkv
 
 
