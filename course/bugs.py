@@ -341,8 +341,9 @@ BUGS: tuple[Bug, ...] = (
         guard=(GAE + "every_way_equals_a_double_loop_in_float64[doubling]",),
     ),
     Bug(
-        name="rewards-for-returns", level=2, where="train_ppo:main",
-        old="returns[index, :t]", new="rewards[index, :t]",
+        name="rewards-for-returns", level=2, where="train_ppo:with_values",
+        old="(advantages, returns, torch.zeros_like(scores)[:, None])",
+        new="(advantages, rewards, torch.zeros_like(scores)[:, None])",
         symptom="value/loss falls quickly to almost nothing: all but one of its targets are near 0. objective/score "
         "rises more slowly.",
         cause="The value model learns the reward of a token instead of the return from it on.",
