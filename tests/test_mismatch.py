@@ -15,7 +15,7 @@ from nanorlhf.model import GPT
 from nanorlhf.ppo import importance_weights
 from nanorlhf.rollout import Sampler
 from nanorlhf.training import checks
-from tests.conftest import TINY, interrupt_at, read_metrics, weights
+from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
 from tests.rlcf import Spy
 from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
 
@@ -165,3 +165,10 @@ def test_int8_is_refused_on_a_gpu(ppo, monkeypatch):
         with pytest.raises(InputError, match="isn't there on a GPU: pass bfloat16 or same"):
             checks.check_sampler(replace(ppo, rollout_dtype="int8", device=device))
     checks.check_sampler(replace(ppo, rollout_dtype="int8", device="cpu"))
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_int8_is_refused_before_a_run_on_a_gpu(ppo, device):
+    with pytest.raises(InputError, match="isn't there on a GPU: pass bfloat16 or same"):
+        train_ppo.main(replace(ppo, rollout_dtype="int8", device=device))
+    assert not ppo.out.exists()
