@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -32,6 +32,8 @@ from nanorlhf.model import GPT, ScalarModel
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+FAILURE = "nanorlhf/failure"  # key in the store of the process group
+WAIT_TO_BE_KILLED = 10.0  # seconds that a process whose neighbour died waits for `torchrun`
 M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", int, float)
 
@@ -69,19 +71,35 @@ def run(main: Callable[[Any], object], args: Any) -> None:
     """Call main(args) such that `torchrun` reports the error of the process that failed first.
 
     The error goes to the file that `torchrun` reads. A process that fails only because another one died waits to be
-    killed, so that its error is not reported as the cause.
+    killed, so that its error is not reported as the cause. Where that one was on another node, whose `torchrun` can't
+    kill it, it repeats the other's error.
     """
 
     def guarded() -> None:
         try:
             main(args)
-        except RuntimeError as error:  # of a collective: gloo's errors have no class of their own
-            if world_size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        except Exception as error:
+            if world_size() == 1:
+                raise
+            # of a collective: gloo's errors have no class of their own
+            if isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and "gloo" in str(error):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                time.sleep(10)
+                time.sleep(WAIT_TO_BE_KILLED)
+                raise RuntimeError(f"on another node {failure_elsewhere()}") from error
+            with suppress(dist.DistError):  # the store's node may be gone
+                dist.distributed_c10d._get_default_store().set(FAILURE, f"rank {rank()} failed: {error!r:.500}")
             raise
 
     (record(guarded) if "TORCHELASTIC_ERROR_FILE" in os.environ else guarded)()
+
+
+def failure_elsewhere() -> str:
+    """What the process that failed first has left in the store that all share, if it could."""
+    with suppress(dist.DistError):
+        store = dist.distributed_c10d._get_default_store()
+        if store.check([FAILURE]):
+            return store.get(FAILURE).decode(errors="replace")
+    return "a process died, or the node itself: its output may say why"
 
 
 def die_with_parent() -> None:

@@ -322,6 +322,24 @@ def test_collectives_and_sharded_steps_on_any_device(number, device, tmp_path):
     on_processes(run_tests, names, tmp_path, number, device)
 
 
+@pytest.mark.slow
+def test_shards_within_a_node_and_copies_across(tmp_path):
+    """Four processes as two nodes: a mesh of two by two. Gradients, states and a bad gradient as with one copy."""
+    names = [
+        "check_that_each_node_has_all_rows", "check_gradients",
+        "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",
+        "test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all",
+    ]  # fmt: skip
+    on_processes(run_tests, names, tmp_path, number=4, per_node=2)
+
+
+def test_nodes_of_unequal_size_are_refused(monkeypatch):
+    monkeypatch.setattr(distributed, "all_gather_objects", lambda sizes: [*sizes, 4])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.raises(InputError, match=r"--shard hsdp: nodes run \[4, 8\] processes: pass all the same"):
+        distributed.node_size()
+
+
 def test_a_batch_that_two_processes_cannot_share_is_refused_in_one_sentence(miniature, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(InputError, match="^--batch-size 9 can't be shared by 2 processes"):

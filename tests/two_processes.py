@@ -40,10 +40,17 @@ class Settings:
 
 DEVICE = torch.device("cpu")
 """of this rank"""
+WITHIN: int | None = None
+"""ranks that share one copy of a sharded model; None: all"""
 
 
-def on_processes(work: Callable, argument: object, directory: Path, number: int = 2, device: str = "cpu") -> None:
-    """Call work(argument) on each rank; what they print goes to the directory, and into the error if one fails."""
+def on_processes(
+    work: Callable, argument: object, directory: Path, number: int = 2, device: str = "cpu", per_node: int | None = None
+) -> None:
+    """Call work(argument) on each rank, as if per_node of them ran on each node.
+
+    What they print goes to the directory, and into the error if one fails.
+    """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__])
     with socket.socket() as free:
@@ -51,7 +58,7 @@ def on_processes(work: Callable, argument: object, directory: Path, number: int 
         port = free.getsockname()[1]
     logs = [directory / f"log.{rank}" for rank in range(number)]
     ranks = [
-        forks.Process(target=be_rank, args=(rank, number, device, port, log, work, argument))
+        forks.Process(target=be_rank, args=(rank, number, per_node, device, port, log, work, argument))
         for rank, log in enumerate(logs)
     ]
     for process in ranks:
@@ -64,15 +71,18 @@ def on_processes(work: Callable, argument: object, directory: Path, number: int 
     assert codes == [0] * number, "\n".join(log.read_text()[-2000:] for log in logs)
 
 
-def be_rank(rank: int, number: int, device: str, port: int, log: Path, work: Callable, argument: object) -> None:
-    global DEVICE
+def be_rank(
+    rank: int, number: int, per_node: int | None, device: str, port: int, log: Path, work: Callable, argument: object
+) -> None:
+    global DEVICE, WITHIN
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place["LOCAL_WORLD_SIZE"] = per_node or number
     os.environ.update({name: str(value) for name, value in place.items()})
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, sys.__stdout__.fileno())
     os.dup2(descriptor, sys.__stderr__.fileno())
     torch.set_num_threads(1)
-    DEVICE = distributed.setup(device)
+    DEVICE, WITHIN = distributed.setup(device), per_node
     if number == 1:  # a group of one, in which FSDP2 and NCCL run all the same
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     work(argument)
@@ -97,7 +107,7 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     torch.manual_seed(0)
     model = GPT(replace(TINY, tied_head=True)).to(DEVICE).forbid(3, 36)
     if shard:
-        distributed.shard(model, DEVICE, bfloat16=False)
+        distributed.shard(model, DEVICE, bfloat16=False, within=WITHIN)
     return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), Settings(), "lower --lr")
 
 
@@ -174,6 +184,34 @@ def check_collectives() -> None:
         r for r in range(number) for _ in range(2)
     ]
     assert distributed.from_first(lambda: {"rank": rank}) == {"rank": 0}
+
+
+def check_that_each_node_has_all_rows() -> None:
+    """Two ranks share a copy: each holds and reads half of it, from a file as from memory."""
+    assert distributed.world_size() == 4 and distributed.node_size() == WITHIN == 2
+    (one, _), (model, _) = make(False), make(True)
+    here, size = (sum(distributed.mine(p).numel() for p in m.parameters()) for m in (model, one))
+    assert 0.4 * size <= here <= 0.6 * size and torch.equal(weights(one), weights(model))
+    where = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
+    distributed.from_first(lambda: save(one, where))
+    read = load_gpt(where, "meta")
+    distributed.shard(read, DEVICE, bfloat16=False, within=WITHIN)
+    assert torch.equal(weights(read), weights(one))
+    assert sum(distributed.mine(p).numel() for p in read.parameters()) == here
+
+
+def check_gradients() -> None:
+    """Summed over all ranks, whichever of them share a copy: AdamW would hide a factor."""
+    (one, _), (model, _) = make(False), make(True)
+    ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    ids = ids[distributed.rank_slice(4)]
+    for m in (one, model):
+        m.logits(m(ids[:, :-1])).log_softmax(-1).gather(2, ids[:, 1:, None]).sum().backward()
+        distributed.sum_gradients(m)
+    for expected, found in zip(one.parameters(), model.parameters(), strict=True):
+        assert expected.grad is not None and found.grad is not None
+        difference = (distributed.whole(found.grad) - expected.grad).abs().max()
+        assert difference <= 1e-5 * max(1, expected.grad.abs().max()), (difference, expected.grad.abs().max())
 
 
 def test_sharded_steps_equal_unsharded_ones() -> None:
