@@ -98,7 +98,7 @@ def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monk
 def test_a_stale_sampler_gets_the_policys_weights_at_every_second_update(ppo, monkeypatch):
     used, batches = Spy(monkeypatch, "for_sampling", rollout), Spy(monkeypatch, "rollout", train_ppo)
     seen = []
-    monkeypatch.setattr(train_ppo.Sampler, "sync", recorded(train_ppo.Sampler.sync, seen))
+    monkeypatch.setattr(Sampler, "sync", recorded(Sampler.sync, seen))
     train_ppo.main(replace(ppo, sync_every=2, total_episodes=32, lr=1e-2))
     (before, at0), (_, at1), (_, at2), (_, at3) = seen
     assert torch.equal(at0, before) and torch.equal(at1, at0) and torch.equal(at3, at2) and not torch.equal(at2, at0)

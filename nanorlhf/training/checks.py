@@ -65,9 +65,11 @@ def check_sampler(args: Any) -> None:
     if args.rollout_dtype == "int8" and (on_gpu or not has_int8_products()):
         here = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
         raise InputError(f"--rollout-dtype int8 isn't there {here}: pass bfloat16 or same.")
+    if args.rollout_url is not None and (args.rollout_dtype != "same" or args.top_p != 1):
+        raise InputError("--rollout-url: dtype and filters are the server's: leave out --rollout-dtype and --top-p.")
     if args.top_p == 0:
         raise InputError("--top-p 0 would sample the most probable token alone: make it larger.")
-    if args.sync_every > 1 and args.shard != "none":
+    if args.sync_every > 1 and args.shard != "none" and args.rollout_url is None:
         raise InputError(f"--sync-every {args.sync_every} keeps a whole copy of the policy: leave out --shard.")
     if args.importance_correction == "tis" and args.rollout_logprobs == "sampler":
         raise InputError(

@@ -133,6 +133,8 @@ class RolloutArgs(TrainingArgs):
 class SamplerArgs:
     """Of PPO: who writes the responses, and how the update accounts for it (docs/mismatch.md)."""
 
+    rollout_url: str | None = None
+    """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""
     rollout_dtype: Literal["same", "bfloat16", "int8"] = "same"
     """dtype of the sampler's weights, rounded once per rollout; int8 is for CPUs with VNNI, which it makes faster"""
     top_p: Fraction = 1.0
