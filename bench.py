@@ -37,6 +37,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
@@ -608,6 +609,14 @@ def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 
     return f"{flops / seconds / (2 * n**3 / product_seconds):.0%} of the matmul rate"
 
 
+def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, biased: bool) -> str:
+    """What PyTorch's attention runs on, for a training pass of this shape: flash_attention, efficient_attention, ..."""
+    config, L = shape.config, shape.query_length + shape.response_length
+    q = torch.empty(1, config.n_head, L, config.head_width, device=device, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, 1, L, L, device=device, dtype=dtype) if biased else None
+    return SDPBackend(torch._fused_sdp_choice(q, q, q, bias, is_causal=not biased)).name.lower()
+
+
 def print_table(rows: list[dict]) -> None:
     print(f"{'way':42} {'ms':>10} {'x ours':>7} {'peak MB':>9}")
     for first, row in zip([None, *rows], rows, strict=False):
@@ -660,13 +669,21 @@ def main(args: Args) -> None:
     measured = [(part, SHAPES[args.shape]) for part in args.parts]
     if args.quick:
         measured.append(("generate", replace(SHAPES["small"], response_length=16)))
+    dtype = getattr(torch, args.dtype)
+    alone, padded = (attention_backend(SHAPES[args.shape], device, dtype, biased) for biased in (False, True))
+    print(f"attention: {alone} where padding is at the right only, on a GPU; {padded} elsewhere")
     rows = []
     for part, shape in measured:
         torch.manual_seed(0)
         rows += parts[part](args, shape, device)
     print_table(rows)
     if args.json is not None:
-        args.json.write_text(json.dumps({"torch": torch.__version__, "where": where, "rows": rows}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {"torch": torch.__version__, "where": where, "attention": [alone, padded], "rows": rows}, indent=2
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

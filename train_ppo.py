@@ -49,9 +49,10 @@ from nanorlhf.ppo import (
 )
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import Gold, RewardModel, Rule, places
-from nanorlhf.rollout import Rollout, Sampler, response_values, rollout
+from nanorlhf.rollout import Rollout, response_values, rollout
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.checks import check_models, check_ppo, check_scores
+from nanorlhf.training.engine import sampler_of
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
@@ -198,8 +199,7 @@ def main(args: Args) -> dict[str, float]:
         tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
     ref_policy = reference(policy)
     place_models(args, device, list(trained.values()), (ref_policy, *reward.models, gold and gold.model))
-    correction = args.importance_correction, args.tis_clip
-    sampler = Sampler(policy, args.rollout_dtype, args.top_p, args.sync_every, *correction)
+    sampler = sampler_of(args, policy, tokenizer)
 
     weights = [weight for model in trained.values() for weight in model.parameters()]
     groups = parameter_groups(weights, args.weight_decay, decay_vectors=True)

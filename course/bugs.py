@@ -96,8 +96,8 @@ BUGS: tuple[Bug, ...] = (
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
     ),
     Bug(
-        name="filtered-rollouts", level=2, where="nanorlhf.rollout:rollout",
-        old="sampler.top_p", new="0.9",
+        name="filtered-rollouts", level=2, where="nanorlhf.rollout:Sampler.writer",
+        old="self.top_p", new="0.9",
         symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; "
         "policy/sampler_gap is not 0 and policy/tis_weight below 1; in time the KL goes below 0.",
         cause="Rollouts are filtered by top-p while the ratio is taken against the whole distribution.",

@@ -349,15 +349,29 @@ def load_tokens(
     """Tokenise a file, or map what an earlier start has made of the same file and tokenizer; every rank calls it.
 
     Rank 0 does the work. The cache is named by kind and tokenizer, and made anew where the file's SHA-256 differs. It
-    is written whole or not at all; where its directory can't be written, rank 0 sends the arrays to the others.
+    is written whole or not at all; where its directory can't be written, or another node doesn't see it, rank 0 sends
+    the arrays to the others.
     """
     from nanorlhf import distributed  # here, as it imports torch, which converters do without
 
     path = Path(path)
     found = distributed.from_first(lambda: cached_tokens(path, tokenizer, kind, texts))
-    arrays = found if isinstance(found, dict) else read_cache(found)[1]
+    arrays = found if isinstance(found, dict) else first_cache(found)
     file = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path.open("rb")
     return Tokens(path, file, **arrays)
+
+
+def first_cache(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of rank 0's cache, mapped; sent by rank 0 where another node has no such file there, or another."""
+    from nanorlhf import distributed
+
+    try:
+        key, arrays = read_cache(path)
+    except (OSError, SafetensorError):
+        key, arrays = "", {}
+    if distributed.largest(int(key != distributed.from_first(lambda: key))):
+        arrays = distributed.from_first(lambda: arrays)
+    return arrays
 
 
 def cached_tokens(

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -32,6 +32,8 @@ from nanorlhf.model import GPT, ScalarModel
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+FAILURE = "nanorlhf/failure"  # key in the store of the process group
+WAIT_TO_BE_KILLED = 10.0  # seconds that a process whose neighbour died waits for `torchrun`
 M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", int, float)
 
@@ -69,19 +71,35 @@ def run(main: Callable[[Any], object], args: Any) -> None:
     """Call main(args) such that `torchrun` reports the error of the process that failed first.
 
     The error goes to the file that `torchrun` reads. A process that fails only because another one died waits to be
-    killed, so that its error is not reported as the cause.
+    killed, so that its error is not reported as the cause. Where that one was on another node, whose `torchrun` can't
+    kill it, it repeats the other's error.
     """
 
     def guarded() -> None:
         try:
             main(args)
-        except RuntimeError as error:  # of a collective: gloo's errors have no class of their own
-            if world_size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        except Exception as error:
+            if world_size() == 1:
+                raise
+            # of a collective: gloo's errors have no class of their own
+            if isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and "gloo" in str(error):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                time.sleep(10)
+                time.sleep(WAIT_TO_BE_KILLED)
+                raise RuntimeError(f"on another node {failure_elsewhere()}") from error
+            with suppress(dist.DistError):  # the store's node may be gone
+                dist.distributed_c10d._get_default_store().set(FAILURE, f"rank {rank()} failed: {error!r:.500}")
             raise
 
     (record(guarded) if "TORCHELASTIC_ERROR_FILE" in os.environ else guarded)()
+
+
+def failure_elsewhere() -> str:
+    """What the process that failed first has left in the store that all share, if it could."""
+    with suppress(dist.DistError):
+        store = dist.distributed_c10d._get_default_store()
+        if store.check([FAILURE]):
+            return store.get(FAILURE).decode(errors="replace")
+    return "a process died, or the node itself: its output may say why"
 
 
 def die_with_parent() -> None:
@@ -108,6 +126,15 @@ def keep_freed_memory() -> None:
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def node_size() -> int:
+    """Number of this node's processes. Raises InputError where another node has another number."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    sizes = set(all_gather_objects([here]))
+    if len(sizes) > 1:
+        raise InputError(f"--shard hsdp: nodes run {sorted(sizes)} processes: pass all the same --nproc-per-node.")
+    return here
 
 
 def rank() -> int:
@@ -162,15 +189,20 @@ def largest(number: N) -> N:
 
 
 # ------------------------------------------------------------------------------------------------------ sharded weights
-def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offload: bool = False) -> None:
+def shard(
+    model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offload: bool = False, within: int | None = None
+) -> None:
     """Shard the model's weights across the ranks' devices, block by block (FSDP2); a single process keeps it whole.
+
+    within: so many consecutive ranks, those of a node, share one copy of the weights, and the nodes' copies are kept
+    equal by summing their gradients (HSDP); None: all ranks share one.
 
     bfloat16: on CUDA, gather the blocks in bfloat16 and sum their gradients in float32; embedding, final norm and heads
     stay float32, as under autocast. offload: keep this rank's shard in CPU memory. Of a model that was loaded on the
     meta device, each rank reads only its own rows from the files.
     """
     home = torch.device("cpu") if offload else device
-    if world_size() == 1:
+    if not dist.is_initialized():
         if "stored" in model.__dict__:
             read_weights(model, home)
         model.to(home)
@@ -183,6 +215,8 @@ def shard(model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offloa
     tensors = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
     model.__dict__["skeleton"] = copy.deepcopy(model, tensors)  # for `plain`; not registered as a submodule
     mesh = init_device_mesh(device.type, (world_size(),))
+    if within is not None:
+        mesh = init_device_mesh(device.type, (world_size() // within, within), mesh_dim_names=("copies", "shards"))
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     mixed = MixedPrecisionPolicy()
     if bfloat16 and device.type == "cuda":
@@ -217,8 +251,9 @@ def my_rows(tensor: Tensor) -> slice:
     """This rank's rows of a tensor as FSDP2 shards it: like `torch.chunk`, so the last ranks may have fewer or none."""
     if not is_distributed(tensor):
         return slice(None)
-    share = -(-len(tensor) // world_size())
-    return slice(rank() * share, (rank() + 1) * share)
+    mesh = tensor.device_mesh  # the last dimension shards, one before it copies
+    share, place = -(-len(tensor) // mesh.size(mesh.ndim - 1)), mesh.get_local_rank(mesh.ndim - 1)
+    return slice(place * share, (place + 1) * share)
 
 
 def like_shard(rows: Tensor, like: Tensor) -> Tensor:

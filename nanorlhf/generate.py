@@ -15,6 +15,8 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache, Linear
 from nanorlhf.peft import merge
 
+CAPTURE_PAYS = 16  # decode steps left above which a GPU captures one anew: an estimate, not measured
+
 
 @torch.inference_mode()
 def generate(
@@ -68,7 +70,7 @@ def generate(
         token=query[:, -1:].clone(),
         ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
         t=torch.zeros(1, dtype=torch.long, device=device),
-        cache=KVCache(model.config, query_mask, max_new_tokens, dtype),
+        cache=KVCache(model.config, query_mask, max_new_tokens, dtype, whole=replays(device)),
     )
 
     def sample(hidden: Tensor) -> None:
@@ -99,21 +101,24 @@ def generate(
         sample(model(live.token, cache=live.cache)[:, -1])
 
     sample(model(query, query_mask, live.cache, last=1)[:, -1])
-    # a GPU checks rarely whether rows have ended and shrinks its batch rarely: both interrupt the graph's replay
-    ask_every, drop_at = (8, 1 / 2) if device.type == "cuda" else (1, 1 / 4)
+    # a GPU checks rarely whether rows have ended and shrinks its batch rarely: both interrupt the graph's replay, and a
+    # capture, which empties the allocator's cache, has to pay for itself in the steps that are left
+    on_gpu = replays(device)
+    ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
     graph, num_eager = None, 0
     for t in range(1, max_new_tokens):
+        worth_it = not on_gpu or max_new_tokens - t > CAPTURE_PAYS
         if eos_id is not None and t % ask_every == 0:
             num_ended = int(live.ended.sum())
             if num_ended == len(live.index):
                 break
-            if num_ended >= drop_at * len(live.index):  # drop them: the copy pays for itself
+            if num_ended >= drop_at * len(live.index) and worth_it:  # drop them: the copy pays for itself
                 response[live.index], logprobs[live.index] = live.response, live.logprobs
                 live.keep(~live.ended.squeeze(1))
                 graph, num_eager = None, 0
         if graph is not None:
             graph.replay()
-        elif device.type == "cuda" and num_eager == 3 and not no_repeat_ngram_size:  # the libraries are warmed up
+        elif on_gpu and worth_it and num_eager >= 3 and not no_repeat_ngram_size:  # the libraries are warmed up
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # records one step without running it
                 step()
@@ -126,6 +131,11 @@ def generate(
         raise InputError("the language model's logits are not finite: its weights are damaged, or --lr was too high.")
     with torch.inference_mode(False):  # copies that a backward pass may keep
         return response.clone(), logprobs.clone()
+
+
+def replays(device: torch.device) -> bool:
+    """Whether a decode step is captured once and replayed: on a GPU, where starting its kernels takes longer."""
+    return device.type == "cuda"
 
 
 def for_sampling(model: GPT, dtype: str) -> GPT:

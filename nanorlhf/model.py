@@ -137,6 +137,19 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
     return (visible & mask[:, None, None, :]) | (key == query)
 
 
+def causal_suffices(mask: Tensor) -> bool:
+    """Whether causal attention keeps padding out by itself: no real token of mask (B, L) comes after padding.
+
+    Then a GPU needs no bias, which would rule out flash attention; asking waits for it. A CPU keeps the bias: its
+    kernel takes one, and its sums stay those of batches with other padding.
+    """
+    return has_causal_kernel(mask.device) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+
+
+def has_causal_kernel(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as 0 and -inf to add to the attention logits: made once, not once per layer."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
@@ -501,6 +514,7 @@ class Transformer(nn.Module):
         the last so many tokens, hidden (B, last, C), and the last block computes no more.
         """
         visible: Mapping[int | None, Tensor | None]  # by window
+        last_visible: Tensor | None = None  # of the last block, where it differs
         config, S = self.config, ids.size(1)
         last = S if last is None else last
         if cache is not None and cache.length:
@@ -515,16 +529,23 @@ class Transformer(nn.Module):
                 positions = position_ids(mask)
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
                 windows = {config.window(layer) for layer in range(config.n_layer)}
-                masks = {window: attention_mask(mask, window, config.causal) for window in windows}
                 dtype = product_dtype(self.embedding.weight)  # of queries and keys
-                visible = {window: attention_bias(masks[window], dtype) for window in windows}
+                if windows == {None} and config.causal and causal_suffices(mask):
+                    visible = {None: None}
+                    if last < S:  # the causal kernel takes as many queries as keys
+                        last_visible = attention_bias(attention_mask(mask, None)[:, :, -last:], dtype)
+                else:
+                    masks = {window: attention_mask(mask, window, config.causal) for window in windows}
+                    visible = {window: attention_bias(masks[window], dtype) for window in windows}
             rotary = None if self.positions is not None else rotary_tables(config, positions)
         x = self.embedding(ids)  # (B, S, C)
         if self.positions is not None:
             x = x + self.positions(positions)
         for layer, block in enumerate(self.blocks):
-            wanted = last if layer + 1 == config.n_layer else S
-            arguments = (x, visible[config.window(layer)], rotary, cache, layer, wanted)
+            wanted, bias = S, visible[config.window(layer)]
+            if layer + 1 == config.n_layer:
+                wanted, bias = last, bias if last_visible is None else last_visible
+            arguments = (x, bias, rotary, cache, layer, wanted)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:

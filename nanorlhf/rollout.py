@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,16 @@ class Sampler:
         if self.dtype == "same":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def writer(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """`generate` with the weights of now: a sharded policy is gathered once per rollout, not per token."""
+        model = for_sampling(distributed.plain(self.source), self.dtype)
+
+        def write(query: Tensor, mask: Tensor, T: int, temperature: float, **rest: Any) -> tuple[Tensor, Tensor]:
+            with self.precision(query.device):
+                return generate(model, query, mask, T, temperature, top_p=self.top_p, filtered_logprobs=True, **rest)
+
+        return write
 
     def weights(self, batch: "Rollout") -> tuple[Tensor | float, dict[str, float]]:
         """What the update multiplies advantages by, (B, T), 1 without a correction; and how far off the sampler is."""
@@ -116,19 +127,14 @@ def rollout(
     B, T = uniforms.shape
     device = policy.lm_head.weight.device
     order, place = sampling_order(rows)
-    sampler = sampler or Sampler(policy)
-    writer = for_sampling(distributed.plain(sampler.source), sampler.dtype)  # gathered once per rollout, not per token
+    write = (sampler or Sampler(policy)).writer()
     parts: list[tuple[Tensor, ...]] = []
     golds: list[float] = []
     for index in micro_batches(order, rollout_batch_size):
         some_rows, u = [rows[i] for i in index], uniforms[index]  # (b, T)
         q = left_pad([row.query for row in some_rows], pad_id).to(device)  # (b, q) as long as these need [N+ 5]
         # (b, T) each; [N+ 23] [PAD] after the first EOS
-        with sampler.precision(device):
-            response, sampled = generate(
-                writer, q, q != pad_id, T, temperature, top_p=sampler.top_p, eos_id=eos_id, pad_id=pad_id, uniforms=u,
-                filtered_logprobs=True,
-            )  # fmt: skip
+        response, sampled = write(q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)
         assert response.shape == (len(q), T)  # the response alone: no query ids in it
         if gold is not None:  # one frozen model after the other is on the device
             golds += gold.of_ids([row.record["query"] for row in some_rows], q, response)

@@ -64,6 +64,12 @@ def tiny_gpt() -> GPT:
     return model.eval()
 
 
+GPU = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+)
+"""a parameter `device` of tests whose body a CPU runs too"""
+
 UNCLIPPED = {"clip_range": 1e6, "value_clip_range": None}
 """PPO without a kink. At the boundary of a clip the gradient jumps: where one run has moved a value by 0.2 and another
 by 0.2000003, only one of them clips it, and runs that differ by rounding alone part ways. Tests that compare such runs

@@ -35,7 +35,9 @@ def moment(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     bench.main(replace(moment, json=tmp_path / "speed.json", dtype=dtype))
-    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    written = json.loads((tmp_path / "speed.json").read_text())
+    rows, attention = written["rows"], written["attention"]
+    assert len(attention) == 2 and set(attention) <= {"math", "flash_attention", "efficient_attention"}
     assert {row["what"].split(",")[0] for row in rows} == {"generate", "linear_logprobs", "logprobs_from_logits", "gae"}
     names = [row["way"] for row in rows if row["what"] == "generate"]
     int8 = ["ours, rollouts in int8"] if has_int8_products() else []
@@ -44,7 +46,7 @@ def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     assert all(("packing_seconds" in row) == ("rollouts" in row["way"]) for row in rows)
     assert rows[0]["way"] == "ours" and all(row["seconds"] > 0 and row["peak_bytes"] >= 0 for row in rows)
     printed = capsys.readouterr().out
-    assert "plain PyTorch" in printed
+    assert "plain PyTorch" in printed and f"attention: {attention[0]} where" in printed
     for limit in ("tokens/s, [0-9]+% of copy bandwidth\n", "[0-9]+% of the matmul rate\n"):
         assert re.search(limit, printed)
 

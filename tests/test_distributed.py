@@ -23,10 +23,10 @@ from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from tests import two_processes
-from tests.conftest import ROOT, UNCLIPPED, read_metrics, weights
+from tests.conftest import GPU, ROOT, UNCLIPPED, read_metrics, weights
 from tests.test_regression import scored  # noqa: F401  a fixture
 from tests.test_train_ppo import policy_that_stops
-from tests.two_processes import on_two_processes, run_all, run_tests
+from tests.two_processes import on_processes, run_all, run_tests
 
 SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
@@ -84,7 +84,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         sharded = {"shard": shard, "checkpoint_activations": True} if shard != "none" else {}
         sharded |= {"offload": True} if (stage, shard) == ("ppo", "fsdp") else {}
         pairs.append((main, replace(args, out=root / f"{stage}_{shard}", **sharded)))
-    on_two_processes(run_all, pairs, root)
+    on_processes(run_all, pairs, root)
     return {(stage, shard): root / f"{stage}_{shard}" for stage in stages for shard in ("one", "none", "fsdp")}
 
 
@@ -301,7 +301,43 @@ def test_torchrun_killed_with_sigkill_leaves_no_orphan(job):
 @pytest.mark.parametrize("name", [name for name in vars(two_processes) if name.startswith("test_")])
 def test_two_processes_agree(name, tmp_path):
     """What tests/two_processes.py asserts, on both ranks."""
-    on_two_processes(run_tests, [name], tmp_path)
+    on_processes(run_tests, [name], tmp_path)
+
+
+TWO_GPUS = pytest.param(
+    2, "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")]
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "device"), [(1, "cpu"), pytest.param(1, *GPU.values, marks=GPU.marks), TWO_GPUS], ids=str
+)
+def test_collectives_and_sharded_steps_on_any_device(number, device, tmp_path):
+    """Gloo's or NCCL's; FSDP2 also in a group of one."""
+    names = [
+        "check_collectives", "test_sharded_steps_equal_unsharded_ones",
+        "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",
+    ]  # fmt: skip
+    on_processes(run_tests, names, tmp_path, number, device)
+
+
+@pytest.mark.slow
+def test_shards_within_a_node_and_copies_across(tmp_path):
+    """Four processes as two nodes: a mesh of two by two. Gradients, states and a bad gradient as with one copy."""
+    names = [
+        "check_that_each_node_has_all_rows", "check_gradients",
+        "test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit",
+        "test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all",
+    ]  # fmt: skip
+    on_processes(run_tests, names, tmp_path, number=4, per_node=2)
+
+
+def test_nodes_of_unequal_size_are_refused(monkeypatch):
+    monkeypatch.setattr(distributed, "all_gather_objects", lambda sizes: [*sizes, 4])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.raises(InputError, match=r"--shard hsdp: nodes run \[4, 8\] processes: pass all the same"):
+        distributed.node_size()
 
 
 def test_a_batch_that_two_processes_cannot_share_is_refused_in_one_sentence(miniature, tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import copy
 import math
 from dataclasses import replace
 
@@ -14,14 +15,15 @@ from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate,
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import merge, tune
-from tests.conftest import TINY
+from tests.conftest import GPU, TINY
+from tests.fake_graph import FakeGraph, fake_graph
 
 EOS, PAD = 1, 99
 QUERIES = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
 
 
-def sample(model, rows, T=12, seed=0, **settings):
-    query = left_pad(rows, PAD)
+def sample(model, rows, T=12, seed=0, device="cpu", **settings):
+    query = left_pad(rows, PAD).to(device)
     settings = {"temperature": 0.8, "eos_id": EOS, "pad_id": PAD, **settings}
     return generate(model, query, query != PAD, T, generator=torch.Generator().manual_seed(seed), **settings)
 
@@ -117,6 +119,92 @@ def test_dropping_ended_rows_changes_nothing(tiny_gpt):
     for ids, reference in zip(stopped.tolist(), full.tolist(), strict=True):
         end = reference.index(EOS) + 1 if EOS in reference else 12
         assert ids[:end] == reference[:end] and set(ids[end:]) <= {PAD}
+
+
+@torch.inference_mode()
+def step_by_step(model, row, uniforms, temperature):
+    """Tokens and logprobs of one row by a full forward pass per token, up to EOS."""
+    ids, logprobs = [], []
+    for uniform in uniforms:
+        logits = model.logits(model(torch.tensor([row + ids])))[0, -1].double() / temperature
+        log_p = logits.log_softmax(-1)
+        token = int((log_p.exp().cumsum(0) <= uniform).sum())
+        ids, logprobs = [*ids, token], [*logprobs, log_p[token].item()]
+        if token == EOS:
+            break
+    return ids, logprobs
+
+
+def rows_that_end_early(model):
+    """EOS about one token in eight, so that a GPU drops rows; T = 40, so that it captures a step more than once."""
+    with torch.no_grad():
+        direction = torch.ones(32) / math.sqrt(32)
+        model.transformer.norm.bias += 4 * direction
+        model.lm_head.weight[EOS] += 0.6 * direction
+    rows = [[5 + i % 7, *range(6, 6 + i % 5)] for i in range(24)]
+    return rows, torch.rand(24, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+
+
+def check_rows(model, device, rows, uniforms):
+    """`generate` on the device against full forward passes on the CPU, at temperature 0.8."""
+    expected = [step_by_step(model, row, u.tolist(), 0.8) for row, u in zip(rows, uniforms, strict=True)]
+    response, logprobs = sample(copy.deepcopy(model).to(device), rows, T=40, uniforms=uniforms, device=device)
+    for (ids, wanted), found, got in zip(expected, response.tolist(), logprobs.tolist(), strict=True):
+        assert found == ids + [PAD] * (40 - len(ids))
+        assert got == pytest.approx(wanted + [0.0] * (40 - len(ids)), abs=1e-4)
+    return sorted(len(ids) for ids, _ in expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_device_writes_what_full_forward_passes_say(tiny_gpt, device):
+    rows, uniforms = rows_that_end_early(tiny_gpt)
+    check_rows(tiny_gpt, device, rows, uniforms)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """The loop of a GPU on the CPU; returns the graphs that were captured."""
+    monkeypatch.setattr(nanorlhf.generate, "replays", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", fake_graph)
+    monkeypatch.setattr(FakeGraph, "captured", [])
+    return FakeGraph.captured
+
+
+def test_replayed_steps_write_what_full_forward_passes_say(tiny_gpt, emulated):
+    """Captured after three steps; once three in four rows have ended, anew with the others."""
+    rows, uniforms = rows_that_end_early(tiny_gpt)
+    lengths = check_rows(tiny_gpt, "cpu", rows, uniforms)
+    assert lengths[17] <= 8 and lengths[-1] > 24  # three in four have ended after 8 tokens
+    assert len(emulated) == 2 and all(graph.num_replays > 3 for graph in emulated)
+
+
+@pytest.mark.parametrize(("T", "num_captures"), [(17, 0), (21, 1), (24, 1), (53, 1)])
+def test_a_capture_has_to_pay_for_itself(tiny_gpt, emulated, T, num_captures):
+    """No row ends. Of T tokens the first is the prefill's and three more warm up, before a step may be captured."""
+    captured, _ = sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)
+    assert len(emulated) == num_captures and sum(graph.num_replays for graph in emulated) == num_captures * (T - 4)
+    nanorlhf.generate.replays = lambda device: False  # undone by the fixture
+    assert torch.equal(captured, sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)[0])
+
+
+def test_a_replay_repeats_memory_and_not_python():
+    """What makes the emulation able to fail: a number that Python counts up stays what it was when captured."""
+    total, count = torch.zeros(1), [1]
+
+    def step():
+        total.add_(count[0])
+        count[0] += 1
+
+    graph = FakeGraph()
+    with fake_graph(graph):
+        step()
+    assert total.item() == 0 and count == [2]
+    graph.replay()
+    graph.replay()
+    assert total.item() == 2
+    with pytest.raises(RuntimeError, match="wait for a number"), fake_graph(FakeGraph()):
+        total.item()
 
 
 def tiny_vocabulary_model(V=5):

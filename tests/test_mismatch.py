@@ -15,7 +15,7 @@ from nanorlhf.model import GPT
 from nanorlhf.ppo import importance_weights
 from nanorlhf.rollout import Sampler
 from nanorlhf.training import checks
-from tests.conftest import TINY, interrupt_at, read_metrics, weights
+from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
 from tests.rlcf import Spy
 from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
 
@@ -98,7 +98,7 @@ def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monk
 def test_a_stale_sampler_gets_the_policys_weights_at_every_second_update(ppo, monkeypatch):
     used, batches = Spy(monkeypatch, "for_sampling", rollout), Spy(monkeypatch, "rollout", train_ppo)
     seen = []
-    monkeypatch.setattr(train_ppo.Sampler, "sync", recorded(train_ppo.Sampler.sync, seen))
+    monkeypatch.setattr(Sampler, "sync", recorded(Sampler.sync, seen))
     train_ppo.main(replace(ppo, sync_every=2, total_episodes=32, lr=1e-2))
     (before, at0), (_, at1), (_, at2), (_, at3) = seen
     assert torch.equal(at0, before) and torch.equal(at1, at0) and torch.equal(at3, at2) and not torch.equal(at2, at0)
@@ -165,3 +165,10 @@ def test_int8_is_refused_on_a_gpu(ppo, monkeypatch):
         with pytest.raises(InputError, match="isn't there on a GPU: pass bfloat16 or same"):
             checks.check_sampler(replace(ppo, rollout_dtype="int8", device=device))
     checks.check_sampler(replace(ppo, rollout_dtype="int8", device="cpu"))
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_int8_is_refused_before_a_run_on_a_gpu(ppo, device):
+    with pytest.raises(InputError, match="isn't there on a GPU: pass bfloat16 or same"):
+        train_ppo.main(replace(ppo, rollout_dtype="int8", device=device))
+    assert not ppo.out.exists()

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import nanorlhf.model
 from nanorlhf.checkpoint import scalar_from_gpt
 from nanorlhf.model import (
     GPT,
@@ -18,6 +20,7 @@ from nanorlhf.model import (
     RotaryScaling,
     ScalarModel,
     attention_mask,
+    causal_suffices,
     position_ids,
     turn_,
 )
@@ -96,6 +99,51 @@ def test_a_row_of_only_padding_is_finite_and_does_not_affect_other_rows(gpt) -> 
     hidden = gpt(ids, mask)
     assert hidden.isfinite().all()
     assert (hidden[0] - gpt(ids[:1])[0]).abs().max() < 1e-5
+
+
+# . padding, # real; whether causal attention alone keeps the padding out
+PADDINGS = {
+    "none": (["######", "######"], True),
+    "right": (["######", "###...", "#....."], True),
+    "a row of only padding": (["####..", "......"], True),
+    "left": (["######", "..####"], False),
+    "both sides": ([".####.", "###..."], False),
+    "within a row": (["##.###", "######"], False),
+}
+
+
+@pytest.mark.parametrize("last", [None, 3])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, last) -> None:
+    """Hidden states of real tokens and the gradients of all weights; where padding comes first, the bias stays."""
+    drawing, suffices = PADDINGS[padding]
+    mask = torch.tensor([[sign == "#" for sign in row] for row in drawing])
+    ids, wanted = torch.randint(41, mask.shape), mask[:, -(last or 6) :]
+    spy, plain, results = [], F.scaled_dot_product_attention, []
+
+    def attend(q, k, v, **settings):
+        spy.append(settings["is_causal"])
+        return plain(q, k, v, **settings)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    for on_gpu in (False, True):
+        monkeypatch.setattr(nanorlhf.model, "has_causal_kernel", lambda device, on_gpu=on_gpu: on_gpu)
+        gpt.zero_grad()
+        hidden = gpt(ids, mask, last=last)[wanted]
+        (hidden * torch.arange(hidden.numel()).view_as(hidden).cos()).sum().backward()
+        results.append((hidden.detach(), *(p.grad for p in gpt.transformer.parameters())))
+    causal = suffices and gpt.config.attention_windows is None
+    assert spy == [False] * 3 + [causal, causal, causal and last is None]
+    assert (results[0][0] - results[1][0]).abs().max() < 1e-6
+    for biased, unbiased in zip(*results, strict=True):
+        assert (biased - unbiased).abs().max() <= 1e-6 * biased.abs().max().clamp(min=1)
+
+
+def test_a_cpu_keeps_the_bias(monkeypatch) -> None:
+    """Its sums would otherwise depend on the other rows' padding, and old runs would end in other digits."""
+    assert not causal_suffices(torch.ones(1, 3, dtype=torch.bool))
+    monkeypatch.setattr(nanorlhf.model, "has_causal_kernel", lambda device: True)
+    assert causal_suffices(torch.ones(1, 3, dtype=torch.bool))
 
 
 @torch.no_grad()

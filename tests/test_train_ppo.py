@@ -16,7 +16,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks, whiten
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import TINY, UNCLIPPED, interrupt_at, read_metrics
+from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
 from tests.rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
@@ -296,6 +296,21 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
     for steps in runs[:-1]:
         for step in range(len(steps) if clips else 1):
             assert torch.allclose(steps[step], runs[-1][step], atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{}, {"offload": True}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, gradients, monkeypatch, device, change):  # noqa: F811
+    """Of the same responses: a token that rounding flips would make another update."""
+    args = replace(miniature.ppo, total_episodes=8, num_ppo_epochs=1, value_coef=1.0, rollout_batch_size=8)
+    args, written = replace(args, out=miniature.root / "ppo_device", overwrite=True), spy_on(monkeypatch, "generate")
+    train_ppo.main(args)
+    ((_, result),) = written.calls
+    monkeypatch.setattr(rollout, "generate", lambda model, query, *_, **__: tuple(x.to(query.device) for x in result))
+    train_ppo.main(replace(args, device=device, micro_batch_size=3, **change))
+    expected, found = (gradient.double().cpu() for gradient in gradients)
+    assert expected.abs().max() > 1e-2
+    assert (found - expected).norm() < (0.05 if "dtype" in change else 1e-4) * expected.norm()
 
 
 def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkeypatch):  # noqa: F811

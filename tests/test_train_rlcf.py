@@ -17,7 +17,7 @@ from nanorlhf.model import GPT
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.rlcf import Rollout, T, programs_of
-from tests.two_processes import on_two_processes, run_all
+from tests.two_processes import on_processes, run_all
 
 
 def comparisons(where, rollout: Rollout) -> list[float]:
@@ -258,7 +258,7 @@ def runs(rlcf, tmp_path_factory):
     }
     for stage, (main, args) in stages.items():
         main(replace(args, out=root / stage / "one"))
-    on_two_processes(run_all, [(main, replace(args, out=root / s / "two")) for s, (main, args) in stages.items()], root)
+    on_processes(run_all, [(main, replace(args, out=root / s / "two")) for s, (main, args) in stages.items()], root)
     return {stage: (root / stage / "one", root / stage / "two") for stage in stages}
 
 

@@ -1,6 +1,6 @@
-"""What tests run on two gloo processes, and how they are started.
+"""What tests run on two processes, or one or more,, and how they are started.
 
-`on_two_processes` forks both from a process that has imported everything: starting Python twice takes longer than the
+`on_processes` forks them from a process that has imported everything: starting Python twice takes longer than the
 work.
 """
 
@@ -38,15 +38,29 @@ class Settings:
     max_skipped_steps: int = 3
 
 
-def on_two_processes(work: Callable, argument: object, directory: Path) -> None:
-    """Call work(argument) on both ranks; what they print goes to the directory, and into the error if one fails."""
+DEVICE = torch.device("cpu")
+"""of this rank"""
+WITHIN: int | None = None
+"""ranks that share one copy of a sharded model; None: all"""
+
+
+def on_processes(
+    work: Callable, argument: object, directory: Path, number: int = 2, device: str = "cpu", per_node: int | None = None
+) -> None:
+    """Call work(argument) on each rank, as if per_node of them ran on each node.
+
+    What they print goes to the directory, and into the error if one fails.
+    """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    logs = [directory / f"log.{rank}" for rank in range(2)]
-    ranks = [forks.Process(target=be_rank, args=(rank, port, log, work, argument)) for rank, log in enumerate(logs)]
+    logs = [directory / f"log.{rank}" for rank in range(number)]
+    ranks = [
+        forks.Process(target=be_rank, args=(rank, number, per_node, device, port, log, work, argument))
+        for rank, log in enumerate(logs)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -54,17 +68,23 @@ def on_two_processes(work: Callable, argument: object, directory: Path) -> None:
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
-    assert codes == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
+    assert codes == [0] * number, "\n".join(log.read_text()[-2000:] for log in logs)
 
 
-def be_rank(rank: int, port: int, log: Path, work: Callable, argument: object) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def be_rank(
+    rank: int, number: int, per_node: int | None, device: str, port: int, log: Path, work: Callable, argument: object
+) -> None:
+    global DEVICE, WITHIN
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place["LOCAL_WORLD_SIZE"] = per_node or number
     os.environ.update({name: str(value) for name, value in place.items()})
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, sys.__stdout__.fileno())
     os.dup2(descriptor, sys.__stderr__.fileno())
     torch.set_num_threads(1)
-    distributed.setup("cpu")
+    DEVICE, WITHIN = distributed.setup(device), per_node
+    if number == 1:  # a group of one, in which FSDP2 and NCCL run all the same
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     work(argument)
 
 
@@ -85,15 +105,16 @@ def run_tests(names: list[str]) -> None:
 
 def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     torch.manual_seed(0)
-    model = GPT(replace(TINY, tied_head=True)).forbid(3, 36)
+    model = GPT(replace(TINY, tied_head=True)).to(DEVICE).forbid(3, 36)
     if shard:
-        distributed.shard(model, torch.device("cpu"), bfloat16=False)
+        distributed.shard(model, DEVICE, bfloat16=False, within=WITHIN)
     return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), Settings(), "lower --lr")
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:
     """One step on this rank's half of the batch."""
-    ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(seed))[distributed.rank_slice(4)]
+    ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    ids = ids[distributed.rank_slice(4)]
     steps.optimizer.zero_grad()
     loss = model.logits(model(ids[:, :-1])).log_softmax(-1).gather(2, ids[:, 1:, None]).sum() / -32
     (loss * float("nan") if poisoned else loss).backward()
@@ -153,6 +174,46 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
             assert all(p.grad is not None for p in model.transformer.parameters())
 
 
+def check_collectives() -> None:
+    """Sums and gathers of the device's own library."""
+    number, rank = distributed.world_size(), distributed.rank()
+    total = torch.full((3,), rank + 1.0, device=DEVICE)
+    torch.distributed.all_reduce(total)
+    assert total.tolist() == [number * (number + 1) / 2] * 3
+    assert distributed.all_gather_rows(torch.full((2, 1), rank, device=DEVICE)).flatten().tolist() == [
+        r for r in range(number) for _ in range(2)
+    ]
+    assert distributed.from_first(lambda: {"rank": rank}) == {"rank": 0}
+
+
+def check_that_each_node_has_all_rows() -> None:
+    """Two ranks share a copy: each holds and reads half of it, from a file as from memory."""
+    assert distributed.world_size() == 4 and distributed.node_size() == WITHIN == 2
+    (one, _), (model, _) = make(False), make(True)
+    here, size = (sum(distributed.mine(p).numel() for p in m.parameters()) for m in (model, one))
+    assert 0.4 * size <= here <= 0.6 * size and torch.equal(weights(one), weights(model))
+    where = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
+    distributed.from_first(lambda: save(one, where))
+    read = load_gpt(where, "meta")
+    distributed.shard(read, DEVICE, bfloat16=False, within=WITHIN)
+    assert torch.equal(weights(read), weights(one))
+    assert sum(distributed.mine(p).numel() for p in read.parameters()) == here
+
+
+def check_gradients() -> None:
+    """Summed over all ranks, whichever of them share a copy: AdamW would hide a factor."""
+    (one, _), (model, _) = make(False), make(True)
+    ids = torch.randint(4, 36, (4, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    ids = ids[distributed.rank_slice(4)]
+    for m in (one, model):
+        m.logits(m(ids[:, :-1])).log_softmax(-1).gather(2, ids[:, 1:, None]).sum().backward()
+        distributed.sum_gradients(m)
+    for expected, found in zip(one.parameters(), model.parameters(), strict=True):
+        assert expected.grad is not None and found.grad is not None
+        difference = (distributed.whole(found.grad) - expected.grad).abs().max()
+        assert difference <= 1e-5 * max(1, expected.grad.abs().max()), (difference, expected.grad.abs().max())
+
+
 def test_sharded_steps_equal_unsharded_ones() -> None:
     """To rounding."""
     (one, steps), (model, sharded_steps) = make(False), make(True)
@@ -162,7 +223,7 @@ def test_sharded_steps_equal_unsharded_ones() -> None:
 
 
 def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:
-    """To the last bit where it stays sharded, to rounding on one process."""
+    """To the last bit where it stays sharded, to rounding where it was not."""
     model, steps = make(True)
     for seed in range(3):
         step(model, steps, seed)

@@ -43,10 +43,10 @@ def check_ppo(args: Any) -> int:
         )
     if args.freeze_discriminator and args.discriminator is None or not args.localise and not args.compiler:
         raise InputError("--freeze-discriminator needs a --discriminator, --no-localise a --compiler: leave them out.")
-    if args.share_trunk and (args.tune != "lora" or args.value_model is not None or args.shard == "fsdp"):
+    if args.share_trunk and (args.tune != "lora" or args.value_model is not None or args.shard != "none"):
         raise InputError(
             "--share-trunk keeps the policy's frozen weights for the value model too: pass --tune lora, and neither "
-            "--value-model nor --shard fsdp."
+            "--value-model nor --shard."
         )
     check_ensemble(args)
     check_advantages(args)
@@ -65,10 +65,12 @@ def check_sampler(args: Any) -> None:
     if args.rollout_dtype == "int8" and (on_gpu or not has_int8_products()):
         here = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
         raise InputError(f"--rollout-dtype int8 isn't there {here}: pass bfloat16 or same.")
+    if args.rollout_url is not None and (args.rollout_dtype != "same" or args.top_p != 1):
+        raise InputError("--rollout-url: dtype and filters are the server's: leave out --rollout-dtype and --top-p.")
     if args.top_p == 0:
         raise InputError("--top-p 0 would sample the most probable token alone: make it larger.")
-    if args.sync_every > 1 and args.shard == "fsdp":
-        raise InputError(f"--sync-every {args.sync_every} keeps a whole copy of the policy: leave out --shard fsdp.")
+    if args.sync_every > 1 and args.shard != "none" and args.rollout_url is None:
+        raise InputError(f"--sync-every {args.sync_every} keeps a whole copy of the policy: leave out --shard.")
     if args.importance_correction == "tis" and args.rollout_logprobs == "sampler":
         raise InputError(
             "--importance-correction tis weighs what the ratio leaves out, and with --rollout-logprobs sampler that is "

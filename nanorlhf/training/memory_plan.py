@@ -145,7 +145,7 @@ class Flags:
         sizes = {name: getattr(self, name) for name in LEAST}
         words = [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size is not None]
         words += ["--checkpoint-activations"] if self.checkpoint_activations else []
-        words += ["--shard fsdp"] if self.shard == "fsdp" else []
+        words += [f"--shard {self.shard}"] if self.shard != "none" else []
         return " ".join(words + (["--offload"] if self.offload else []))
 
 
@@ -342,7 +342,7 @@ def is_visitor(work: Work, role: str, flags: Flags) -> bool:
 
 def resident(work: Work, flags: Flags, num_gpus: int) -> Counter[Label]:
     """Bytes by label that are held from the first update on."""
-    is_sharded = flags.shard == "fsdp"
+    is_sharded = flags.shard != "none"
     share = num_gpus if is_sharded else 1
     held: Counter[Label] = Counter()
     for role, size in sizes(work).items():
@@ -357,7 +357,7 @@ def resident(work: Work, flags: Flags, num_gpus: int) -> Counter[Label]:
 def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counter[Label]:
     """Bytes by label at the peak of a phase, including `resident`."""
     rows = phase.rows * (getattr(flags, phase.flag) if phase.flag else 1)
-    is_sharded, taking_part = flags.shard == "fsdp", {role: sizes(work)[role] for role in phase.roles}
+    is_sharded, taking_part = flags.shard != "none", {role: sizes(work)[role] for role in phase.roles}
     held = resident(work, flags, num_gpus)
     checkpoint_activations = flags.checkpoint_activations and phase.run is update
     most: Counter[Label] = Counter()
@@ -415,8 +415,8 @@ def flags_that_fit(work: Work, num_gpus: int, usable: float) -> tuple[Flags, boo
         [True] if asked.checkpoint_activations else [False, True] if has_trained else [False],
         ["none"]
         if num_gpus == 1 or "value" in work.on_policy
-        else ["fsdp"]
-        if asked.shard == "fsdp"
+        else [asked.shard]
+        if asked.shard != "none"
         else ["none", "fsdp"],
         [True] if asked.offload else [False, True] if has_frozen else [False],
     )

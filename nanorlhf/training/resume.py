@@ -159,6 +159,11 @@ def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[st
             )
     generators = state.pop("generators")
     # with another number of processes the run is the same to rounding, so nothing is refused
+    if len(generators) != distributed.world_size() and distributed.rank() == 0:
+        print(
+            f"{out} goes on with {distributed.world_size()} process(es) instead of {len(generators)}: the same global "
+            "batches, sums to rounding."
+        )
     set_generator_states(generators[distributed.rank() % len(generators)])
     return state
 

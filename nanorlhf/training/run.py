@@ -251,7 +251,7 @@ class Run:
 
 def home(args: Any, device: torch.device) -> torch.device:
     """Where a script loads its models: on its device, or nowhere yet, and `place_models` reads each rank's shard."""
-    return torch.device("meta") if args.shard == "fsdp" else device
+    return device if args.shard == "none" else torch.device("meta")
 
 
 def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
@@ -260,17 +260,17 @@ def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen
     Those that are not sharded keep their products' weights in the dtype of the computation, unless they are a trained
     model's own, as LoRA's reference is. None is no model.
     """
-    is_bfloat16 = args.dtype == "bfloat16"
+    is_bfloat16, within = args.dtype == "bfloat16", distributed.node_size() if args.shard == "hsdp" else None
     for model in trained:
         model.transformer.checkpoint_activations = args.checkpoint_activations
-        if args.shard == "fsdp":
-            distributed.shard(model, device, is_bfloat16)
+        if args.shard != "none":
+            distributed.shard(model, device, is_bfloat16, within=within)
         else:
             model.to(device)
     weights = {id(weight) for model in trained for weight in model.parameters()}
     for model in filter(None, frozen):
-        if args.shard == "fsdp":
-            distributed.shard(model, device, is_bfloat16, args.offload)
+        if args.shard != "none":
+            distributed.shard(model, device, is_bfloat16, args.offload, within)
         is_shared = any(id(weight) in weights for weight in model.parameters())
         if not distributed.is_sharded(model) and not is_shared:
             round_products(model, getattr(torch, args.dtype))

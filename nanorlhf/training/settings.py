@@ -63,8 +63,9 @@ class TrainingArgs(RunArgs):
     """how the learning rate decays"""
     checkpoint_activations: bool = False
     """recompute each block in the backward pass: less memory, a third more time"""
-    shard: Literal["none", "fsdp"] = "none"
-    """fsdp: shard weights, gradients and optimizer state across ranks; none: each rank has all of them (DDP)"""
+    shard: Literal["none", "fsdp", "hsdp"] = "none"
+    """fsdp: shard weights, gradients and optimizer state across ranks; hsdp: across those of a node, with a copy on
+    each node; none: each rank has all of them (DDP)"""
     plan: bool = False
     """estimate per-GPU memory and the flags that make the run fit, from shapes alone; train nothing"""
 
@@ -132,6 +133,8 @@ class RolloutArgs(TrainingArgs):
 class SamplerArgs:
     """Of PPO: who writes the responses, and how the update accounts for it (docs/mismatch.md)."""
 
+    rollout_url: str | None = None
+    """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""
     rollout_dtype: Literal["same", "bfloat16", "int8"] = "same"
     """dtype of the sampler's weights, rounded once per rollout; int8 is for CPUs with VNNI, which it makes faster"""
     top_p: Fraction = 1.0

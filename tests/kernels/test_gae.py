@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kernels import gae, penalised_gae
 from kernels.gae import BLOCK, gae_doubling, gae_loop, penalised_gae_triton
 from kernels.gae import gae_triton as gae_launch
+from tests.conftest import GPU
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -154,9 +155,22 @@ def test_the_fused_form_merges_blocks_and_keeps_a_small_variance_beside_a_large_
     assert torch.allclose(carried[0].double(), want[0], rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_equals_the_cpu() -> None:
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_device_equals_the_loop_and_the_steps_at_real_sizes(device) -> None:
+    """gae of (512, 1024) and the fused form of (512, 53), whose T kinds of end are all there."""
     rewards, values = torch.randn(512, 1024), torch.randn(512, 1024)
-    for got, want in zip(gae(rewards.cuda(), values.cuda(), 1.0, 0.95), gae(rewards, values, 1.0, 0.95), strict=True):
-        assert torch.allclose(got.cpu(), want, atol=1e-3)
+    expected = gae_loop(rewards.double(), values.double(), 1.0, 0.95)
+    for got, want in zip(gae(rewards.to(device), values.to(device), 1.0, 0.95), expected, strict=True):
+        assert torch.allclose(got.cpu().double(), want, atol=1e-3)
+    logprobs, ref_logprobs, values = torch.randn(3, 512, 53)
+    scores, eos_index = torch.randn(512), torch.arange(512) % 53
+    inputs = logprobs, ref_logprobs, values, scores, eos_index
+    result = penalised_gae(*(x.to(device) for x in inputs), 0.05, 1.0, 0.95, "after_eos")
+    kl = (logprobs - ref_logprobs).double().masked_fill(torch.arange(53) > eos_index[:, None], 0.0)
+    rewards = (-0.05 * kl).index_put(
+        (torch.arange(512), (eos_index + 1).clamp(max=52)), scores.double(), accumulate=True
+    )
+    no_state = torch.arange(53) > eos_index[:, None] + 1
+    advantages, _ = gae_loop(rewards, values.double().masked_fill(no_state, 0.0), 1.0, 0.95)
+    for got, want in zip(result[:3], (rewards, kl, advantages.masked_fill(no_state, 0.0)), strict=True):
+        assert torch.allclose(got.cpu().double(), want, atol=1e-4)

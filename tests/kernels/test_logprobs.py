@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels.logprobs
 from kernels import linear_logprobs, logprobs_from_logits
 from kernels.logprobs import stored_linear_logprobs, stored_logprobs
+from tests.conftest import GPU
 
 CUDA = torch.cuda.is_available()
 WAYS = ["cpu", "triton"]
@@ -165,16 +166,18 @@ def test_only_the_required_gradients_are_computed(way):
     assert weight.grad is None and alone.isfinite().all() and not torch.equal(alone, hidden.grad)
 
 
-def test_autocast_multiplies_in_its_dtype_and_sums_in_float32():
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_autocast_multiplies_in_its_dtype_and_sums_in_float32(device):
     torch.manual_seed(0)
     hidden, weight, labels = torch.randn(6, 16), torch.randn(9, 16), torch.randint(9, (6,))
+    hidden, weight, labels = hidden.to(device), weight.to(device), labels.to(device)
     results = []
     for way in ("stored", "blocked"):
         inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
         if way == "stored":
             logprobs, _ = stored_linear_logprobs(*(tensor.bfloat16() for tensor in inputs), labels)
         else:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16):
                 logprobs, _ = linear_logprobs(*inputs, labels)
         logprobs.sum().backward()
         assert inputs[1].grad.dtype == torch.float32

@@ -1,0 +1,225 @@
+"""Rollouts by an inference engine: a vLLM or SGLang server samples, and gets the policy's weights after updates.
+
+What is taken from their HTTP interfaces, as read in the sources of vLLM 0.33.0 and SGLang 0.5.23:
+
+    GET  /v1/models                 data[0]: id; owned_by, vllm or sglang
+    POST /v1/completions            prompt as ids, return_token_ids, logprobs -> choices[0]: token_ids,
+                                    prompt_token_ids, logprobs.token_logprobs, finish_reason
+    POST /collective_rpc            vLLM, with VLLM_SERVER_DEV_MODE=1: its workers' reload_weights(weights_path), then
+    POST /reset_prefix_cache        drops keys and values of the old weights
+    POST /update_weights_from_disk  SGLang: model_path; drops them by itself
+
+The weights go through a directory that the server sees. Each row is a request with a seed of its own, so that equal
+queries get different responses. A response that can't be the policy's is refused, not repaired.
+"""
+
+import json
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanorlhf import distributed
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPT
+from nanorlhf.rollout import Rollout, Sampler
+from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.run import write_checkpoint
+
+TIMEOUT = 600.0  # seconds that one request may take
+WAITS = (1.0, 4.0, 16.0)  # seconds before each retry where the server is not there or busy
+AT_ONCE = 64  # requests per rank
+MOST_GAP = 0.2  # nats per token between sampler and policy right after the weights were pushed
+
+
+def sampler_of(args: Any, policy: GPT, tokenizer: Tokenizer) -> Sampler:
+    """The sampler that the settings ask for; with --rollout-url its server must answer now."""
+    correction = args.importance_correction, args.tis_clip
+    if args.rollout_url is None:
+        return Sampler(policy, args.rollout_dtype, args.top_p, args.sync_every, *correction)
+    return EngineSampler(policy, Engine(args.rollout_url), args.out / "rollout_weights", tokenizer, args)
+
+
+class EngineSampler(Sampler):
+    """Its responses are an engine's; its weights reach the engine through `directory`."""
+
+    def __init__(self, policy: GPT, engine: "Engine", directory: Path, tokenizer: Tokenizer, args: Any):
+        super().__init__(policy, correction=args.importance_correction, tis_clip=args.tis_clip)
+        self.engine, self.directory, self.tokenizer, self.every = engine, directory, tokenizer, args.sync_every
+        self.has_pushed = False
+        self.is_fresh = False  # the engine has the weights of this update
+
+    def sync(self, update: int) -> None:
+        """Also at the first update of a resumed run: what the engine holds is not known."""
+        self.is_fresh = not self.has_pushed or update % self.every == 0
+        if self.is_fresh:
+            write_checkpoint(self.policy, self.directory, self.tokenizer)
+            if distributed.rank() == 0:
+                self.engine.reload(self.directory.absolute())
+            distributed.barrier()
+            self.has_pushed = True
+
+    def writer(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        forbidden = self.policy.forbidden
+        ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()
+        return partial(self.engine.write, vocab_size=self.policy.config.vocab_size, forbidden=frozenset(ids))
+
+    def weights(self, batch: Rollout) -> tuple[Tensor | float, dict[str, float]]:
+        weights, metrics = super().weights(batch)
+        gap = metrics["policy/sampler_gap"]
+        if self.is_fresh and not gap <= MOST_GAP:
+            raise InputError(
+                f"--rollout-url {self.engine.url}: its logprobs are {gap:.2f} nats per token off the policy's: "
+                f"check that it has loaded {self.directory}, and divides by the temperature (vLLM: --logprobs-mode "
+                "processed_logprobs)."
+            )
+        return weights, metrics
+
+
+class Engine:
+    """A server at `url`, http://HOST:PORT. Raises InputError, with the URL and what to do, whatever goes wrong."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"--rollout-url {url}: write http://HOST:PORT of a vLLM or SGLang server.")
+        # no proxy: the server is in the same network
+        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self.name, self.kind = self.served()
+
+    def served(self) -> tuple[str, str]:
+        """The name of the model that is served, and what serves it: vllm or sglang."""
+        try:
+            model = self.ask("/v1/models")["data"][0]
+            name, kind = model["id"], model["owned_by"]
+        except (LookupError, TypeError) as error:
+            raise self.refusal("lists no model at /v1/models", "start vLLM or SGLang there") from error
+        if kind not in ("vllm", "sglang"):
+            raise self.refusal(f"is of {kind!r:.50}", "only vLLM and SGLang can be given new weights")
+        return name, kind
+
+    def reload(self, directory: Path) -> None:
+        """Have the server read the weights in a directory, and forget what it computed with the old ones."""
+        if self.kind == "vllm":
+            rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+            self.ask("/collective_rpc", rpc, advice="start vLLM with VLLM_SERVER_DEV_MODE=1")
+            done = self.ask("/reset_prefix_cache", {}, advice="start vLLM with VLLM_SERVER_DEV_MODE=1")
+        else:
+            done = self.ask(
+                "/update_weights_from_disk", {"model_path": str(directory)}, advice="let it see the directory"
+            )
+        if not isinstance(done, dict) or done.get("success") is not True:
+            raise self.refusal(f"did not take the weights in {directory}", "look into its log")
+        self.name, self.kind = self.served()  # SGLang's model is then named by its directory
+
+    def write(
+        self,
+        query: Tensor,
+        query_mask: Tensor,
+        max_new_tokens: int,
+        temperature: float,
+        eos_id: int,
+        pad_id: int,
+        uniforms: Tensor,
+        vocab_size: int,
+        forbidden: frozenset[int],
+    ) -> tuple[Tensor, Tensor]:
+        """`generate`, by the server: query (b, Q), uniforms (b, T) -> response (b, T), logprobs (b, T).
+
+        A row's first uniform is its seed; the server draws its own numbers from it.
+        """
+        settings = {
+            "model": self.name, "max_tokens": max_new_tokens, "temperature": temperature, "top_p": 1.0, "top_k": -1,
+            "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
+            "stop_token_ids": [eos_id], "skip_special_tokens": False, "return_token_ids": True, "logprobs": 1,
+        }  # fmt: skip
+        if forbidden:
+            settings["logit_bias"] = {str(number): -100.0 for number in sorted(forbidden)}
+        rows = [ids[real].tolist() for ids, real in zip(query.cpu(), query_mask.cpu(), strict=True)]
+        seeds = (uniforms[:, 0] * 2**53).long().tolist()
+
+        def complete(prompt: list[int], seed: int) -> tuple[list[int], list[float]]:
+            answer = self.ask("/v1/completions", {**settings, "prompt": prompt, "seed": seed})
+            return self.checked(answer, prompt, max_new_tokens, eos_id, vocab_size, forbidden)
+
+        with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
+            written = list(pool.map(complete, rows, seeds))
+        response = torch.full((len(rows), max_new_tokens), pad_id)
+        logprobs = torch.zeros(response.shape)
+        for b, (ids, found) in enumerate(written):
+            response[b, : len(ids)], logprobs[b, : len(ids)] = torch.tensor(ids), torch.tensor(found)
+        return response.to(query.device), logprobs.to(query.device)
+
+    def checked(
+        self, answer: Any, prompt: list[int], T: int, eos_id: int, vocab_size: int, forbidden: frozenset[int]
+    ) -> tuple[list[int], list[float]]:
+        """The ids and log-probabilities of a completion, if the policy could have written it."""
+        try:
+            (choice,) = answer["choices"]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            read, reason = choice["prompt_token_ids"], choice["finish_reason"]
+            good = all(type(number) is int for number in ids) and all(math.isfinite(number) for number in logprobs)
+        except (LookupError, TypeError, ValueError):
+            good = False
+        if not good or len(ids) != len(logprobs) or not ids:
+            raise self.refusal(
+                "returned no token_ids with a log-probability each", "use a version that knows return_token_ids"
+            )
+        if read != prompt:
+            raise self.refusal(
+                f"read a prompt of {len(read or [])} ids, not the {len(prompt)} sent", "have it add none"
+            )
+        strange = next((number for number in ids if not 0 <= number < vocab_size or number in forbidden), None)
+        if strange is not None:
+            raise self.refusal(f"wrote the id {strange}, which the policy can't", "serve a model with its tokenizer")
+        if eos_id in ids[:-1] or len(ids) > T or (len(ids) < T and ids[-1] != eos_id):
+            raise self.refusal(
+                f"wrote {len(ids)} of {T} ids and stopped ({reason}), at no EOS or after one", "raise its context "
+                "length and take its own stop settings away",
+            )  # fmt: skip
+        return ids, logprobs
+
+    def ask(self, path: str, body: dict | None = None, advice: str = "look into its log") -> Any:
+        """The JSON that a GET, or a POST of `body`, returns; asked again where the server is not there or busy."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        for wait in (*WAITS, None):
+            try:
+                with self.opener.open(request, timeout=TIMEOUT) as answer:
+                    text = answer.read()
+                return json.loads(text) if text else None
+            except urllib.error.HTTPError as error:
+                problem, is_passing = (
+                    f"answered {error.code} to {path}{said(error)}",
+                    error.code in (429, 502, 503, 504),
+                )
+            except TimeoutError:
+                raise self.refusal(f"did not answer {path} in {TIMEOUT:.0f} s", "give it less to do at once") from None
+            except ValueError as error:
+                raise self.refusal(f"answered {path} with no JSON", "start vLLM or SGLang there") from error
+            except OSError as error:  # refused, reset, unknown host; of urllib the reason is inside
+                reason = getattr(error, "reason", error)
+                if isinstance(reason, TimeoutError):
+                    raise self.refusal(f"was not reached in {TIMEOUT:.0f} s", "check host and port") from None
+                problem, is_passing, advice = f"can't be reached ({reason})", True, "start it, or check host and port"
+            if wait is None or not is_passing:
+                raise self.refusal(problem, advice)
+            time.sleep(wait)
+        raise AssertionError
+
+    def refusal(self, problem: str, advice: str) -> InputError:
+        return InputError(f"--rollout-url {self.url} {problem}: {advice}.")
+
+
+def said(error: urllib.error.HTTPError) -> str:
+    """The beginning of what a server said about an error, on one line."""
+    text = " ".join(error.read(2000).decode(errors="replace").split()).rstrip(".")
+    return f" ({text:.300})" if text else ""

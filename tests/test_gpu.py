@@ -1,0 +1,122 @@
+"""`make gpu` on a CPU: parts that pass, fail, hang and write half of what they should."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import gpu
+from tests.conftest import ROOT
+from tests.gpu import Args, Part, main, outcomes
+
+ROW = {"what": "gae", "size": "B=2", "way": "ours", "seconds": 0.5, "ratio": 1.0, "peak_bytes": 10**6}
+# as pytest prints them: the name before a test runs, the outcome after
+HANGING_TESTS = """
+import os, signal, sys, time
+print("tests/test_a.py::test_one[a b] PASSED    [ 50%]")
+print("tests/test_a.py::test_two ", end="", flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+if child:
+    open(sys.argv[1], "w").write(f"{os.getpid()} {child}")
+time.sleep(600)
+"""
+BENCH = f"import json, sys; json.dump({{'rows': [{ROW!r}]}}, open(sys.argv[1], 'w'))"
+
+
+def python(name, limit, code, *arguments) -> Part:
+    return Part(name, (sys.executable, "-c", code, *map(str, arguments)), limit)
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_each_part_runs_whatever_the_one_before_it_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "GRACE", 0.2)
+    parts = (
+        python("passes", 60, BENCH, "{json}"),
+        python("fails", 60, "print('tests/test_b.py::test_x FAILED [100%]'); raise SystemExit(5)"),
+        python("hangs", 3, HANGING_TESTS, tmp_path / "pids"),
+        python("comes after", 60, "print('tests/test_c.py::test_y SKIPPED (no CUDA device) [100%]')"),
+    )
+    assert main(Args(out=tmp_path / "out"), parts) == 1
+    report = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert [part["status"] for part in report["parts"]] == ["passed", "failed with code 5", "ended after 3 s", "passed"]
+    assert report["parts"][0]["bench"] == {"rows": [ROW]}
+    assert report["parts"][2]["tests"] == {
+        "tests/test_a.py::test_one[a b]": "passed", "tests/test_a.py::test_two": "unfinished",
+    }  # fmt: skip
+    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())  # nor what it had started
+    written = (tmp_path / "out" / "gpu.md").read_text()
+    for line in (
+        "| hangs | ended after 3 s |", "| 1 passed, 1 unfinished |", "- tests/test_b.py::test_x: failed\n",
+        "| gae | B=2 | ours | 500.00 | 1.00 | 1.0 |",
+    ):  # fmt: skip
+        assert line in written
+    assert written in capsys.readouterr().out
+    assert main(Args(out=tmp_path / "out"), parts[:1]) == 0
+
+
+def test_it_ends_in_time_and_says_what_was_not_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE", 0.2)
+    start = time.monotonic()
+    sleeping = [python(str(number), 60, "import time; time.sleep(600)") for number in range(3)]
+    assert main(Args(out=tmp_path, seconds=4.5), tuple(sleeping)) == 1
+    assert time.monotonic() - start < 4.5
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert [part["status"] for part in parts] == ["ended after 3 s", "not started", "not started"]
+
+
+def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
+    code = (
+        "import signal, sys; from pathlib import Path; from tests import gpu, test_gpu; gpu.GRACE = 0.2\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); here = Path(sys.argv[1])\n"
+        "gpu.main(gpu.Args(out=here), (test_gpu.python('first', 60, test_gpu.BENCH, '{json}'),\n"
+        "    test_gpu.python('second', 600, test_gpu.HANGING_TESTS, here / 'pids')))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert [part["status"] for part in parts] == ["passed", "interrupted"]
+    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_outcomes_of_pytest_itself(tmp_path):
+    """Of the version that is installed: what its -vv prints is read back."""
+    file = tmp_path / "tests" / "test_z.py"
+    file.parent.mkdir()
+    file.write_text(
+        "import pytest\ndef test_a(): pass\n@pytest.mark.parametrize('x', ['p q'])\ndef test_b(x): assert 0\n"
+        "@pytest.mark.skip(reason='no (device)')\ndef test_c(): pass\n"
+    )
+    command = [*gpu.tests("", 0).command[1:3], "-vv", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]
+    result = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert outcomes(result.stdout) == {
+        "tests/test_z.py::test_a": "passed", "tests/test_z.py::test_b[p q]": "failed",
+        "tests/test_z.py::test_c": "skipped",
+    }  # fmt: skip
+
+
+def test_without_a_device_one_sentence_and_its_own_exit_code(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        gpu.command(Args(out=tmp_path / "out"))
+    assert stopped.value.code == gpu.NO_DEVICE == 3 and not (tmp_path / "out").exists()
+    assert capsys.readouterr().err == "make gpu: this PyTorch sees no CUDA device, so nothing was run.\n"
+
+
+def test_the_parts_name_files_that_are_there_and_fit_into_the_time():
+    files = [word for part in gpu.PARTS for word in part.command if word.startswith("tests/") or word == "bench.py"]
+    assert files and all((ROOT / file).exists() for file in files)
+    assert sum(part.limit for part in gpu.PARTS[:6]) < Args().seconds <= 8 * 60  # the last two take what is left

@@ -1,0 +1,141 @@
+"""Two nodes on one machine: two agents of torchrun that meet at the loopback address."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import train_ppo
+from nanorlhf import dataset, distributed
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
+from tests.test_distributed import TIMED, flags_of, needs_proc, processes_of, wait_until, worker
+from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
+from tests.two_processes import on_processes, run_all
+
+
+@contextlib.contextmanager
+def two_nodes(directory, path, *command):
+    """A job of one process on each node, with the path on its command line: the agents, and their logs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    logs = [directory / f"node.{number}" for number in range(2)]
+    agents = []
+    try:
+        for log in logs:
+            with log.open("w") as file:
+                call = [sys.executable, "-m", "torch.distributed.run", *meet, "--rdzv-id=test", *command]
+                agents.append(subprocess.Popen(call, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT))
+        yield agents, logs
+    finally:
+        for pid in {*(agent.pid for agent in agents), *processes_of(path)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for agent in agents:
+            agent.wait()
+
+
+def equal_metrics(one, other):
+    for rows in zip(read_metrics(one), read_metrics(other), strict=True):
+        first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
+        assert first == pytest.approx(second, abs=2e-4)
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(miniature, tmp_path, monkeypatch):  # noqa: F811
+    """The first of three updates on one process, two on two nodes: the same batches, weights to rounding."""
+    args = replace(miniature.ppo, num_minibatches=2, save_every=1, **UNCLIPPED)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    train_ppo.main(whole)
+    interrupt_at(2, monkeypatch, train_ppo, "penalised_gae")
+    with pytest.raises(KeyboardInterrupt):
+        train_ppo.main(broken)
+    flags = [*flags_of(broken), "--clip-range", "1e6", "--value-clip-range", "None", "--save-every", "1", "--resume"]
+    with two_nodes(tmp_path, broken.out, "train_ppo.py", "tiny", *flags) as (agents, logs):
+        codes = [agent.wait(900) for agent in agents]
+    texts = [log.read_text() for log in logs]
+    assert codes == [0, 0], texts
+    said = "goes on with 2 process(es) instead of 1: the same global batches, sums to rounding."
+    assert sum(said in text for text in texts) == 1
+    assert torch.allclose(weights(load_gpt(whole.out)), weights(load_gpt(broken.out)), atol=2e-5)
+    equal_metrics(whole.out, broken.out)
+
+
+@pytest.mark.slow
+def test_ppo_with_shards_within_nodes_and_copies_across_equals_one_process(miniature, tmp_path):  # noqa: F811
+    """Two updates on four processes, as two nodes of two; models are read from their files row by row."""
+    args = replace(miniature.ppo, total_episodes=16, **UNCLIPPED)
+    one, four = replace(args, out=tmp_path / "one"), replace(args, out=tmp_path / "four", shard="hsdp", offload=True)
+    train_ppo.main(one)
+    on_processes(run_all, [(train_ppo.main, four)], tmp_path, number=4, per_node=2)
+    assert torch.allclose(weights(load_gpt(one.out)), weights(load_gpt(four.out)), atol=2e-5)
+    equal_metrics(one.out, four.out)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_an_error_on_one_node_is_the_reason_that_both_give(tmp_path):
+    file = tmp_path / "break"
+    with two_nodes(tmp_path, file, "-m", "tests.exchange", str(file)) as (agents, logs):
+        wait_until((tmp_path / "started").exists, 600)
+        file.touch()
+        assert all(agent.wait(600) != 0 for agent in agents)
+    texts = [log.read_text() for log in logs]
+    assert all("the file is there" in text for text in texts), texts
+    assert sum("RuntimeError: on another node rank 1 failed: ValueError('the file is there')" in t for t in texts) == 1
+    wait_until(lambda: not processes_of(file))
+
+
+@needs_proc
+@pytest.mark.slow
+def test_a_node_that_dies_ends_the_other(tmp_path):
+    """Without a word, as where the power fails: its torchrun is killed, and its process with it."""
+    file = tmp_path / "break"
+    with two_nodes(tmp_path, file, "-m", "tests.exchange", str(file)) as (agents, logs):
+        wait_until((tmp_path / "started").exists, 600)
+        status = Path(f"/proc/{worker(file, rank=1)}/status").read_text()
+        parent = int(re.search(r"PPid:\s+(\d+)", status)[1])
+        os.kill(parent, signal.SIGKILL)
+        (lives,) = (number for number, agent in enumerate(agents) if agent.pid != parent)
+        assert agents[lives].wait(600) != 0
+    assert "RuntimeError: on another node a process died, or the node itself" in logs[lives].read_text()
+    wait_until(lambda: not processes_of(file))
+
+
+def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, tmp_path, monkeypatch):  # noqa: F811
+    """Two nodes, one after the other: the other has the rows, and no cache or an old one."""
+    tokenizer, sent = load_tokenizer(miniature.ppo.sft), []
+    file = miniature.ppo.data / "sft.train.jsonl"
+    expected = dataset.load_demonstrations(file, tokenizer, 160, None)
+    (cache,) = (miniature.ppo.data / dataset.CACHE).glob(f"sft.train.jsonl.*{tokenizer.fingerprint[:16]}*")
+    key, arrays = dataset.read_cache(cache)
+
+    def from_first(function):
+        """Of the other node: what rank 0 has."""
+        sent.append(key if len(sent) == 0 else arrays)
+        return sent[-1]
+
+    monkeypatch.setattr(distributed, "from_first", from_first)
+    for there in (tmp_path / "nothing", tmp_path / "old"):
+        if there.name == "old":
+            there.write_bytes(
+                dataset.save({name: array[:1] for name, array in arrays.items()}, {"key": "an older one"})
+            )
+        sent.clear()
+        found = dataset.first_cache(there)
+        assert sent[1:] and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    sent.clear()
+    dataset.first_cache(cache)
+    assert sent == [key] and len(expected) > 0

@@ -1,0 +1,267 @@
+"""PPO with rollouts by a server that speaks vLLM's or SGLang's protocol and runs our own model."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+import train_ppo
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import engine
+from tests.conftest import read_metrics, weights
+from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the model of a directory; `change` spoils an answer, `replies` are sent before anything else."""
+
+    def __init__(self, kind: str, directory: str):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.kind, self.lock, self.change, self.replies = kind, threading.Lock(), lambda path, answer: answer, []
+        self.asked: list[tuple[str, dict]] = []
+        self.load(directory)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def load(self, directory: str) -> None:
+        self.directory, self.model, self.tokenizer = directory, load_gpt(directory), load_tokenizer(directory)
+
+    def answer(self, path: str, body: dict | None) -> dict | None:
+        """None: there is no such path."""
+        vllm, sglang = self.kind == "vllm", self.kind == "sglang"
+        if path == "/v1/models":  # SGLang names the model by its directory
+            name = "policy" if vllm else self.directory
+            return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": self.kind}]}
+        if path == "/v1/completions":
+            return self.complete(**body)
+        if path == "/collective_rpc" and vllm:
+            assert body["method"] == "reload_weights"
+            self.load(body["kwargs"]["weights_path"])
+            return {"results": [None]}
+        if path == "/reset_prefix_cache" and vllm:
+            return {"success": True}
+        if path == "/update_weights_from_disk" and sglang:
+            self.load(body["model_path"])
+            return {"success": True, "message": "", "num_paused_requests": 0}
+        return None
+
+    def complete(
+        self, *, model, prompt, seed, max_tokens, temperature, stop_token_ids, logprobs, return_token_ids, **on
+    ):
+        assert model == self.answer("/v1/models", None)["data"][0]["id"] and logprobs == 1 and return_token_ids
+        assert (on["top_p"], on["top_k"], on["min_p"], on["repetition_penalty"], on["n"]) == (1.0, -1, 0.0, 1.0, 1)
+        ids, (eos_id,) = torch.tensor([prompt]), stop_token_ids
+        for number, bias in on.get("logit_bias", {}).items():
+            assert bias == -100 and (int(number) == self.tokenizer.pad_id or int(number) >= self.tokenizer.vocab_size)
+        with self.lock:
+            model = self.model.forbid(self.tokenizer.pad_id, self.tokenizer.vocab_size)
+            written, found = generate(
+                model, ids, torch.ones_like(ids, dtype=torch.bool), max_tokens, temperature, eos_id=eos_id, pad_id=-1,
+                generator=torch.Generator().manual_seed(seed),
+            )  # fmt: skip
+        token_ids = [number for number in written[0].tolist() if number != -1]
+        choice = {"index": 0, "text": "", "token_ids": token_ids, "prompt_token_ids": prompt}
+        choice["finish_reason"] = "stop" if token_ids[-1] == eos_id else "length"
+        choice["logprobs"] = {"token_logprobs": found[0, : len(token_ids)].tolist()}
+        return {"object": "text_completion", "choices": [choice]}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.reply(None)
+
+    def do_POST(self) -> None:
+        self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def reply(self, body: dict | None) -> None:
+        self.server.asked.append((self.path, body))
+        code, text = 200, None
+        if self.server.replies:
+            code, text = self.server.replies.pop(0)
+        else:
+            answer = self.server.answer(self.path, body)
+            code, text = (
+                (404, "Not Found") if answer is None else (200, json.dumps(self.server.change(self.path, answer)))
+            )
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@pytest.fixture
+def ppo(miniature, tmp_path, monkeypatch):  # noqa: F811
+    """Two updates of eight responses each, in a directory of the test's own; no waiting between retries."""
+    monkeypatch.setattr(engine, "WAITS", (0.0, 0.0))
+    return replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=16, micro_batch_size=8, num_ppo_epochs=1)
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def server(request, ppo):
+    with Server(request.param, ppo.sft) as server:
+        yield server
+        server.shutdown()
+
+
+def paths(server) -> list[str]:
+    return [path for path, _ in server.asked]
+
+
+def pushes(server) -> int:
+    return sum(path in ("/collective_rpc", "/update_weights_from_disk") for path in paths(server))
+
+
+def test_ppo_learns_from_what_the_server_wrote(ppo, server, monkeypatch):
+    """Its log-probabilities are the policy's before each update: it got the weights. Equal queries differ."""
+    batches = spy_on(monkeypatch, "rollout")
+    args = replace(ppo, rollout_url=f"{server.url}/v1/", samples_per_query=2, lr=1e-2, importance_correction="tis")
+    train_ppo.main(replace(args, advantages="rloo", reward_model=ppo.reward_model))
+    assert pushes(server) == 2 and paths(server).count("/v1/completions") == 16
+    assert paths(server).count("/reset_prefix_cache") == (2 if server.kind == "vllm" else 0)
+    assert Path(server.directory) == ppo.out.absolute() / "rollout_weights"
+    for row in read_metrics(ppo.out):
+        assert row["policy/sampler_gap"] < 1e-5 and abs(row["policy/tis_weight"] - 1) < 1e-5
+        assert row["policy/first_ratio_error"] < 1e-5
+    for _, batch in batches.calls:
+        assert len({tuple(ids) for ids in batch.response.tolist()}) > 6
+        assert (batch.response[~batch.padding_mask] != load_tokenizer(ppo.sft).pad_id).all()
+    moved = weights(load_gpt(ppo.out)) - weights(load_gpt(ppo.sft))
+    assert moved.abs().max() > 1e-3
+
+
+def test_the_same_seed_asks_for_the_same_responses(ppo, server, monkeypatch):
+    batches = spy_on(monkeypatch, "rollout")
+    for name in ("one", "two"):
+        train_ppo.main(replace(ppo, out=ppo.out / name, rollout_url=server.url, total_episodes=8))
+    (_, one), (_, two) = batches.calls
+    assert torch.equal(one.response, two.response)
+
+
+def test_weights_are_pushed_as_seldom_as_asked_and_at_once_on_resume(ppo, server):
+    args = replace(ppo, rollout_url=server.url, sync_every=3, total_episodes=32, save_every=2, lr=1e-2)
+    spoil = edit(token_ids=None)
+    server.change = lambda path, answer: spoil(path, answer) if pushes(server) == 2 else answer
+    with pytest.raises(InputError, match="returned no token_ids"):
+        train_ppo.main(args)
+    assert len(read_metrics(ppo.out)) == 3  # pushed at updates 0 and 3, the last state is that after two
+    server.asked.clear()
+    server.change = lambda path, answer: answer
+    server.load(ppo.sft)  # another server's, say
+    train_ppo.main(replace(args, resume=True))
+    gaps = [row["policy/sampler_gap"] for row in read_metrics(ppo.out)]
+    assert gaps[0] < 1e-5 < 1e-4 < gaps[1] and gaps[2] < 1e-5 and gaps[3] < 1e-5
+
+
+def edit(**change):
+    """A server whose completions differ in these fields of their choice."""
+
+    def spoil(path, answer):
+        if path == "/v1/completions":
+            choice = answer["choices"][0]
+            choice |= {name: value(choice) if callable(value) else value for name, value in change.items()}
+        return answer
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (edit(token_ids=None), "returned no token_ids with a log-probability each: use a version that knows"),
+        (edit(logprobs=None), "returned no token_ids with a log-probability each"),
+        (edit(logprobs={"token_logprobs": [-1.0]}, token_ids=[5, 6]), "returned no token_ids with a log-probability"),
+        (edit(logprobs={"token_logprobs": [float("nan")]}, token_ids=[5]), "returned no token_ids with a log-prob"),
+        (edit(token_ids=[99999], logprobs={"token_logprobs": [-1.0]}), "wrote the id 99999, which the policy can't"),
+        (edit(token_ids=[7], logprobs={"token_logprobs": [-1.0]}), r"wrote 1 of 12 ids and stopped \(\w+\), at no EOS"),
+        (
+            edit(prompt_token_ids=lambda choice: [0, *choice["prompt_token_ids"]]),
+            "read a prompt of [0-9]+ ids, not the [0-9]+ sent",
+        ),
+        (lambda path, answer: answer if path != "/v1/completions" else [], "returned no token_ids"),
+        (lambda path, answer: {} if path == "/v1/models" else answer, "lists no model at /v1/models: start vLLM or"),
+        (
+            lambda path, answer: {"data": [{"id": "x", "owned_by": "openai"}]} if path == "/v1/models" else answer,
+            "is of 'openai': only vLLM and SGLang can be given new weights",
+        ),
+        (
+            lambda path, answer: answer | {"success": False} if "success" in answer else answer,
+            "did not take the weights in .*rollout_weights: look into its log",
+        ),
+    ],
+)
+def test_what_the_policy_cannot_have_written_is_refused(ppo, server, change, sentence):
+    server.change = change
+    with pytest.raises(InputError, match=f"^--rollout-url {server.url} .*{sentence}.*[.]$"):
+        train_ppo.main(replace(ppo, rollout_url=server.url))
+    assert not (ppo.out / "metrics.jsonl").exists()
+
+
+def test_a_server_that_keeps_its_old_weights_is_found_out(ppo, server, monkeypatch):
+    monkeypatch.setattr(server, "load", lambda directory: None)
+    with pytest.raises(InputError, match="nats per token off the policy's: check that it has loaded"):
+        train_ppo.main(replace(ppo, rollout_url=server.url, lr=0.5))
+    assert len(read_metrics(ppo.out)) == 1
+
+
+def test_a_busy_server_is_asked_again_and_a_refusal_is_not(ppo, server):
+    server.replies[:] = [(503, "busy"), (429, "busy")]
+    assert engine.Engine(server.url).kind == server.kind and paths(server) == ["/v1/models"] * 3
+    server.asked.clear()
+    server.replies[:] = [(503, "loading\nthe model.")] * 3
+    with pytest.raises(InputError, match=r"answered 503 to /v1/models \(loading the model\): look into its log."):
+        engine.Engine(server.url)
+    assert len(server.asked) == 3
+    server.asked.clear()
+    server.replies[:] = [(401, "")]
+    with pytest.raises(InputError, match="answered 401 to /v1/models: look into its log."):
+        engine.Engine(server.url)
+    assert len(server.asked) == 1
+    server.replies[:] = [(200, "<html>")]
+    with pytest.raises(InputError, match="answered /v1/models with no JSON"):
+        engine.Engine(server.url)
+
+
+def test_vllm_without_its_development_mode_is_told_so(ppo):
+    with Server("vllm", ppo.sft) as server:
+        known = engine.Engine(server.url)
+        server.kind = "other"
+        with pytest.raises(InputError, match="answered 404 to /collective_rpc .*: start vLLM with VLLM_SERVER_DEV"):
+            known.reload(ppo.out)
+        server.shutdown()
+
+
+def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
+    monkeypatch.setattr(engine, "TIMEOUT", 0.2)
+    known = engine.Engine(server.url)
+    server.change = lambda path, answer: time.sleep(0.5) or answer
+    with pytest.raises(InputError, match=f"{server.url} did not answer /v1/models in 0 s: give it less to do at once."):
+        known.served()
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(InputError, match=f"{server.url} can't be reached .*refused.*: start it, or check host and"):
+        engine.Engine(server.url)
+    for url in ("localhost:8000", "file:///etc/hosts", "ftp://x"):
+        with pytest.raises(InputError, match=f"--rollout-url {url}: write http://HOST:PORT"):
+            engine.Engine(url)
+
+
+@pytest.mark.parametrize("change", [{"rollout_dtype": "bfloat16"}, {"top_p": 0.9}], ids=str)
+def test_what_the_server_decides_is_no_flag(ppo, change):
+    with pytest.raises(InputError, match="leave out --rollout-dtype and --top-p"):
+        train_ppo.main(replace(ppo, rollout_url="http://127.0.0.1:9", **change))
+    assert not ppo.out.exists()
