@@ -112,6 +112,7 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
     "tests.fuzz": "tests/test_bad_input.py",
+    "tests.gpu": "tests/test_gpu.py",
     "tests.kills": "tests/test_kills.py",
     "tests.update_details": "tests/test_details.py",
     "bench.py": "tests/test_bench.py",

@@ -108,7 +108,7 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     model = GPT(replace(TINY, tied_head=True)).to(DEVICE).forbid(3, 36)
     if shard:
         distributed.shard(model, DEVICE, bfloat16=False, within=WITHIN)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01), Settings(), "lower --lr")
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5), Settings(), "lower --lr")
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:

@@ -195,6 +195,7 @@ class _Asker:
         self.lock = threading.Lock()
         self.over = threading.Event()  # no further request
         self.stopped = ""  # why
+        self.cap = f"the cap of {endpoint.max_calls} calls is reached"
         self.num_calls = 0
         self.num_unanswered_in_a_row = 0
         self.last_error = ""
@@ -210,7 +211,7 @@ class _Asker:
             if not self.over.is_set() and self.num_calls < self.endpoint.max_calls:
                 self.num_calls += 1
                 return
-        self.stop(f"the cap of {self.endpoint.max_calls} calls is reached")
+        self.stop(self.cap)
         raise self.openai.OpenAIError("no further request")  # of its own errors, the library tries none again
 
     def ask(self, prompt: str) -> str | None:
@@ -283,7 +284,8 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
         with cache.open("ab") as file, ThreadPoolExecutor(endpoint.workers) as pool:
             if lines and not lines.endswith(b"\n"):
                 file.write(b"\n")  # end the line that was cut short
-            futures = {pool.submit(asker.ask, prompt): prompt for prompt in waiting}
+            # the first ones, and not those whose threads come first: which pairs are judged must not be a race
+            futures = {pool.submit(asker.ask, prompt): prompt for prompt in waiting[: endpoint.max_calls]}
             try:
                 for future in tqdm(as_completed(futures), total=len(futures), desc="judge", unit=" prompts"):
                     prompt, answer = futures[future], future.result()
@@ -293,6 +295,8 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
                         file.flush()
             finally:
                 asker.over.set()  # after an interrupt: no further request
+        if len(waiting) > endpoint.max_calls:
+            asker.stop(asker.cap)
         account["num_calls"] = asker.num_calls
         if len(answers) < len(keys):
             account |= {"stopped": asker.stopped, "last_error": asker.last_error}
