@@ -34,9 +34,11 @@ def two_nodes(directory, path, *command):
     logs = [directory / f"node.{number}" for number in range(2)]
     agents = []
     try:
-        for log in logs:
+        for number, log in enumerate(logs):
+            # on one machine the agent that comes first would be the host, and the other one might be the first rank
+            host = f"--rdzv-conf=is_host={number == 0}"
             with log.open("w") as file:
-                call = [sys.executable, "-m", "torch.distributed.run", *meet, "--rdzv-id=test", *command]
+                call = [sys.executable, "-m", "torch.distributed.run", *meet, host, "--rdzv-id=test", *command]
                 agents.append(subprocess.Popen(call, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT))
         yield agents, logs
     finally:
