@@ -17,7 +17,7 @@ from pygments.lexers import get_lexer_for_filename
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "course/*.md", "docs/*.md", "kernels/README.md")
-STATIC = ("docs/*.png", "docs/*/*.svg", "course/*.ipynb")
+STATIC = ("docs/*.png", "docs/*/*.png", "docs/*/*.svg", "course/*.ipynb")
 SCRIPTS = ("train_sft.py", "train_rm.py", "train_ppo.py", "eval.py", "bench.py")
 PACKAGES = ("nanorlhf", "kernels", "data", "course")
 HIDDEN = ROOT / "course" / "bugs.py"  # what `course reveal` tells
