@@ -249,8 +249,8 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 
     def ours(rollout_dtype: str) -> Callable[[], None]:
         """With the weights prepared as at the beginning of a rollout, which counts."""
-        on = torch.autocast(device.type, torch.bfloat16, enabled=rollout_dtype == "bfloat16")
-        on = autocast if rollout_dtype == "same" else on
+        name = args.dtype if rollout_dtype == "same" else rollout_dtype
+        on = torch.autocast(device.type, torch.bfloat16, enabled=name == "bfloat16")
 
         def way() -> None:
             with on, torch.no_grad():
@@ -678,12 +678,8 @@ def main(args: Args) -> None:
         rows += parts[part](args, shape, device)
     print_table(rows)
     if args.json is not None:
-        args.json.write_text(
-            json.dumps(
-                {"torch": torch.__version__, "where": where, "attention": [alone, padded], "rows": rows}, indent=2
-            )
-            + "\n"
-        )
+        found = {"torch": torch.__version__, "where": where, "attention": [alone, padded], "rows": rows}
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,15 @@ def two_nodes(directory, path, *command):
             agent.wait()
 
 
+@contextlib.contextmanager
+def exchanging_nodes(directory):
+    """Two nodes that exchange numbers until the file is there: the file, the agents, and their logs."""
+    file = directory / "break"
+    with two_nodes(directory, file, "-m", "tests.exchange", str(file)) as (agents, logs):
+        wait_until((directory / "started").exists, 600)
+        yield file, agents, logs
+
+
 def equal_metrics(one, other):
     for rows in zip(read_metrics(one), read_metrics(other), strict=True):
         first, second = ({key: value for key, value in row.items() if key not in TIMED} for row in rows)
@@ -89,9 +98,7 @@ def test_ppo_with_shards_within_nodes_and_copies_across_equals_one_process(minia
 @needs_proc
 @pytest.mark.slow
 def test_an_error_on_one_node_is_the_reason_that_both_give(tmp_path):
-    file = tmp_path / "break"
-    with two_nodes(tmp_path, file, "-m", "tests.exchange", str(file)) as (agents, logs):
-        wait_until((tmp_path / "started").exists, 600)
+    with exchanging_nodes(tmp_path) as (file, agents, logs):
         file.touch()
         assert all(agent.wait(600) != 0 for agent in agents)
     texts = [log.read_text() for log in logs]
@@ -104,9 +111,7 @@ def test_an_error_on_one_node_is_the_reason_that_both_give(tmp_path):
 @pytest.mark.slow
 def test_a_node_that_dies_ends_the_other(tmp_path):
     """Without a word, as where the power fails: its torchrun is killed, and its process with it."""
-    file = tmp_path / "break"
-    with two_nodes(tmp_path, file, "-m", "tests.exchange", str(file)) as (agents, logs):
-        wait_until((tmp_path / "started").exists, 600)
+    with exchanging_nodes(tmp_path) as (file, agents, logs):
         status = Path(f"/proc/{worker(file, rank=1)}/status").read_text()
         parent = int(re.search(r"PPid:\s+(\d+)", status)[1])
         os.kill(parent, signal.SIGKILL)
