@@ -42,6 +42,7 @@ from nanorlhf.families import (
 from nanorlhf.files import hub_directory, open_regular, read_object
 from nanorlhf.gguf_file import gguf_settings, gguf_tensors, is_gguf
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -223,8 +224,10 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device, d
         model = model_class(config)
     round_products(model, dtype)
     tensors = with_prefix({name: part for shard in shards for name, part in read_tensors(shard).items()}, config, file)
+    embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
+    if isinstance(config, T5Config) and model_class is GPT and embedding in tensors:
+        tensors.setdefault(head, tensors[embedding])  # transformers 5 ties the heads of all T5s that have no other one
     if config.tied_head and model_class is GPT:
-        embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
         if head in tensors and not torch.equal(tensors[head], tensors.setdefault(embedding, tensors[head])):
             raise InputError(f"{file}: {head} isn't {embedding}: set tie_word_embeddings to false in {config_file}.")
         tensors.pop(head, None)
