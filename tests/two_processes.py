@@ -24,6 +24,7 @@ from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.families import ALWAYS
 from nanorlhf.model import GPT
+from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights
 from nanorlhf.training.signals import StopSignals
@@ -149,6 +150,28 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
             )
             (model(torch.arange(4, 12)[None]).sum()).backward()  # FSDP gathers what was read
             assert all(p.grad is not None for p in model.transformer.parameters())
+
+
+def test_an_encoder_decoder_is_sharded_as_well() -> None:
+    """Each rank reads its own rows of the files; a step equals that of one process, to rounding."""
+    where = Path(tempfile.gettempdir()) / f"t5.{os.environ['MASTER_PORT']}"
+    torch.manual_seed(0)
+    one = GPT(T5Config(vocab_size=37, d_model=24, n_layer=2, n_decoder_layer=3, n_head=3, d_head=10, d_mlp=40))
+    distributed.from_first(lambda: save(one, where))
+    model = load_gpt(where, "meta")
+    distributed.shard(model, torch.device("cpu"), bfloat16=False)
+    here = sum(distributed.mine(p).numel() for p in model.parameters())
+    assert here <= 0.6 * sum(p.numel() for p in one.parameters()) and torch.equal(weights(model), weights(one))
+    ids = torch.randint(37, (4, 13), generator=torch.Generator().manual_seed(1))
+    for some, mine in ((one, ids), (model, ids[distributed.rank_slice(4)])):
+        optimizer = torch.optim.SGD(some.parameters(), lr=0.1)
+        some.logits(some(mine, last=6)[:, :-1]).log_softmax(-1).gather(2, mine[:, -5:, None]).mean().backward()
+        if some is model:  # summed over the ranks, each of which took the mean of its half
+            for parameter in some.parameters():
+                parameter.grad /= 2
+        optimizer.step()
+    assert torch.allclose(weights(model), weights(one), atol=1e-6)
+    assert not torch.equal(weights(load_gpt(where)), weights(one))
 
 
 def test_sharded_steps_equal_unsharded_ones() -> None:
