@@ -73,10 +73,9 @@ def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int, caus
         8 buckets, max_distance 16, causal    distance  0  -1  -2  -3  -4  -5  -6  -8  -16  -99
                                               bucket    0   1   2   3   4   4   5   6    7    7
     """
-    side = 0 if causal else num_buckets // 2
-    after = torch.where(distance > 0, side, 0)
+    num = num_buckets if causal else num_buckets // 2  # of a side
+    after = torch.where(distance > 0, 0 if causal else num, 0)
     far = -distance.clamp(max=0) if causal else distance.abs()
-    num = num_buckets - side
     exact = num // 2
     # as transformers rounds it, in float32: at the edge of a range the last bit decides
     ranges = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (num - exact)

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.errors import InputError
@@ -25,13 +26,13 @@ FIRST = {"tied_head": True, "head_scale": 24**-0.5}
 CONFIGS = {
     "first": T5Config(**SHAPE, **FIRST, start_id=2),  # T5 and CodeT5
     "1.1": T5Config(**SHAPE, activation="gelu_new", gated_mlp=True),  # a head of its own
-    "deep decoder": T5Config(**SHAPE, **FIRST, n_decoder_layer=3, num_buckets=6, max_distance=9),
+    "deep decoder": T5Config(**SHAPE, **FIRST, n_decoder_layer=3, num_buckets=7, max_distance=9),
 }
 THEIRS = {
     "first": {"decoder_start_token_id": 2},
     "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "deep decoder": {
-        "num_decoder_layers": 3, "relative_attention_num_buckets": 6, "relative_attention_max_distance": 9,
+        "num_decoder_layers": 3, "relative_attention_num_buckets": 7, "relative_attention_max_distance": 9,
     },
     "narrow": {"d_kv": 8, "feed_forward_proj": "gelu", "layer_norm_epsilon": 0.1},
     "gated": {"feed_forward_proj": "gated-silu", "num_layers": 3, "num_decoder_layers": 1},
@@ -218,6 +219,14 @@ def test_buckets_equal_the_drawing() -> None:
     # to both sides: four buckets each, two of them exact
     both = torch.tensor([0, -1, -2, -5, -6, -40, 1, 2, 5, 6, 40])
     assert relative_buckets(both, 8, 16, causal=False).tolist() == [0, 1, 2, 2, 3, 3, 5, 6, 6, 7, 7]
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (7, 9), (5, 20), (4, 3), (64, 300)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_buckets_equal_those_of_transformers_at_every_distance(num_buckets, max_distance, causal) -> None:
+    distance = torch.arange(-700, 701)
+    expected = T5Attention._relative_position_bucket(distance, not causal, num_buckets, max_distance)
+    assert torch.equal(relative_buckets(distance, num_buckets, max_distance, causal), expected)
 
 
 def test_a_bias_depends_on_the_distance_alone() -> None:
