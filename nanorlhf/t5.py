@@ -231,7 +231,7 @@ class EncoderDecoder(Transformer):
         """Query and response in one row, as a GPT reads them: ids, mask (B, L) -> hidden (B, L, C).
 
         The hidden state at a token is that of the decoder once it has read up to there: at the query's last one, it has
-        read its start and predicts the response's first one. Before that there is none: hidden is 0.
+        read its start and predicts the response's first one. What stands before that means nothing.
 
             ids       . q q q | a b E      Q = 4, L = 7
             decoder         S   a b E      hidden at columns 3, 4, 5, 6; last = 4 asks for these only
