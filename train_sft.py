@@ -107,7 +107,8 @@ def main(args: Args) -> dict[str, float]:
 
     n_ctx = sum(lengths)
     place = home(args, device)
-    model = load_gpt(args.model, place) if args.model else GPT(new_shape(args, tokenizer.vocab_size, n_ctx))
+    shape = new_shape(args, tokenizer.vocab_size, n_ctx, eos_id=tokenizer.eos_id)
+    model = load_gpt(args.model, place) if args.model else GPT(shape)
     check_vocabulary(tokenizer, model.config.vocab_size, args.model or "the new model")
     check_sft(args, model.config)
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)

@@ -129,7 +129,8 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
     ]
     settings["torch_dtype"] = str(model.transformer.embedding.weight.dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may lie outside the vocabulary
-    settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
+    if not isinstance(config, T5Config):  # which has them
+        settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
     # transformers' Llama looks [PAD] up in the embedding as it is made, and fails if it lies outside
     settings["pad_token_id"] = tokenizer.pad_id if tokenizer and tokenizer.pad_id < config.vocab_size else None
 

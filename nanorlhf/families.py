@@ -364,7 +364,11 @@ def _t5(settings: dict, values: dict, projection: str, get: Callable, path: Path
     exact = found["num_buckets"] // 2  # of the decoder, which has more of them than the encoder has to each side
     most = LARGEST_T5["max_distance"]
     found["max_distance"] = get("relative_attention_max_distance", int, 128, least=exact + 1, most=most)
-    found["start_id"] = get("decoder_start_token_id", int, 0, most=values["vocab_size"] - 1)
+    last = values["vocab_size"] - 1
+    found["start_id"] = get("decoder_start_token_id", int, 0, most=last)
+    # what the tokenizers of T5 and CodeT5 put around every text
+    for ours, theirs in (("query_start_id", "bos_token_id"), ("query_end_id", "eos_token_id")):
+        found[ours] = None if settings.get(theirs) is None else get(theirs, int, most=last)
     is_scaled = get("scale_decoder_outputs", bool, values["tied_head"])
     if is_scaled and not values["tied_head"]:
         raise InputError(f"{path}: scale_decoder_outputs needs tie_word_embeddings: set both to true or both to false.")
@@ -544,6 +548,8 @@ def config_object(config: GPTConfig) -> dict:
             "relative_attention_max_distance": config.max_distance,
             "feed_forward_proj": f"gated-{activation}" if config.gated_mlp else activation,
             "decoder_start_token_id": config.start_id,
+            "bos_token_id": config.query_start_id,
+            "eos_token_id": config.query_end_id,
             "dropout_rate": 0.0,  # [N+ 7] their default is 0.1
         }
     else:

@@ -44,6 +44,10 @@ class T5Config(GPTConfig):
     """tokens that are farther apart share the last bucket"""
     start_id: int = 0
     """the decoder's first input"""
+    query_start_id: int | None = None
+    """comes before the query in the encoder (CodeT5's <s>); None: nothing"""
+    query_end_id: int | None = None
+    """comes after it (</s>), as in pre-training: else nothing but the positions would tell where the query ends"""
     activation: str = "relu"
     norm: str = "rms"
     norm_eps: float = 1e-6
@@ -210,6 +214,21 @@ class EncoderDecoder(Transformer):
     def cache(self, query_mask: Tensor, num_new: int, dtype: torch.dtype) -> DecoderCache:
         return DecoderCache(self.config, query_mask, num_new, dtype)
 
+    def enclosed(self, query: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """query, query_mask (B, Q) True = real, padded on either side -> with the ids that enclose it, and its mask.
+
+        . . q q q .      . s q q q e .
+        """
+        before, after = F.pad(query_mask, (1, 0)), F.pad(query_mask, (0, 1))  # (B, Q + 1)
+        if self.config.query_end_id is not None:
+            query = F.pad(query, (0, 1)).masked_fill(before & ~after, self.config.query_end_id)
+            query_mask = before | after
+            before, after = F.pad(query_mask, (1, 0)), F.pad(query_mask, (0, 1))  # (B, Q + 2)
+        if self.config.query_start_id is not None:
+            query = F.pad(query, (1, 0)).masked_fill(after & ~before, self.config.query_start_id)
+            query_mask = before | after
+        return query, query_mask
+
     def encode(self, query: Tensor, query_mask: Tensor) -> Tensor:
         """query, query_mask (B, Q) True = real -> memory (B, Q, C)"""
         Q = query.size(1)
@@ -253,8 +272,8 @@ class EncoderDecoder(Transformer):
             first, width, begin = query_length - 1, query_length, torch.full_like(ids[:, :1], query_length)
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         column = torch.arange(L, device=ids.device)
-        query_mask = (mask & (column < begin))[:, :width]  # (B, Q)
-        memory = self.encode(ids[:, :width], query_mask)
+        query, query_mask = self.enclosed(ids[:, :width], (mask & (column < begin))[:, :width])  # (B, Q)
+        memory = self.encode(query, query_mask)
         # a row of only padding attends to all of it: a softmax over nothing is NaN
         memory_bias = attention_bias((query_mask | ~query_mask.any(1, keepdim=True))[:, None, None])  # (B, 1, 1, Q)
 

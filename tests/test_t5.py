@@ -17,6 +17,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import left_pad
 from nanorlhf.rollout import response_values
 from nanorlhf.t5 import T5Config, relative_bias, relative_buckets
 
@@ -24,15 +25,16 @@ VOCAB, PAD = 43, 999
 SHAPE = {"vocab_size": VOCAB, "d_model": 24, "n_layer": 2, "n_head": 3, "d_head": 10, "d_mlp": 40}
 FIRST = {"tied_head": True, "head_scale": 24**-0.5}
 CONFIGS = {
-    "first": T5Config(**SHAPE, **FIRST, start_id=2),  # T5 and CodeT5
-    "1.1": T5Config(**SHAPE, activation="gelu_new", gated_mlp=True),  # a head of its own
+    "first": T5Config(**SHAPE, **FIRST, start_id=2, query_start_id=1, query_end_id=2),  # as CodeT5
+    "1.1": T5Config(**SHAPE, activation="gelu_new", gated_mlp=True, query_end_id=1),  # a head of its own
     "deep decoder": T5Config(**SHAPE, **FIRST, n_decoder_layer=3, num_buckets=7, max_distance=9),
 }
 THEIRS = {
-    "first": {"decoder_start_token_id": 2},
+    "first": {"decoder_start_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
     "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "deep decoder": {
         "num_decoder_layers": 3, "relative_attention_num_buckets": 7, "relative_attention_max_distance": 9,
+        "eos_token_id": None,
     },
     "narrow": {"d_kv": 8, "feed_forward_proj": "gelu", "layer_norm_epsilon": 0.1},
     "gated": {"feed_forward_proj": "gated-silu", "num_layers": 3, "num_decoder_layers": 1},
@@ -44,7 +46,7 @@ def away_from_the_start(model: torch.nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
 
 
 @cache
@@ -63,7 +65,7 @@ def theirs_of(name: str) -> transformers.T5ForConditionalGeneration:
     )
     model = transformers.T5ForConditionalGeneration(config).eval()
     if name == "1.1":  # transformers 5 ties a new head, though not one that is read
-        model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(VOCAB, 24))
+        model.lm_head.weight = torch.nn.Parameter(0.1 * torch.randn(VOCAB, 24))
     away_from_the_start(model)
     return model
 
@@ -77,15 +79,23 @@ def rows(T: int = 11) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return query.masked_fill(~query_mask, PAD), query_mask, response.masked_fill(padding_mask, PAD), padding_mask
 
 
+def enclosed(query: Tensor, query_mask: Tensor, config: transformers.T5Config) -> dict[str, Tensor]:
+    """What transformers' encoder reads: each query between BOS and EOS, if there are such, as tokenizers put them."""
+    ids = [getattr(config, name, None) for name in ("bos_token_id", "eos_token_id")]
+    ends = [[] if i is None else [i] for i in ids]
+    texts = [ends[0] + q[real].tolist() + ends[1] for q, real in zip(query, query_mask, strict=True)]
+    lengths = torch.tensor([[len(text)] for text in texts])
+    padded = left_pad(texts, 0)
+    return {"input_ids": padded, "attention_mask": (torch.arange(padded.size(1)) >= padded.size(1) - lengths).long()}
+
+
 @torch.no_grad()
 def largest_difference(ours: GPT, theirs: transformers.T5ForConditionalGeneration) -> float:
     """Of the logits, at all tokens that count."""
     query, query_mask, response, padding_mask = rows()
     labels = response.masked_fill(padding_mask, 0)
     inputs = torch.cat((torch.full_like(labels[:, :1], theirs.config.decoder_start_token_id), labels[:, :-1]), dim=1)
-    expected = theirs(
-        input_ids=query.masked_fill(~query_mask, 0), attention_mask=query_mask.long(), decoder_input_ids=inputs
-    ).logits
+    expected = theirs(**enclosed(query, query_mask, theirs.config), decoder_input_ids=inputs).logits
     ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
     logits = ours.logits(ours(ids, mask, last=response.size(1) + 1)[:, :-1])
     return (logits - expected)[~padding_mask].abs().max().item()
@@ -122,7 +132,7 @@ def test_greedy_text_is_that_of_transformers(name, tmp_path) -> None:
     ours, _ = generate(load_gpt(tmp_path), query, query_mask, 17, temperature=0.0)
     settings = {"max_new_tokens": 17, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     settings["use_cache"] = name != "deep decoder"  # theirs is too short for one that is deeper than its encoder
-    inputs = {"input_ids": query.masked_fill(~query_mask, 0), "attention_mask": query_mask.long()}
+    inputs = enclosed(query, query_mask, theirs.config)
     assert torch.equal(ours, theirs.generate(**inputs, **settings)[:, 1:])
 
 
@@ -191,6 +201,7 @@ def test_a_head_that_transformers_ties_without_saying_so_is_the_embedding(tmp_pa
         ("relative_attention_num_buckets", 2, "relative_attention_num_buckets must be an integer of at least 4"),
         ("relative_attention_max_distance", 16, "relative_attention_max_distance must be an integer of at least 17"),
         ("decoder_start_token_id", VOCAB, "decoder_start_token_id must be an integer and at most 42"),
+        ("eos_token_id", [1, 2], "eos_token_id must be an integer and at most 42"),
         ("is_encoder_decoder", 7, "is_encoder_decoder"),
         ("d_ff", None, "d_ff must be an integer"),
     ],
@@ -272,6 +283,14 @@ def test_right_padded_texts_have_the_hidden_states_of_left_padded_queries() -> N
     for b, first in enumerate((lengths - 1).tolist()):
         num = int((~padding_mask[b]).sum()) + 1
         assert (hidden[b, first : first + num] - expected[b, :num]).abs().max() < 1e-5
+
+
+def test_the_encoder_reads_the_query_between_its_ids() -> None:
+    query = torch.tensor([[PAD, PAD, 5, 6], [7, 8, PAD, PAD]])
+    ids, mask = t5().transformer.enclosed(query, query != PAD)
+    assert ids.masked_fill(~mask, -1).tolist() == [[-1, -1, 1, 5, 6, 2], [1, 7, 8, 2, -1, -1]]
+    ids, mask = t5("1.1").transformer.enclosed(query, query != PAD)
+    assert ids.masked_fill(~mask, -1).tolist() == [[-1, -1, 5, 6, 1], [7, 8, 1, -1, -1]]
 
 
 def test_the_decoder_sees_no_later_token_and_the_encoder_sees_all() -> None:

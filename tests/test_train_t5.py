@@ -24,7 +24,7 @@ from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.t5 import DecoderBlock, EncoderDecoder, T5Config
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import interrupt_at, read_metrics
-from tests.test_t5 import CONFIGS, PAD, away_from_the_start, largest_difference, rows, t5
+from tests.test_t5 import CONFIGS, PAD, away_from_the_start, enclosed, largest_difference, rows, t5
 
 ROWS = [Demonstration([5, 6, 7, 8], [9, 10, 1], {}), Demonstration([11, 12], [13, 14, 15, 16, 1], {})]
 
@@ -53,7 +53,9 @@ def test_the_loss_is_that_of_transformers(theirs) -> None:
     expected = 0.0
     for row in ROWS:
         labels = torch.tensor([row.response])
-        mean = theirs(input_ids=torch.tensor([row.query]), labels=labels, decoder_input_ids=shifted(labels)).loss
+        query = torch.tensor([row.query])
+        inputs = enclosed(query, query >= 0, theirs.config)
+        mean = theirs(**inputs, labels=labels, decoder_input_ids=shifted(labels)).loss
         expected += mean * len(row.response)
     assert train_sft.demonstration_loss(t5(), ROWS, PAD, "response") == pytest.approx(expected.item(), rel=1e-5)
     logprobs = summed_logprobs(t5(), [row.query for row in ROWS], [row.response for row in ROWS], PAD)
@@ -77,7 +79,7 @@ def test_scores_are_read_at_the_last_token_whichever_side_is_padded() -> None:
 @torch.no_grad()
 def test_ranks_of_tokens_are_those_of_the_whole_distribution(theirs) -> None:
     query, response = (torch.tensor([getattr(ROWS[1], name)]) for name in ("query", "response"))
-    logits = theirs(input_ids=query, decoder_input_ids=shifted(response)).logits[0]
+    logits = theirs(**enclosed(query, query >= 0, theirs.config), decoder_input_ids=shifted(response)).logits[0]
     ranks = [1 + int((row > row[i]).sum()) for row, i in zip(logits, response[0], strict=True)]
     assert token_ranks(t5(), query, response, PAD)[0].tolist() == ranks
 
@@ -178,7 +180,8 @@ def test_reward_model_and_ppo_take_it_as_they_take_a_gpt(miniature, sft, tmp_pat
     inputs = F.pad(response, (1, 0), value=policy.config.start_id)[:, :-1]
     with torch.no_grad():
         logits = policy.logits(policy(torch.cat((query, response), dim=1), last=13)[:, :-1])
-        assert (logits - theirs(input_ids=query, decoder_input_ids=inputs).logits).abs().max() < 1e-5
+        expected = theirs(**enclosed(query, query >= 0, theirs.config), decoder_input_ids=inputs).logits
+        assert (logits - expected).abs().max() < 1e-5
 
 
 @pytest.mark.slow

@@ -83,6 +83,8 @@ CODET5 = {  # Wang et al. 2021, section 4.2, and Le et al. 2022: T5's small, bas
         d_mlp=4 * d_model,
         tied_head=True,
         head_scale=d_model**-0.5,
+        query_start_id=1,
+        query_end_id=2,
     )
     for name, n_layer, d_model, n_head in (
         ("small", 6, 512, 8),

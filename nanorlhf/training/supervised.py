@@ -72,10 +72,11 @@ def number_of_steps(args: SupervisedArgs, num_rows: int, path: Path) -> int:
     return num_steps
 
 
-def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True) -> GPTConfig:
+def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True, eos_id: int = 0) -> GPTConfig:
     """A small Pythia of --n-layer, --n-head and --d-model: rotary positions on half of each head, an untied LM head.
 
-    With --architecture t5 a small T5, of as many layers in each stack. Raises InputError where the heads don't divide
+    With --architecture t5 a small T5, of as many layers in each stack, whose queries end and responses start with EOS.
+    Raises InputError where the heads don't divide
     the width, and for more weights than this machine's memory holds.
     """
     if args.d_model % args.n_head or args.d_model // args.n_head < 2:
@@ -83,7 +84,7 @@ def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True) -> GP
     sizes = {"vocab_size": vocab_size, "d_model": args.d_model, "n_layer": args.n_layer, "n_head": args.n_head}
     sizes["d_mlp"] = 4 * args.d_model
     if getattr(args, "architecture", "gpt") == "t5":
-        config: GPTConfig = T5Config(**sizes)
+        config: GPTConfig = T5Config(**sizes, start_id=eos_id, query_end_id=eos_id)
     else:
         rotary_dim = max(2, args.d_model // args.n_head // 4 * 2)
         config = GPTConfig(**sizes, n_ctx=n_ctx, rotary_dim=rotary_dim, causal=causal)
