@@ -4,6 +4,7 @@
     python bench.py --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
     python bench.py --shape 124m --json speed.json
     python bench.py --parts compile                   # needs a JDK
+    python bench.py --quick                           # tiny, and 16 tokens of small, once: two minutes
 
 Each part alternates between the implementations round by round and reports medians; a ratio is an alternative's time
 divided by ours. Weights are random. Peak memory is that of the allocator beyond what was held before (linear_logprobs:
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from unittest import mock
@@ -42,13 +44,14 @@ import train_ppo
 from kernels import gae, linear_logprobs, logprobs_from_logits
 from kernels.gae import gae_loop
 from kernels.linear import product
+from kernels.processor import has_int8_products
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.distributed import die_with_parent, keep_freed_memory
 from nanorlhf.errors import InputError
-from nanorlhf.generate import generate
+from nanorlhf.generate import for_sampling, generate
 from nanorlhf.model import GPT, GPTConfig, KVCache
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards, policy_loss, value_loss, whiten
@@ -69,6 +72,8 @@ class Args:
     """dtype of ours (bfloat16: autocast); on a CPU the peers stay in float32"""
     peers: bool = False
     """also measure transformers' generate and TRL's PPO trainer"""
+    quick: bool = False
+    """two minutes: shape tiny, and generation of 16 tokens on small, one round each"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """device to measure on; auto: CUDA if available"""
     json: Path | None = None
@@ -245,6 +250,16 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
         with autocast, torch.no_grad():
             generate(model, query, query_mask, T, 0.7, eos_id=None, pad_id=pad_id)
 
+    def rounded(rollout_dtype: str) -> Callable[[], None]:
+        """With the weights rounded as at the beginning of a rollout, which counts."""
+        on = torch.autocast(device.type, torch.bfloat16, enabled=rollout_dtype == "bfloat16")
+
+        def way() -> None:
+            with on, torch.no_grad():
+                generate(for_sampling(model, rollout_dtype), query, query_mask, T, 0.7, eos_id=None, pad_id=pad_id)
+
+        return way
+
     @torch.no_grad()
     def plain() -> None:
         """A cache that grows by concatenation, F.softmax and torch.multinomial."""
@@ -257,7 +272,8 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
                 if t + 1 < T:
                     hidden = model(token, cache=cache)[:, -1]
 
-    ways = {"ours": ours, "plain PyTorch": plain}
+    ways = {"ours": ours, **{f"ours, rollouts in {name}": rounded(name) for name in rollout_dtypes(args, device)}}
+    ways["plain PyTorch"] = plain
     with tempfile.TemporaryDirectory() as directory:
         if args.peers:
             save(model, directory, tokenizer_of(shape, Path(directory)))
@@ -282,10 +298,20 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
         )  # fmt: skip
     for row in rows:
         row["tokens_per_second"] = shape.episodes * T / row["seconds"]
+        for name in rollout_dtypes(args, device):
+            if row["way"].endswith(f"rollouts in {name}"):
+                packed = compare({"packing": partial(for_sampling, model, name)}, args.rounds, device)
+                row["packing_seconds"] = packed["packing"][0]
     # a decode step reads every weight once, but of the embedding only the rows of its tokens
     weights = sum(p.numel() for p in model.transformer.blocks.parameters()) + model.lm_head.weight.numel()
     rows[0]["roofline"] = roofline(device, moved=T * weights * dtype.itemsize, seconds=rows[0]["seconds"])
     return rows
+
+
+def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
+    """Those of `--rollout-dtype` that run here and are not the dtype of ours."""
+    found = ["bfloat16"] if args.dtype != "bfloat16" else []
+    return found + ["int8"] * (device.type == "cpu" and has_int8_products())
 
 
 class GrowingCache(KVCache):
@@ -310,6 +336,8 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     first also allocates the optimizer's state.
     """
     ways = {"ours": ppo_of_ours, "plain PyTorch": ppo_of_plain_pytorch}
+    for name in rollout_dtypes(args, device):
+        ways[f"ours, rollouts in {name}"] = partial(ppo_of_ours, rollout_dtype=name)
     if args.peers:
         ways["TRL 1.12.0"] = ppo_of_trl
     times, peaks = {name: [] for name in ways}, {}
@@ -450,7 +478,7 @@ def make_run(shape: Shape, directory: Path) -> None:
     save(scalar_from_gpt(policy), directory / "rm", tokenizer)
 
 
-def ppo_of_ours(args: Args, directory: Path) -> tuple[float, int]:
+def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same") -> tuple[float, int]:
     """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
     shape = SHAPES[args.shape]
     train_ppo.main(
@@ -458,7 +486,8 @@ def ppo_of_ours(args: Args, directory: Path) -> tuple[float, int]:
             train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
             reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
             micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
-            max_query_length=shape.query_length, response_length=shape.response_length, overwrite=True,
+            max_query_length=shape.query_length, response_length=shape.response_length,
+            rollout_dtype=rollout_dtype, overwrite=True,
         )
     )  # fmt: skip
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -593,6 +622,8 @@ def print_table(rows: list[dict]) -> None:
             for unit in ("tokens", "programs")
             if (rate := row.get(f"{unit}_per_second")) is not None
         ]
+        if "packing_seconds" in row:
+            extra.append(f"{1e3 * row['packing_seconds']:,.1f} ms of it rounding and packing weights")
         if "roofline" in row:
             extra.append(row["roofline"])
         numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f}"
@@ -603,6 +634,8 @@ def main(args: Args) -> None:
     device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this PyTorch sees no CUDA device; use cpu.")
+    if args.quick and (args.shape, args.parts, args.rounds) != (Args.shape, Args.parts, Args.rounds):
+        raise InputError("--quick chooses --shape, --parts and --rounds: leave them out.")
     if args.rounds < 1:
         raise InputError(f"--rounds {args.rounds}: it must be at least 1.")
     if args.peers and importlib.util.find_spec("trl") is None:
@@ -624,11 +657,16 @@ def main(args: Args) -> None:
         "compile": bench_compile,
     }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    if args.quick:
+        args = replace(args, rounds=1, parts=("generate", "logprobs", "gae", "ppo"))
     print(f"torch {torch.__version__}, {where}, shape {args.shape}, medians of {args.rounds} rounds")
+    measured = [(part, SHAPES[args.shape]) for part in args.parts]
+    if args.quick:
+        measured.append(("generate", replace(SHAPES["small"], response_length=16)))
     rows = []
-    for part in args.parts:
+    for part, shape in measured:
         torch.manual_seed(0)
-        rows += parts[part](args, SHAPES[args.shape], device)
+        rows += parts[part](args, shape, device)
     print_table(rows)
     if args.json is not None:
         args.json.write_text(json.dumps({"torch": torch.__version__, "where": where, "rows": rows}, indent=2) + "\n")

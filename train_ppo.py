@@ -41,7 +41,6 @@ from nanorlhf.ppo import (
     FixedKL,
     grpo,
     kl_loss,
-    masked_mean,
     policy_loss,
     reinforce_plus_plus,
     rloo,
@@ -50,18 +49,18 @@ from nanorlhf.ppo import (
 )
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import Gold, RewardModel, Rule, places
-from nanorlhf.rollout import Rollout, response_values, rollout
+from nanorlhf.rollout import Rollout, Sampler, response_values, rollout
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.checks import check_models, check_ppo, check_scores
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
 from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
-from nanorlhf.training.settings import LoRAArgs, RolloutArgs
+from nanorlhf.training.settings import LoRAArgs, RolloutArgs, SamplerArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RolloutArgs, LoRAArgs):
+class Args(RolloutArgs, SamplerArgs, LoRAArgs):
     data: Path = Path("runs/tldr/data")
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"
@@ -124,8 +123,6 @@ class Args(RolloutArgs, LoRAArgs):
     """[N+ 24] divide rewards by their standard deviation: lowered win rates in the paper"""
     whiten_advantages: bool = True
     """[N+ 25] advantages to mean 0 and standard deviation 1"""
-    rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
-    """old log-probabilities: of the training forward pass (first ratio 1 to rounding), or of sampling (the paper's)"""
     gold: str | None = None
     """true score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""
     save_every: PositiveInt = 100
@@ -201,6 +198,8 @@ def main(args: Args) -> dict[str, float]:
         tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
     ref_policy = reference(policy)
     place_models(args, device, list(trained.values()), (ref_policy, *reward.models, gold and gold.model))
+    correction = args.importance_correction, args.tis_clip
+    sampler = Sampler(policy, args.rollout_dtype, args.top_p, args.sync_every, *correction)
 
     weights = [weight for model in trained.values() for weight in model.parameters()]
     groups = parameter_groups(weights, args.weight_decay, decay_vectors=True)
@@ -209,7 +208,8 @@ def main(args: Args) -> dict[str, float]:
     kl_control = FixedKL(args.kl_coef) if args.kl_target is None else AdaptiveKL(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # of samples and minibatches, the same on every rank
-    parts = {**trained, "steps": steps, "generator": generator, "kl_control": vars(kl_control), **reward.parts}
+    parts = {**trained, **sampler.parts, **reward.parts, "steps": steps, "generator": generator}
+    parts["kl_control"] = vars(kl_control)
     estimate = partial(with_values if args.advantages == "gae" else without_values, args)
 
     def write() -> None:
@@ -231,12 +231,13 @@ def main(args: Args) -> dict[str, float]:
         indices = batch_indices(len(demonstrations), B // k, update, args.seed)  # [N+ 21]
         rows = [demonstrations[i] for i in indices for _ in range(k)]  # B, the responses to a query in a row
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
+        sampler.sync(update)
         with autocast:
             batch = rollout(
                 policy, ref_policy, value_model, reward.score, rows, uniforms, eos_id, pad_id,
-                args.temperature, args.score_at, args.rollout_batch_size, gold,
+                args.temperature, args.score_at, args.rollout_batch_size, gold, sampler,
             )  # fmt: skip
-        sampler_gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.padding_mask)
+        sampler_weights, sampler_metrics = sampler.weights(batch)
         if args.rollout_logprobs == "sampler":  # which knows nothing of cuts
             batch = replace(batch, logprobs=torch.where(batch.padding_mask, 0.0, batch.sampled_logprobs))
         response, scores, values = batch.response, batch.scores, batch.values  # (B, T), (B,), (B, T)
@@ -252,6 +253,7 @@ def main(args: Args) -> dict[str, float]:
         # 3.3 what was each token worth? (B, T) each; the weights (B, 1) are those of a KL in the loss
         kl = torch.where(padding_mask, 0.0, logprobs - ref_logprobs)  # k1
         advantages, returns, kl_weights = estimate(batch, scores, kl, kl_control.coefficient)
+        advantages = advantages * sampler_weights  # 1, unless --importance-correction
 
         # 3.4 K epochs of minibatches over the frozen rollout
         progress = lr_factor(args.schedule, update, num_updates)
@@ -319,7 +321,7 @@ def main(args: Args) -> dict[str, float]:
             "objective/kl_coef": kl_control.coefficient,
             **{name: mean for name, mean in means_of_steps if value_model is not None or "value/" not in name},
             "policy/first_ratio_error": distributed.largest(first_ratio_error.item()),
-            "policy/sampler_gap": sampler_gap.item(),
+            **sampler_metrics,
             "eos_rate": has_eos.float().mean().item(),
             "response_length": (batch.eos_index + 1).float().mean().item(),
             "skipped_steps": steps.skipped,

@@ -97,10 +97,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="filtered-rollouts", level=2, where="nanorlhf.rollout:rollout",
-        old="generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)",
-        new="generate(sampler, q, q != pad_id, T, temperature, 0, 0.9, eos_id=eos_id, pad_id=pad_id, uniforms=u)",
-        symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; in time "
-        "the KL goes below 0.",
+        old="sampler.top_p", new="0.9",
+        symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; "
+        "policy/sampler_gap is not 0 and policy/tis_weight below 1; in time the KL goes below 0.",
         cause="Rollouts are filtered by top-p while the ratio is taken against the whole distribution.",
         who="trl#1017, trl#1005",
         guard=(ROLLOUT + "responses_are_drawn_from_the_whole_distribution",),
@@ -191,7 +190,7 @@ BUGS: tuple[Bug, ...] = (
         symptom="A reward model that gives every response the same score has an accuracy of 1.",
         cause="A tie counts as ranked like the labeller.",
         who=NOBODY,
-        guard=("tests/test_train_rm.py::test_the_loss_of_three_pairs_typed_by_hand",),
+        guard=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
     ),
     Bug(
         name="rule-reads-the-query", level=3, where="nanorlhf.reward:load_rule.score",

@@ -66,14 +66,18 @@ def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str
     found.sort(key=lambda node: (node.lineno, node.col_offset))
     if number >= len(found):
         raise LookupError(f"{name} holds {old!r} {len(found)} times")
-    node = found[number]
+    return spliced(source, found[number], new)
+
+
+def spliced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
+    """`source` with `text` in place of the node; an empty text deletes a statement with its lines."""
     data = source.encode()
     starts = [0]  # of the lines, in bytes, as columns are
     for line in data.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     assert node.end_lineno is not None and node.end_col_offset is not None
     start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-    if not new:
+    if not text:
         start, end = starts[node.lineno - 1], starts[node.end_lineno]
-    text = new.replace("\n", "\n" + " " * node.col_offset)
+    text = text.replace("\n", "\n" + " " * node.col_offset)
     return (data[:start] + text.encode() + data[end:]).decode()

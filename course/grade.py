@@ -64,6 +64,25 @@ class Worker:
         self.process.stdin.flush()
         return outcome(json.loads(self.process.stdout.readline()))
 
+    def judge(self, root: Path, tests: Sequence[str], mutants: Sequence[dict], limit: float) -> Iterator[Outcome]:
+        """What these tests say of the tree as it is, then of it with each of the mutants; see `nest.py`.
+
+        Ends after the first outcome if the tests don't pass; has nothing but that if they can't be imported.
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        request = {"root": str(root), "tests": list(tests), "limit": limit, "mutants": list(mutants)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        judged = False
+        for line in self.process.stdout:
+            answer = json.loads(line)
+            last = answer.pop("last", False)
+            if not (last and judged):
+                yield outcome(answer)
+            if last:
+                return
+            judged = True
+
 
 def outcome(answer: dict) -> Outcome:
     claim = reason = ""

@@ -7,18 +7,20 @@
 PyTorch and the rest of what tests import are imported once, here, and never a module of the project: each fork imports
 those of its own `root`. `late`: it was stopped at the limit, within the test that `failed` names. `ended`: pytest came
 to its end; without it, the code under test has ended the process.
+
+A request with "mutants" gets several answers, as `nest.py` says, and one more, with "last", when there are no others.
 """
 
-import ctypes
+import gc
 import importlib
 import json
 import os
-import select
-import signal
 import sys
-import time
 from contextlib import suppress
 from typing import Any
+
+from course.forks import be_a_fork, outcome_of
+from course.nest import Nest
 
 # third-party imports that take time; one that is missing is the tests' business
 SLOW = (
@@ -70,12 +72,10 @@ def first_line(report: Any) -> str:
     return lines[-1][:WHY] if lines else ""
 
 
-def run_tests(root: str, tests: list[str], pipe: int) -> None:
+def run_tests(root: str, tests: list[str], pipe: int, mutants: list[dict] | None, limit: float) -> None:
     """In a fork: pytest on the tests of `root`, which stops at the first that fails. Does not return."""
-    os.setpgid(0, 0)
-    if sys.platform == "linux":  # an endless loop must not outlive this worker
-        PR_SET_PDEATHSIG = 1  # prctl.h
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    be_a_fork()
+    answers = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -84,49 +84,32 @@ def run_tests(root: str, tests: list[str], pipe: int) -> None:
     main: Any = sys.modules["__main__"]
     main.__spec__ = None  # so that processes which tests start don't look for this module in `root`
     reporter = Reporter(pipe)
+    plugins: list[Any] = [reporter]
+    if mutants is not None:
+        os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
+        plugins.append(Nest(root, mutants, limit, answers, reporter))
     import pytest
 
     settings = ["-x", "-p", "no:cacheprovider", "--rootdir", root, "-c", f"{root}/pyproject.toml"]
-    code = pytest.main([*settings, "--basetemp", f"{root}/.basetemp", *tests], plugins=[reporter])
+    code = pytest.main([*settings, "--basetemp", f"{root}/.basetemp", *tests], plugins=plugins)
     reporter.say("ended", str(int(code)))
     os._exit(0)
 
 
-def answer(root: str, tests: list[str], limit: float) -> dict:
-    """Fork, and wait for the fork for at most `limit` seconds."""
-    began = time.monotonic()
+def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None) -> dict:
+    """Fork, and wait for the fork: for at most `limit` seconds, or for as long as all mutants take."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         try:
-            run_tests(root, tests, writer)
+            run_tests(root, tests, writer, mutants, limit)
         finally:
             os._exit(1)
     os.close(writer)
-    data, late = b"", False
-    while True:
-        left = began + limit - time.monotonic()
-        late = not select.select([reader], [], [], max(left, 0.0))[0]
-        chunk = b"" if late else os.read(reader, 65536)
-        if not chunk:
-            break
-        data += chunk
-        if data.endswith(b'"]\n') and data.splitlines()[-1].startswith(b'["ended"'):
-            break  # not the pipe's end: a process that a test has left behind may hold it
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError, PermissionError):
-            kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reader)
-    said = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
-    started = [words[1] for words in said if words[0] == "started"]
-    result: dict = {kind: [words[1:] for words in said if words[0] == kind] for kind in ("failed", "skipped")}
-    result["passed"] = [words[1] for words in said if words[0] == "passed"]
-    result["ended"] = any(words[0] == "ended" for words in said)
-    if late:
-        result["failed"].append([started[-1] if started else tests[0], f"no end after {limit:g} s"])
-    return result | {"late": late, "seconds": round(time.monotonic() - began, 3)}
+    if mutants is None:
+        return outcome_of(child, reader, limit)
+    return outcome_of(child, reader, None) | {"last": True}
 
 
 def main() -> None:
@@ -136,10 +119,11 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # a collection in a fork would copy all pages
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            print(json.dumps(answer(request["root"], request["tests"], request["limit"])), flush=True)
+            print(json.dumps(answer(**request)), flush=True)
         except BrokenPipeError:  # who asked is gone
             os._exit(1)
 

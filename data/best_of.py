@@ -10,14 +10,15 @@ that is longer than --response-length when it is encoded again can't win; a quer
 counted. A query that occurs twice in a file is answered once.
 
     sft.{train,validation}.jsonl   the winners; meta has the score, the mean score of all answers and their number
+    best_of.json                   what the sampling cost: answers, their tokens, seconds, peak memory; written last
 
 The references of --data are not copied: evaluate against those, with eval.py --data. The files depend on --seed but
 not on --batch-size. What is sampled is kept in --out while it grows, and --resume goes on from there.
 """
 
 import json
+import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,7 @@ from data.sampling import SPLITS, load_policy, read_queries
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, parse_object, response_ids, write_jsonl
+from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
@@ -40,8 +41,9 @@ from nanorlhf.padding import micro_batches
 from nanorlhf.reward import Ensemble, RewardModel, Rule, places
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.checks import check_beside, check_ensemble
+from nanorlhf.training.run import peak_resident_bytes, write_json
 
-PARTIAL = "best_of.partial.jsonl"
+PARTIAL, COST = "best_of.partial.jsonl", "best_of.json"
 QUERIES_AT_ONCE = 64  # answered before the winners are written; fixed, because the samples depend on it
 
 
@@ -65,6 +67,8 @@ class Args:
     """directory, file or Hub id (None: the policy's)"""
     num_queries: PositiveInt | None = None
     """queries per split, from the top of the file (None: all)"""
+    num_validation_queries: PositiveInt | None = None
+    """of the validation split (None: as many as --num-queries)"""
     num_samples: Annotated[int, Range("from 2 to a million", lambda x: 2 <= x <= 10**6)] = 16
     """answers per query, n of the best of n"""
     temperature: Annotated[float, Range("above 0, 100 at most", lambda x: 0 < x <= 100)] = 0.7
@@ -89,8 +93,8 @@ class Args:
 @torch.no_grad()
 def best_answers(
     queries: dict[str, bool], policy: GPT, scheme: RewardModel, tokenizer: Tokenizer, args: Args, seed: int
-) -> Iterator[dict | None]:
-    """The row of sft.jsonl for each query, None where no answer can win."""
+) -> tuple[list[dict | None], int]:
+    """The row of sft.jsonl for each query, None where no answer can win; and how many tokens were sampled."""
     ids = [tokenizer.encode(query, chat) for query, chat in queries.items()]
     query, response = sample_answers(
         policy, ids, tokenizer, args.num_samples, args.response_length, args.batch_size, seed, args.temperature,
@@ -102,15 +106,17 @@ def best_answers(
         raise InputError(f"{scheme.name} gave a score that is not finite: fix it.")
     samples = zip(response.tolist(), scores.tolist(), strict=True)
     groups = micro_batches(list(samples), args.num_samples)
+    rows: list[dict | None] = []
     for (text, chat), group in zip(queries.items(), groups, strict=True):
         usable = ((score, answer) for ids, score in group if (answer := answer_text(text, ids, tokenizer, chat, args)))
         best = max(usable, key=lambda pair: pair[0], default=None)
         if best is None:
-            yield None
+            rows.append(None)
             continue
         mean = fmean(score for _, score in group)
         meta = {"score": best[0], "mean_score": mean, "num_samples": len(group)}
-        yield {"query": text, "response": best[1], **({"chat": True} if chat else {}), "meta": meta}
+        rows.append({"query": text, "response": best[1], **({"chat": True} if chat else {}), "meta": meta})
+    return rows, int((response != tokenizer.pad_id).sum())
 
 
 def answer_text(query: str, ids: list[int], tokenizer: Tokenizer, chat: bool, args: Args) -> str | None:
@@ -134,20 +140,13 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
             f"--out {args.out} holds an interrupted sampling: pass --resume, or --overwrite to start anew."
         )
     names = ("policy", "reward_model", "ensemble", "uncertainty_coef", "reward", "data", "tokenizer", "num_queries")
-    names += ("num_samples", "temperature", "top_p", "response_length", "seed")
+    names += ("num_validation_queries", "num_samples", "temperature", "top_p", "response_length", "seed")
     settings = {name: str(getattr(args, name)) for name in names}
-    lines = path.read_bytes().splitlines(keepends=True) if args.resume else []
-    whole = [line for line in lines if line.endswith(b"\n")]  # it may have been killed while it wrote the last one
-    before, *parts = [parse_object(line, f"{path}:{number}") for number, line in enumerate(whole, 1)] or [settings]
-    for name, value in settings.items():
-        if before.get(name) != value:
-            raise InputError(
-                f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
-                f"{value}: pass the same, or start anew with --overwrite."
-            )
-    for number, part in enumerate(parts, start=2):
-        field(part, "split", str, f"{path}:{number}"), field(part, "rows", list, f"{path}:{number}")
+    rows = sampled_rows(path, settings) if args.resume else []
+    kinds = {"split": str, "rows": list, "num_tokens": int, "seconds": float}
+    parts = [{name: field(row, name, kind, at) for name, kind in kinds.items()} for at, row in rows]
     args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / COST).unlink(missing_ok=True)  # of winners that these replace
     write_jsonl(path, [settings, *parts])
     return parts
 
@@ -160,7 +159,8 @@ def main(args: Args) -> None:
         raise InputError("--reward-model None leaves nothing to score with: name a reward model or a --reward.")
     if args.out.resolve() == args.data.resolve():
         raise InputError(f"--out {args.out} is --data: the winners would replace the demonstrations: name another.")
-    queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
+    most = {"train": args.num_queries, "validation": args.num_validation_queries or args.num_queries}
+    queries = {split: read_queries(args.data / f"sft.{split}.jsonl", most[split]) for split in SPLITS}
     device = distributed.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args, tokenizer, queries["train"] | queries["validation"], device)
@@ -183,8 +183,10 @@ def main(args: Args) -> None:
     with path.open("a", encoding="ascii") as file, tqdm(total=len(asked), initial=len(parts), desc="parts") as progress:
         for split, number, some in asked[len(parts) :]:
             seed = int(np.random.default_rng((args.seed, SPLITS.index(split), number)).integers(2**63))
-            rows = list(best_answers(some, policy, scheme, tokenizer, args, seed))
-            parts.append({"split": split, "rows": rows})
+            start = time.perf_counter()
+            rows, num_tokens = best_answers(some, policy, scheme, tokenizer, args, seed)
+            seconds = time.perf_counter() - start
+            parts.append({"split": split, "rows": rows, "num_tokens": num_tokens, "seconds": seconds})
             file.write(json.dumps(parts[-1]) + "\n")
             file.flush()
             progress.update()
@@ -208,9 +210,15 @@ def main(args: Args) -> None:
                 of_query = tokenizer.encode(row["query"], "chat" in row)
                 of_response = response_ids(row["query"], row["response"], tokenizer, "chat" in row)
                 lengths.add(f"sft.{split}", len(of_query), response=len(of_response))
+    n = args.num_samples
+    cost = {
+        "num_answers": n * sum(map(len, queries.values())),
+        **{name: sum(part[name] for part in parts) for name in ("num_tokens", "seconds")},
+        "peak_resident_bytes": peak_resident_bytes(),
+    }
+    write_json(args.out / COST, cost)
     path.unlink()  # what was sampled is only done with once the winners are there
 
-    n = args.num_samples
     for split, rows in found.items():
         best, mean = (fmean(row["meta"][name] for row in rows) for name in ("score", "mean_score"))
         print(f"{split}: {len(rows):,} queries, mean score of the best of {n}: {best:.3f}, of all answers: {mean:.3f}")

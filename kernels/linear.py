@@ -1,19 +1,24 @@
 """x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS libraries in PyTorch.
 
-PyTorch's CPU builds multiply float32 with MKL, which takes its AVX2 path on AMD processors; oneDNN, in the same build,
-uses all that the processor has. Its float32 product is only reachable through a private operator, which is used here
-and nowhere else; where the operator is absent or not known to be faster, `torch.nn.functional.linear` does the work.
+PyTorch's CPU builds multiply float32 with MKL. On AMD processors that takes its AVX2 path, while oneDNN, in the same
+build, uses all that the processor has. On Intel's the two are equal for many rows, and oneDNN is up to twice as fast
+for the few rows of a decode step: kernels/README.md has the measurements. Its float32 product is only reachable through
+a private operator, which is used here and nowhere else; where the operator is absent or not known to be faster,
+`torch.nn.functional.linear` does the work.
 """
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPUINFO = Path("/proc/cpuinfo")
+from kernels.int8 import Int8Weight
+from kernels.processor import maker
+
+FEW_ROWS = range(8, 512)  # on Intel's processors: oneDNN for so many rows and at least so many weights
+MANY_WEIGHTS = 2**20
 # name: the function, and oneDNN's arguments to fuse it into the product
 ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list, str]]] = {
     None: (lambda x: x, ("none", [], "")),
@@ -26,23 +31,20 @@ ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list,
 
 @cache
 def onednn_product() -> Callable | None:
-    """oneDNN's linear operator if this build has it and the processor is one on which it is faster: any by AMD.
-
-    Chosen by vendor, not by timing: a choice that may vary between runs would change their digits.
-    """
+    """oneDNN's linear operator if this build has it beside MKL."""
     if (
         torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and CPUINFO.is_file()
-        and "AuthenticAMD" in CPUINFO.read_text()
     ):
         return torch.ops.mkldnn._linear_pointwise.default
     return None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """activation(x weight^T + bias), differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
+    if isinstance(weight, Int8Weight):  # a sampler's, without a gradient
+        return ACTIVATIONS[activation][0](weight.product(x, bias))
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
         return product(x, weight, bias, activation)
     if is_for_onednn(x, weight):
@@ -53,20 +55,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     return ACTIVATIONS[activation][0](y)
 
 
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """Of a product with this weight: autocast's where it is on, else the weight's own."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
 def rounded(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The factors of a product, in autocast's dtype where it is on."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+    return tuple(tensor.to(product_dtype(tensor)) for tensor in tensors)
 
 
-def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def wide_linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias, summed and returned in float32 (float64 from float64), also from bfloat16: differentiable.
 
     x (..., K), weight (N, K), bias (N,) or None -> (..., N). For logits: rounded to bfloat16 they are off by up to
     0.4%, and divided by a low temperature that is another distribution. Autocast must be off: it would round them.
     """
+    if isinstance(weight, Int8Weight):
+        return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
         y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide).unflatten(0, x.shape[:-1])  # as tensor cores sum it
@@ -83,15 +90,37 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | 
     return function(F.linear(a, b, bias))
 
 
+def product_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
+    """out = a b^T, or out += a b^T, written where it belongs if PyTorch's own product is taken.
+
+    a (M, K), b (N, K), out (M, N), which may be of a wider dtype.
+    """
+    if out.dtype != a.dtype or is_for_onednn(a, b):
+        # oneDNN is faster in this order where a and b are both transposed
+        y = product(a, b) if add else product(b, a).T
+        out.add_(y) if add else out.copy_(y)
+    elif add:
+        out.addmm_(a, b.T)
+    else:
+        torch.mm(a, b.T, out=out)
+
+
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """True for float32 on a CPU with K > 0, which oneDNN requires; for bf16, PyTorch itself uses oneDNN."""
-    return (
-        a.dtype == b.dtype == torch.float32
-        and a.is_cpu
-        and onednn_product() is not None
-        and not torch.is_autocast_enabled("cpu")
-        and a.size(-1) > 0
-    )
+    """True for float32 on a CPU with K > 0, which oneDNN requires; for bf16, PyTorch itself uses oneDNN.
+
+    Chosen by maker and shape, not by timing: a choice that may vary between runs would change their digits.
+    """
+    if (
+        not a.dtype == b.dtype == torch.float32
+        or not a.is_cpu
+        or a.size(-1) == 0
+        or torch.is_autocast_enabled("cpu")
+        or onednn_product() is None
+    ):
+        return False
+    if maker() == "GenuineIntel":
+        return b.is_contiguous() and b.numel() >= MANY_WEIGHTS and a.numel() // a.size(-1) in FEW_ROWS
+    return maker() == "AuthenticAMD"
 
 
 class OneDNNLinear(torch.autograd.Function):

@@ -8,7 +8,7 @@ For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
 `logprobs_from_logits` starts from logits, `linear_logprobs` from hidden states. The logits of a batch, (N, V), and
 their gradient are the largest tensors of a training step. `linear_logprobs` never stores them: it goes over the
 vocabulary block by block with an online softmax, keeps three numbers per row, and recomputes the logits of a block in
-the backward pass: four matrix products instead of three. On a CPU it keeps the logits if they are few.
+the backward pass: four matrix products instead of three. On a CPU it keeps the first blocks, up to a limit.
 
 The online softmax: with the running maximum m, total = sum of exp(l - m) and moment = sum of exp(l - m) * l over the
 blocks so far; a block with a larger maximum m' first scales both by exp(m - m'). At the end Z = m + log(total) and
@@ -18,7 +18,7 @@ sum_v p_v l_v = moment / total.
 import torch
 from torch import Tensor
 
-from kernels.linear import product, rounded, wide_linear
+from kernels.linear import product_into, rounded, wide_linear
 
 try:
     import triton
@@ -26,7 +26,7 @@ try:
 except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
     triton = None
 
-KEPT = 2**24  # up to this many logits are kept for the backward pass on a CPU: 64 MB in float32
+KEPT = 14 * 2**20  # so many logits are kept for the backward pass on a CPU: 59 MB in float32
 BLOCK = 2**21  # logits per block on a CPU: 8 MB
 GPU_BLOCK = 2**25  # gradients of logits per block on a GPU: 64 MB in bf16
 LOWEST = -1e30  # stands for -inf, as 0 * -inf would be NaN
@@ -107,8 +107,7 @@ class LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, bias, temperature):
-        keep = len(hidden) * len(weight) <= KEPT and any(ctx.needs_input_grad)
-        ctx.kept = [] if keep else None
+        ctx.kept = [] if any(ctx.needs_input_grad) else None
         way = linear_forward_triton if runs_triton(hidden) else linear_forward_cpu
         normaliser, moment, chosen = way(hidden, weight, labels, bias, temperature, ctx.kept)
         entropy = normaliser - moment
@@ -137,9 +136,9 @@ class LinearLogprobs(torch.autograd.Function):
                 grad_bias[ids] = grad.sum(0)
             grad = grad.to(hidden.dtype)
             if for_hidden:
-                grad_hidden += product(grad, weight[ids].T)
+                product_into(grad_hidden, grad, weight[ids].T, add=True)
             if for_weight:
-                grad_weight[ids] = product(hidden.T, grad.T).T  # oneDNN is faster in this order
+                product_into(grad_weight[ids], grad.T, hidden.T)
         return grad_hidden.to(hidden.dtype) if for_hidden else None, grad_weight, None, grad_bias, None
 
 
@@ -176,12 +175,12 @@ def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatur
 def linear_forward_cpu(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each; appends blocks of logits to `kept`, if given."""
+    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each; appends the first blocks of logits to `kept`."""
     maximum = torch.full((len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32))
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
         logits = block_logits(hidden, weight, bias, temperature, ids)  # (N, v)
-        if kept is not None:
+        if kept is not None and len(hidden) * ids.stop <= KEPT:
             kept.append(logits)
         new_maximum = torch.maximum(maximum, logits.amax(1))
         scale = (maximum - new_maximum).exp()
@@ -476,7 +475,7 @@ if triton is not None:
         tl.store(moments + out, moment / some, mask=rows < N)
         tl.store(chosen + out, label_logit, mask=rows < N)
 
-    @triton.autotune(TILES, key=["V", "C"])
+    @triton.autotune(TILES, key=["C"])  # its V is the size of a block, which changes with N: it would be tuned anew
     @triton.jit
     def linear_backward_kernel(
         hidden,  # (N, C)

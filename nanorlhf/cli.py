@@ -4,10 +4,11 @@ import errno
 import io
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
@@ -49,6 +50,8 @@ def check_ranges(args: Any) -> None:
 
     Whether two settings fit together is for the script to say.
     """
+    if getattr(args, "dtype", None) == "auto":
+        raise InputError("--dtype auto is resolved on the command line: pass float32 or bfloat16.")
     for name, hint in get_type_hints(type(args), include_extras=True).items():
         setting = getattr(args, name)
         for value in setting if isinstance(setting, tuple) else (setting,):
@@ -81,7 +84,22 @@ def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, An
     with _one_sentence():
         if recipe not in recipes:
             raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
-        distributed.run(main, _parse(recipes[recipe][1], arguments, f"{program} {recipe}"))
+        distributed.run(main, with_dtype(_parse(recipes[recipe][1], arguments, f"{program} {recipe}")))
+
+
+def with_dtype(args: Any) -> Any:
+    """The settings with `--dtype auto` replaced by what is faster on the device; the first process says what it is."""
+    if getattr(args, "dtype", None) != "auto":
+        return args
+    import torch  # as above, not for --help
+
+    from kernels.processor import faster_dtype
+
+    on_cpu = args.device == "cpu" or args.device == "auto" and not torch.cuda.is_available()
+    dtype, reason = faster_dtype("cpu" if on_cpu else "cuda")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"--dtype auto: {dtype}, as {reason}")
+    return replace(args, dtype=dtype)
 
 
 def run_module(main: Callable[[Any], object], args_class: type) -> None:

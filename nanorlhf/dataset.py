@@ -119,6 +119,24 @@ def read_jsonl(path: str | Path, fields: dict[str, type]) -> list[dict]:
     return rows
 
 
+def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]:
+    """The rows of a sampling that was interrupted, each with its `file:line`; what was not written whole is left out.
+
+    settings: those that the samples depend on, as the first line of the file has them. Raises InputError where they
+    differ.
+    """
+    whole = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    rows = [(f"{path}:{number}", parse_object(line, f"{path}:{number}")) for number, line in enumerate(whole, start=1)]
+    before = rows[0][1] if rows else settings
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise InputError(
+                f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
+                f"{value}: pass the same, or start anew with --overwrite."
+            )
+    return rows[1:]
+
+
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
     """Write one row per line, atomically. Escaped to ASCII, so that every reader agrees where a line ends."""
     path = Path(path)

@@ -1,12 +1,19 @@
-"""Sampling with a KV cache: one prefill, then one token per step for the rows that have not ended."""
+"""Sampling with a KV cache: one prefill, then one token per step for the rows that have not ended.
+
+`for_sampling` makes a model that only samples, its weights rounded once.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.int8 import Int8Weight
+from kernels.linear import product_dtype
+from nanorlhf.checkpoint import round_products
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT, KVCache
+from nanorlhf.model import GPT, KVCache, Linear
+from nanorlhf.peft import merge
 
 
 @torch.inference_mode()
@@ -23,12 +30,14 @@ def generate(
     pad_id: int = 0,
     generator: torch.Generator | None = None,
     uniforms: Tensor | None = None,
+    filtered_logprobs: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Sample one response per query. Temperature 0 is greedy; the other filters are off at their defaults.
 
     query (B, Q) left-padded, query_mask (B, Q) True = real -> response (B, T), logprobs (B, T), T = max_new_tokens.
     After its EOS a response holds pad_id and logprob 0. logprobs are those of log_softmax(logits / temperature)
-    (greedy: of the plain softmax), before top-k, top-p and the n-gram ban.
+    (greedy: of the plain softmax), before top-k, top-p and the n-gram ban; with filtered_logprobs those of the
+    distribution that was sampled from, after them.
 
     Reproducibility: row b uses its own T random numbers, uniforms[b], of (B, T) in [0, 1), drawn from the generator at
     once if not given. So a response depends only on its query and its numbers, not on the other rows, its padding or
@@ -46,11 +55,7 @@ def generate(
             dtype=torch.float64,
             device=generator.device if generator else "cpu",
         )
-    dtype = (
-        torch.get_autocast_dtype(device.type)
-        if torch.is_autocast_enabled(device.type)
-        else next(model.parameters()).dtype
-    )
+    dtype = product_dtype(model.transformer.embedding.weight)
     head = model.rounded_head()  # (V, C)
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
@@ -80,6 +85,8 @@ def generate(
         else:
             filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
             live.token.copy_(draw((filtered - normaliser).exp_(), live.uniforms.index_select(1, live.t)))
+        if filtered_logprobs and filtered is not tempered:
+            tempered, normaliser = filtered, filtered.logsumexp(-1, keepdim=True)
         logprob = tempered.gather(1, live.token) - normaliser  # (b, 1)
         live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
         live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
@@ -119,6 +126,26 @@ def generate(
         raise InputError("the language model's logits are not finite: its weights are damaged, or --lr was too high.")
     with torch.inference_mode(False):  # copies that a backward pass may keep
         return response.clone(), logprobs.clone()
+
+
+def for_sampling(model: GPT, dtype: str) -> GPT:
+    """The model with the weights of its products rounded once: a copy for sampling, which shares all other tensors.
+
+    dtype same: the model itself. bfloat16, to be run under autocast: the products of the blocks; the head is rounded at
+    each call of `generate`. int8, float32 between the products: those of the blocks and the head, each row of weights
+    and of activations with a scale of its own (kernels/int8.py). LoRA's updates are merged first.
+    """
+    if dtype == "same":
+        return model
+    model = merge(model)
+    if dtype == "bfloat16":
+        round_products(model, torch.bfloat16)
+        return model
+    for layer in (*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head):
+        weight = layer.weight
+        del layer.weight  # a parameter's name can't be given to anything else
+        layer.__dict__["weight"] = Int8Weight(weight)
+    return model
 
 
 @dataclass

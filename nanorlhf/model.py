@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.linear import linear, rounded, wide_linear
+from kernels.int8 import Int8Weight
+from kernels.linear import linear, product_dtype, rounded, wide_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +145,9 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
     return (visible & mask[:, None, None, :]) | (key == query)
 
 
-def attention_bias(visible: Tensor) -> Tensor:
+def attention_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as 0 and -inf to add to the attention logits: made once, not once per layer."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def rotary_frequencies(config: GPTConfig, device: torch.device) -> Tensor:
@@ -387,7 +388,6 @@ class Attention(nn.Module):
         if last < S:
             assert visible is not None
             q, visible = q[:, :, -last:], visible[:, :, -last:]
-        visible = visible if visible is None else visible.to(q.dtype)
         scale = q.size(-1) ** -0.5 if self.config.scale_attention else 1.0
         if cache is not None and cache.length and not q.is_cuda:
             assert visible is not None
@@ -530,7 +530,9 @@ class Transformer(nn.Module):
                 positions = position_ids(mask)
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
                 windows = {config.window(layer) for layer in range(config.n_layer)}
-                visible = {window: attention_bias(attention_mask(mask, window, config.causal)) for window in windows}
+                masks = {window: attention_mask(mask, window, config.causal) for window in windows}
+                dtype = product_dtype(self.embedding.weight)  # of queries and keys
+                visible = {window: attention_bias(masks[window], dtype) for window in windows}
             rotary = None if self.positions is not None else rotary_tables(config, positions)
         x = self.embedding(ids)  # (B, S, C)
         if self.positions is not None:
@@ -598,12 +600,14 @@ class GPT(nn.Module):
         hidden = self.transformer(ids, mask, cache, last, query_length)
         return hidden if self.config.head_scale == 1 else hidden * self.config.head_scale
 
-    def rounded_head(self) -> Tensor:
-        """The LM head's weights (V, C), rounded to autocast's dtype where it is on."""
+    def rounded_head(self) -> Tensor | Int8Weight:
+        """The LM head's weights (V, C), rounded to autocast's dtype where it is on; a sampler's may be packed."""
+        if isinstance(self.lm_head.weight, Int8Weight):
+            return self.lm_head.weight
         (weight,) = rounded(self.lm_head.weight)
         return weight if weight.is_cuda else weight.to(self.lm_head.weight.dtype)  # no CPU product widens its factors
 
-    def logits(self, hidden: Tensor, head: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, head: Tensor | Int8Weight | None = None) -> Tensor:
         """hidden (..., C) -> logits (..., V), -inf at forbidden ids; head: `rounded_head()`, made once for many calls.
 
         Autocast rounds the factors, as in `linear_logprobs`, but not the logits: of SmolLM2-135M's distribution on a

@@ -18,6 +18,7 @@ __all__ = [
     "FixedKL",
     "eos_masks",
     "grpo",
+    "importance_weights",
     "kl_loss",
     "kl_penalised_rewards",
     "masked_mean",
@@ -88,6 +89,21 @@ def policy_loss(
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)
     return torch.maximum(unclipped, clipped).sum() / num_tokens, (clipped > unclipped).sum() / num_tokens
+
+
+def importance_weights(
+    logprobs: Tensor, sampled_logprobs: Tensor, padding_mask: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Truncated importance sampling (TIS): Yao et al. 2025, Your efficient RL framework secretly brings you off-policy.
+
+        w = min(old probability / sampler's probability, clip)      per token, without a gradient
+
+    Multiplied into the advantages it multiplies the clipped loss, which is homogeneous in them. Without truncation the
+    expectation over the sampler's tokens is that over the policy's, provided that the sampler can emit each of them.
+    (B, T) each; `logprobs` of the training forward pass. Returns w, 0 at padding, and the share that was truncated.
+    """
+    weights = torch.where(padding_mask, -torch.inf, logprobs - sampled_logprobs).exp()
+    return weights.clamp(max=clip), masked_mean((weights > clip).float(), padding_mask)
 
 
 def value_loss(

@@ -1,23 +1,73 @@
 """A rollout: the policy answers a batch of queries, and the other models read what it wrote."""
 
+import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanorlhf import distributed
 from nanorlhf.dataset import Demonstration
-from nanorlhf.generate import generate
+from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import compared_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, needed_columns
-from nanorlhf.ppo import eos_masks
+from nanorlhf.ppo import eos_masks, importance_weights, masked_mean
 from nanorlhf.reward import Gold
 
 # score(rows, query (b, Q), response (b, T)) -> response (b, T), which a compiler may have cut, and scores (b,)
 ScoreRows = Callable[[list[Demonstration], Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Sampler:
+    """The model that writes the responses: the policy, exactly, unless a setting says otherwise (docs/mismatch.md).
+
+    dtype       of its weights: same, bfloat16 or int8, rounded once per rollout (`for_sampling`)
+    top_p       it samples from the most probable tokens whose total probability reaches this
+    sync_every  the policy's weights are copied to it at every so many updates: above 1 it is stale in between
+    correction  tis: the update weighs a token by how much less probable it was to the sampler; none
+    tis_clip    largest such weight
+    """
+
+    def __init__(
+        self,
+        policy: GPT,
+        dtype: str = "same",
+        top_p: float = 1.0,
+        sync_every: int = 1,
+        correction: str = "none",
+        tis_clip: float = 2.0,
+    ):
+        self.policy, self.dtype, self.top_p, self.sync_every = policy, dtype, top_p, sync_every
+        self.correction, self.tis_clip = correction, tis_clip
+        self.source = policy if sync_every == 1 else copy.deepcopy(policy).requires_grad_(False)
+        self.parts: dict[str, nn.Module] = {} if sync_every == 1 else {"sampler": self.source}  # of the run's state
+
+    def sync(self, update: int) -> None:
+        if self.source is not self.policy and update % self.sync_every == 0:
+            self.source.load_state_dict(self.policy.state_dict())
+
+    def precision(self, device: torch.device) -> AbstractContextManager[None]:
+        """Autocast as the weights need it; for `same`, as it is."""
+        if self.dtype == "same":
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def weights(self, batch: "Rollout") -> tuple[Tensor | float, dict[str, float]]:
+        """What the update multiplies advantages by, (B, T), 1 without a correction; and how far off the sampler is."""
+        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.padding_mask)
+        weights, truncated = importance_weights(
+            batch.logprobs, batch.sampled_logprobs, batch.padding_mask, self.tis_clip
+        )
+        metrics = {
+            "policy/sampler_gap": gap.item(),
+            "policy/tis_weight": masked_mean(weights, batch.padding_mask).item(),
+            "policy/tis_clipped": truncated.item(),
+        }
+        return weights if self.correction == "tis" else 1.0, metrics
 
 
 @dataclass(frozen=True)
@@ -32,7 +82,7 @@ class Rollout:
     eos_index: Tensor  # (B,) T - 1 where there is no EOS
     padding_mask: Tensor  # (B, T) True = no action here: after EOS
     state_mask: Tensor  # (B, T) True = no state here: after EOS, or one later where the score falls due after EOS
-    sampled_logprobs: Tensor  # (B, T) of the sampling pass
+    sampled_logprobs: Tensor  # (B, T) of the sampler, after its filter: the distribution that was sampled from
     logprobs: Tensor  # (B, T) of the policy's forward pass, as the update computes them
     ref_logprobs: Tensor  # (B, T) of the reference policy
     exact_kl: Tensor  # (B, T) KL(policy || reference) over the vocabulary, in nats
@@ -55,9 +105,10 @@ def rollout(
     score_at: str,
     rollout_batch_size: int,
     gold: Gold | None = None,
+    sampler: Sampler | None = None,
 ) -> Rollout:
     """Sample a response to each row's query, by temperature only: any other filter would change the distribution that
-    the ratio is taken against. [N+ 21, 22]
+    the ratio is taken against, as a `sampler` other than the policy does. [N+ 21, 22]
 
     rows      the global batch; each rank samples and reads its share, rollout_batch_size at once
     uniforms  (B, T) a random number per token: a row's own, whichever rank samples it and beside whichever other rows
@@ -65,14 +116,19 @@ def rollout(
     B, T = uniforms.shape
     device = policy.lm_head.weight.device
     order, place = sampling_order(rows)
-    sampler = distributed.plain(policy)  # gathered once per rollout, not once per token
+    sampler = sampler or Sampler(policy)
+    writer = for_sampling(distributed.plain(sampler.source), sampler.dtype)  # gathered once per rollout, not per token
     parts: list[tuple[Tensor, ...]] = []
     golds: list[float] = []
     for index in micro_batches(order, rollout_batch_size):
         some_rows, u = [rows[i] for i in index], uniforms[index]  # (b, T)
         q = left_pad([row.query for row in some_rows], pad_id).to(device)  # (b, q) as long as these need [N+ 5]
         # (b, T) each; [N+ 23] [PAD] after the first EOS
-        response, sampled = generate(sampler, q, q != pad_id, T, temperature, eos_id=eos_id, pad_id=pad_id, uniforms=u)
+        with sampler.precision(device):
+            response, sampled = generate(
+                writer, q, q != pad_id, T, temperature, top_p=sampler.top_p, eos_id=eos_id, pad_id=pad_id, uniforms=u,
+                filtered_logprobs=True,
+            )  # fmt: skip
         assert response.shape == (len(q), T)  # the response alone: no query ids in it
         if gold is not None:  # one frozen model after the other is on the device
             golds += gold.of_ids([row.record["query"] for row in some_rows], q, response)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.linear import product_dtype
 from nanorlhf.model import (
     AdaptedLinear,
     Block,
@@ -89,11 +90,12 @@ def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int, caus
 def relative_bias(table: nn.Embedding, length: int, config: T5Config, causal: bool) -> Tensor:
     """What the distance of two tokens adds to their attention logit, (1, H, length, length): row i is of query i.
 
-    table (num_buckets, H). A row is a window on one line of biases, by distance from -(length - 1) to length - 1.
+    table (num_buckets, H); the result has the dtype of queries and keys. A row is a window on one line of biases, by
+    distance from -(length - 1) to length - 1.
     """
     distance = torch.arange(1 - length, length, device=table.weight.device)  # (2 length - 1,)
     line = table(relative_buckets(distance, config.num_buckets, config.max_distance, causal))  # (2 length - 1, H)
-    return line.T.unfold(1, length, 1).flip(1)[None]
+    return line.T.unfold(1, length, 1).flip(1)[None].to(product_dtype(table.weight))
 
 
 # ------------------------------------------------------------------------------------------------------ decoder's block
@@ -119,7 +121,6 @@ class CrossAttention(nn.Module):
         """x (B, S, C), keys and values (B, H, Q, D), bias 0 or -inf (B, 1 or H, 1, Q) -> (B, S, C)"""
         B, S, _ = x.shape
         q = self.q(x).view(B, S, self.config.n_head, self.config.head_width).transpose(1, 2)  # (B, H, S, D)
-        bias = bias.to(q.dtype)
         if bias.size(1) > 1 and not q.is_cuda:  # a decode step
             y = attend_one(q, keys, values, bias, 1.0)
         else:
@@ -232,8 +233,9 @@ class EncoderDecoder(Transformer):
     def encode(self, query: Tensor, query_mask: Tensor) -> Tensor:
         """query, query_mask (B, Q) True = real -> memory (B, Q, C)"""
         Q = query.size(1)
-        visible = attention_bias(attention_mask(query_mask, None, causal=False))  # (B, 1, Q, Q)
-        visible = visible + relative_bias(self.encoder_bias, Q, self.config, causal=False)  # (B, H, Q, Q)
+        relative = relative_bias(self.encoder_bias, Q, self.config, causal=False)  # (1, H, Q, Q)
+        mask = attention_mask(query_mask, None, causal=False)  # (B, 1, Q, Q)
+        visible = attention_bias(mask, relative.dtype) + relative  # (B, H, Q, Q)
         x = self.embedding(query.masked_fill(~query_mask, 0))  # (B, Q, C)
         for layer, block in enumerate([*self.blocks][: self.config.n_layer]):
             x = self.run(block, x, visible, None, None, layer, Q)
@@ -275,20 +277,23 @@ class EncoderDecoder(Transformer):
         query, query_mask = self.enclosed(ids[:, :width], (mask & (column < begin))[:, :width])  # (B, Q)
         memory = self.encode(query, query_mask)
         # a row of only padding attends to all of it: a softmax over nothing is NaN
-        memory_bias = attention_bias((query_mask | ~query_mask.any(1, keepdim=True))[:, None, None])  # (B, 1, 1, Q)
+        readable = query_mask | ~query_mask.any(1, keepdim=True)
+        dtype = product_dtype(self.embedding.weight)  # of queries and keys
+        memory_bias = attention_bias(readable[:, None, None], dtype)  # (B, 1, 1, Q)
 
         is_start, is_response = column == begin - 1, mask & (column >= begin)  # (B, L)
         inputs = ids.masked_fill(~is_response, 0).masked_fill(is_start, self.config.start_id)[:, first:]  # (B, N)
         N = inputs.size(1)
-        visible = attention_bias(attention_mask((is_start | is_response)[:, first:], None))  # (B, 1, N, N)
+        visible = attention_mask((is_start | is_response)[:, first:], None)  # (B, 1, N, N)
         if isinstance(cache, DecoderCache):
             H, num_all = self.config.n_head, cache.index.numel()
-            cache.relative = relative_bias(self.decoder_bias, num_all, self.config, causal=True).to(cache.bias.dtype)
-            cache.memory_bias = memory_bias.expand(-1, H, -1, -1).to(cache.bias.dtype).contiguous()
+            cache.relative = relative_bias(self.decoder_bias, num_all, self.config, causal=True)
+            cache.memory_bias = memory_bias.expand(-1, H, -1, -1).contiguous()
             relative = cache.relative[:, :, :N, :N]
         else:
             relative = relative_bias(self.decoder_bias, N, self.config, causal=True)
-        hidden = self.decode(inputs, visible + relative, memory, memory_bias, cache)  # (B, N, C)
+        visible = attention_bias(visible, relative.dtype) + relative  # (B, H, N, N)
+        hidden = self.decode(inputs, visible, memory, memory_bias, cache)  # (B, N, C)
         missing = (L if last is None else last) - N
         return F.pad(hidden, (0, 0, missing, 0)) if missing > 0 else hidden[:, -missing:]
 

@@ -27,12 +27,16 @@ from nanorlhf.model import GPT, GPTConfig
 from tests.made_once import made_once
 from tests.rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
 
-# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new ones.
+# the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new
+# ones. HYPOTHESIS_PROFILE=unshrunk stops at the first failure: the search for the smallest one takes 60 times as long.
 # No deadline: how long an example takes on a busy machine says nothing
 patient = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("fixed", derandomize=True, **patient)
 hypothesis.settings.register_profile("explore", max_examples=500, **patient)
-hypothesis.settings.load_profile("fixed")
+hypothesis.settings.register_profile(
+    "unshrunk", derandomize=True, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], **patient
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
 REAL = Path(os.environ.get("NANORLHF_REAL_DATA", ROOT.parent / "shared" / "data"))

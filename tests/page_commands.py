@@ -42,7 +42,7 @@ INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchru
 READ = {
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
-    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions"),
+    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
@@ -51,7 +51,7 @@ DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
-    *("trackio", "push_to_hub", "summarisers"),
+    *("trackio", "push_to_hub", "summarisers", "against"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
 }
@@ -213,7 +213,7 @@ def paths_read(program: str, args: Any) -> list[str]:
     if getattr(args, "plan", False):  # shapes alone
         return []
     if program == "course":
-        made = type(args).__name__ in ("Start", "Plant", "Verify")
+        made = type(args).__name__ in ("Start", "Plant", "Verify", "Mutants")
         return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
     found = files_read(program, args) if "data" in names else []
@@ -263,7 +263,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         stub = here / ".venv" / "bin" / "python"
         stub.write_text(STUB)
         stub.chmod(0o755)
-        for name in ("complete", "real"):  # installed
+        for name in ("complete", "real", "docs"):  # installed
             (here / ".venv" / name).touch()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
@@ -320,7 +320,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
                     for step in commands_of(target, command.environment):
                         check(step, f"{where}: {command}", execute=not command.environment)
                 return
-            if command.program in ("pip", "pytest", "ruff", "mypy"):
+            if command.program in ("pip", "pytest", "ruff", "mypy", "mkdocs"):
                 check_tool(command)
                 return
             args = settings_of(command)
@@ -367,7 +367,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
 
 
 def check_tool(command: Command) -> None:
-    """pip and pytest: the extra exists, the test exists."""
+    """pip, pytest and mkdocs: the extra exists, the test exists, the configuration, which comes last, exists."""
     text = str(command)
     if command.program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -377,3 +377,5 @@ def check_tool(command: Command) -> None:
         word = command.words[command.words.index("-k") + 1]
         if not any(re.search(rf"def test_\w*{word}", path.read_text()) for path in (ROOT / "tests").rglob("*.py")):
             raise Wrong(f"no test is called {word}")
+    elif command.program == "mkdocs" and not (ROOT / command.words[-1]).is_file():
+        raise Wrong(f"there is no {command.words[-1]}")

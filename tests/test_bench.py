@@ -1,5 +1,6 @@
 """The benchmark runs, on a tiny shape; no test asserts what it measures."""
 
+import functools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import bench
+from kernels.processor import has_int8_products
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
 
@@ -35,6 +37,11 @@ def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     bench.main(replace(moment, json=tmp_path / "speed.json", dtype=dtype))
     rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
     assert {row["what"].split(",")[0] for row in rows} == {"generate", "linear_logprobs", "logprobs_from_logits", "gae"}
+    names = [row["way"] for row in rows if row["what"] == "generate"]
+    int8 = ["ours, rollouts in int8"] if has_int8_products() else []
+    bfloat16 = ["ours, rollouts in bfloat16"] if dtype == "float32" else []
+    assert names == ["ours", *bfloat16, *int8, "plain PyTorch"]
+    assert all(("packing_seconds" in row) == ("rollouts" in row["way"]) for row in rows)
     assert rows[0]["way"] == "ours" and all(row["seconds"] > 0 and row["peak_bytes"] >= 0 for row in rows)
     printed = capsys.readouterr().out
     assert "plain PyTorch" in printed
@@ -76,7 +83,8 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
 
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
     bench.make_run(bench.SHAPES["tiny"], tmp_path)
-    for way in (bench.ppo_of_ours, bench.ppo_of_plain_pytorch):
+    rounded = functools.partial(bench.ppo_of_ours, rollout_dtype="bfloat16")
+    for way in (bench.ppo_of_ours, bench.ppo_of_plain_pytorch, rounded):
         seconds, peak = way(moment, tmp_path)
         assert seconds > 0 and peak > 0
     lengths = [len(query) for query in bench.random_queries(bench.SHAPES["tiny"])]
@@ -106,6 +114,19 @@ def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, caps
     assert "compile is skipped: there is no javac" in capsys.readouterr().out
     with pytest.raises(InputError, match="--parts compile: there is no javac"):
         bench.main(replace(moment, parts=("compile",)))
+
+
+def test_quick_measures_tiny_and_a_few_tokens_of_small_once(moment, monkeypatch):
+    calls = []
+    for name in ("generate", "logprobs", "gae", "ppo", "compile"):
+        record = lambda args, shape, device, name=name: calls.append((name, args.rounds, shape)) or []  # noqa: E731
+        monkeypatch.setattr(bench, f"bench_{name}", record)
+    bench.main(bench.Args(device="cpu", quick=True))
+    tiny, small = bench.SHAPES["tiny"], replace(bench.SHAPES["small"], response_length=16)
+    parts = [(name, 1, tiny) for name in ("generate", "logprobs", "gae", "ppo")]
+    assert calls == [*parts, ("generate", 1, small)]
+    with pytest.raises(InputError, match="--quick chooses --shape"):
+        bench.main(bench.Args(device="cpu", quick=True, rounds=3))
 
 
 def test_the_peak_is_what_is_held_at_once():

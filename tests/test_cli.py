@@ -13,6 +13,7 @@ import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
+from kernels import processor
 from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
@@ -44,6 +45,18 @@ def test_the_first_recipe_is_the_default_and_flags_change_it(monkeypatch, capsys
         assert code == 0 and args == module.RECIPES["tiny"][1]
         _, _, _, (args,) = call(monkeypatch, capsys, script, "tldr", "--batch-size", "5", "--seed", "9", "--overwrite")
         assert args == replace(module.RECIPES["tldr"][1], batch_size=5, seed=9, overwrite=True)
+
+
+@pytest.mark.parametrize(("script", "recipe"), [("train_sft", "tldr"), ("train_ppo", "tiny"), ("eval", "tiny-rm")])
+def test_the_faster_dtype_is_chosen_on_request_and_said(monkeypatch, capsys, script, recipe):
+    for dtype in ("bfloat16", "float32"):
+        monkeypatch.setattr(processor, "faster_dtype", lambda device, dtype=dtype: (dtype, f"it is on {device}"))
+        code, out, _, (args,) = call(monkeypatch, capsys, script, recipe, "--dtype", "auto", "--device", "cpu")
+        assert code == 0 and args.dtype == dtype and out == f"--dtype auto: {dtype}, as it is on cpu\n"
+    monkeypatch.setenv("RANK", "1")  # of several processes one says so
+    assert call(monkeypatch, capsys, script, recipe, "--dtype", "auto")[1] == ""
+    with pytest.raises(InputError, match="--dtype auto is resolved on the command line"):
+        check_ranges(replace(args, dtype="auto"))
 
 
 def test_none_as_a_value_means_none(monkeypatch, capsys):
@@ -78,7 +91,13 @@ def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, caps
     assert err.startswith("error: ") and err.count("\n") == 1 and re.search(sentence, err)
 
 
-@pytest.mark.parametrize("flag", ["--top-p", "--top-k", "--no-repeat-ngram-size", "--min-length"])
+def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():
+    """--top-p, --sync-every and --rollout-dtype are there to show what that does (docs/mismatch.md)."""
+    for _, args in train_ppo.RECIPES.values():
+        assert (args.top_p, args.sync_every, args.rollout_dtype) == (1.0, 1, "same")
+
+
+@pytest.mark.parametrize("flag", ["--top-k", "--no-repeat-ngram-size", "--min-length"])
 def test_ppo_has_no_flags_that_filter_the_sampler(monkeypatch, capsys, flag):
     """A rollout from a filtered distribution against log-probabilities of the full one makes the KL negative."""
     code, _, err, given = call(monkeypatch, capsys, "train_ppo", "tiny", flag, "1")

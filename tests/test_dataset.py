@@ -17,6 +17,7 @@ from nanorlhf.dataset import (
     load_scored,
     read_jsonl,
     response_ids,
+    with_blank,
     write_jsonl,
 )
 from nanorlhf.errors import InputError
@@ -145,6 +146,11 @@ def test_types_of_fields_are_checked(tmp_path):
 )
 def test_a_response_gets_a_leading_blank_only_where_none_is(query, response, text):
     assert response_ids(query, response, TOKENIZER) == TOKENIZER.encode(text) + [TOKENIZER.eos_id]
+
+
+def test_a_response_of_a_chat_is_left_as_it_is():
+    assert with_blank("<|user|>", "my cat") == " my cat"
+    assert with_blank("<|user|>", "my cat", chat=True) == "my cat"
 
 
 def test_rows_hold_separate_ids_with_eos_and_the_record(tmp_path):

@@ -130,7 +130,9 @@ def test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch(monkeypatch):
     for rank in range(4):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "world_size", lambda: 4)
-        seen += batch[distributed.rank_slice(12)]
+        mine = batch[distributed.rank_slice(12)]
+        assert len(mine) == 3
+        seen += mine
     assert seen == batch and len(set(seen)) == 12
 
 
@@ -148,6 +150,25 @@ def test_gradients_are_summed_over_the_ranks_parameter_by_parameter(monkeypatch)
     distributed.sum_gradients(ranks[0])
     assert all(torch.equal(p.grad, sum_) for p, sum_ in zip(ranks[0][:2], expected, strict=True))
     assert ranks[0][2].grad is None
+
+
+def test_only_gradients_that_differ_between_ranks_are_sent(monkeypatch) -> None:
+    """Not of a single process, of a sharded model, which has its sum already, or where all is frozen."""
+    sharded, plain, frozen = (torch.nn.Linear(2, 1) for _ in range(3))
+    for model in (sharded, plain):
+        model.weight.grad = torch.ones(1, 2)
+    sent = []
+    monkeypatch.setattr(distributed.dist, "all_reduce", lambda flat: sent.append(flat.tolist()) or flat.mul_(3))
+    monkeypatch.setattr(distributed, "is_sharded", lambda model: model is sharded)
+    monkeypatch.setattr(distributed, "world_size", lambda: 1)
+    distributed.sum_gradients(plain)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    distributed.sum_gradients(frozen)
+    distributed.sum_gradients(sharded)
+    assert not sent
+    distributed.sum_gradients(sharded, plain)
+    assert sent == [[1.0, 1.0]] and plain.weight.grad.tolist() == [[3.0, 3.0]]
+    assert sharded.weight.grad.tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99", "gpu0", ""])

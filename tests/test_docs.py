@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 from matplotlib.figure import Figure
 
+from kernels.processor import has_int8_products
 from tests.page_commands import (
     DATA,
     NO_PATHS,
@@ -87,7 +88,7 @@ SMALL = {
     "data.codenet": "--max-query-length 400 --max-response-length 300 --validation-share 0.2",
     "data.stackoverflow": "--max-length 200 --max-response-length 80",
     "data.self_rank": "--num-queries 6 --num-samples 8 --interval 1 --response-length 32",
-    "data.best_of": "--num-queries 64 --num-samples 32 --response-length 64",
+    "data.best_of": "--num-queries 64 --num-validation-queries 64 --num-samples 32 --response-length 64",
     "data.rank": "--num-questions 2",
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
@@ -118,8 +119,10 @@ ELSEWHERE = {
     "eval.py --plan": "tests/test_eval.py",
 }
 WORLDS = {
-    "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab"
+    "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab",
+    "mismatch": "runs/mismatch", "compare": "runs/compare",
 }  # fmt: skip
+TABLES = ("lab", "mismatch")  # worlds whose runs differ in the values of flags
 
 
 def recipe_of(command: Command) -> str:
@@ -142,10 +145,11 @@ def small_flags(command: Command) -> list[str]:
 def runnable() -> dict[str, list[Command]]:
     """The commands to execute by the world that they work in, each once, in the order of the pages.
 
-    Of the laboratory's, which differ in values, the first with its flags, and none that reads what another one makes.
+    Of TABLES, which differ in values, the first with its flags, and of the comparison's those of its first world; none
+    that reads what the others make.
     """
     groups: dict[str, list[Command]] = {**{world: [] for world in WORLDS}, "none": []}
-    seen: set[Command | tuple[str, ...]] = set()
+    seen: set[Command | tuple[str, ...] | str] = set()
     left_out: set[str] = set()  # what nobody makes
     for page in ALL.values():
         for command in check_page(page, ALL).runnable:
@@ -154,11 +158,16 @@ def runnable() -> dict[str, list[Command]]:
                 reads, writes = paths_read(command.program, args), paths_written(command.program, args)
                 paths = " ".join(reads + writes)
                 world = next((world for world, place in WORLDS.items() if place in paths), "none")
-                kind = flags_of(command) if world == "lab" else command
+                kind = (world, *flags_of(command)) if world in TABLES else command
+                if world == "compare":
+                    kind = without_seed(command)
+                if "int8" in command.words and not has_int8_products():
+                    left_out.update(writes)
+                    continue
                 if kind not in seen and left_out.isdisjoint(reads):
                     groups[world].append(command)
                     seen.add(kind)
-                elif world == "lab" and command not in groups[world]:
+                elif world in (*TABLES, "compare") and command not in groups[world]:
                     left_out.update(writes)
     return groups
 
@@ -166,6 +175,11 @@ def runnable() -> dict[str, list[Command]]:
 def flags_of(command: Command) -> tuple[str, ...]:
     """What a command is but for the values of its flags."""
     return (command.program, *sorted({word for word in command.words if word.startswith("--")}))
+
+
+def without_seed(command: Command) -> str:
+    """A command of the comparison, whichever its world is."""
+    return re.sub(r"(runs/compare/|--seed )\d+", r"\1", str(command))
 
 
 def elsewhere(command: Command) -> str | None:

@@ -26,6 +26,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals import common, reward_models, summaries
 from nanorlhf.evals.plan import eval_work
 from nanorlhf.metrics import win_rate
+from nanorlhf.metrics.best_of import best_of_n_kl
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.report.page import cells, series, shift_lines, smooth, table, write_report
 from nanorlhf.report.reward_report import accuracy_lines
@@ -156,18 +157,47 @@ def test_kl_of_a_row_equals_its_sum_without_padding_or_batch(args) -> None:
         model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     queries = [tokenizer.encode(text) for text in ("POST: a b c\n\nTL;DR:", "b c\n\nTL;DR:")]
     query, response = sample_answers(policy, queries, tokenizer, 1, args.response_length, 2, args.seed, 0.7)
-    kl, estimate = summaries.kl_to(ref_policy, policy, query, response, 1, tokenizer, args)
+    kl, estimate, entropy = summaries.kl_to(ref_policy, policy, query, response, 1, tokenizer, args)
     assert torch.allclose(kl, estimate, atol=1e-6)  # the best of one is the policy itself
     for row, (ids, answer) in enumerate(zip(queries, response.tolist(), strict=True)):
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
         text = torch.tensor([ids + answer[:end]])
-        total = 0.0
+        ours = theirs = 0.0
         for t in range(end):
             position = len(ids) - 1 + t
-            for model, sign in ((policy, 1), (ref_policy, -1)):
-                logits = model.logits(model(text))[0, position] / args.kl_temperature
-                total += sign * F.log_softmax(logits, -1)[answer[t]].item()
-        assert kl[row].item() == pytest.approx(total, abs=1e-5)
+            logprobs = [
+                F.log_softmax(model.logits(model(text))[0, position] / args.kl_temperature, -1)[answer[t]].item()
+                for model in (policy, ref_policy)
+            ]
+            ours, theirs = ours + logprobs[0], theirs + logprobs[1]
+        assert kl[row].item() == pytest.approx(ours - theirs, abs=1e-5)
+        assert entropy[row].item() == pytest.approx(-ours, abs=1e-5)
+
+
+def test_the_entropy_of_the_best_of_n_is_less_by_what_choosing_takes(args) -> None:
+    """By exhaustion over the responses of a policy that knows three: H(best) = E log 1 / P(best)."""
+    p, score = torch.tensor([0.5, 0.3, 0.2]).double(), [0, 1, 2]
+    chosen = torch.zeros(3).double()  # of the best of two
+    for a in range(3):
+        for b in range(3):
+            chosen[max(a, b, key=lambda i: score[i])] += p[a] * p[b]
+    entropy = -(chosen * chosen.log()).sum()
+    estimate = (chosen * (-p.log() - best_of_n_kl(p.log(), 2).double())).sum()  # what `kl_to` gives, weighted
+    assert estimate == pytest.approx(entropy.item(), abs=0.2) and estimate < -(chosen * p.log()).sum()
+
+
+def test_distinct_responses_are_counted_query_by_query(args) -> None:
+    few = replace(args, out=args.out.parent / "distinct", num_distinct_samples=3, num_queries=5)
+    few = replace(few, policies=(*args.policies, "best", f"best-of-2:{args.policies[1]}"))
+    result = evaluation.main(few)
+    tokenizer = load_tokenizer(args.policies[1])
+    for name, place in zip(args.policies[::2], args.policies[1::2], strict=True):
+        policy = load_gpt(place).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+        rows = load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, 160, 64)[:5]
+        _, drawn = sample_answers(policy, [r.query for r in rows], tokenizer, 3, 12, 1, args.seed, args.kl_temperature)
+        counts = [len({tuple(ids) for ids in drawn[3 * i : 3 * i + 3].tolist()}) for i in range(5)]
+        assert result["policies"][name]["distinct"] == fmean(counts)
+    assert result["policies"]["best"]["distinct"] is None
 
 
 def test_the_reward_models_accuracy_is_counted_pair_by_pair(args, result) -> None:

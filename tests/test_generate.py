@@ -1,13 +1,18 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import nanorlhf.generate
+from kernels.int8 import Int8Weight
+from kernels.processor import has_int8_products
 from nanorlhf.errors import InputError
-from nanorlhf.generate import ban_repeated_ngrams, draw, generate, keep_top_k, keep_top_p
+from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate, keep_top_k, keep_top_p
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import left_pad
+from nanorlhf.peft import merge, tune
+from tests.conftest import TINY
 
 EOS, PAD = 1, 99
 QUERIES = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
@@ -187,6 +192,48 @@ def test_an_id_of_probability_zero_is_never_drawn():
     assert draw(probabilities, uniforms[:, None]).tolist() == [[1], [3], [1], [3]]
 
 
+def test_draws_equal_a_walk_along_the_running_sum():
+    """Of probabilities that don't sum to 1; all numbers are multiples of 1/64, so every sum is exact."""
+    probabilities = torch.tensor([[1, 0, 2, 1], [8, 0, 0, 0], [0, 1, 0, 1], [2, 2, 2, 2], [0, 0, 0, 3]]) / 8
+    for uniform in torch.arange(8, dtype=torch.float64) / 8:
+        ids = draw(probabilities, uniform.expand(5, 1))
+        assert ids.shape == (5, 1)
+        for row, [found] in zip(probabilities.tolist(), ids.tolist(), strict=True):
+            assert found == next(i for i in range(4) if sum(row[: i + 1]) > uniform.item() * sum(row))
+
+
+def test_draws_are_made_in_float64():
+    """After an id of probability 1, float32 loses one of 2^-30, and float64 does not."""
+    probabilities = torch.tensor([[1.0, 2**-30]])
+    assert draw(probabilities, torch.tensor([[1 - 2**-40]], dtype=torch.float64)).item() == 1
+
+
+def test_a_draw_from_nan_is_an_id_of_the_vocabulary():
+    uniforms = torch.tensor([[0.5]], dtype=torch.float64)
+    assert 0 <= draw(torch.full((1, 3), torch.nan), uniforms).item() <= 2
+
+
+def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
+    """Rows in different orders; what is kept keeps its logit."""
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    for b, (row, whole) in enumerate(zip(logits, logits.softmax(-1).tolist(), strict=True)):
+        order = sorted(range(6), key=lambda i: -whole[i])
+        for k in range(8):
+            kept = order[: k or 6]
+            found = keep_top_k(logits, k)[b]
+            assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+        for p in (0.0, 0.2, 0.5, 0.8, 0.99, 1.5):
+            kept = [i for n, i in enumerate(order) if n == 0 or sum(whole[j] for j in order[:n]) < p]
+            found = keep_top_p(logits, p)[b]
+            assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+
+
+def test_top_k_keeps_ties_with_the_last_and_top_p_stops_where_p_is_reached():
+    ties = torch.tensor([[1.0, 2.0, 1.0, 0.0]])
+    assert keep_top_k(ties, 2).isfinite().tolist() == [[True, True, True, False]]
+    assert keep_top_p(torch.zeros(1, 4), 0.5).isfinite().sum() == 2  # exactly half of the probability
+
+
 def test_top_k_keeps_k_and_top_p_keeps_the_id_that_crosses_p():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert keep_top_k(logits, 2).isfinite().tolist() == [[True, True, False, False]]
@@ -209,6 +256,29 @@ def test_ngram_ban_equals_a_search_through_lists(tiny_gpt):
             assert len(set(ngrams)) == len(ngrams)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ngram_ban_bans_no_other_id_than_a_search_through_lists(n):
+    """Ids up to 6 of a vocabulary of 5, which doesn't hold 5 and 6; -1 is padding. A row whose ids would all be banned
+    keeps them all."""
+    context = torch.randint(-1, 7, (200, 9), generator=torch.Generator().manual_seed(n))
+    context[:20] = torch.randint(0, 2, (20, 9), generator=torch.Generator().manual_seed(n))
+    logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(n))
+    for row, ids, found in zip(logits, context.tolist(), ban_repeated_ngrams(logits, context, n), strict=True):
+        seen = {tuple(ids[i : i + n]) for i in range(9 - n + 1)}
+        tail = tuple(ids[9 - n + 1 :])
+        banned = {i for i in range(5) if (*tail, i) in seen and all(0 <= j < 5 for j in tail)}
+        expected = [-math.inf if i in banned and len(banned) < 5 else row[i].item() for i in range(5)]
+        assert found.tolist() == expected
+
+
+def test_ngram_ban_needs_a_whole_ngram():
+    """Two ids hold one bigram and no trigram."""
+    logits, context = torch.zeros(1, 4), torch.tensor([[2, 2]])
+    assert ban_repeated_ngrams(logits, context, 2).isfinite().tolist() == [[True, True, False, True]]
+    assert ban_repeated_ngrams(logits, context, 3).isfinite().all()
+    assert ban_repeated_ngrams(logits, context[:, :1], 1).isfinite().tolist() == [[True, True, False, True]]
+
+
 def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
     """After EOS comes [PAD], whose id lies outside the vocabulary here."""
     banned, free = (
@@ -225,3 +295,102 @@ def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
 def test_ngram_ban_that_would_ban_every_id_is_lifted():
     logits = ban_repeated_ngrams(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]), 1)
     assert logits.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------------ for_sampling
+needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
+
+
+def test_logprobs_after_the_filter_are_those_of_what_was_sampled(tiny_gpt):
+    """Over the tokens that top-p keeps, they are the logprobs before it less the log of the share that is kept."""
+    uniforms = torch.rand(30, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    settings = {"T": 6, "uniforms": uniforms, "eos_id": None, "top_p": 0.5}
+    response, before = sample(tiny_gpt, QUERIES * 10, **settings)
+    again, after = sample(tiny_gpt, QUERIES * 10, filtered_logprobs=True, **settings)
+    assert torch.equal(response, again) and (after > before).all()
+    for b, row in enumerate(QUERIES * 10):
+        ids = response[b].tolist()
+        for t in range(6):
+            p = (tiny_gpt.logits(tiny_gpt(torch.tensor([row + ids[:t]])))[0, -1].double() / 0.8).softmax(-1)
+            largest = p.sort(descending=True).values
+            kept = largest[: int((largest.cumsum(0) < 0.5).sum()) + 1].sum()
+            assert after[b, t].item() == pytest.approx((p[ids[t]] / kept).log().item(), abs=1e-5)
+    unfiltered = {**settings, "top_p": 1.0}
+    plain, flagged = (sample(tiny_gpt, QUERIES * 10, filtered_logprobs=flag, **unfiltered) for flag in (False, True))
+    assert torch.equal(plain[1], flagged[1])
+
+
+def random_gpt(**changes):
+    torch.manual_seed(0)
+    model = GPT(replace(TINY, **changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+LLAMA = {"norm": "rms", "gated_mlp": True, "activation": "silu", "n_kv_head": 2, "mlp_bias": False, "qkv_bias": False}
+SHAPES = {
+    "gpt2": {"positions": "learned", "rotary_dim": 0, "tied_head": True, "parallel_residual": False},
+    "codegen": {"positions": "rotary_interleaved", "shared_norm": True, "head_bias": True, "activation": "gelu_new"},
+    "qwen3": {**LLAMA, "qk_norm": True, "attention_out_bias": False, "parallel_residual": False, "tied_head": True},
+    "adapters": {"adapter_size": 3},
+}
+
+
+@needs_int8
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_an_int8_sampler_is_the_model_with_rounded_products(changes):
+    """Its logprobs are close to the model's and not equal; embeddings are shared, and the model is as it was."""
+    model = random_gpt(**changes).forbid(3, 36)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    sampler = for_sampling(model, "int8")
+    uniforms = torch.rand(30, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    response, logprobs = sample(sampler, QUERIES * 10, uniforms=uniforms, eos_id=None, temperature=1.0)
+    gaps = []
+    for row, ids, got in zip(QUERIES * 10, response.tolist(), logprobs, strict=True):
+        gaps.append(got.double() - full_forward_logprobs(model, row, ids, 1.0))
+    gap = torch.stack(gaps).abs().mean()
+    assert 1e-4 < gap < 0.1 and not torch.isin(response, torch.tensor([3, 36])).any()
+    assert sampler.transformer.embedding.weight is model.transformer.embedding.weight
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert {type(module.weight) for module in sampler.modules() if isinstance(module, torch.nn.Linear)} == {Int8Weight}
+
+
+@needs_int8
+def test_an_int8_sampler_reads_a_row_as_it_does_alone_and_without_padding(tiny_gpt):
+    test_a_response_does_not_depend_on_the_other_rows_or_on_padding(for_sampling(tiny_gpt, "int8"))
+    test_dropping_ended_rows_changes_nothing(for_sampling(tiny_gpt, "int8"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
+def test_low_rank_updates_are_merged_before_rounding(tiny_gpt, dtype):
+    tune(tiny_gpt, "lora", rank=2, alpha=4.0, targets=("q", "v", "down"))
+    for name, parameter in tiny_gpt.named_parameters():
+        if ".ups." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        results = [
+            sample(for_sampling(model, dtype), QUERIES, uniforms=uniforms, eos_id=None)
+            for model in (tiny_gpt, merge(tiny_gpt))
+        ]
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
+    uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, rounded = (
+            sample(for_sampling(tiny_gpt, how), QUERIES, uniforms=uniforms) for how in ("same", "bfloat16")
+        )
+    assert all(torch.equal(one, other) for one, other in zip(plain, rounded, strict=True))
+    assert for_sampling(tiny_gpt, "same") is tiny_gpt
+
+
+@needs_int8
+def test_nonfinite_weights_show_in_an_int8_sampler(tiny_gpt):
+    with torch.no_grad():
+        tiny_gpt.lm_head.weight[3] = float("nan")
+    with pytest.raises(InputError, match="logits are not finite"):
+        sample(for_sampling(tiny_gpt, "int8"), QUERIES)

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nanorlhf.checkpoint import scalar_from_gpt
-from nanorlhf.model import GPT, GPTConfig, KVCache, RMSNorm, RotaryScaling, ScalarModel, attention_mask, position_ids
+from nanorlhf.model import (
+    GPT,
+    GPTConfig,
+    KVCache,
+    RMSNorm,
+    RotaryScaling,
+    ScalarModel,
+    attention_mask,
+    position_ids,
+    turn_,
+)
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
 LLAMA = {"n_head": 4, "norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False}
@@ -202,6 +212,21 @@ def test_positions_equal_the_drawing() -> None:
     assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2, 0]]
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_rotation_is_a_product_of_complex_numbers(interleaved) -> None:
+    """Six of ten channels of three query heads and one key head; the value head and the other channels stay."""
+    qkv = torch.randn(2, 4, 5, 10, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    angles = torch.randn(2, 4, 1, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    expected = qkv.clone()
+    for i in range(3):
+        first, second = (2 * i, 2 * i + 1) if interleaved else (i, 3 + i)
+        pair = torch.complex(qkv[:, :, :4, first], qkv[:, :, :4, second])
+        turned = pair * torch.complex(angles.cos(), angles.sin())[..., i]
+        expected[:, :, :4, first], expected[:, :, :4, second] = turned.real, turned.imag
+    assert turn_(qkv, angles.cos(), angles.sin(), 3, interleaved) is qkv
+    assert torch.allclose(qkv, expected, atol=1e-12)
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3),
@@ -255,6 +280,15 @@ def test_the_scalar_head_starts_at_one_over_the_square_root_of_width_plus_one() 
     model = ScalarModel(replace(CONFIGS["gpt_neox"], d_model=9999, n_layer=0, n_head=1, d_mlp=1))
     assert model.score.weight.std().item() == pytest.approx(1 / math.sqrt(10_000), rel=0.035)
     assert model.score.bias.item() == 0 and model.reward_bias.item() == 0
+
+
+def test_the_scalar_head_of_width_two_has_weights_of_variance_a_third() -> None:
+    """[N+ 11] 6,000 weights of 3,000 models: their standard deviation is within 4 standard errors of 1 / sqrt(3)."""
+    torch.manual_seed(0)
+    config = replace(CONFIGS["gpt_neox"], vocab_size=2, d_model=2, n_layer=0, n_head=1, d_mlp=1, rotary_dim=2)
+    assert ScalarModel(config).config is config
+    weights = torch.cat([ScalarModel(config).score.weight for _ in range(3000)])
+    assert weights.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.037)
 
 
 @torch.no_grad()

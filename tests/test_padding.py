@@ -35,6 +35,11 @@ def test_first_true_index_equals_list_index(mask):
     assert first_true_index(torch.tensor(mask)).tolist() == expected
 
 
+def test_a_row_without_columns_has_its_first_true_at_0():
+    found = first_true_index(torch.zeros(2, 0, dtype=torch.bool))
+    assert found.tolist() == [0, 0] and found.dtype == torch.long
+
+
 def test_truncate_keeps_the_first_eos_and_what_is_before_it():
     response = torch.tensor([[5, EOS, 6, EOS], [5, 6, 7, 8], [EOS, 5, 5, 5]])
     expected = [[5, EOS, PAD, PAD], [5, 6, 7, 8], [EOS, PAD, PAD, PAD]]

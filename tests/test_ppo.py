@@ -12,6 +12,7 @@ from nanorlhf.ppo import (
     AdaptiveKL,
     FixedKL,
     eos_masks,
+    importance_weights,
     kl_penalised_rewards,
     masked_mean,
     policy_loss,
@@ -36,6 +37,12 @@ def test_a_row_without_eos_ends_at_its_last_token_and_early_padding_is_masked():
     eos_index, padding_mask, _ = eos_masks(response, E, PAD)
     assert eos_index.tolist() == [3, 1, 3, 0]
     assert padding_mask.sum(1).tolist() == [0, 2, 0, 3]
+
+
+def test_a_row_of_padding_alone_ends_at_its_first_slot():
+    eos_index, padding_mask, padding_mask_p1 = eos_masks(torch.tensor([[PAD, PAD, PAD]]), E, PAD)
+    assert eos_index.tolist() == [0]
+    assert padding_mask.int().tolist() == [[0, 1, 1]] and padding_mask_p1.int().tolist() == [[0, 0, 1]]
 
 
 @given(st.lists(st.lists(st.sampled_from([1, 2, E]), min_size=5, max_size=5), min_size=1, max_size=5))
@@ -111,6 +118,12 @@ def test_whitening_equals_float64_statistics_of_what_is_not_masked():
     assert (unshifted[mask] == 0).all()
 
 
+def test_equal_numbers_are_whitened_to_zero():
+    x, mask = torch.full((2, 3), 7.0), torch.tensor([[False, False, True]] * 2)
+    assert whiten(x, mask).tolist() == [[0.0, 0.0, 0.0]] * 2
+    assert whiten(x, mask, shift_mean=False).tolist() == [[7.0, 7.0, 0.0]] * 2
+
+
 def test_masked_mean_ignores_nan():
     assert masked_mean(torch.tensor([1.0, NAN, 3.0]), torch.tensor([False, True, False])).item() == 2.0
 
@@ -122,6 +135,20 @@ def test_policy_loss_of_three_tokens_by_hand():
     # ratio 1: -1;  ratio 2, A > 0: clipped to -1.2;  ratio 0.5, A < 0: max(2 * 0.5, 2 * 0.8) = 1.6
     assert loss.item() == pytest.approx((-1 - 1.2 + 1.6) / 3)
     assert clip_fraction.item() == pytest.approx(2 / 3)
+
+
+def test_policy_loss_counts_unmasked_tokens_alone_and_divides_by_the_given_number():
+    """Ratios 2, 0.5 and 1 count; the fourth would be clipped, but is masked and holds NaN."""
+    old = torch.tensor([[-3.0, -1.0], [-2.0, NAN]])
+    new = (old + torch.tensor([[math.log(2), math.log(0.5)], [0.0, NAN]])).requires_grad_()
+    advantages, mask = torch.tensor([[1.0, 2.0], [-3.0, NAN]]), torch.tensor([[False, False], [False, True]])
+    for num_tokens, divisor in ((None, 3), (torch.tensor(8), 8)):
+        loss, clip_fraction = policy_loss(new, old, advantages, mask, 0.2, num_tokens)
+        # A > 0: min(2, 1.2) and 2 * min(0.5, 0.8); A < 0, ratio 1: 3
+        assert loss.item() == pytest.approx((-1.2 - 1.0 + 3.0) / divisor)
+        assert clip_fraction.item() == pytest.approx(1 / divisor)
+    loss.backward()
+    assert new.grad.flatten().tolist() == pytest.approx([0.0, -0.125, 0.375, 0.0])
 
 
 def test_a_ratio_far_from_one_is_clipped_and_never_dropped():
@@ -143,6 +170,16 @@ def test_value_loss_by_hand_with_and_without_clipping():
     assert clip_fraction.item() == 0.5
     loss, clip_fraction = value_loss(new, old, returns, mask, None)
     assert loss.item() == pytest.approx(0.5 * (0.0 + 0.9**2) / 2) and clip_fraction.item() == 0
+
+
+def test_values_are_clipped_to_both_sides_of_the_old_ones():
+    """Old 3 and 3, clipped to 2.8 and 3.2; the third is in its range, so its errors are equal; padding."""
+    new, old = torch.tensor([[1.0, 5.0, 2.1, NAN]]), torch.tensor([[3.0, 3.0, 2.0, NAN]])
+    returns, mask = torch.tensor([[1.5, 4.0, 1.0, NAN]]), torch.tensor([[False, False, False, True]])
+    for num_tokens, divisor in ((None, 3), (torch.tensor(5), 5)):
+        loss, clip_fraction = value_loss(new, old, returns, mask, 0.2, num_tokens)
+        assert loss.item() == pytest.approx(0.5 * (1.3**2 + 1.0**2 + 1.1**2) / divisor)
+        assert clip_fraction.item() == pytest.approx(1 / divisor)
 
 
 def test_nan_after_the_end_reaches_neither_loss_nor_gradient():
@@ -185,6 +222,11 @@ def test_adaptive_kl_follows_the_formula_and_clips_the_error():
     assert control.coefficient == pytest.approx(0.2 * (1 + 0.1 * 256 / 10_000))
     control.update(600.0, 256)
     assert control.coefficient == pytest.approx(0.2 * (1 + 0.1 * 256 / 10_000) * (1 + 0.2 * 256 / 10_000))
+    control = AdaptiveKL(0.2, target=6.0, horizon=1000)
+    control.update(0.0, 100)
+    assert control.coefficient == pytest.approx(0.2 * (1 - 0.2 * 100 / 1000))
+    control.update(5.4, 100)
+    assert control.coefficient == pytest.approx(0.2 * (1 - 0.2 * 100 / 1000) * (1 - 0.1 * 100 / 1000))
     fixed = FixedKL(0.05)
     fixed.update(100.0, 512)
     assert fixed.coefficient == 0.05
@@ -198,3 +240,63 @@ def test_kl_estimators_have_the_right_expectation_over_a_vocabulary_of_five():
     _, k1 = kl_penalised_rewards(p[:, None], q[:, None], torch.zeros(5), torch.zeros(5).long(), 1.0)
     assert (p.exp() * k1[:, 0]).sum().item() == pytest.approx(exact.item())
     assert (p.exp() * ((-k1[:, 0]).exp() - 1 + k1[:, 0])).sum().item() == pytest.approx(exact.item())
+
+
+# --------------------------------------------------------------------------------------------------- importance weights
+def test_importance_weights_equal_float64_and_padding_counts_nowhere():
+    generator = torch.Generator().manual_seed(0)
+    logprobs, sampled = (-3 * torch.rand(4, 6, generator=generator) for _ in range(2))
+    mask = torch.arange(6) > torch.tensor([5, 0, 2, 3])[:, None]
+    weights, clipped = importance_weights(logprobs.where(~mask, NAN), sampled.where(~mask, 1e6), mask, 1.5)
+    ratio = (logprobs.double() - sampled.double()).exp()
+    assert torch.allclose(weights.double(), ratio.clamp(max=1.5).where(~mask, 0.0), rtol=1e-6)
+    assert clipped.item() == pytest.approx(((ratio > 1.5) & ~mask).sum().item() / (~mask).sum().item())
+    assert 0 < clipped < 1
+    equal, none = importance_weights(logprobs, logprobs, mask, 1.5)
+    assert torch.equal(equal, (~mask).float()) and none == 0
+
+
+def loss_of_samples(theta, logits, sampler, rewards, clip):
+    """The clipped loss of one token that the sampler drew, in expectation over its draws; clip None: uncorrected.
+
+    theta (V,) are added to the policy's logits; at 0 the ratio is 1.
+    """
+    old, new = logits.log_softmax(0), (logits + theta).log_softmax(0)
+    weights = torch.ones(len(old), 1)
+    if clip is not None:
+        weights, _ = importance_weights(old[:, None], sampler.log()[:, None], NOT_MASKED.expand(len(old), 1), clip)
+    losses = [
+        policy_loss(new[a].view(1, 1), old[a].view(1, 1), weights[a] * rewards[a].view(1, 1), NOT_MASKED, 0.2)[0]
+        for a in sampler.nonzero().flatten()
+    ]
+    return (sampler[sampler > 0] * torch.stack(losses)).sum()
+
+
+NOT_MASKED = torch.zeros(1, 1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("sampler_is", ["another", "cut"])
+def test_untruncated_weights_make_the_gradient_unbiased_unless_the_sampler_lacks_a_token(sampler_is):
+    """Over a vocabulary of five, in float64: minus the gradient of the expected reward under the policy itself."""
+    torch.manual_seed(0)
+    logits, rewards = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    sampler = (logits + torch.randn(5, dtype=torch.float64)).softmax(0)
+    if sampler_is == "cut":  # top-p: the last is never drawn
+        sampler = logits.softmax(0) * (logits > logits.min())
+        sampler = sampler / sampler.sum()
+
+    def gradient(loss):
+        theta = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(loss(theta), theta)[0]
+
+    wanted = gradient(lambda theta: -((logits + theta).softmax(0) * rewards).sum())
+    unbounded, truncated, uncorrected = (
+        gradient(lambda theta, c=clip: loss_of_samples(theta, logits, sampler, rewards, c)) for clip in (1e9, 1.0, None)
+    )
+    if sampler_is == "another":
+        assert torch.allclose(unbounded, wanted, atol=1e-12)
+        assert not torch.allclose(truncated, wanted, atol=1e-3) and not torch.allclose(uncorrected, wanted, atol=1e-3)
+    else:  # what remains is the term of the token that is missing
+        missing = int(logits.argmin())
+        term = gradient(lambda theta: -(logits + theta).softmax(0)[missing] * rewards[missing])
+        assert torch.allclose(unbounded + term, wanted, atol=1e-12) and term.abs().max() > 1e-3

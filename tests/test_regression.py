@@ -47,11 +47,15 @@ def test_the_loss_is_the_squared_error_of_each_text_alone(miniature):
 
 def test_the_loss_of_three_scores_typed_by_hand(monkeypatch):
     scores = torch.tensor([-1.5, 0.0, -3.0], requires_grad=True)  # of rows with -0.5, 0 and 2
-    monkeypatch.setattr(train_rm, "response_scores", lambda model, rows, pad_id, side: scores)
-    loss, num_right, absolute = train_rm.regression_loss(None, ROWS, PAD)
+    scored = {("model", len(ROWS), PAD, "right"): scores}
+    monkeypatch.setattr(train_rm, "response_scores", lambda model, rows, *given: scored[model, len(rows), *given])
+    loss, num_right, absolute = train_rm.regression_loss("model", ROWS, PAD)
     assert (loss.item(), num_right.item(), absolute.item()) == (26.0, 2, 6.0) and not absolute.requires_grad
     loss.backward()
     assert scores.grad.tolist() == [-2.0, 0.0, -10.0]
+    for others, num_right in (([-0.5, -0.5, 0.5], 2), ([0.5, 0.5, -0.5], 1)):  # signs: - + + are right
+        monkeypatch.setattr(train_rm, "response_scores", lambda *_, others=others: torch.tensor(others))
+        assert train_rm.regression_loss(None, ROWS, PAD)[1].item() == num_right
 
 
 def test_zero_counts_as_positive_on_both_sides(miniature, monkeypatch):

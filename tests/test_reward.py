@@ -56,6 +56,22 @@ def test_a_score_depends_neither_on_padding_nor_on_the_batch():
         assert together[b].item() == pytest.approx(alone.item(), abs=1e-5)
 
 
+@torch.no_grad()
+def test_an_empty_response_has_the_score_of_its_query():
+    """Left-padded, and right-padded with responses that begin at different places."""
+    model, queries, responses = reward_model(), [[5, 6, 7], [8, 9, 10, 11, 12], [7]], [[], [7, 3], [4, 4, 4]]
+    alone = [
+        model(torch.tensor([query + response]))[0, -1].item()
+        for query, response in zip(queries, responses, strict=True)
+    ]
+    left = torch.cat((left_pad(queries, PAD), right_pad(responses, PAD)), dim=1)
+    assert end_scores(model, left, 5, PAD).tolist() == pytest.approx(alone, abs=1e-5)
+    right = right_pad([query + response for query, response in zip(queries, responses, strict=True)], PAD)
+    lengths = torch.tensor([len(query) for query in queries])
+    assert end_scores(model, right, lengths, PAD).tolist() == pytest.approx(alone, abs=1e-5)
+    assert end_scores(model, right[2:, :1], 1, PAD).item() == pytest.approx(model(right[2:, :1]).item(), abs=1e-5)
+
+
 def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_number():
     model = reward_model()
     embedded = []

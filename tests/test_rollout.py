@@ -143,3 +143,8 @@ def test_a_value_is_that_of_the_state_before_its_token(models):
     alone = models[2](torch.tensor([[5, 6, 7, 8, EOS]]))[0]
     values = response_values(models[2], ids, mask, state_mask)
     assert torch.allclose(values[0, :3], alone[2:5], atol=1e-5) and values[0, 3] == 0
+
+
+def test_without_a_value_model_all_values_are_0():
+    ids, state_mask = torch.tensor([[5, 6, 7]] * 2), torch.zeros(2, 2, dtype=torch.bool)
+    assert response_values(None, ids, ids > 0, state_mask).tolist() == [[0.0, 0.0]] * 2

@@ -40,6 +40,45 @@ def test_demonstrations_score_zero_on_average_after_reloading(miniature):
     assert model.reward_bias != 0 and model.score.bias != 0
 
 
+@pytest.mark.parametrize(("num", "measured"), [(None, 64), (10, 10), (0, 64)])
+def test_the_summary_holds_mean_and_deviation_of_the_demonstrations_before(miniature, tmp_path, num, measured):
+    args = replace(miniature.rm, out=tmp_path / "rm", num_normalisation=num, num_epochs=0.125)
+    summary, model, tokenizer = train_rm.main(args), load_scalar(args.out), load_tokenizer(args.out)
+    mean, std = summary["reward_mean_before_normalisation"], summary["reward_std"]
+    assert model.reward_bias.item() == (0.0 if num == 0 else pytest.approx(mean))
+    model.reward_bias.zero_()
+    rows = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, None, None)[:measured]
+    scores = torch.cat([response_scores(model, [row], tokenizer.pad_id, "right") for row in rows]).double()
+    assert mean == pytest.approx(scores.mean().item(), abs=1e-5)
+    assert std == pytest.approx(scores.std(correction=0).item(), abs=1e-4) and std > 0.01
+
+
+def test_each_rank_scores_its_own_demonstrations_and_the_sums_add_up(miniature, tmp_path, monkeypatch):
+    class Sent(Exception):
+        """What a rank would send to the others."""
+
+    def sums_of(rank, num_ranks):
+        plain = train_rm.Run.steps
+        with monkeypatch.context() as patch:
+
+            def steps(run, num_steps):
+                yield from plain(run, num_steps)
+                patch.setattr(train_rm.distributed, "rank", lambda: rank)
+                patch.setattr(train_rm.distributed, "world_size", lambda: num_ranks)
+                patch.setattr(train_rm.distributed, "all_sum", send)
+
+            def send(sums):
+                raise Sent(sums)
+
+            patch.setattr(train_rm.Run, "steps", steps)
+            with pytest.raises(Sent) as sent:
+                train_rm.main(replace(miniature.rm, out=tmp_path / f"{rank}of{num_ranks}", num_epochs=0.125))
+        return sent.value.args[0]
+
+    first, second, whole = sums_of(0, 2), sums_of(1, 2), sums_of(0, 1)
+    assert torch.allclose(first + second, whole, atol=1e-4) and not torch.allclose(first, second, atol=1e-4)
+
+
 def test_left_and_right_padding_give_the_same_score(miniature):
     """The reference saw 5e-4 because it omitted position ids; ours differ by rounding. [N+ 14]"""
     summary = json.loads((miniature.root / "rm" / "summary.json").read_text())
@@ -74,15 +113,18 @@ def test_the_first_loss_is_that_of_the_formula(miniature, monkeypatch):
     assert metrics["accuracy"] == sum(c > r for c, r in pairs) / 8
 
 
-def test_the_loss_of_three_pairs_typed_by_hand(monkeypatch):
-    """Ranked right by 2, wrong by 1, and a tie."""
-    chosen, rejected = torch.tensor([3.0, -1.0, 0.5], requires_grad=True), torch.tensor([1.0, 0.0, 0.5])
-    monkeypatch.setattr(train_rm, "pair_scores", lambda model, rows, pad_id: (chosen, rejected))
-    loss, num_right, margin = train_rm.contrastive_loss(None, [], PAD)
-    assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)) + math.log(1 + math.e) + math.log(2), abs=1e-6)
-    assert num_right.item() == 1 and margin.item() == pytest.approx(1.0) and not margin.requires_grad
+def test_the_loss_of_five_pairs_typed_by_hand(monkeypatch):
+    """Ranked right by 2, 0.5 and 3, wrong by 1, and a tie."""
+    margins = [2.0, 0.5, 3.0, -1.0, 0.0]
+    chosen = torch.tensor([3.0, 1.5, 2.0, -1.0, 0.5], requires_grad=True)
+    rejected = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.5])
+    scored = {("model", "rows", PAD): (chosen, rejected)}
+    monkeypatch.setattr(train_rm, "pair_scores", lambda *given: scored[given])
+    loss, num_right, margin = train_rm.contrastive_loss("model", "rows", PAD)
+    assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-m)) for m in margins), abs=1e-6)
+    assert num_right.item() == 3 and margin.item() == pytest.approx(4.5) and not margin.requires_grad
     loss.backward()
-    assert chosen.grad.tolist() == pytest.approx([-1 / (1 + math.exp(2)), -1 / (1 + math.exp(-1)), -0.5], abs=1e-6)
+    assert chosen.grad.tolist() == pytest.approx([-1 / (1 + math.exp(m)) for m in margins], abs=1e-6)
 
 
 def test_a_tie_counts_as_wrong(miniature, monkeypatch):

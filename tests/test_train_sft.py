@@ -42,7 +42,8 @@ def test_loss_is_the_sum_over_the_tokens_that_count_row_by_row(tiny_gpt, loss_on
         for position in range(first, end):
             expected -= table[position - 1, ids[position]].item()
             total += 1
-    assert demonstration_loss(tiny_gpt, ROWS, PAD, loss_on).item() == pytest.approx(expected, abs=1e-4)
+    for pad_id in (PAD, 2):  # outside the vocabulary, and an id that the model can emit
+        assert demonstration_loss(tiny_gpt, ROWS, pad_id, loss_on).item() == pytest.approx(expected, abs=1e-4)
     assert num_labels(ROWS, loss_on) == total
 
 

@@ -19,10 +19,12 @@ import pytest
 import torch
 import torch._dynamo  # which an optimizer imports at its first step: here it is imported once
 
+from kernels.processor import has_int8_products
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.families import ALWAYS
+from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
@@ -227,3 +229,13 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     assert signals.received() and signals.agreed == signal.SIGTERM
     with pytest.raises(Exception, match="stopped by SIGTERM after 3 steps" if distributed.rank() == 0 else "^$"):
         signals.stop(Path("run"), 3)
+
+
+def test_a_sharded_policy_is_rounded_for_sampling_as_a_whole_one_is() -> None:
+    (one, _), (model, _) = make(False), make(True)
+    ids = torch.arange(4, 24)[None]
+    for dtype in ("bfloat16", "int8") if has_int8_products() else ("bfloat16",):
+        samplers = [for_sampling(distributed.plain(policy), dtype) for policy in (one, model)]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            logits = [sampler.logits(sampler(ids)) for sampler in samplers]
+        assert torch.equal(*logits)

@@ -35,7 +35,7 @@ from nanorlhf.dataset import (
     field,
     iter_jsonl,
     load_programs,
-    parse_object,
+    sampled_rows,
     write_jsonl,
 )
 from nanorlhf.errors import InputError
@@ -153,17 +153,7 @@ def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sam
     names = ("data", "num_rows", "sft", "tokenizer", "seed", "dtype", "temperature", "top_p", "response_length")
     settings = {name: str(getattr(args, name)) for name in (*names, "max_query_length", "error_prone_jar")}
     settings["rows"] = str(num_rows)
-    lines = path.read_bytes().splitlines(keepends=True) if args.resume else []
-    whole = [line for line in lines if line.endswith(b"\n")]  # a run may be killed while it writes the last one
-    rows = [(f"{path}:{number}", parse_object(line, f"{path}:{number}")) for number, line in enumerate(whole, start=1)]
-    _, before = rows[0] if rows else ("", settings)
-    done = as_samples(rows[1:])
-    for name, value in settings.items():
-        if before.get(name) != value:
-            raise InputError(
-                f"--resume: the sampling in {path} was started with --{name.replace('_', '-')} {before.get(name)}, not "
-                f"{value}: pass the same, or start anew with --overwrite."
-            )
+    done = as_samples(sampled_rows(path, settings)) if args.resume else []
     if len(done) < num_rows:  # in the same batches as without the break, so that rounding is the same
         done = done[: len(done) // size * size]
     args.out.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,9 @@ class EvalArgs:
     """directory, file or Hub id; None: that of the first model"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: forward passes under autocast, whose products' weights are stored in it"""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16: forward passes under autocast, whose products' weights are stored in it; auto: the faster, by
+    what the processor or GPU has"""
     batch_size: PositiveInt = 64
     """rows per forward pass; changes memory, not the result"""
     max_query_length: PositiveInt = 512

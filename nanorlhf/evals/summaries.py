@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.answers import sample_answers
-from nanorlhf.cli import NonNegativeFloat, PositiveFloat, PositiveInt
+from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
@@ -78,6 +78,8 @@ class Args(JudgeArgs, PolicyArgs):
     """of the responses that are evaluated; 0 is greedy"""
     kl_temperature: PositiveFloat = 0.7
     """of the responses on which the KL is estimated: that of PPO's rollouts"""
+    num_distinct_samples: NonNegativeInt = 0
+    """responses to each query, at the KL's temperature, of which the distinct ones are counted; 0: don't"""
     gold: str | None = None
     """FILE.py:FUNCTION or a larger reward model, whose true score counts wins against the references; None: unknown"""
 
@@ -149,7 +151,14 @@ def main(args: Args) -> dict:
             else:
                 with distributed.visiting(policy):
                     query, response = sample_answers(policy, ids, tokenizer, 1, *asked, args.temperature)
-            kls, estimates = kl_to(ref_policy, policy, *(others if n == 1 else (query, response)), n, tokenizer, args)
+            own = others if n == 1 else (query, response)
+            kls, estimates, entropies = kl_to(ref_policy, policy, *own, n, tokenizer, args)
+            distinct = None  # of the best of n it would take n times as many samples
+            if args.num_distinct_samples and n == 1:
+                k = args.num_distinct_samples
+                with distributed.visiting(policy):
+                    _, drawn = sample_answers(policy, ids, tokenizer, k, *asked, args.kl_temperature)  # (B * k, T)
+                distinct = fmean(len(set(map(tuple, group))) for group in micro_batches(drawn.tolist(), k))
             one = query[:1], response[:1], tokenizer, args.kl_temperature
             tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
             rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
@@ -166,6 +175,8 @@ def main(args: Args) -> dict:
             "kl": kls.mean().item(),
             "kl_standard_error": kls.std().item() / len(rows) ** 0.5,
             "kl_estimate": estimates.mean().item() if n > 1 else None,
+            "entropy": entropies.mean().item(),
+            "distinct": distinct,
         }
         answers[name], responses[name], rm_columns[name] = texts, response, rm
         lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
@@ -255,11 +266,13 @@ def main(args: Args) -> dict:
 @torch.no_grad()
 def kl_to(
     ref_policy: GPT, policy: GPT, query: Tensor, response: Tensor, n: int, tokenizer: Tokenizer, args: Args
-) -> tuple[Tensor, Tensor]:
-    """Nats per response, (B,): sum over its tokens of log policy - log reference, both tempered, on the policy's own
-    samples. Its mean estimates KL(policy || reference) without bias (k1); a single one may be negative.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nats per response, (B,): KL at most, KL as estimated, entropy, all by the policy's own samples.
 
-    Of the best of n samples, the KL to the policy that gave them is added: at most, and estimated, `metrics.best_of`.
+    The KL is the sum over tokens of log policy - log reference, both tempered: its mean estimates KL(policy ||
+    reference) without bias (k1), and a single one may be negative. Of the best of n samples, the KL to the policy that
+    gave them is added: at most, and estimated, `metrics.best_of`. The entropy is minus the log-probability, of the best
+    of n by that estimate.
     """
     _, padding_mask, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
     ids, mask = torch.cat((query, response), 1), torch.cat((query != tokenizer.pad_id, ~padding_mask), 1)  # (B, Q + T)
@@ -269,8 +282,9 @@ def kl_to(
         with distributed.visiting(model):
             found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
         logprobs.append(torch.cat(found))
-    kl = (logprobs[0] - logprobs[1]).sum(1)
-    return kl + best_of_n_bound(n), kl + best_of_n_kl(logprobs[0].sum(1), n)
+    kl, logprob = (logprobs[0] - logprobs[1]).sum(1), logprobs[0].sum(1)
+    chosen = best_of_n_kl(logprob, n)  # (B,)
+    return kl + best_of_n_bound(n), kl + chosen, -logprob - chosen
 
 
 def paired_differences(columns: dict[str, list[dict]], seed: int) -> dict[str, dict[str, dict]]:

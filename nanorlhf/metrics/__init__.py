@@ -10,7 +10,7 @@ bert_score   needs an encoder               token_shift, token_rewards    need m
 
 from nanorlhf.metrics.at_k import metric_at_k, mrr_at_k, pass_at_k
 from nanorlhf.metrics.correlation import spearman_matrix
-from nanorlhf.metrics.intervals import bootstrap_interval, compare, wilson_interval, win_rate
+from nanorlhf.metrics.intervals import bootstrap_interval, compare, t_interval, wilson_interval, win_rate
 from nanorlhf.metrics.overlap import rouge, rouge_scores, sentence_bleu
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "rouge_scores",
     "sentence_bleu",
     "spearman_matrix",
+    "t_interval",
     "wilson_interval",
     "win_rate",
 ]

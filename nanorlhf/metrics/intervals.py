@@ -42,6 +42,15 @@ def bootstrap_interval(values: ArrayLike, seed: int, num_resamples: int = 2000) 
     return float(low), float(high)
 
 
+def t_interval(values: ArrayLike) -> tuple[float, float] | None:
+    """The 95% interval of the mean of a few independent runs (n,), by Student's t; None of fewer than two."""
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return None
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
+
+
 def compare(ours: ArrayLike, theirs: ArrayLike, seed: int, num_resamples: int = 2000) -> dict:
     """[SO significance] Do two policies differ? ours and theirs (questions, n), each row answers to the same question.
 

@@ -31,6 +31,7 @@ COLUMNS = (
     ("eos_rate", "EOS rate", 3),
     ("kl", "KL, nats", 2),
     ("kl_estimate", "KL of best of n", 2),
+    ("distinct", "distinct responses", 2),
     ("response_length", "length, tokens", 1),
 )
 LEGEND = {
@@ -152,6 +153,14 @@ def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: boo
     axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker="o" if len(steps) < 12 else None, ms=4)
 
 
+def draw_against_kl(axes: Axes, rows: Rows, scores: Sequence[tuple[str, str, str]]) -> None:
+    """Scores against the distance from the reference, a point per update; scores: metric, label, color."""
+    for key, label, color in scores:
+        distance, value = series(rows, key, "objective/kl")
+        axes.scatter(np.sqrt(distance.clip(min=0)), value - value[:1], s=14, color=color, label=label, alpha=0.8)
+    axes.legend(frameon=False)
+
+
 def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """A figure with a single panel, so that a narrow screen can stack them."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
@@ -221,20 +230,22 @@ def ppo_figures(rows: Rows) -> list[Figure]:
         figures.append(figure)
     if len(scores) == 2:
         figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the first update")
-        for key, label, color in scores:
-            distance, value = series(rows, key, "objective/kl")
-            axes.scatter(np.sqrt(distance.clip(min=0)), value - value[:1], s=14, color=color, label=label, alpha=0.8)
-        axes.legend(frameon=False)
+        draw_against_kl(axes, rows, scores)
         figures.append(figure)
     return figures
 
 
+def svg(figure: Figure) -> bytes:
+    """A figure as SVG; the same figure always gives the same bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
 def image(figure: Figure) -> Markup:
     """A figure as an <img> with its SVG inside."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "nanorlhf"}):  # the same figure always gives the same bytes
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return markup.image(figure.axes[0].get_title("left"), base64.b64encode(buffer.getvalue()).decode())
+    return markup.image(figure.axes[0].get_title("left"), base64.b64encode(svg(figure)).decode())
 
 
 def figures(drawn: Sequence[Figure], caption: str = "") -> Markup:

@@ -10,7 +10,7 @@ from nanorlhf.report.page import BLUE, GREY, ORANGE, image, markup, panel
 # the columns of `token_rewards`: the text of each token, and numbers, None where a token has no such number
 Tokens = dict[str, list]
 WIDTH = 5.2  # of a figure in inches, enough for 21 tokens
-COLUMNS = {"rm_logit": "RM logit", "kl": "KL, nats", "reward": "reward", "value": "value"}
+COLUMNS = {"rm_logit": "RM logit", "kl": "KL, nats", "reward": "reward", "value": "value", "advantage": "advantage"}
 
 
 def numbers(tokens: Tokens, name: str) -> np.ndarray:

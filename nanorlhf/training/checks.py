@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from kernels.processor import has_int8_products
 from nanorlhf import distributed
 from nanorlhf.checkpoint import read_config
 from nanorlhf.dataset import Demonstration, Rows
@@ -61,12 +63,30 @@ def check_ppo(args: Any) -> int:
         )
     check_ensemble(args)
     check_advantages(args)
+    check_sampler(args)
     return check_rollouts(args)
 
 
 def check_ensemble(args: Any) -> None:
     if args.ensemble != "mean" and len(places(args.reward_model)) < 2:
         raise InputError(f"--ensemble {args.ensemble} needs several models in --reward-model: name them, or omit it.")
+
+
+def check_sampler(args: Any) -> None:
+    """The flags that make the sampler another model than the policy."""
+    on_gpu = args.device.startswith("cuda") or args.device == "auto" and torch.cuda.is_available()
+    if args.rollout_dtype == "int8" and (on_gpu or not has_int8_products()):
+        here = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
+        raise InputError(f"--rollout-dtype int8 isn't there {here}: pass bfloat16 or same.")
+    if args.top_p == 0:
+        raise InputError("--top-p 0 would sample the most probable token alone: make it larger.")
+    if args.sync_every > 1 and args.shard == "fsdp":
+        raise InputError(f"--sync-every {args.sync_every} keeps a whole copy of the policy: leave out --shard fsdp.")
+    if args.importance_correction == "tis" and args.rollout_logprobs == "sampler":
+        raise InputError(
+            "--importance-correction tis weighs what the ratio leaves out, and with --rollout-logprobs sampler that is "
+            "nothing: pass one of them."
+        )
 
 
 def check_advantages(args: Any) -> None:

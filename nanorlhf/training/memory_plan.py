@@ -44,7 +44,7 @@ from kernels import linear_logprobs
 from nanorlhf.checkpoint import read_config, round_products
 from nanorlhf.cli import check_ranges
 from nanorlhf.errors import InputError
-from nanorlhf.generate import draw
+from nanorlhf.generate import draw, for_sampling
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.peft import tune
 from nanorlhf.reward import places
@@ -193,6 +193,7 @@ class Work:
     minibatch: int | None = None  # examples per optimizer step, over all GPUs
     rollout: int | None = None  # examples per rollout, over all GPUs
     dtype: str
+    rollout_dtype: str = "same"  # of the sampler's weights, or bfloat16
     query_length: int
     response_length: int
     logprobs_of_all: bool = False  # log-probabilities of the query's tokens too
@@ -203,6 +204,11 @@ class Work:
 
 def autocast(work: Work) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=work.dtype == "bfloat16")
+
+
+def sampling(work: Work) -> Work:
+    """The same work in the dtype of the sampler."""
+    return work if work.rollout_dtype == "same" else replace(work, dtype=work.rollout_dtype)
 
 
 def forward(live: Live, role: str, model: GPT | ScalarModel, rows: int, work: Work) -> Tensor:
@@ -239,11 +245,13 @@ def update(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Wo
 
 @torch.no_grad()
 def sample(live: Live, models: dict[str, GPT], rows: int, work: Work) -> None:
-    """Prefill and one decode step."""
-    ((role, model),) = models.items()
+    """Prefill and one decode step, of the policy or of its rounded copy."""
+    ((role, model),), work = models.items(), sampling(work)
     query = torch.zeros((rows, work.query_length), dtype=torch.long)
     mask, uniforms = torch.ones_like(query, dtype=torch.bool), torch.zeros((rows, 1), dtype=torch.float64)
     dtype = torch.bfloat16 if work.dtype == "bfloat16" else torch.float32
+    with live.labelled("copies", role):
+        model = for_sampling(model, work.rollout_dtype)
     with live.labelled("KV-cache", role):
         cache = model.transformer.cache(mask, work.response_length, dtype)
     with live.labelled("temporary"), autocast(work):
@@ -375,6 +383,8 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
     checkpoint_activations = flags.checkpoint_activations and phase.run is update
     most: Counter[Label] = Counter()
     kept: Counter[Label] = Counter()  # copies of trained weights, which autocast keeps until it ends
+    if phase.run is score and work.rollout_dtype != "same" and not is_sharded:  # the sampler's, rollout by rollout
+        kept = passes(work, sample, ("policy",), 1, False, True)[1]
     for roles in [(role,) for role in phase.roles] if phase.run is score else [phase.roles]:
         peak, left = passes(work, phase.run, roles, rows, checkpoint_activations, not is_sharded)
         now = kept + peak
@@ -389,8 +399,9 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
         held["copies", ""] += 2 * block * width
         for role, size in taking_part.items():
             is_whole = phase.run is not update and (role == "policy" or phase.name == "validating")
-            # `distributed.plain` gathers float32, and autocast adds a bfloat16 copy
-            held["copies", role] += size.all * (4 if width == 4 else 6) if is_whole else size.rest * width
+            # `distributed.plain` gathers float32, and autocast or `for_sampling` adds a bfloat16 copy
+            both = width == 2 or sampling(work).dtype == "bfloat16"
+            held["copies", role] += size.all * (6 if both else 4) if is_whole else size.rest * width
         if phase.run is update:
             held["temporary", ""] += 2 * block * (width + 4)
     return held
@@ -565,6 +576,10 @@ def ppo_plan(args: Any) -> str:
         models["value"], trained = tuned(ScalarModel, value_config, args), ("policy", "value")
     if args.discriminator is not None:
         notes.append(f"(--discriminator {args.discriminator} is not counted)")
+    if args.rollout_dtype == "int8":
+        raise InputError("--plan is about GPUs, and --rollout-dtype int8 about CPUs: leave one of them out.")
+    if args.sync_every > 1:
+        notes.append(f"(the copy of the policy that --sync-every {args.sync_every} keeps is not counted)")
     work = Work(
         models=models,
         phases=(
@@ -582,6 +597,7 @@ def ppo_plan(args: Any) -> str:
         minibatch=args.batch_size // args.num_minibatches,
         rollout=args.batch_size,
         dtype=args.dtype,
+        rollout_dtype=args.rollout_dtype,
         query_length=args.max_query_length,
         response_length=args.response_length,
         on_policy=tuple(role for role, is_shared in shares.items() if is_shared),

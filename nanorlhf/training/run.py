@@ -11,7 +11,10 @@ go to a project of trackio too. Only rank 0 writes.
 import functools
 import json
 import os
+import re
+import resource
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -121,6 +124,7 @@ class Run:
         self.main = distributed.rank() == 0
         self.first_step = 0
         self.metrics: dict[str, float] = {}  # of the last logged step
+        self.seconds = 0.0  # that the steps have taken, those before a resume included
         self.board: SummaryWriter | None = None
         self.tracker: Any = None  # trackio's run
         if args.resume:
@@ -128,6 +132,7 @@ class Run:
             for part_name, part in parts.items():
                 restore(part, state[part_name])
             self.first_step, self.metrics = state["step"], state["metrics"]
+            self.seconds = state.get("seconds", 0.0)
 
     def opened(self) -> SummaryWriter:
         """Begin the directory, on rank 0, with the first thing that is written: a refusal before it leaves nothing."""
@@ -178,9 +183,11 @@ class Run:
             disable=not self.main,
         )
         signals = StopSignals()
+        start = time.perf_counter() - self.seconds
         try:
             for step in self.progress:
                 yield step
+                self.seconds = time.perf_counter() - start
                 stopping = signals.received()
                 if stopping or step + 1 == num_steps or (step + 1) % self.args.save_every == 0:
                     self.save(step + 1)
@@ -199,6 +206,7 @@ class Run:
                 if (self.out / name).exists():
                     to_disk(self.out / name)
         state = {name: snapshot(part) for name, part in self.parts.items()} | {"metrics": self.metrics}
+        state["seconds"] = self.seconds
         save_state(self.out, self.args, step, self.args.keep_last, distributed.on_first(state))
         distributed.barrier()
 
@@ -227,12 +235,16 @@ class Run:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def finish(self, summary: dict[str, float]) -> None:
-        """Write summary.json, last of all that belongs to the run, and upload it where --push-to-hub says so."""
+        """Write summary.json, last of all that belongs to the run, and upload it where --push-to-hub says so.
+
+        It also says what the run cost: the seconds of its steps, and the peak memory of rank 0.
+        """
         if self.main:
             self.opened().close()
             if self.tracker:
                 self.tracker.finish()
-            write_json(self.out / "summary.json", summary)
+            cost = {"seconds": self.seconds, "peak_resident_bytes": peak_resident_bytes()}
+            write_json(self.out / "summary.json", {**summary, **cost})
             if self.args.push_to_hub is not None:
                 print(f"pushed: {push(self.args.push_to_hub, self.out, model_card(self.name, self.args, summary))}")
 
@@ -319,6 +331,13 @@ def check_weights(step: int, *models: nn.Module) -> None:
             f"after step {step} the weights {name} are not finite: lower --lr; "
             "the last checkpoint before it is left as it is."
         )
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has held so far; on Linux its own, not that of the program that started it."""
+    status = Path("/proc/self/status")
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes
 
 
 def write_json(path: Path, value: Any) -> None:

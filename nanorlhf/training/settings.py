@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanorlhf.cli import Count, Epochs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from nanorlhf.cli import Count, Epochs, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from nanorlhf.peft import LORA_ALPHA, LORA_RANK, QUERY_AND_VALUE, Target
 
 
@@ -22,8 +22,9 @@ class RunArgs:
     """fixes new weights, the order of the data and the samples"""
     device: str = "auto"
     """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: forward passes under autocast; weights and optimizer stay float32"""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, by
+    what the processor or GPU has"""
 
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
@@ -125,3 +126,21 @@ class RolloutArgs(TrainingArgs):
     """divides the logits in the rollout, the reference and the update alike"""
     sample_every: PositiveInt = 10
     """updates between entries of samples.jsonl"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerArgs:
+    """Of PPO: who writes the responses, and how the update accounts for it (docs/mismatch.md)."""
+
+    rollout_dtype: Literal["same", "bfloat16", "int8"] = "same"
+    """dtype of the sampler's weights, rounded once per rollout; int8 is for CPUs with VNNI, which it makes faster"""
+    top_p: Fraction = 1.0
+    """sample from the most probable tokens whose total probability reaches this; the update's distribution is whole"""
+    sync_every: PositiveInt = 1
+    """updates between copies of the policy to the sampler, which is stale in between"""
+    rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
+    """old log-probabilities: of the training forward pass (first ratio 1 to rounding), or of sampling (the paper's)"""
+    importance_correction: Literal["none", "tis"] = "none"
+    """tis: weigh each token by its old probability over the sampler's, truncated (Yao et al. 2025)"""
+    tis_clip: PositiveFloat = 2.0
+    """largest such weight"""

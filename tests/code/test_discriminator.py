@@ -248,6 +248,23 @@ def test_the_triplet_loss_is_that_of_a_double_loop_in_value_and_gradient(problem
         assert 0 < expected_right < 5 and loss.item() > 0
 
 
+def test_distances_of_many_near_programs_far_from_zero_are_exact():
+    """More than 25 rows, where cdist would multiply matrices: in float32, |a|^2 + |b|^2 - 2ab loses a distance of 1e-2
+    beside a length of 1e3."""
+    torch.manual_seed(0)
+    anchors = 1000 + 0.01 * torch.randn(30, 3)
+    positives = anchors + 0.01 * torch.randn(30, 3)
+    loss, num_right = triplet_loss(anchors, positives, torch.arange(30), 0.0)
+    expected, expected_right = triplets_by_hand(anchors, positives, list(range(30)), 0.0)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-3) and num_right.item() == expected_right
+
+
+def test_a_tie_of_positive_and_negative_is_not_ordered_right():
+    anchors, positives = torch.tensor([[0.0], [-1.0]]), torch.tensor([[1.0], [-1.0]])
+    loss, num_right = triplet_loss(anchors, positives, torch.tensor([0, 1]), 0.5)
+    assert loss.item() == 0.5 and num_right.item() == 1  # row 0: 1 - 1 + 0.5; row 1: 0 - 1 + 0.5
+
+
 def test_a_row_without_a_negative_adds_nothing():
     anchors, positives = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
     loss, num_right = triplet_loss(anchors, positives, torch.tensor([5]), 0.5)

@@ -1,5 +1,6 @@
 """The best of n as demonstrations: the winners against a recount, one answer at a time, and what can't win."""
 
+import json
 from dataclasses import replace
 from statistics import fmean
 
@@ -37,7 +38,7 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
     best_of.main(args)
     tokenizer, model = load_tokenizer(args.policy), load_scalar(args.reward_model)
     policy = load_gpt(args.policy).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    kept = 0
+    kept = num_tokens = 0
     for number, split in enumerate(("train", "validation")):
         queries = [row["query"] for row in read_jsonl(args.data / f"sft.{split}.jsonl", {"query": str})]
         queries = list(dict.fromkeys(queries))[:10]
@@ -46,6 +47,7 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
         expected = []
         for query, group in zip(queries, micro_batches(responses.tolist(), 4), strict=True):
             ids = [[i for i in response if i != tokenizer.pad_id] for response in group]
+            num_tokens += sum(map(len, ids))
             scores = [model(torch.tensor([tokenizer.encode(query) + response]))[0, -1].item() for response in ids]
             usable = []
             for score, response in zip(scores, ids, strict=True):
@@ -61,7 +63,19 @@ def test_the_winner_is_the_usable_answer_with_the_highest_score(args):
         assert [row["meta"]["score"] for row in rows] == pytest.approx([row[2] for row in expected], abs=1e-4)
         assert [row["meta"]["mean_score"] for row in rows] == pytest.approx([row[3] for row in expected], abs=1e-4)
     assert 0 < kept < 20  # to some queries no answer ends
-    assert sorted(path.name for path in args.out.iterdir()) == ["sft.train.jsonl", "sft.validation.jsonl"]
+    assert sorted(path.name for path in args.out.iterdir()) == [
+        "best_of.json", "sft.train.jsonl", "sft.validation.jsonl",
+    ]  # fmt: skip
+    cost = json.loads((args.out / "best_of.json").read_text())
+    assert cost["num_answers"] == 80 and cost["num_tokens"] == num_tokens
+    assert 0 < cost["seconds"] < 600 and cost["peak_resident_bytes"] > 10**7
+
+
+def test_the_validation_split_may_have_fewer_queries(args, tmp_path):
+    best_of.main(replace(args, out=tmp_path / "out", num_queries=6, num_validation_queries=4))
+    assert json.loads((tmp_path / "out" / "best_of.json").read_text())["num_answers"] == 4 * (6 + 4)
+    asked = {row["query"] for row in rows_of(args.out, "validation")[:4]}
+    assert {row["query"] for row in rows_of(tmp_path / "out", "validation")} <= asked
 
 
 def test_the_batch_size_changes_nothing_and_the_winners_train_a_policy(args, miniature, tmp_path):
@@ -106,6 +120,8 @@ def test_an_interrupted_sampling_resumes_to_the_same_files(args, tmp_path, monke
     for name in ("sft.train.jsonl", "sft.validation.jsonl"):
         assert (whole.out / name).read_bytes() == (broken.out / name).read_bytes()
     assert not (broken.out / best_of.PARTIAL).exists()
+    costs = [json.loads((out / "best_of.json").read_text()) for out in (whole.out, broken.out)]
+    assert costs[0]["num_tokens"] == costs[1]["num_tokens"]
 
 
 def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, monkeypatch):

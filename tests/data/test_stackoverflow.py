@@ -158,6 +158,10 @@ def test_votes_without_a_scale_are_refused():
 
 
 # ------------------------------------------------------------------------------------------- Algorithm 2 [SO alg 2]
+def as_tuples(lists):
+    return tuple(map(tuple, lists))
+
+
 def test_contrastive_scores_are_those_worked_out_by_hand():
     # v:       -5  -1  0  1            2              3            4              7       8         100
     # log2(1+v):       0  1            1.58           2            2.32           3       3.17      6.66
@@ -165,7 +169,7 @@ def test_contrastive_scores_are_those_worked_out_by_hand():
     assert so.contrastive_scores(votes, [False] * 10) == [-1, -1, 0, 1, 2, 2, 3, 3, 4, 7]
     assert so.contrastive_scores(votes, [True] * 10) == [-1, -1, 1, 2, 3, 3, 4, 4, 5, 8]  # negative stays -1
     nested = [[3, -1], [], [0]], [[True, True], [], [False]]
-    assert so.contrastive_scores(*nested) == [[3, -1], [], [0]]
+    assert so.contrastive_scores(*nested) == so.contrastive_scores(*map(as_tuples, nested)) == [[3, -1], [], [0]]
 
 
 def test_the_examples_of_the_docstrings_hold():

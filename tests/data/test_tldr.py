@@ -182,12 +182,22 @@ def test_the_longest_fit_is_found_even_if_a_shorter_prefix_does_not_fit():
         ("aaaa bb. c", 6, ("aaaa b", "character")),
         ("\n\naaaa. bb", 8, ("\n\naaaa.", "sentence")),  # a leading blank line is not a paragraph
         ("\naaaa", 3, ("\naa", "character")),
+        ("aaaa", 3, ("aaa", "character")),
+        ("aaaa", 1, ("a", "character")),
+        ("aaaa\nb", 3, ("aaa", "character")),
+        ("aaa\n", 3, ("aaa", "paragraph")),
         ("aa\nb", 0, ("", "nothing")),
         ("\n\naa", 2, ("", "nothing")),
     ],
 )
 def test_truncation_by_hand(post, limit, result):
     assert tldr.truncate(post, lambda end: end <= limit) == result  # one token per character
+
+
+def test_characters_are_dropped_from_the_first_paragraph_alone():
+    """Even where a longer prefix fits, as tokens of several characters may let it."""
+    for length in (4, 6):
+        assert tldr.truncate("aaa\nb\ncd", lambda end, length=length: end == length) == ("", "nothing")
 
 
 def test_the_limit_holds_for_the_query_with_its_template(args):

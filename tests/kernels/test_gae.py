@@ -67,6 +67,20 @@ def test_extreme_settings_are_monte_carlo_and_one_step(way, gamma_lam) -> None:
     assert WAYS[way](rewards, values, *gamma_lam)[0].tolist() == expected
 
 
+def test_the_kernel_writes_its_rows_and_nothing_beyond() -> None:
+    """Two rows of 5 in blocks of 8; 8 more floats stand after them."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from kernels.gae import gae_kernel
+
+    inputs = torch.randn(2, 18, generator=torch.Generator().manual_seed(0))
+    outputs = torch.full((2, 18), 7.0)
+    rewards, values, advantages, returns = (x.to(DEVICE) for x in (*inputs, *outputs))
+    gae_kernel[(2,)](rewards, values, advantages, returns, 5, 0.9, 0.9 * 0.8, BLOCK=8)
+    expected = gae_loop(inputs[0, :10].view(2, 5), inputs[1, :10].view(2, 5), 0.9, 0.8)
+    for got, want in zip((advantages, returns), expected, strict=True):
+        assert torch.allclose(got[:10].cpu().view(2, 5), want, atol=1e-5) and (got[10:] == 7).all()
+
+
 def test_masked_positions_do_not_change_advantages() -> None:
     rewards, values = torch.randn(3, 9), torch.randn(3, 9)
     mask = torch.arange(9) > torch.tensor([[8], [4], [-1]])  # none, some, all

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import kernels.linear
-from kernels.linear import OneDNNLinear, linear, product
+import kernels.processor
+from kernels.linear import OneDNNLinear, is_for_onednn, linear, product, product_into
 
 has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch has no oneDNN linear")
@@ -13,8 +14,9 @@ needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch 
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """As on a processor where oneDNN is faster."""
+    """As on a processor where oneDNN is always faster."""
     monkeypatch.setattr(kernels.linear, "onednn_product", lambda: torch.ops.mkldnn._linear_pointwise.default)
+    monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
 
 
 @needs_onednn
@@ -66,16 +68,37 @@ def test_without_the_operator_pytorch_is_used(monkeypatch):
     assert torch.equal(y, F.linear(x, weight, bias)) and "OneDNN" not in str(y.grad_fn)
 
 
-def test_onednn_is_chosen_by_cpu_vendor(monkeypatch, tmp_path):
+@needs_onednn
+def test_onednn_is_chosen_by_maker_and_shape(monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(kernels.linear, "CPUINFO", cpuinfo)
-    for text, faster in (("vendor_id : AuthenticAMD", has_onednn), ("vendor_id : GenuineIntel", False), (None, False)):
+    monkeypatch.setattr(kernels.processor, "CPUINFO", cpuinfo)
+    large, transposed, small = torch.empty(1024, 1024), torch.empty(1024, 1024).T, torch.empty(1023, 1024)
+    shapes = [(rows, weight) for weight in (large, transposed, small) for rows in (1, 7, 8, 511, 512)]
+    for text, chosen in (
+        ("processor : 0\nvendor_id : AuthenticAMD\n", shapes),
+        ("processor : 0\nvendor_id : GenuineIntel\n", [(8, large), (511, large)]),
+        ("processor : 0\n", []),
+        (None, []),
+    ):
         cpuinfo.unlink(missing_ok=True)
         if text:
             cpuinfo.write_text(text)
-        kernels.linear.onednn_product.cache_clear()
-        assert (kernels.linear.onednn_product() is not None) == faster
-    kernels.linear.onednn_product.cache_clear()
+        kernels.processor.maker.cache_clear()
+        found = [(rows, weight) for rows, weight in shapes if is_for_onednn(torch.empty(rows, 1, 1024), weight)]
+        assert [(rows, id(weight)) for rows, weight in found] == [(rows, id(weight)) for rows, weight in chosen], text
+    kernels.processor.maker.cache_clear()
+
+
+@pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_written_into_rows_of_a_larger_tensor(monkeypatch, maker, add, dtype):
+    monkeypatch.setattr(kernels.linear, "maker", lambda: maker)
+    a, b, total = torch.randn(5, 3).T.to(dtype), torch.randn(4, 5).to(dtype), torch.ones(9, 4)  # (3, 5), (4, 5)
+    product_into(total[2:5], a, b, add)
+    expected = torch.ones(9, 4, dtype=torch.float64)
+    expected[2:5] = a.double() @ b.double().T + add
+    assert torch.allclose(total.double(), expected, atol=1e-5 if dtype == torch.float32 else 0.05)
 
 
 @needs_onednn

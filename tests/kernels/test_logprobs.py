@@ -76,9 +76,10 @@ def test_linear_logprobs_of_any_shape_equal_float64_forward_and_backward(way, N,
     inputs = [t if t is None else t.double() for t in (hidden, weight, bias)]
     expected = gradients(stored_linear_logprobs, inputs, labels, temperature, coefficients.double())
     hidden, weight, labels, bias, coefficients = to_device(way, hidden, weight, labels, bias, coefficients)
-    for kept in (0, 2**24):
+    for kept in (0, N * V // 2, 2**24):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels.logprobs, "KEPT", kept)
+            patch.setattr(kernels.logprobs, "BLOCK", 100)
             got = gradients(linear_logprobs, [hidden, weight, bias], labels, temperature, coefficients)
         for one, other in zip(got, expected, strict=True):
             assert torch.allclose(one, other, atol=2e-4, rtol=1e-4)  # sums of up to 150 float32 products
@@ -146,7 +147,7 @@ def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
         torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((5, 3), (7, 3), (7,))
     )
     labels = torch.tensor([0, 6, 3, -100, 1])
-    for kept in (0, 2**24):
+    for kept in (0, 20, 2**24):  # none, the first of three blocks, all
         monkeypatch.setattr(kernels.logprobs, "KEPT", kept)
         for way in (linear_logprobs, stored_linear_logprobs):
             assert torch.autograd.gradcheck(lambda h, w, b: way(h, w, labels, b, 0.7), (hidden, weight, bias))  # noqa: B023

@@ -22,6 +22,7 @@ from nanorlhf.metrics import (
     rouge,
     sentence_bleu,
     spearman_matrix,
+    t_interval,
     wilson_interval,
     win_rate,
 )
@@ -74,6 +75,13 @@ def test_the_interval_covers_the_truth_in_95_of_100_experiments() -> None:
         if wilson_interval(k / n, n)[0] <= p <= wilson_interval(k / n, n)[1]
     )
     assert 0.94 < covered < 0.96
+
+
+def test_the_interval_of_a_few_runs_is_students() -> None:
+    """4 runs of mean 2.5 and variance 5/3: the 97.5% point of t with 3 degrees of freedom is 3.18245 in every table."""
+    half = 3.18245 * math.sqrt(5 / 3 / 4)
+    assert t_interval([1.0, 2.0, 3.0, 4.0]) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-4)
+    assert t_interval([2.0, 2.0]) == (2.0, 2.0) and t_interval([1.0]) is None and t_interval([]) is None
 
 
 # ------------------------------------------------------------------------------------ several answers to a question
@@ -161,6 +169,14 @@ def test_scores_that_are_not_a_table_of_finite_numbers_are_rejected(function) ->
     for scores, k in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[math.nan, 1.0]], 1), ([[]], 1)):
         with pytest.raises(ValueError):
             function(np.array(scores), k)
+
+
+def test_mrr_at_k_keeps_the_order_of_many_ties_and_needs_a_label_for_each_score() -> None:
+    scores, useful = np.zeros((1, 100)), np.zeros((1, 100))
+    scores[0, ::2], useful[0, 60] = 1.0, 1.0
+    assert mrr_at_k(scores, useful, 100) == pytest.approx(1 / 31)
+    with pytest.raises(ValueError, match=r"scores are \(1, 2\), labels \(1, 3\)"):
+        mrr_at_k([[1.0, 2.0]], [[0, 1, 1]], 1)
 
 
 def test_spearman_pooled_is_scipys_and_within_questions_removes_difficulty() -> None:

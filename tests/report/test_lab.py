@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from data.tiny import Args as World
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, deciders
-from nanorlhf.recipes import recipes
 from nanorlhf.report import lab
 from nanorlhf.report.lab import Args, dial_figure, main, read_settings, table_of
-from train_ppo import Args as PPO
+from tests.page_commands import commands_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,11 +119,14 @@ def test_a_dial_with_policies_has_a_curve_per_value_besides(runs: Path) -> None:
     assert curves[1].get_ydata()[1] == pytest.approx(14)  # the mean of three updates
 
 
-def test_a_remedy_whose_reward_model_is_another_settings_has_the_panels_of_policies_alone(runs: Path) -> None:
-    train(runs / "kl-coef" / "0.2", [7.0, 9.0, 10.0], 0.5)
-    (runs / "kl-coef" / "0.05").symlink_to("../length-bonus/0.6")
-    found = panels(dial_figure(read_settings(runs)["kl-coef"]))
+def test_remedies_of_one_reward_model_stand_side_by_side_in_the_panels_of_policies(runs: Path) -> None:
+    train(runs / "remedy" / "kl-coef,0.2", [7.0, 9.0, 10.0], 0.5)
+    train(runs / "remedy" / "ensemble,uncertainty", [7.0, 12.0, 20.0], 0.4)
+    (runs / "remedy" / "none").symlink_to("../length-bonus/0.6")
+    found = panels(dial_figure(read_settings(runs)["remedy"]))
     assert set(found) == {"After PPO", *(title for title, _ in lab.BY_UPDATE.values())}
+    words = [text.get_text() for text in found["After PPO"].get_xticklabels()]
+    assert words == ["ensemble\nuncertainty", "kl-coef\n0.2", "none"]
 
 
 def test_a_single_setting_is_in_the_table_and_has_no_picture(runs: Path) -> None:
@@ -198,11 +200,20 @@ def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
 def test_what_the_makefile_calls_the_base_is_the_default_of_each_dial() -> None:
     """make links DIAL/VALUE to the base; were the default another, a picture would show the base at a wrong value."""
     text = (ROOT / "Makefile").read_text()
-    base, untreated = (re.search(rf"^{name} = (.+)$", text, re.M)[1].split() for name in ("LAB_BASE", "LAB_UNTREATED"))
+    base = re.search(r"^LAB_BASE = (.+)$", text, re.M)[1].split()
     [given] = re.findall(r"--num-comparisons (\d+) --num-triads", text)
-    ppo: PPO = recipes("ppo", PPO)["tiny"][1]
-    for settings, points in ((World(num_comparisons=int(given)), base), (ppo, untreated)):
-        for point in points:
-            dial, value = point.split("/")
-            default = getattr(settings, dial.replace("-", "_"))
-            assert default == (World().summarisers if value == "all" else float(value)), point
+    world = World(num_comparisons=int(given))
+    for point in base:
+        dial, value = point.split("/")
+        default = getattr(world, dial.replace("-", "_"))
+        assert default == (world.summarisers if value == "all" else float(value)), point
+
+
+def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_seeds_of_their_own() -> None:
+    commands = commands_of("lab")
+    [ppo] = [command for command in commands if "--ensemble" in command.words]
+    members = settings_of(ppo).reward_model
+    assert len(set(members)) == 3 and settings_of(ppo).ensemble == "uncertainty"
+    trained = [settings_of(command) for command in commands if command.program == "train_rm.py"]
+    of_members = [args for args in trained if str(args.out) in members]
+    assert len({args.seed for args in of_members}) == 3 and len({(args.data, args.sft) for args in of_members}) == 1

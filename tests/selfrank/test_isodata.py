@@ -202,6 +202,19 @@ def test_a_cluster_is_split_above_the_size_and_above_the_variance():
     assert split(at(0, 9, 9, 9, 180, 180), np.array([0, 0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0, 1, 1]
 
 
+def test_a_variance_at_the_limit_is_not_above_it():
+    """Four vectors around a centroid of 0, each at the distance 1."""
+    vectors, labels = at(0, 90, 180, 270, 45, 45, 45, 45), np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    assert split(vectors, labels, Limits(max_share=1.0, max_variance=1.0)).tolist() == labels.tolist()
+    assert split(vectors, labels, Limits(max_share=1.0, max_variance=0.999)).max() == 2
+
+
+def test_a_pass_leaves_the_labels_that_it_was_given():
+    vectors, labels = at(0, 90, 180), np.array([0, 0, 1])
+    assert merge(vectors, labels).tolist() == [0, 0, 0] and labels.tolist() == [0, 0, 1]
+    assert split(vectors, labels).tolist() == [0, 1, 2] and labels.tolist() == [0, 0, 1]
+
+
 def test_a_cluster_of_one_joins_its_nearest_which_takes_one_per_pass():
     assert merge(at(0, 10, 11, 90, 91), np.array([0, 1, 1, 2, 2])).tolist() == [0, 0, 0, 1, 1]
     assert merge(at(0, 10, 11, 15), np.array([0, 1, 1, 2])).tolist() == [0, 0, 0, 1]

@@ -82,12 +82,23 @@ def test_an_answer_without_edges_keeps_one_minus_the_damping():
     similarity = [[1, 0.5, 0, 0], [0.5, 1, 0, 0], [0, 0, 1, -0.3], [0, 0, -0.3, 1]]
     assert text_rank(similarity) == pytest.approx([1, 1, 0.15, 0.15])
     assert text_rank([[1.0]]) == pytest.approx([0.15])
+    path = np.zeros((4, 4))  # of three, which settle later than the fourth
+    path[0, 1] = path[1, 0] = path[1, 2] = path[2, 1] = 0.2
+    middle = 0.405 / 0.2775
+    assert text_rank(path) == pytest.approx([0.15 + 0.425 * middle, middle, 0.15 + 0.425 * middle, 0.15], abs=1e-8)
+
+
+def test_an_answer_shares_out_its_own_row():
+    """Not its column: 0 votes for 1 alone, 1 for both others alike, 2 for 0 and 1 as three to one."""
+    weights = text_rank([[9, 2, 0], [1, 9, 1], [3, 1, 9]])
+    votes = np.array([[0, 0.5, 0.75], [1, 0, 0.25], [0, 0.5, 0]])  # [i, j]: share of j's vote that goes to i
+    assert weights == pytest.approx(np.linalg.solve(np.eye(3) - 0.85 * votes, np.full(3, 0.15)), abs=1e-8)
 
 
 def test_torch_tensors_are_accepted():
     vectors = torch.nn.functional.normalize(torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     similarity = vectors @ vectors.T
-    assert text_rank(similarity) == pytest.approx(text_rank(similarity.double().numpy()))
+    assert text_rank(similarity) == pytest.approx(text_rank(similarity.double().numpy()), rel=1e-12)
 
 
 def test_the_highest_weight_is_first_and_ties_keep_the_order_of_the_samples():

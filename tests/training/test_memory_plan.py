@@ -238,15 +238,18 @@ def test_without_a_value_model_a_run_holds_sixteen_bytes_per_parameter_less(monk
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "rollout_dtype"), [("float32", "same"), ("bfloat16", "same"), ("float32", "bfloat16")]
+)
 def test_a_rollout_uses_the_planned_memory_and_offloaded_models_come_one_at_a_time(
-    monkeypatch, long_rows, offload, dtype
+    monkeypatch, long_rows, offload, dtype, rollout_dtype
 ):
     """Reference, reward model and gold reward model are frozen; the last two are larger than what two rows take."""
     root, query_length, _ = long_rows
     args = replace(
         train_ppo.RECIPES["tiny"][1], data=root, out=root / "rollout", sft=str(root / "policy"), dtype=dtype,
-        reward_model=str(root / "large"), gold=str(root / "large"), value_model=str(root / "policy"), device="cpu",
+        rollout_dtype=rollout_dtype, reward_model=str(root / "large"), gold=str(root / "large"),
+        value_model=str(root / "policy"), device="cpu",
         total_episodes=2, batch_size=2, micro_batch_size=1, rollout_batch_size=2, num_ppo_epochs=1, offload=offload,
         max_query_length=query_length, response_length=16, lr=0.0, overwrite=True,
     )  # fmt: skip
@@ -354,6 +357,8 @@ def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_auto
         assert held[phase]["copies", "policy"] == width * number
         assert held[phase]["weights", "policy"] == 4 * number // 8
     assert held["updating"]["copies", "policy"] < 2 * number
+    rounded = peaks(replace(work, rollout_dtype="bfloat16"), flags, 8)
+    assert rounded["sampling"]["copies", "policy"] == (4 + 2) * number
 
 
 def test_requested_flags_stay(small_work):
@@ -425,6 +430,7 @@ def test_a_shape_needs_only_config_json(tmp_path):
         (ppo_plan, replace(TLDR, sft="no/such/model"), "--sft no/such/model: .*EleutherAI/pythia-1b, "),
         (ppo_plan, replace(TLDR, max_query_length=2000), "2053 tokens are longer than the 2048 positions of --sft"),
         (ppo_plan, replace(TLDR, value_model="none"), "--value-model none: "),
+        (ppo_plan, replace(TLDR, rollout_dtype="int8"), "--plan is about GPUs, and --rollout-dtype int8 about CPUs"),
         (ppo_plan, replace(TLDR, micro_batch_size=0), "--micro-batch-size 0: it must be at least 1"),
         (memory_plan.sft_plan, train_sft.RECIPES["tiny"][1], "--model None"),
         (memory_plan.rm_plan, replace(train_rm.RECIPES["tldr"][1], sft="none"), "--sft none: "),

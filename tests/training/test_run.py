@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +109,29 @@ def test_a_new_run_drops_the_old_one(run):
     run.finish({"loss": 1.0})
     start(Args(run.out)).opened()
     assert not {"metrics.jsonl", "samples.jsonl", "summary.json", "state.pt"} & set(files_of(run.out))
+
+
+def test_the_summary_says_what_the_run_cost_those_steps_included_that_came_before_a_resume(run, monkeypatch):
+    clock = iter(range(0, 1000, 10))  # every look at it finds 10 seconds gone
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    for step in run.steps(2):
+        run.log(step, {"loss": 1.0})
+    assert run.seconds == 20
+    again = start(Args(run.out, resume=True))
+    for step in again.steps(3):
+        again.log(step, {"loss": 1.0})
+    again.finish({"loss": 1.0})
+    summary = json.loads((run.out / "summary.json").read_text())
+    assert summary["loss"] == 1.0 and summary["seconds"] == 30
+    assert 0 < summary["peak_resident_bytes"] <= module.peak_resident_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_peak_of_memory_is_at_least_what_was_held_and_is_gone_again():
+    block = b"x" * 2**26
+    held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    del block
+    assert held - 2**21 <= module.peak_resident_bytes() < 100 * held  # the kernel's two counts differ by pages
 
 
 def test_a_json_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from nanorlhf.errors import InputError
@@ -17,6 +19,13 @@ def test_cosine_starts_at_one_is_half_way_in_the_middle_and_falls_to_zero():
 
 def test_warm_up_rises_in_a_straight_line_to_the_peak():
     assert [lr_factor("constant", step, 10, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_the_decay_begins_after_the_warm_up():
+    """Of 8 steps 4 are warm-up: the others are 0, 1/4, 1/2 and 3/4 of the way down."""
+    assert [lr_factor("linear", step, 8, 4) for step in range(4, 8)] == [1.0, 0.75, 0.5, 0.25]
+    half = [0.5 * (1 + math.cos(math.pi * share)) for share in (0, 0.25, 0.5, 0.75)]
+    assert [lr_factor("cosine", step, 8, 4) for step in range(4, 8)] == pytest.approx(half)
 
 
 def test_a_warm_up_must_leave_a_step_at_the_peak():

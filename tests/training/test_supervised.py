@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nanorlhf import distributed
 from nanorlhf.dataset import Demonstration
 from nanorlhf.training.supervised import backward
 from tests.conftest import weights
@@ -31,3 +32,27 @@ def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> No
     for means, gradient in found:
         assert torch.allclose(gradient, expected, atol=1e-12)
         assert means[1].item() == pytest.approx(3 / 7) and means[0].item() == pytest.approx(found[0][0][0].item())
+
+
+def test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch(tiny_gpt, monkeypatch) -> None:
+    """Two ranks, one after the other, of two rows each: what they send sums to what one process has."""
+    model, rows = tiny_gpt.double(), [*ROWS, Demonstration([7, 8], [9, EOS], {})]
+    args, sent = SimpleNamespace(micro_batch_size=1, dtype="float32"), []
+
+    def sums(model, rows):
+        return demonstration_loss(model, rows, PAD, "response"), torch.tensor(len(rows), dtype=torch.double)
+
+    def gradient() -> torch.Tensor:
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    means = backward(model, rows, sums, 9, args)
+    whole = gradient()
+    assert not means.requires_grad and means[1].item() == pytest.approx(4 / 9)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "sum_gradients", lambda model: sent.append(gradient()))
+    monkeypatch.setattr(distributed, "all_sum", lambda x: sent.append(x) or "of all ranks")
+    for rank in range(2):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        assert backward(model, rows, sums, 9, args) == "of all ranks"
+    assert torch.allclose(sent[0] + sent[2], whole, atol=1e-12) and not torch.allclose(sent[0], whole, atol=1e-3)
+    assert torch.allclose(sent[1] + sent[3], means, atol=1e-12)

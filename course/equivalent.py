@@ -1,0 +1,385 @@
+"""Mutants that no test can kill, as they do what the function does, or what a CPU can't tell from it.
+
+`python -m course mutants` leaves them out of the shares, and says so if one is killed after all.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    function: str
+    """module:name"""
+    changes: tuple[str, ...]
+    """the mutated statements, as `operators.Mutant.change` has them"""
+    why: str
+
+
+TWO_DIMENSIONS = "The tensor has two dimensions: 1 and -1 are the same."
+
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        function="nanorlhf.model:position_ids",
+        changes=("return (mask.cumsum(1) - 1).masked_fill(~mask, 0)",),
+        why="PyTorch adds up bools in int64 anyway.",
+    ),
+    Equivalent(
+        function="nanorlhf.model:attention_mask",
+        changes=(
+            "visible = key < query if causal else torch.ones_like(key == query)",
+            "visible = key <= query if causal else torch.ones_like(key != query)",
+        ),
+        why="The last line lets every token attend to itself; of the argument of ones_like only the shape counts.",
+    ),
+    Equivalent(
+        function="nanorlhf.model:turn_",
+        changes=("qk = qkv[:, :, :(n_head - qkv.size(2)) // 2, :2 * cos.size(-1)]",),
+        why="(H - (H + 2K)) / 2 is -K: all but the last K heads are the first H + K.",
+    ),
+    Equivalent(
+        function="nanorlhf.model:turn_",
+        changes=(
+            "a, b = (qk[..., ::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)",
+            "a, b = (qk[..., 0:-1:2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)",
+        ),
+        why="The number of channels is even, so the last one is odd.",
+    ),
+    Equivalent(
+        function="nanorlhf.generate:draw",
+        changes=(
+            "cumulative = probabilities.cumsum(1, dtype=torch.float64)",
+            "return token.clamp(max=probabilities.size(1) - 1)",
+        ),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="nanorlhf.generate:keep_top_k",
+        changes=(
+            "if k <= 0 or k >= logits.size(1):",
+            "threshold = logits.topk(k, dim=1).values[:, -1:]",
+            "threshold = logits.topk(k).values[:, -1:]",
+        ),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="nanorlhf.generate:keep_top_k",
+        changes=("if k <= 0 or k > logits.size(-1):",),
+        why="With k = V the least logit is the threshold, and none is below it.",
+    ),
+    Equivalent(
+        function="nanorlhf.generate:keep_top_p",
+        changes=(
+            "probabilities = sorted_logits.softmax(1)",
+            "before = probabilities.cumsum(1) - probabilities",
+        ),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="nanorlhf.generate:keep_top_p",
+        changes=(
+            "sorted_logits, order = logits.sort(descending=True)",
+            "sorted_logits, order = logits.sort(descending=True, stable=False)",
+        ),
+        why="On a CPU every sort of PyTorch is stable.",
+    ),
+    Equivalent(
+        function="nanorlhf.generate:keep_top_p",
+        changes=(
+            "dropped = (before > p).scatter(1, order, before >= p)",
+            "dropped = (before < p).scatter(1, order, before >= p)",
+        ),
+        why="scatter writes every place: of what it writes into only shape and dtype count.",
+    ),
+    Equivalent(
+        function="nanorlhf.model:KVCache.append",
+        changes=(
+            "keys, values = (self.keys[layer - 1], self.values[layer])",
+            "keys, values = (self.keys[layer], self.values[layer - 1])",
+        ),
+        why="Each layer still has a place of its own: layer 0 gets the last one.",
+    ),
+    Equivalent(
+        function="nanorlhf.model:KVCache.append",
+        changes=("if self.length:",),
+        why="Both ways write the same columns; a slice in half the time.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:pass_at_k",
+        changes=("if n < k:", "if n + c < k:", "pass  # return 1.0"),
+        why="With fewer failures than draws one factor of the product is 1 - k / k: it is 0, and the result 1.",
+    ),
+    Equivalent(
+        function="nanorlhf.generate:ban_repeated_ngrams",
+        changes=("exhausted = (result == -torch.inf).all(1, keepdim=True)",),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="data.tldr:truncate",
+        changes=("paragraphs = [i for i in range(first + 1, len(text)) if text[i] == '\\n']",),
+        why="`first` is the place of the first character that is not blank, so no newline stands there.",
+    ),
+    Equivalent(
+        function="data.tldr:truncate",
+        changes=(
+            "first_paragraph = text[:paragraphs[0] + 1] if paragraphs else text",
+            "characters = range(first + 1, len(first_paragraph) + 1)",
+        ),
+        why="It adds one place to cut, the end of the first paragraph, which did not fit a line earlier.",
+    ),
+    Equivalent(
+        function="train_sft:demonstration_loss",
+        changes=(
+            "first = torch.tensor([len(row.query) if loss_on == 'response' else 0 for row in rows], device=device)",
+        ),
+        why="The first token is no label in any case.",
+    ),
+    Equivalent(
+        function="train_rm:regression_loss",
+        changes=("error = targets - scores",),
+        why="Only its square and its absolute value are used.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_doubling",
+        changes=("while step <= rewards.size(1) and decay > 0:",),
+        why="A round with step = T adds nothing, as no position has another T ahead.",
+    ),
+    Equivalent(
+        function="data.stackoverflow:regression_scores",
+        changes=("largest = bounds.largest_positive if share >= 0 else bounds.largest_negative",),
+        why="0 divided by either is 0.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:mrr_at_k",
+        changes=("ranked = np.take_along_axis(labels, order)[:, :k] > 0",),
+        why="NumPy's default, since 2.3, is the last axis; before, the argument is required.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=(
+            "if np.abs(before).max() < tolerance:",
+            "if np.abs(weights).max() < tolerance:",
+            "if np.abs(weights + before).max() < tolerance:",
+            "pass  # break",
+        ),
+        why="All passes are made, and those after convergence change no digit that counts.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=("if (weights - before).max() < tolerance:",),
+        why="A pass keeps the sum of the weights: where none rises by the tolerance, none falls by m times as much.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=(
+            "if np.abs(weights - before).max() <= tolerance:",
+            "if np.abs(before - weights).max() < tolerance:",
+        ),
+        why="A pass more or less at the tolerance changes no digit that counts; the sign goes with abs.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.text_rank:text_rank",
+        changes=("shares = (edges / np.where(given > 0, given, 2)[:, None]).T",),
+        why="0 divided by either is 0.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=("max_size = len(points) * limits.max_share",),
+        why="A whole number reaches x where it reaches the ceiling of x.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=(
+            "distances = squared_distances(points[members], centroid[None])[:, -1]",
+            "equal = squared_distances(points[members], farthest[None])[:, -1] == 0",
+        ),
+        why="There is one column.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=(
+            "if (len(members) >= max_size or too_wide) and distances.max() >= 0:",
+            "if (len(members) >= max_size or too_wide) and distances.max() > -1:",
+            "if len(members) >= max_size or too_wide:",
+        ),
+        why="Equal members leave their cluster together, which gives it another number; in_order takes it back.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=("if (len(members) >= max_size or too_wide) and distances.min() > 0:",),
+        why="The mean of different vectors of length 1 is shorter: none of them is at it.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:split",
+        changes=(
+            "equal = squared_distances(points[members], farthest[None])[:, 0] != 0",
+            "result[members[equal]] = result.max() + 2",
+        ),
+        why="The same two clusters, with other numbers; in_order gives them back their own.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:merge",
+        changes=("for cluster, nearest in enumerate(between.argmin(0)):",),
+        why="Distances are symmetric.",
+    ),
+    Equivalent(
+        function="nanorlhf.selfrank.isodata:merge",
+        changes=(
+            "if sizes[cluster] <= limits.min_size and (not merged & {cluster, nearest}):",
+            "if sizes[cluster] <= limits.min_size and len(sizes) >= 1 and (not merged & {cluster, nearest}):",
+            "if sizes[cluster] <= limits.min_size and len(sizes) > 0 and (not merged & {cluster, nearest}):",
+        ),
+        why="The nearest of a single cluster is itself: merging them changes nothing.",
+    ),
+    Equivalent(
+        function="nanorlhf.code.discriminator:triplet_loss",
+        changes=("return (loss.sum(), (near < far).sum())",),
+        why="Where there is no negative, `far` is 0, and nothing is nearer than that.",
+    ),
+    Equivalent(
+        function="nanorlhf.code.discriminator:triplet_loss",
+        changes=(
+            "far, near = (nearest, (anchors - positives).square().sum(1))",
+            "far, near = (nearest.masked_fill(~has_negative, 1.0), (anchors - positives).square().sum(1))",
+        ),
+        why="Where there is no negative, both results leave `far` out, and so does the gradient.",
+    ),
+    Equivalent(
+        function="nanorlhf.code.discriminator:triplet_loss",
+        changes=("far, near = (nearest.masked_fill(~has_negative, 0.0), (positives - anchors).square().sum(1))",),
+        why="The sign goes with the square.",
+    ),
+    Equivalent(
+        function="kernels.logprobs:logits_forward_cpu",
+        changes=("_, index = labels_in(slice(0, logits.size(1)), labels)",),
+        why=TWO_DIMENSIONS,
+    ),
+    Equivalent(
+        function="nanorlhf.reward:end_scores",
+        changes=("first = torch.as_tensor(query_length).min() - 1",),
+        why="A tensor of one whole number serves as a number.",
+    ),
+    Equivalent(
+        function="train_rm:main.normalise",
+        changes=(
+            "for rows in micro_batches(mine, 4):",
+            "for rows in micro_batches(mine, args.micro_batch_size):",
+            "for rows in micro_batches(mine, 5 * args.micro_batch_size):",
+            "for rows in micro_batches(mine, 3 * args.micro_batch_size):",
+        ),
+        why="Which rows are scored together changes no score.",
+    ),
+    Equivalent(
+        function="train_rm:main.normalise",
+        changes=("scores = [torch.ones(0, device=device)]", "scores = [torch.zeros(1, device=device)]"),
+        why="Neither no number nor a 0 changes a sum or a sum of squares.",
+    ),
+    Equivalent(
+        function="train_rm:main.normalise",
+        changes=("scores.append(response_scores(whole, list(rows), tokenizer.pad_id, 'left!'))",),
+        why="All but 'left' pads on the right, which changes no score [N+ 14].",
+    ),
+    Equivalent(
+        function="nanorlhf.ppo:eos_masks",
+        changes=(
+            "eos_index = ends.clamp(min=0)",
+            "eos_index = ends.clamp(min=0, max=T + 1)",
+            "eos_index = ends.clamp(min=0, max=T)",
+            "eos_index = ends.clamp(min=0, max=T - 0)",
+        ),
+        why="A search that finds nothing gives T, and the one for [PAD] is reduced by one: no end is beyond T - 1.",
+    ),
+    Equivalent(
+        function="kernels.kl:stored_kl_divergence",
+        changes=(
+            "ratio = torch.where(possible, log_p, 1.0) - torch.where(possible, log_q, 0.0)",
+            "ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 1.0)",
+        ),
+        why="The other factor is p = 0: any finite number does.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_loop",
+        changes=("advantages = torch.ones_like(rewards)",),
+        why="Every column is written.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_doubling",
+        changes=(
+            "while step < rewards.size(1):",
+            "while step < rewards.size(1) and decay >= 0:",
+            "while step < rewards.size(1) and decay > -1:",
+        ),
+        why="Rounds with a decay of 0 add nothing.",
+    ),
+    Equivalent(
+        function="nanorlhf.ppo:policy_loss",
+        changes=("ratio = torch.where(padding_mask, 1.0, new_logprobs - logprobs).exp()",),
+        why="The advantage is 0 there: any finite ratio does.",
+    ),
+    Equivalent(
+        function="nanorlhf.ppo:value_loss",
+        changes=("return (0.5 * error.sum() / num_tokens, torch.zeros_like(error.mean()))",),
+        why="Of the argument of zeros_like only shape and dtype count.",
+    ),
+    Equivalent(
+        function="data.stackoverflow:regression_scores",
+        changes=("return 1.0 if share >= bounds.high else -1.0",),
+        why="A share outside the fences is not on one.",
+    ),
+    Equivalent(
+        function="data.stackoverflow:contrastive_scores",
+        changes=("scores.append(-1 if vote < 0 else math.ceil(math.log2(1 + vote)) + is_accepted)",),
+        why="Python adds True as 1.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:metric_at_k",
+        changes=("ascending = np.sort(score_table(scores))",),
+        why="NumPy sorts the last axis by default, and there are two.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:metric_at_k",
+        changes=("return (ascending @ np.array(weights)).mean()",),
+        why="NumPy's float64 is a float.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:mrr_at_k",
+        changes=("order = np.argsort(-values, kind='stable')", "order = np.argsort(-values, axis=1, kind='stable!')"),
+        why="NumPy sorts the last axis by default, and reads the first letter of the kind.",
+    ),
+    Equivalent(
+        function="nanorlhf.metrics.at_k:mrr_at_k",
+        changes=("return np.where(ranked.any(axis=1), 1 / (first + 1), 0.0).mean()",),
+        why="NumPy's float64 is a float.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=("row = tl.program_id(0) * T",),
+        why="Not below 2^31 numbers; beyond, on a GPU, int32 overflows, and no test here is as large.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=(
+            "reward = tl.load(rewards + row + t, mask=t < T)",
+            "reward = tl.load(rewards + row + t, mask=t <= T, other=0.0)",
+            "reward = tl.load(rewards + row + t, mask=t < T, other=1.0)",
+            "value = tl.load(values + row + t, mask=t < T)",
+            "value = tl.load(values + row + t, mask=t <= T, other=0.0)",
+            "value = tl.load(values + row + t, mask=t < T, other=1.0)",
+        ),
+        why="What is loaded from T on is not used; the number after the last row exists in no test, which the "
+        "interpreter does not see.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=("next_value = tl.load(values + row + t + 1, mask=t + 1 < T)",),
+        why="Triton's interpreter loads 0 where the mask is false; on a GPU that is undefined.",
+    ),
+    Equivalent(
+        function="kernels.gae:gae_kernel",
+        changes=(
+            "x = tl.where(t <= T, reward + gamma * next_value - value, 0.0)",
+            "c = tl.where(t <= T, decay, 1.0)",
+            "c = tl.where(t < T, decay, 0.0)",
+        ),
+        why="Positions from T on are in the first block that is scanned: their x is 0, and so is its carry.",
+    ),
+)

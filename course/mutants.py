@@ -1,0 +1,218 @@
+"""How good are the graders? Each exercise's function is changed in one place at a time; its tests should notice.
+
+A mutant is killed if a test of its exercise fails, ends the process or takes too long with it, and survives if all
+pass. One that survives in a process that has imported the function unchanged is judged again in a fresh one.
+"""
+
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from course.copies import ROOT, path_of
+from course.equivalent import EQUIVALENT
+from course.exercises import Exercise
+from course.grade import Outcome, Worker, tree_of
+from course.nest import write
+from course.operators import Mutant, mutants_of
+from nanorlhf.errors import InputError
+
+PATIENCE = 600.0  # seconds for the tests in a fresh process
+BATCH = 40  # mutants that one process judges: its start takes as long as a few of them
+BEGIN, END = "<!-- written by `python -m course mutants --publish` -->\n", "<!-- end -->\n"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A mutant of an exercise's function."""
+
+    exercise: Exercise
+    function: str
+    mutant: Mutant
+    key: str
+    """of the mutant's file and the tests: with the same, the verdict is the same"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    key: str
+    exercise: str
+    function: str
+    operator: str
+    line: int
+    change: str
+    killed: bool
+    claim: str
+    """the test that failed, in words"""
+    reason: str
+    seconds: float
+
+    @property
+    def explained(self) -> bool:
+        return any(self.function == known.function and self.change in known.changes for known in EQUIVALENT)
+
+    @property
+    def survived(self) -> bool:
+        return not self.killed and not self.explained
+
+
+def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> list[Task]:
+    """All mutants of each exercise, or `sample` of them."""
+    found = []
+    for exercise in exercises:
+        files = sorted({test.partition("::")[0] for test in exercise.tests})
+        tests = [*exercise.tests, *((ROOT / file).read_text(encoding="utf-8") for file in files)]
+        tasks = []
+        for function in exercise.functions:
+            module, _, name = function.partition(":")
+            source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+            for mutant in mutants_of(source, name):
+                key = hashlib.sha256(json.dumps([mutant.source, *tests]).encode()).hexdigest()[:16]
+                tasks.append(Task(exercise, function, mutant, key))
+        if sample is not None and sample < len(tasks):
+            drawn = random.Random(f"{seed} {exercise.name}").sample(range(len(tasks)), sample)
+            tasks = [tasks[i] for i in sorted(drawn)]
+        found += tasks
+    return found
+
+
+def batches(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Tasks of one exercise each, BATCH at most."""
+    found: list[list[Task]] = []
+    for task in tasks:
+        if not found or found[-1][0].exercise is not task.exercise or len(found[-1]) == BATCH:
+            found.append([])
+        found[-1].append(task)
+    return found
+
+
+def judge(batch: Sequence[Task], tree: Path, worker: Worker, limit: float) -> Iterator[Verdict]:
+    """The verdicts on the tasks of one exercise, those that survive last."""
+    exercise = batch[0].exercise
+    requests = []
+    for task in batch:
+        module, _, function = task.function.partition(":")
+        requests.append({"module": module, "function": function, "source": task.mutant.source})
+    outcomes = worker.judge(tree, exercise.tests, requests, limit)
+    clean = next(outcomes, None)
+    if clean is not None and not clean.passed:
+        assert next(outcomes, None) is None
+        raise InputError(f"{exercise.name}: {clean.claim}: {clean.reason}, without a mutation: fix it first.")
+    survivors, judged = [], 0
+    for outcome, task in zip(outcomes, batch, strict=False):  # this way round it hears the worker's last word
+        judged += 1
+        if outcome.passed:
+            survivors.append(task)
+        else:
+            yield verdict(task, outcome)
+    if judged < len(batch):
+        raise InputError(f"{exercise.name}: the process that judges its mutants has ended: start again.")
+    for task in survivors:
+        path = tree / path_of(task.function.partition(":")[0])
+        source = path.read_text(encoding="utf-8")
+        write(path, task.mutant.source)
+        yield verdict(task, worker.run(tree, exercise.tests, PATIENCE))
+        write(path, source)
+
+
+def verdict(task: Task, outcome: Outcome) -> Verdict:
+    mutant = task.mutant
+    return Verdict(
+        task.key, task.exercise.name, task.function, mutant.operator, mutant.line, mutant.change, not outcome.passed,
+        outcome.claim, outcome.reason, outcome.seconds,
+    )  # fmt: skip
+
+
+def sweep(tasks: Sequence[Task], jobs: int, limit: float, tell: Callable[[Verdict], None]) -> None:
+    """Judge all tasks, `jobs` at once; tell is called with each verdict."""
+    waiting: SimpleQueue[list[Task]] = SimpleQueue()
+    for batch in batches(tasks):
+        waiting.put(batch)
+    found: SimpleQueue[Verdict | Exception] = SimpleQueue()
+
+    def work(worker: Worker, tree: Path) -> None:
+        try:
+            while True:
+                for verdict in judge(waiting.get_nowait(), tree, worker, limit):
+                    found.put(verdict)
+        except Exception as error:  # raised again below; Empty: nothing is left
+            found.put(error)
+
+    with ExitStack() as stack:
+        working = min(jobs, waiting.qsize())
+        for _ in range(working):
+            tree, worker = stack.enter_context(tree_of(ROOT)), Worker()
+            thread = threading.Thread(target=work, args=(worker, tree))
+            stack.callback(thread.join)
+            stack.enter_context(worker)  # left first: a thread ends when its worker has
+            thread.start()
+        while working:
+            result = found.get()
+            if isinstance(result, Verdict):
+                tell(result)
+            elif isinstance(result, Empty):
+                working -= 1
+            else:
+                raise result
+
+
+def read_verdicts(file: Path) -> dict[str, Verdict]:
+    """What an earlier sweep has found, by key; InputError for a line that is none."""
+    found = {}
+    for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], start=1):
+        try:
+            verdict = Verdict(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"{file}:{number}: not a verdict of `python -m course mutants`: delete the line."
+            ) from error
+        found[verdict.key] = verdict
+    return found
+
+
+def append(file: Path, verdict: Verdict) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as stream:
+        stream.write(json.dumps(asdict(verdict)) + "\n")
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Per exercise, and of all, the share of mutants that the tests kill: of those that aren't equivalent."""
+    names = list(dict.fromkeys(verdict.exercise for verdict in verdicts))
+    width = max(len(name) for name in names)
+    lines = [
+        f"| {'exercise':{width}} | mutants | equivalent | killed | share |",
+        f"|{'-' * (width + 2)}|--:|--:|--:|--:|",
+    ]
+    for name in [*names, "all"]:
+        of = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
+        killed, equivalent = (sum(v.killed for v in of), sum(v.explained for v in of))
+        share = 100 * killed // (len(of) - equivalent)
+        lines.append(f"| {name:{width}} | {len(of):7} | {equivalent:10} | {killed:6} | {share:4}% |")
+    return "\n".join(lines)
+
+
+def listed(verdicts: Iterable[Verdict]) -> str:
+    """Survivors that nobody has explained, and explanations that are wrong."""
+    lines = []
+    for verdict in verdicts:
+        place = f"{path_of(verdict.function.partition(':')[0])}:{verdict.line}"
+        if verdict.survived:
+            lines.append(f"survived  {verdict.exercise}, {place}, {verdict.operator}: {verdict.change}")
+        elif verdict.killed and verdict.explained:
+            lines.append(f"not equivalent  {verdict.exercise}, {place}: {verdict.change} ({verdict.claim})")
+    return "\n".join(lines)
+
+
+def published(page: str, text: str) -> str:
+    """The page with `text` in the block between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise InputError(f"course/README.md has no lines {BEGIN.strip()!r} and {END.strip()!r}: put them in.")
+    return before + BEGIN + text + "\n" + END + after

@@ -1,0 +1,50 @@
+"""Docstrings are plain text, in which a drawing, a formula or a table is whatever has columns: make it Markdown."""
+
+import re
+from itertools import groupby
+
+import griffe
+
+
+class PlainText(griffe.Extension):
+    """Translates each docstring once it is read."""
+
+    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+def as_markdown(text: str) -> str:
+    """Indented lines, aligned columns and doctests become code blocks, indented dashes a list, the rest paragraphs.
+
+    >>> print(as_markdown("A mean.\\n    mean = sum / n\\nOver <all> rows."))
+    A mean.
+    <BLANKLINE>
+        mean = sum / n
+    <BLANKLINE>
+    Over &lt;all> rows.
+    """
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.splitlines()
+        is_list = any(line.startswith("    - ") for line in lines)
+        is_doctest = lines[0].lstrip().startswith(">>>")
+        has_columns = any(re.search(r"^\S.*\S {2,}\S", line) for line in lines)
+        for is_indented, group in groupby(lines, lambda line: line.startswith("    ")):
+            run = list(group)
+            if is_list and is_indented:
+                parts.append("\n".join(escaped(line[4:]) for line in run))
+            elif is_indented:
+                parts.append("\n".join(run))
+            elif is_doctest or has_columns:
+                parts.append("\n".join("    " + line for line in run))
+            else:
+                parts.append("\n".join(map(escaped, run)))
+    return "\n\n".join(parts)
+
+
+def escaped(line: str) -> str:
+    """A line of text, in which only backticks are Markdown."""
+    pieces = line.split("`")
+    pieces[::2] = [re.sub(r"([*_\[\]\\])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]]
+    return "`".join(pieces)

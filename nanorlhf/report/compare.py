@@ -1,0 +1,417 @@
+"""The tables and pictures of `make compare`: every algorithm in the same worlds, from the same start, at the same cost.
+
+    python -m nanorlhf.report.compare --runs runs/compare --out runs/compare/report
+    python -m nanorlhf.report.compare --best runs/compare/grid/rloo/eval        # the flags of the best point of a grid
+
+Below --runs each seed has a directory, named by its number. Parts of it may be missing:
+
+    SEED/eval/eval.json            eval.py tiny: first the policy that all start from, then the algorithms and best-of-n
+    SEED/ALGORITHM/                the run of an algorithm, where it has one
+    grid/ALGORITHM/eval/eval.json  eval.py tiny at another seed: the same start, then points named FLAG/VALUE/FLAG/VALUE
+
+Out: compare.html with the tables and pictures, over_optimisation.png and sampled_tokens.png.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from nanorlhf.files import read_object
+from nanorlhf.metrics import t_interval
+from nanorlhf.report import compare_runs
+from nanorlhf.report.answer_figures import LINES
+from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_runs
+from nanorlhf.report.lab import Numbers, number, part
+from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, figures, label_axes, markup, panel, smooth, write_page
+from nanorlhf.training.run_directory import Rows
+
+EVALUATED = (  # number of eval.json, heading of the table, digits, with an interval?
+    ("gold_win_rate", "gold win rate", 3, True),
+    ("gold_score", "gold score", 2, True),
+    ("rm_score", "proxy score", 2, True),
+    ("kl", "KL, nats", 2, True),
+    ("entropy", "entropy, nats", 2, False),
+    ("distinct", "distinct responses", 2, False),
+    ("eos_rate", "EOS rate", 3, False),
+    ("response_length", "length, tokens", 1, False),
+)
+COSTS = (
+    ("tokens", "tokens sampled", 0, False),
+    ("seconds", "seconds", 0, False),
+    ("megabytes", "peak memory, MB", 0, False),
+    ("models", "models held", 0, False),
+)
+LAST = 3  # updates whose rollouts are averaged, where a run is cut off
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: Path = Path("runs/compare")
+    """directory of a directory per seed, and of the grid"""
+    out: Path = Path("runs/compare/report")
+    """directory of the pictures and of compare.html"""
+    against: str = "ppo"
+    """algorithm that the others are compared with, seed by seed"""
+    best: Path | None = None
+    """evaluation of one algorithm's grid: print the flags of the point with the highest gold score, draw nothing"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one algorithm became at one seed."""
+
+    seed: str
+    numbers: Numbers  # those of EVALUATED and COSTS that are known
+    is_best_of: bool  # several responses are sampled for each answer
+    run: ComparedRun | None  # None for the start and best-of-n, which no training made
+
+    @property
+    def updates(self) -> Rows:
+        """Of train_ppo.py, with what they had cost so far; empty for other runs."""
+        return self.run.rows if self.run is not None and self.run.is_ppo else []
+
+
+Policies = dict[str, list[Policy]]  # name -> one per seed
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. reading
+def read_policies(runs: Path) -> Policies:
+    """All seeds' policies in the order of their evaluations. Raises InputError where there is none or one is broken."""
+    if not runs.is_dir():
+        raise InputError(f"--runs {runs}: there is no such directory: `make compare` makes it.")
+    found: Policies = {}
+    for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
+        if not path.parts[-3].isdigit():
+            continue
+        where, place = str(path), path.parent.parent
+        for position, (name, row) in enumerate(evaluated(path).items()):
+            run = None
+            if position > 0 and (place / name / "metrics.jsonl").exists():  # the first is where all start
+                [run] = read_runs(compare_runs.Args(runs=(name, str(place / name)), out=runs))
+                run = replace(run, rows=with_costs(run.rows))
+            is_best_of = number(row, where, "kl_estimate") is not None
+            numbers = {key: number(row, where, key) for key, *_ in EVALUATED}
+            numbers |= costs(run) if run else {"models": 2.0 if is_best_of else None}
+            found.setdefault(name, []).append(Policy(place.name, numbers, is_best_of, run))
+    if not found:
+        raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: name the directory of `make compare`.")
+    return found
+
+
+def evaluated(path: Path) -> dict[str, Any]:
+    """The policies of an eval.json."""
+    policies = part(read_object(path), str(path), "policies")
+    if not isinstance(policies, dict) or not policies:
+        raise InputError(f"{path}: it holds no policies: evaluate again with eval.py tiny.")
+    return policies
+
+
+def with_costs(rows: Rows) -> Rows:
+    """Rows of train_ppo.py with the tokens sampled and the seconds taken up to each update; others as they are."""
+    tokens = seconds = episodes = 0.0
+    done = []
+    for row in rows:
+        if {"episode", "response_length", "episodes_per_second"} <= row.keys():
+            batch_size, episodes = row["episode"] - episodes, row["episode"]
+            tokens += batch_size * row["response_length"]
+            seconds += batch_size / row["episodes_per_second"]
+            row = row | {"tokens": tokens, "seconds": seconds}
+        done.append(row)
+    return done
+
+
+def costs(run: ComparedRun) -> Numbers:
+    """Of a run and, where it learned from winners of `data.best_of`, of their sampling."""
+    summary = {} if not (run.place / "summary.json").exists() else read_object(run.place / "summary.json")
+    stages = [(summary, str(run.place / "summary.json"))]
+    sampling = Path(str(run.settings.get("data"))) / "best_of.json"
+    if sampling.exists():
+        stages.append((read_object(sampling), str(sampling)))
+    seconds, peaks = (
+        [found for stage, where in stages if key in stage and (found := number(stage, where, key)) is not None]
+        for key in ("seconds", "peak_resident_bytes")
+    )
+    if run.is_ppo:
+        tokens: float | None = run.rows[-1].get("tokens")
+    else:
+        tokens = number(*stages[1], "num_tokens") if len(stages) == 2 else 0.0
+    return {
+        "tokens": tokens,
+        "seconds": sum(seconds) if len(seconds) == len(stages) else None,
+        "megabytes": max(peaks) / 1e6 if len(peaks) == len(stages) else None,
+        "models": models_held(run.settings),
+    }
+
+
+def models_held(settings: dict) -> float:
+    """At once: the policy, its reference, reward models, a value model; DPO's policy and reference; while the best of n
+    are sampled the policy and the reward model."""
+    if "advantages" not in settings:
+        return 2.0
+    reward_models = settings.get("reward_model")
+    of_reward = len(reward_models) if isinstance(reward_models, list) else int(reward_models is not None)
+    return 2.0 + of_reward + (settings["advantages"] == "gae")
+
+
+def best_point(path: Path) -> str:
+    """The point of a grid whose gold score is highest, as its evaluation names it."""
+    _, *points = evaluated(path).items()
+    scores = {name: number(row, str(path), "gold_score") for name, row in points}
+    known = {name: score for name, score in scores.items() if score is not None}
+    if not known:
+        raise InputError(f"{path}: no point of the grid has a gold score: pass --gold to eval.py.")
+    return max(known, key=lambda name: known[name])
+
+
+def flags_of(point: str) -> str:
+    """How a script is told a point.
+
+    >>> flags_of("lr/3e-4/kl-coef/0.02")
+    '--lr 3e-4 --kl-coef 0.02'
+    """
+    words = point.split("/")
+    return " ".join(f"--{flag} {value}" for flag, value in zip(words[::2], words[1::2], strict=False))
+
+
+# ------------------------------------------------------------------------------------------------------------ 2. tables
+def known_of(policies: Iterable[Policy], key: str) -> list[float]:
+    """The number at each seed that has it."""
+    found = [policy.numbers.get(key) for policy in policies]
+    return [value for value in found if value is not None]
+
+
+def cell(values: Sequence[float], digits: int, with_interval: bool = False) -> str:
+    """The mean and, of two or more seeds, half of its 95% interval.
+
+    >>> cell([1.0, 2.0], 1), cell([], 1)
+    ('1.5', '-')
+    """
+    if not values:
+        return "-"
+    interval = t_interval(values) if with_interval else None
+    text = f"{fmean(values):,.{digits}f}"
+    return text if interval is None else f"{text} ± {(interval[1] - interval[0]) / 2:.{digits}f}"
+
+
+def policy_table(policies: Policies) -> list[list[str]]:
+    """One row per algorithm: means over seeds. No column for a number that none has."""
+    columns = [c for c in EVALUATED + COSTS if any(known_of(column, c[0]) for column in policies.values())]
+    lines = [["policy", "seeds", *(heading for _, heading, _, _ in columns)]]
+    for name, column in policies.items():
+        cells = [cell(known_of(column, key), digits, with_interval) for key, _, digits, with_interval in columns]
+        lines.append([name, str(len(column)), *cells])
+    return lines
+
+
+def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> list[float]:
+    """Our number minus theirs, at each seed that has both."""
+    found = [(policy.numbers.get(key), theirs.get(policy.seed, {}).get(key)) for policy in column]
+    return [ours - other for ours, other in found if ours is not None and other is not None]
+
+
+def difference_table(policies: Policies, against: str) -> list[list[str]]:
+    """Each algorithm minus one of them, seed by seed, with the mean's 95% interval; headings alone without that one."""
+    lines = [[f"minus {against}", "seeds", *(heading for _, heading, _, paired in EVALUATED if paired)]]
+    theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
+    for name, column in policies.items():
+        both = [policy for policy in column if policy.seed in theirs]
+        if name == against or not both:
+            continue
+        cells = []
+        for key, digits in ((key, digits) for key, _, digits, paired in EVALUATED if paired):
+            known = gaps(both, theirs, key)
+            interval = t_interval(known)
+            text = f"{fmean(known):+.{digits}f}" if known else "-"
+            cells.append(text + (f" [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else ""))
+        lines.append([name, str(len(both)), *cells])
+    return lines
+
+
+def equal_cost_table(policies: Policies) -> list[list[str]]:
+    """Gold score of the rollouts where all algorithms of a seed have cost the same: as much as its cheapest in all.
+
+    Of the LAST updates that fit, so that nothing is trained anew. Only algorithms of train_ppo.py log both costs.
+    """
+    trained = {name: [p for p in column if p.updates] for name, column in policies.items()}
+    trained = {name: column for name, column in trained.items() if column}
+    totals: dict[str, dict[str, list[float]]] = {"tokens": {}, "seconds": {}}  # -> seed -> of each algorithm
+    for policy in (policy for column in trained.values() for policy in column):
+        for key, by_seed in totals.items():
+            by_seed.setdefault(policy.seed, []).append(policy.updates[-1].get(key, np.inf))
+    limits = {key: {seed: min(all_of) for seed, all_of in by_seed.items()} for key, by_seed in totals.items()}
+    lines = [["policy"]]
+    for key, unit in (("tokens", "tokens"), ("seconds", "seconds")):
+        mean = fmean(limits[key].values()) if limits[key] else np.nan
+        lines[0] += [f"gold after {mean:,.0f} {unit}", "updates"]
+    for name, column in trained.items():
+        line = [name]
+        for key, limit in limits.items():
+            fit = [[row for row in p.updates if row.get(key, np.inf) <= limit[p.seed]] for p in column]
+            golds = [[row["gold_score"] for row in rows[-LAST:] if "gold_score" in row] for rows in fit]
+            line += [cell([fmean(some) for some in golds if some], 2, True), cell(list(map(len, fit)), 1)]
+        lines.append(line)
+    return lines
+
+
+def grid_table(runs: Path) -> list[list[str]]:
+    """Every point that was tried; the headings alone without a grid."""
+    lines = [["algorithm", "point", "gold score", "gold win rate", "KL, nats", "chosen"]]
+    for path in sorted(runs.glob("grid/*/eval/eval.json")):
+        best = best_point(path)
+        for name, row in list(evaluated(path).items())[1:]:
+            numbers = [(number(row, str(path), key), digits) for key, digits in
+                       (("gold_score", 2), ("gold_win_rate", 3), ("kl", 2))]  # fmt: skip
+            cells = ["-" if value is None else f"{value:.{digits}f}" for value, digits in numbers]
+            lines.append([path.parts[-3], flags_of(name), *cells, "yes" if name == best else ""])
+    return lines
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. figures
+def runs_of(column: list[Policy]) -> list[ComparedRun]:
+    """Those of train_ppo.py that logged a gold score."""
+    needed = {"gold_score", "objective/score", "objective/kl_exact", "tokens"}
+    return [p.run for p in column if p.run is not None and any(needed <= row.keys() for row in p.updates)]
+
+
+def over_optimisation_figure(policies: Policies) -> Figure | None:
+    """What gold and proxy score gain over the start, against sqrt(KL): a panel per algorithm, best-of-n in all of them.
+
+    Curves are means over seeds, update by update; of algorithms that log no updates each seed is a dot. None without
+    anything to draw.
+    """
+    start, *_ = policies.values()
+    of_start = {policy.seed: policy.numbers for policy in start}
+    curves = {name: runs for name, column in policies.items() if (runs := runs_of(column))}
+    others = {
+        name: column for name, column in list(policies.items())[1:]
+        if name not in curves and not any(p.is_best_of for p in column)
+    }  # fmt: skip
+    best_of = [gains(column, of_start) for column in policies.values() if any(p.is_best_of for p in column)]
+    panels = [*curves, *(["end of training"] if any(len(gains(some, of_start)) for some in others.values()) else [])]
+    if not panels:
+        return None
+
+    num_rows = -(-len(panels) // 3)
+    figure = Figure(figsize=(12.6, 3.6 * num_rows), layout="constrained")
+    axes_of: list[Axes] = figure.subplots(num_rows, 3, squeeze=False, sharex=True, sharey=True).ravel().tolist()
+    for name, axes in zip(panels, axes_of, strict=False):
+        label_axes(axes, name, "sqrt(KL)", "score, change since the start")
+        draw_best_of(axes, best_of)
+        if name in curves:
+            distance = np.sqrt(mean_and_sd(curves[name], "objective/kl_exact")[1].clip(min=0))
+            for key, style, label, color in (
+                ("gold_score", "-", "gold", ORANGE), ("objective/score", "--", "proxy", BLUE)
+            ):  # fmt: skip
+                scores = mean_and_sd(curves[name], key)[1]
+                axes.plot(smooth(distance, LAST), smooth(scores - scores[0], LAST), style, color=color, label=label)
+            axes.legend(frameon=False, fontsize=8)
+            continue
+        for (other, column), (_, marker) in zip(others.items(), LINES, strict=False):
+            points = gains(column, of_start)
+            axes.plot(points[:, 0], points[:, 1], marker, color=ORANGE, label=f"{other}, gold")
+            axes.plot(points[:, 0], points[:, 2], marker, color=BLUE, mfc="none", label=f"{other}, proxy")
+        axes.legend(frameon=False, fontsize=8)
+    for axes in axes_of[len(panels) :]:
+        axes.remove()
+    return figure
+
+
+def gains(column: list[Policy], of_start: dict[str, Numbers]) -> np.ndarray:
+    """sqrt(KL), and what gold and proxy score gain over the start: (seeds, 3), of the seeds that know all of them."""
+    found = []
+    for policy in column:
+        kls, golds, proxies = (
+            known_of([policy], "kl"),
+            *(gaps([policy], of_start, k) for k in ("gold_score", "rm_score")),
+        )
+        if kls and golds and proxies:
+            found.append((max(*kls, 0.0) ** 0.5, *golds, *proxies))
+    return np.array(found).reshape(-1, 3)
+
+
+def draw_best_of(axes: Axes, best_of: list[np.ndarray]) -> None:
+    """Best-of-n by its analytic KL, from the start, which is the best of one: means over seeds of (seeds, 3) each."""
+    points = np.array([(0.0, 0.0, 0.0), *(some.mean(0) for some in best_of if len(some))])
+    for column, style, label in ((1, "-", "gold"), (2, "--", "proxy")):
+        axes.plot(points[:, 0], points[:, column], style, marker=".", color=GREY, label=f"best of n, {label}")
+
+
+def token_figure(policies: Policies) -> Figure | None:
+    """Gold score against the tokens sampled so far: means over seeds with a band of one standard deviation.
+
+    Algorithms that log no updates are a dot at their end. None without anything to draw.
+    """
+    figure, axes = panel("What a sampled token buys", "tokens sampled", "gold score")
+    figure.set_size_inches(7.2, 4.4)
+    for (name, column), (color, marker) in zip(list(policies.items())[1:], LINES, strict=False):
+        if runs := runs_of(column):
+            tokens, (_, mean, sd) = mean_and_sd(runs, "tokens")[1], mean_and_sd(runs, "gold_score")
+            mean = smooth(mean, LAST)
+            axes.plot(tokens, mean, color=color, linewidth=1.8, label=name)
+            axes.fill_between(tokens, mean - sd, mean + sd, color=color, alpha=0.12, linewidth=0)
+        elif (tokens_known := known_of(column, "tokens")) and (golds := known_of(column, "gold_score")):
+            axes.plot(fmean(tokens_known), fmean(golds), marker, color=color, label=f"{name}, at its end")
+    if not axes.lines:
+        return None
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------------- 4. page
+def main(args: Args) -> list[str]:
+    """Write compare.html and the pictures; returns the pictures' names. With --best only prints."""
+    if args.best is not None:
+        print(flags_of(best_point(args.best / "eval.json")))
+        return []
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    policies = read_policies(args.runs)
+    tables = {
+        "After the same number of responses": (
+            policy_table(policies),
+            "Means over seeds, ± half of their 95% interval (Student's t). Best of n samples n responses for each "
+            "answer and trains nothing; its KL is log n - (n - 1) / n.",
+        ),
+        f"Minus {args.against}, seed by seed": (
+            difference_table(policies, args.against),
+            "Mean difference and its 95% interval over seeds: what all algorithms of a seed share, its posts, its "
+            "start and its reward model, cancels.",
+        ),
+        "At the same cost": (
+            equal_cost_table(policies),
+            f"Gold score of the rollouts, mean of the last {LAST} updates that fit into what the cheapest of them cost "
+            "in all. A run that is cut off here was to go on: its learning rate had not come down yet.",
+        ),
+        "The grid": (grid_table(args.runs), "One seed that is none of those above. The highest gold score is chosen."),
+    }
+    pictures = (
+        ("over_optimisation.png", over_optimisation_figure(policies)),
+        ("sampled_tokens.png", token_figure(policies)),
+    )
+    drawn = {name: figure for name, figure in pictures if figure}
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        with (args.out / name).open("wb") as file:
+            figure.savefig(file, format="png", dpi=100)
+    parts = [markup.title("Algorithms compared")]
+    for heading, (lines, note) in tables.items():
+        if len(lines) > 1:
+            parts += [markup.heading(heading), markup.quiet(note), markup.table(lines)]
+            print(f"{heading}\n{aligned(lines)}\n")
+    if drawn:
+        parts += [markup.heading("Pictures"), figures(list(drawn.values()))]
+    write_page(args.out / "compare.html", str(args.runs), parts)
+    print(f"written: {args.out / 'compare.html'}" + "".join(f", {name}" for name in drawn))
+    return list(drawn)
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -1,0 +1,179 @@
+"""The table and pictures of `make mismatch`: what a sampler that is not quite the policy does to PPO.
+
+    python -m nanorlhf.report.mismatch --runs runs/mismatch --out runs/mismatch/report
+
+Below --runs each run of PPO has a directory SAMPLER/CORRECTION/SEED, and `exact/none` is what the others are compared
+with; eval/eval.json, where it is there, has the trained policies, all sampled alike, as SAMPLER-CORRECTION-SEED.
+Numbers are means over seeds with their standard deviation. Out: SAMPLER.png, mismatch.html with all of them, a table.
+"""
+
+import io
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from nanorlhf.files import read_object
+from nanorlhf.report.answer_figures import LINES
+from nanorlhf.report.lab import number, part
+from nanorlhf.report.page import GREY, aligned, figures, label_axes, markup, series, smooth, write_page
+from nanorlhf.training.run_directory import Rows, read_metrics
+
+EXACT = ("exact", "none")
+OF_UPDATES = (  # metric of train_ppo.py, mean over the updates of a run: heading, digits
+    ("policy/sampler_gap", "gap, nats", 4),
+    ("policy/first_ratio_error", "first ratio off by", 3),
+    ("policy/ratio", "ratio", 3),
+    ("policy/clip_fraction", "clipped", 3),
+    ("policy/tis_weight", "weight", 3),
+    ("policy/tis_clipped", "truncated", 3),
+)
+OF_POLICIES = (("kl", "KL, nats", 2), ("gold_score", "gold score", 2), ("gold_win_rate", "gold win rate", 3))
+BY_UPDATE = {  # metric of train_ppo.py: title, unit
+    "policy/sampler_gap": ("Sampler against policy", "nats per token"),
+    "policy/clip_fraction": ("Clipped ratios", "share of tokens"),
+    "objective/kl_exact": ("KL to the reference", "nats per response"),
+    "gold_score": ("Gold score of the rollouts", "score"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: Path = Path("runs/mismatch")
+    """directory of SAMPLER/CORRECTION/SEED"""
+    out: Path = Path("runs/mismatch/report")
+    """directory of the pictures and of mismatch.html"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    sampler: str
+    correction: str
+    updates: list[Rows]  # of each seed, metrics.jsonl
+    policies: list[dict[str, float | None]]  # of each seed that was evaluated, OF_POLICIES
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. reading
+def read_runs(runs: Path) -> list[Setting]:
+    """The settings, the exact one first, then by name. Raises InputError where there is none, or one can't be read."""
+    if not runs.is_dir():
+        raise InputError(f"--runs {runs}: there is no such directory: `make mismatch` makes it.")
+    evaluation = runs / "eval" / "eval.json"
+    policies = part(read_object(evaluation), str(evaluation), "policies") if evaluation.exists() else {}
+    found: dict[tuple[str, str], list[Path]] = {}
+    for metrics in sorted(runs.glob("*/*/*/metrics.jsonl")):
+        place = metrics.parent
+        found.setdefault((place.parent.parent.name, place.parent.name), []).append(place)
+    settings = []
+    for sampler, correction in sorted(found, key=lambda names: (names != EXACT, names)):
+        places = found[sampler, correction]
+        updates = [rows for place in places if (rows := whole_metrics(place))]
+        names = [f"{sampler}-{correction}-{place.name}" for place in places]
+        judged = [
+            {key: number(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}
+            for name in names
+            if name in policies
+        ]
+        if updates:
+            settings.append(Setting(sampler, correction, updates, judged))
+    if not settings:
+        raise InputError(
+            f"--runs {runs}: no SAMPLER/CORRECTION/SEED below it holds a run of PPO: name the directory of "
+            "`make mismatch`."
+        )
+    return settings
+
+
+def whole_metrics(run: Path) -> Rows:
+    """The rows of a run of PPO, each with all of OF_UPDATES."""
+    rows = read_metrics(run)
+    for key, _, _ in OF_UPDATES:
+        if any(key not in row for row in rows):
+            raise InputError(f"{run / 'metrics.jsonl'}: {key} is missing: is it a run of train_ppo.py? Run it again.")
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------------------- 2. table
+def spread(values: list[float], digits: int) -> str:
+    """Mean over seeds, and their standard deviation.
+
+    >>> spread([1.0, 2.0, 3.0], 2), spread([0.5], 1), spread([], 1)
+    ('2.00 ± 1.00', '0.5', '-')
+    """
+    if not values:
+        return "-"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
+
+
+def table_of(settings: list[Setting]) -> list[list[str]]:
+    """One row per setting; no column of policies where none was evaluated."""
+    of_policies = OF_POLICIES if any(setting.policies for setting in settings) else ()
+    headings = [heading for _, heading, _ in (*OF_UPDATES, *of_policies)]
+    lines = [["sampler", "correction", "seeds", *headings]]
+    for setting in settings:
+        cells = [
+            spread([statistics.mean(row[key] for row in rows) for rows in setting.updates], digits)
+            for key, _, digits in OF_UPDATES
+        ]
+        for key, _, digits in of_policies:
+            known = [value for policy in setting.policies if (value := policy[key]) is not None]
+            cells.append(spread(known, digits))
+        lines.append([setting.sampler, setting.correction, str(len(setting.updates)), *cells])
+    return lines
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. figures
+def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
+    """One sampler: a panel per metric, a line per correction, the mean over seeds within what they span."""
+    figure = Figure(figsize=(10.4, 6.4), layout="constrained")
+    for axes, (key, (title, unit)) in zip(figure.subplots(2, 2).ravel(), BY_UPDATE.items(), strict=True):
+        label_axes(axes, title, "update", unit)
+        styles = [(setting, *LINES[i % len(LINES)], setting.correction) for i, setting in enumerate(settings)]
+        styles += [(exact, GREY, "v", "exact sampler")] if exact is not None else []
+        for setting, color, marker, label in styles:
+            curves = [series(rows, key) for rows in setting.updates if any(key in row for row in rows)]
+            if not curves:
+                continue
+            length = min(len(steps) for steps, _ in curves)  # a seed may be on its way
+            values = np.stack([smooth(values[:length], 3) for _, values in curves])  # (seeds, updates)
+            steps = curves[0][0][:length]
+            axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
+            axes.plot(steps, values.mean(0), color=color, marker=marker, ms=3, linewidth=1.6, label=label)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def main(args: Args) -> list[str]:
+    """Write SAMPLER.png of each sampler but the exact one, and mismatch.html; returns the names of the pictures."""
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"--out {args.out} is a file: name a directory.")
+    settings = read_runs(args.runs)
+    exact = next((setting for setting in settings if (setting.sampler, setting.correction) == EXACT), None)
+    samplers = dict.fromkeys(setting.sampler for setting in settings if setting is not exact)
+    drawn = {
+        sampler: sampler_figure([setting for setting in settings if setting.sampler == sampler], exact)
+        for sampler in samplers
+    }
+    lines = table_of(settings)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for sampler, figure in drawn.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=100)
+        (args.out / f"{sampler}.png").write_bytes(buffer.getvalue())
+    parts = [markup.title("The sampler is not the policy"), markup.table(lines)]
+    for sampler, figure in drawn.items():
+        parts += [markup.heading(sampler, sampler), figures([figure])]
+    write_page(args.out / "mismatch.html", str(args.runs), parts)
+    print(aligned(lines))
+    pictures = [f"{sampler}.png" for sampler in drawn]
+    print(f"\nwritten: {args.out / 'mismatch.html'}" + "".join(f", {name}" for name in pictures))
+    return pictures
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

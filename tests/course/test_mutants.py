@@ -1,0 +1,271 @@
+"""Mutation testing: a grader that is too loose lets a mutant survive, and the table says so."""
+
+import json
+import os
+import re
+
+import pytest
+
+from course import mutants
+from course.copies import ROOT, path_of
+from course.equivalent import EQUIVALENT
+from course.exercises import EXERCISES, Exercise, chosen
+from course.forks import be_a_fork, outcome_of
+from course.mutants import Task, Verdict, batches, judge, published, read_verdicts, sweep, table, tasks_of
+from course.operators import mutants_of
+from nanorlhf.errors import InputError
+from tests.course.test_commands import run
+
+SHAPES = """\
+class Shape:
+    def __init__(self):
+        self.sides = 4
+
+
+class Box(Shape):
+    def __init__(self, width, height):
+        super().__init__()
+        self.area = area(width, height)
+
+
+def area(width, height):
+    return width * height
+
+
+def total(numbers):
+    left, result = list(numbers), 0
+    while left:
+        result += left.pop()
+    return result
+
+
+HALL = area(2, 3)
+"""
+TESTS = """\
+from shapes import HALL, Box, area, total
+
+def test_loose():
+    assert area(1, 1) == 1
+
+def test_strict():
+    assert area(2, 3) == 6
+
+def test_imported():
+    assert HALL == 6
+
+def test_box():
+    assert Box(2, 3).sides == 4
+
+def test_total():
+    assert total([1, 2]) == 3
+
+def test_wrong():
+    assert area(1, 1) == 2
+"""
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
+    (tmp_path / "shapes.py").write_text(SHAPES)
+    (tmp_path / "tests" / "test_shapes.py").write_text(TESTS)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    return tmp_path
+
+
+def exercise(function: str, *tests: str) -> Exercise:
+    names = tuple(f"tests/test_shapes.py::test_{test}" for test in tests)
+    return Exercise(name="box", functions=(f"shapes:{function}",), read="", hint="", tests=names, points=1, level=1)
+
+
+def verdicts(tree, worker, function: str, *tests: str, limit: float = 60.0) -> dict[str, Verdict]:
+    tasks = tasks_of([exercise(function, *tests)], sample=None, seed=1)
+    found = {verdict.change: verdict for verdict in judge(tasks, tree, worker, limit)}
+    assert len(found) == len(tasks) and (tree / "shapes.py").read_text() == SHAPES
+    return found
+
+
+@pytest.mark.slow
+def test_a_grader_that_is_too_loose_lets_mutants_survive(tree, worker) -> None:
+    loose = verdicts(tree, worker, "area", "loose")
+    assert set(loose) == {f"return {text}" for text in ("width / height", "width", "height")}
+    assert not any(verdict.killed for verdict in loose.values())
+    strict = verdicts(tree, worker, "area", "loose", "strict")
+    assert all(verdict.killed and verdict.claim == "strict" for verdict in strict.values())
+
+
+@pytest.mark.slow
+def test_a_mutant_that_only_shows_at_the_import_is_killed_in_a_fresh_process(tree, worker) -> None:
+    assert all(verdict.killed for verdict in verdicts(tree, worker, "area", "imported").values())
+    found = verdicts(tree, worker, "Box.__init__", "box")  # without super(), the code has other outer variables
+    assert found["pass  # super().__init__()"].killed and not found["self.area = area(height, width)"].killed
+
+
+@pytest.mark.slow
+def test_an_endless_loop_is_ended_and_counts_as_killed(tree, worker) -> None:
+    found = verdicts(tree, worker, "total", "total", limit=1.0)
+    endless = found["pass  # result += left.pop()"]
+    assert endless.killed and endless.claim == "total" and endless.reason == "no end within its processor time"
+
+
+@pytest.mark.slow
+def test_a_grader_that_the_solution_does_not_pass_is_an_error(tree, worker) -> None:
+    with pytest.raises(InputError, match="box: wrong: .*without a mutation: fix it first"):
+        verdicts(tree, worker, "area", "wrong")
+    (tree / "tests" / "test_shapes.py").write_text("import nothing\n")
+    with pytest.raises(InputError, match="No module named 'nothing'"):
+        verdicts(tree, worker, "area", "strict")
+
+
+def test_a_fork_is_stopped_at_the_limit_or_at_the_first_failure() -> None:
+    for words, limit, failed in (
+        ([["started", "test_a"]], 0.1, [["test_a", "no end after 0.1 s"]]),
+        ([], 0.1, [["the tests", "no end after 0.1 s"]]),
+        ([["passed", "test_a"], ["failed", "test_b", "why"]], None, [["test_b", "why"]]),
+    ):
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            be_a_fork()
+            os.write(writer, "".join(json.dumps(word) + "\n" for word in words).encode())
+            while True:
+                pass
+        os.close(writer)
+        result = outcome_of(child, reader, limit)
+        assert result["failed"] == failed and not result["ended"]
+
+
+# --------------------------------------------------------------------------------------------------- 2. without running
+def verdict(task: Task, killed: bool) -> Verdict:
+    mutant = task.mutant
+    return Verdict(
+        task.key, task.exercise.name, task.function, mutant.operator, mutant.line, mutant.change, killed, "a claim",
+        "why", 0.1,
+    )  # fmt: skip
+
+
+def test_a_sample_depends_on_the_seed_alone_and_is_of_each_exercise() -> None:
+    exercises = chosen(["whitening", "pass-at-k"])
+    everything, one, again, other = (
+        [(task.function, task.mutant.change) for task in tasks_of(exercises, sample, seed)]
+        for sample, seed in ((None, 1), (5, 1), (5, 1), (5, 2))
+    )
+    assert one == again != other and len(one) == 10 and set(one) <= set(everything)
+    assert one == sorted(one, key=everything.index)
+    parts = batches(tasks_of(exercises, None, 1))
+    assert sum(parts, []) == tasks_of(exercises, None, 1) and len(parts) == 4
+    assert all(len(part) <= mutants.BATCH and len({task.exercise.name for task in part}) == 1 for part in parts)
+
+
+def test_a_verdict_holds_for_its_source_and_its_tests(tree) -> None:
+    def keys(*tests: str) -> list[str]:
+        return [task.key for task in tasks_of([exercise("area", *tests)], None, 1)]
+
+    before = keys("loose")
+    assert before == keys("loose") and len(set(before + keys("strict"))) == 6
+    (tree / "tests" / "test_shapes.py").write_text(TESTS + "\n")
+    assert not set(before) & set(keys("loose"))
+
+
+class NoWorker:
+    def __enter__(self) -> "NoWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_sweep_tells_every_verdict_and_raises_what_a_job_raises(monkeypatch) -> None:
+    monkeypatch.setattr(mutants, "Worker", NoWorker)
+    monkeypatch.setattr(mutants, "judge", lambda batch, *_: (verdict(task, True) for task in batch))
+    tasks, found = tasks_of(chosen(["whitening", "padding"]), None, 1), []
+    sweep(tasks, 2, 5.0, found.append)
+    assert sorted(verdict.key for verdict in found) == sorted(task.key for task in tasks)
+
+    def broken(batch, *_):
+        raise InputError("no")
+
+    monkeypatch.setattr(mutants, "judge", broken)
+    with pytest.raises(InputError, match="no"):
+        sweep(tasks, 2, 5.0, found.append)
+
+
+def test_an_interrupted_sweep_goes_on_and_a_second_one_runs_nothing(monkeypatch, capsys, tmp_path) -> None:
+    judged = []
+
+    def interrupted(tasks, jobs, limit, tell):
+        for task in tasks:
+            if len(judged) == 7:
+                judged.append(None)
+                raise KeyboardInterrupt
+            judged.append(task.key)
+            tell(verdict(task, killed="constant" in task.mutant.operator))
+
+    monkeypatch.setattr(mutants, "sweep", interrupted)
+    words = ["mutants", "pass-at-k", "--json", tmp_path / "found.jsonl"]
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, *words)
+    assert stop.value.code == 130 and len(read_verdicts(tmp_path / "found.jsonl")) == 7
+    run(monkeypatch, *words)
+    tasks = tasks_of(chosen(["pass-at-k"]), None, 1)
+    assert len(judged) == 1 + len(tasks) and len(set(judged)) == len(judged)
+    said = capsys.readouterr().out
+    assert "survived  pass-at-k, nanorlhf/metrics/at_k.py:" in said and f"| pass-at-k | {len(tasks):7} |" in said
+    run(monkeypatch, *words)
+    assert len(judged) == 1 + len(tasks) and capsys.readouterr().out == said
+
+
+def test_a_broken_file_and_a_partial_table_are_refused(monkeypatch, capsys, tmp_path) -> None:
+    (tmp_path / "found.jsonl").write_text('{"key": "1"}\n')
+    for words, sentence in (
+        (["pass-at-k", "--json", tmp_path / "found.jsonl"], "found.jsonl:1: not a verdict"),
+        (["pass-at-k", "--publish"], "--publish needs all mutants"),
+        (["--sample", "3", "--publish"], "--publish needs all mutants"),
+        (["pass-at-kk"], "'pass-at-kk' is no exercise"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, "mutants", *words)
+        assert stop.value.code == 2 and sentence in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------- 3. what the course claims
+def test_every_equivalent_mutant_is_still_there() -> None:
+    functions = {function for exercise in EXERCISES for function in exercise.functions}
+    named = [(known.function, change) for known in EQUIVALENT for change in known.changes]
+    assert len(set(named)) == len(named)
+    for known in EQUIVALENT:
+        assert known.function in functions and known.why.endswith(".")
+        module, _, name = known.function.partition(":")
+        changes = {mutant.change for mutant in mutants_of((ROOT / path_of(module)).read_text(), name)}
+        assert set(known.changes) <= changes, set(known.changes) - changes
+
+
+def test_the_share_leaves_out_equivalent_mutants_and_names_wrong_explanations(monkeypatch) -> None:
+    known = EQUIVALENT[0]
+    [of] = [exercise for exercise in EXERCISES if known.function in exercise.functions]
+    tasks = [task for task in tasks_of([of], None, 1)]
+    found = [verdict(task, killed=task.mutant.change not in known.changes) for task in tasks]
+    equivalent = sum(verdict.explained for verdict in found)
+    assert f"| {len(tasks):7} | {equivalent:10} | " in table(found) and table(found).endswith("|  100% |")
+    assert mutants.listed(found) == ""
+    found = [verdict(task, killed=True) for task in tasks]
+    assert mutants.listed(found).count("not equivalent") == equivalent
+
+
+def test_the_page_holds_a_share_of_every_exercise_and_each_reaches_95_per_cent() -> None:
+    page = (ROOT / "course" / "README.md").read_text()
+    rows = re.findall(r"^\| ([a-z0-9-]+) +\| +(\d+) \| +(\d+) \| +(\d+) \| +(\d+)% \|$", page, re.MULTILINE)
+    if not rows:
+        pytest.skip("no sweep of all mutants is published yet: `python -m course mutants --publish` writes it")
+    assert [name for name, *_ in rows] == [*(exercise.name for exercise in EXERCISES), "all"]
+    sums = [sum(int(row[column]) for row in rows[:-1]) for column in (1, 2, 3)]
+    assert sums == [int(text) for text in rows[-1][1:4]]
+    for _, number, equivalent, killed, share in rows:
+        assert int(killed) >= 0.95 * (int(number) - int(equivalent)) and int(share) >= 95
+
+
+def test_the_table_goes_into_its_block() -> None:
+    page = f"before\n{mutants.BEGIN}old\n{mutants.END}after\n"
+    assert published(page, "new") == f"before\n{mutants.BEGIN}new\n{mutants.END}after\n"
+    with pytest.raises(InputError, match="put them in"):
+        published("before\n", "new")

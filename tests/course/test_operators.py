@@ -1,0 +1,110 @@
+"""Mutation operators, each on a small function whose mutants are written out by hand."""
+
+import ast
+
+import pytest
+
+from course.copies import ROOT, path_of
+from course.edit import find_function
+from course.exercises import EXERCISES
+from course.operators import mutants_of
+
+HEAD = "import torch\n\n\ndef f(a, b, x):\n"
+
+
+def changes(body: str, operator: str) -> list[str]:
+    source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
+    found = [mutant for mutant in mutants_of(source, "f") if mutant.operator == operator]
+    for mutant in found:
+        compile(mutant.source, "f", "exec")
+        assert mutant.source.startswith(HEAD)
+    return [mutant.change for mutant in found]
+
+
+@pytest.mark.parametrize(
+    ("operator", "body", "expected"),
+    [
+        ("comparison", "return a < b", ["return a <= b", "return a >= b"]),
+        ("comparison", "return a is not None", ["return a is None"]),
+        (
+            "comparison",
+            "return 0 <= a < b",
+            ["return 0 < a < b", "return 0 > a < b", "return 0 <= a <= b", "return 0 <= a >= b"],
+        ),
+        ("arithmetic", "return a ** b", ["return a * b"]),
+        ("arithmetic", "x += a\nreturn x", ["x -= a", "x = a"]),
+        ("swapped operands", "return a - b + x", ["return b - a + x"]),
+        ("swapped operands", "return (a - b) ** 2", ["return 2 ** (a - b)"]),
+        ("dropped operand", "return a * (b + 1)", ["return a", "return b + 1", "return a * b", "return a * 1"]),
+        ("dropped operand", "return -a", ["return a"]),
+        ("dropped operand", "return a and b and x", ["return b and x", "return a and x", "return a and b"]),
+        ("boolean", "return a or b", ["return a and b"]),
+        ("negated condition", "if a:\n    return b\nreturn x", ["if not a:"]),
+        ("negated condition", "return [i for i in x if i.real]", ["return [i for i in x if not i.real]"]),
+        ("negated condition", "return a if a < b else b", []),  # `comparison` has a >= b
+        ("constant", "return a, 2, 0.5, True, 'b'", [
+            "return (a, 3, 0.5, True, 'b')", "return (a, 1, 0.5, True, 'b')", "return (a, 2, 1.5, True, 'b')",
+            "return (a, 2, 0.0, True, 'b')", "return (a, 2, 0.5, False, 'b')", "return (a, 2, 0.5, True, 'b!')",
+        ]),
+        ("index", "return x[a, :b]", [
+            "return x[a + 1, :b]", "return x[a - 1, :b]", "return x[a, 1:b]", "return x[a, :b + 1]",
+            "return x[a, :b - 1]", "return x[a, :]",
+        ]),
+        ("index", "return list(range(a))", ["return list(range(a + 1))", "return list(range(a - 1))"]),
+        ("index", "return x[-1]", []),  # `constant` and `dropped operand` shift it
+        ("swapped arguments", "return g(a, b, x)", ["return g(b, a, x)", "return g(a, x, b)"]),
+        ("swapped arguments", "return max(a, b)", []),
+        ("swapped arguments", "return a, b", ["return (b, a)"]),
+        ("dropped argument", "return x.sum(dim=1, out=a)", ["return x.sum(out=a)", "return x.sum(dim=1)"]),
+        ("dropped argument", "return torch.zeros(a, device=b)", []),
+        ("another function", "return x.amin(1)", ["return x.amax(1)"]),
+        ("another function", "return sum(x)", []),  # there is no function `mean`
+        ("dropped call", "return torch.exp(x).clamp(max=1)", ["return torch.exp(x)", "return x.clamp(max=1)"]),
+        ("dropped call", "return x.to(a.device)", []),
+        ("removed statement", "y = a\ny = b\ng(y)\nx[0] = y\nreturn y", [
+            "pass  # y = b", "pass  # g(y)", "pass  # x[0] = y",
+        ]),
+        ("removed statement", "for i in x:\n    if a:\n        continue\n    return i\nreturn b", [
+            "pass  # continue", "pass  # return i",
+        ]),
+    ],
+)  # fmt: skip
+def test_an_operator_makes_these_changes(operator, body, expected) -> None:
+    assert changes(body, operator) == expected
+
+
+def test_what_tests_cannot_judge_is_left_alone() -> None:
+    body = '"""-1"""\ny: tuple[1, 2] = x\nassert a < b\nif a:\n    raise ValueError(f"{a + 1}", "no")\nreturn y'
+    source = HEAD + "".join(f"    {line}\n" for line in body.splitlines())
+    found = {mutant.change for mutant in mutants_of(source, "f")}
+    assert found == {"if not a:", "pass  # raise ValueError(f'{a + 1}', 'no')"}
+
+
+def test_a_mutant_keeps_the_rest_of_the_file_and_its_comments() -> None:
+    source = "A = 1 < 2\n\n\ndef f(x):\n    é = 'é'; return (x  # (B,)\n            < 1)  # a comment\n\n\nB = 1 < 2\n"
+    mutated = [mutant.source for mutant in mutants_of(source, "f") if mutant.operator == "comparison"]
+    assert mutated[0] == source.replace("x  # (B,)\n            < 1)", "(x <= 1))")
+
+
+def test_changes_that_read_alike_are_numbered_in_the_order_of_the_file() -> None:
+    source = HEAD + "    x.append(a)\n    x.append(a)\n    return x\n"
+    found = [mutant for mutant in mutants_of(source, "f") if mutant.operator == "removed statement"]
+    assert [(mutant.line, mutant.number) for mutant in found] == [(5, 0), (6, 1)]
+    assert {mutant.change for mutant in found} == {"pass  # x.append(a)"}
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_mutants_of_an_exercise_differ_from_it_and_from_each_other_in_its_function_alone(exercise) -> None:
+    for function in exercise.functions:
+        module, _, name = function.partition(":")
+        source = (ROOT / path_of(module)).read_text()
+        lines = source.splitlines()
+        node = find_function(source, name)
+        before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
+        mutants = mutants_of(source, name)
+        programs = set()
+        for text in [lines, *(mutant.source.splitlines() for mutant in mutants)]:
+            assert text[: len(before)] == before and text[len(text) - len(after) :] == after
+            own = "\n".join(text[len(before) : len(text) - len(after)])
+            programs.add(ast.dump(ast.parse("if 1:\n" * own.startswith(" ") + own)))
+        assert len(mutants) >= 4 and len(programs) == 1 + len(mutants)

@@ -1,0 +1,80 @@
+"""The 8-bit product against integers by hand, its specification and float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.int8 import Int8Weight, plain_product
+from kernels.linear import linear, wide_linear
+from kernels.processor import has_int8_products
+
+pytestmark = pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
+
+
+def test_a_product_by_hand():
+    """Scales 1 and 2 of the weight, 1 and 0.5 of x: everything is a whole number of them, and nothing is rounded."""
+    weight = torch.tensor([[127.0, -3.0, 0.0], [254.0, 2.0, -4.0]])
+    x = torch.tensor([[127.0, 1.0, -127.0], [63.5, -0.5, 10.0]])
+    expected = [[127 * 127 - 3.0, 254 * 127 + 2 + 4 * 127.0], [127 * 63.5 + 1.5, 254 * 63.5 - 1 - 40.0]]
+    assert Int8Weight(weight).product(x).tolist() == expected
+    assert Int8Weight(weight).product(x, torch.tensor([0.5, -torch.inf])).tolist() == [
+        [expected[0][0] + 0.5, -torch.inf],
+        [expected[1][0] + 0.5, -torch.inf],
+    ]
+
+
+def test_half_a_step_is_rounded_away():
+    """Of x, up: 0.5 of a step is one, 0.49 is none; the scale is that of the largest number in the row alone."""
+    weight = Int8Weight(torch.eye(3) * 127)
+    y = weight.product(torch.tensor([[127.0, 0.5, 0.49], [127.0, -0.51, -0.5], [1270.0, 5.0, 4.9]])) / 127
+    assert y.tolist() == [[127.0, 1.0, 0.0], [127.0, -1.0, 0.0], [1270.0, 10.0, 0.0]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (2, 3, 130), (0, 16), (65, 768)])
+@pytest.mark.parametrize("num_out", [1, 3, 50, 131])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_equals_the_specification(shape, num_out, dtype):
+    torch.manual_seed(0)
+    x, weight, bias = 3 * torch.randn(*shape).to(dtype), torch.randn(num_out, shape[-1]), torch.randn(num_out)
+    for some in (None, bias):
+        y, exact = Int8Weight(weight).product(x, some), plain_product(x, weight, some)
+        assert y.dtype == torch.float32 and y.shape == exact.shape == (*shape[:-1], num_out)
+        assert torch.allclose(y.double(), exact, atol=1e-5, rtol=1e-6)
+
+
+def test_the_error_is_that_of_two_roundings_to_8_bits():
+    """Each factor is off by at most half a step, uniformly: by step / sqrt(12) of its row's largest number / 127."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 768), torch.randn(500, 768)
+    exact = x.double() @ weight.double().T
+    error = (Int8Weight(weight).product(x).double() - exact).square().mean().sqrt()
+    steps = [(rows.abs().amax(1) / 127).square().mean() / 12 for rows in (x, weight)]
+    expected = (768 * (steps[0] + steps[1])).sqrt()  # each weighs numbers of variance 1
+    assert error == pytest.approx(expected.item(), rel=0.03) and expected < 0.012 * exact.std()
+
+
+def test_a_row_depends_on_no_other_in_any_bit():
+    torch.manual_seed(0)
+    x, weight = torch.randn(33, 96), Int8Weight(torch.randn(200, 96))
+    together = weight.product(x)
+    assert all(torch.equal(together[i : i + 1], weight.product(x[i : i + 1])) for i in range(33))
+    x[5] *= 1e4  # with one scale for all, the others would be 0
+    assert torch.equal(weight.product(x)[:5], together[:5])
+
+
+def test_zeros_are_zero_and_what_is_not_finite_shows():
+    x, rows = torch.randn(3, 8), torch.randn(4, 8)
+    x[1], rows[2] = 0.0, 0.0
+    y = Int8Weight(rows).product(x)
+    assert (y[1] == 0).all() and (y[:, 2] == 0).all() and y.isfinite().all() and (y != 0).any()
+    x[0, 3], rows[1, 5], rows[3, 2] = torch.nan, torch.nan, torch.inf
+    assert (~Int8Weight(rows).product(x).isfinite()).tolist() == [[True] * 4, *[[False, True, False, True]] * 2]
+
+
+def test_the_layers_product_takes_it_like_a_tensor():
+    torch.manual_seed(0)
+    x, rows, bias = torch.randn(2, 5, 16), torch.randn(7, 16), torch.randn(7)
+    weight = Int8Weight(rows)
+    assert torch.equal(wide_linear(x, weight, bias), weight.product(x, bias))
+    assert torch.equal(linear(x, weight, bias, "gelu_new"), F.gelu(weight.product(x, bias), approximate="tanh"))
+    assert not linear(x.requires_grad_(), weight).requires_grad

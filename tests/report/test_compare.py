@@ -1,0 +1,245 @@
+"""The comparison's tables and pictures, from evaluations and runs written by hand, and its commands in the Makefile."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nanorlhf.errors import InputError
+from nanorlhf.report.compare import (
+    Args,
+    best_point,
+    cell,
+    difference_table,
+    equal_cost_table,
+    grid_table,
+    main,
+    models_held,
+    over_optimisation_figure,
+    policy_table,
+    read_policies,
+    token_figure,
+)
+from tests.page_commands import commands_of, settings_of
+
+BATCH = 8
+
+
+def row(gold: float, proxy: float = 0.0, kl: float = 0.0, kl_estimate: float | None = None) -> dict:
+    return {
+        "gold_win_rate": gold / 10, "gold_score": gold, "rm_score": proxy, "kl": kl, "kl_estimate": kl_estimate,
+        "entropy": 1.5, "distinct": None if kl_estimate is not None else 2.25, "eos_rate": 1.0, "response_length": 9.0,
+    }  # fmt: skip
+
+
+def write(path: Path, value: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def write_run(place: Path, rows: list[dict], settings: dict, seconds: float = 30.0) -> None:
+    place.mkdir(parents=True)
+    (place / "metrics.jsonl").write_text("".join(json.dumps({"step": i} | r) + "\n" for i, r in enumerate(rows)))
+    write(place / "args.json", settings)
+    write(place / "summary.json", {"seconds": seconds, "peak_resident_bytes": 500_000_000})
+
+
+def updates(golds: list[float], length: float, seconds: float) -> list[dict]:
+    """Rows of train_ppo.py: each update samples 8 responses of a length and takes so many seconds."""
+    return [
+        {
+            "episode": BATCH * (i + 1), "gold_score": gold, "objective/score": 2 * i, "objective/kl": 1.0,
+            "objective/kl_exact": float(i * i), "response_length": length, "episodes_per_second": BATCH / seconds,
+        }
+        for i, gold in enumerate(golds)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two seeds of ppo, rloo, dpo, rejection and best-of-4, and a grid of two points."""
+    runs = tmp_path / "compare"
+    for seed, golds in (("1", (3.0, 3.5)), ("2", (4.0, 4.1))):
+        place = runs / seed
+        policies = {
+            "sft": row(2.0, proxy=-1.0), "ppo": row(golds[0], 1.0, 4.0), "rloo": row(golds[1], 1.0, 1.0),
+            "dpo": row(2.5, 0.5, 2.0), "rejection": row(2.6, 0.25, 0.5), "best-of-4": row(2.8, 0.0, 0.636, 0.5),
+        }  # fmt: skip
+        write(place / "eval" / "eval.json", {"policies": policies})
+        write_run(place / "sft", [{"loss": 1.0}], {})
+        ppo = {"advantages": "gae", "reward_model": "rm"}
+        write_run(place / "ppo", updates([2.0, 2.5, 3.0, 4.0], length=10, seconds=3), ppo)
+        rloo = updates([2.0, 3.0, 3.5, 3.7, 3.9], length=9, seconds=2)
+        write_run(place / "rloo", rloo, {"advantages": "rloo", "reward_model": "rm"})
+        write_run(place / "dpo", [{"loss": 0.5}], {"dpo_beta": 0.1, "data": str(place / "data")}, seconds=12)
+        write_run(place / "rejection", [{"loss": 0.5}], {"data": str(place / "winners")}, seconds=5)
+        sampling = {"num_answers": 64, "num_tokens": 480, "seconds": 2.0, "peak_resident_bytes": 600_000_000}
+        write(place / "winners" / "best_of.json", sampling)
+    points = {"sft": row(9.0), "lr/3e-4/kl-coef/0.02": row(3.0), "lr/1e-3/kl-coef/0.02": row(3.2)}
+    write(runs / "grid" / "ppo" / "eval" / "eval.json", {"policies": points})
+    return runs
+
+
+def table_of(lines: list[list[str]]) -> dict[str, dict[str, str]]:
+    return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
+
+
+def test_the_table_has_means_over_seeds_with_students_interval_and_what_each_cost(runs: Path) -> None:
+    table = table_of(policy_table(read_policies(runs)))
+    assert list(table) == ["sft", "ppo", "rloo", "dpo", "rejection", "best-of-4"]
+    # 3 and 4: mean 3.5, standard error 0.5, and t of one degree of freedom is tan(0.475 pi) = 12.706
+    assert math.tan(0.475 * math.pi) == pytest.approx(12.706, abs=1e-3)
+    assert table["ppo"]["gold score"] == "3.50 ± 6.35" and table["ppo"]["seeds"] == "2"
+    assert table["sft"]["gold score"] == "2.00 ± 0.00"
+    assert table["ppo"]["tokens sampled"] == "320" and table["rloo"]["tokens sampled"] == "360"
+    assert table["dpo"]["tokens sampled"] == "0" and table["rejection"]["tokens sampled"] == "480"
+    assert [table[name]["seconds"] for name in ("ppo", "dpo", "rejection")] == ["30", "12", "7"]
+    assert [table[name]["peak memory, MB"] for name in ("ppo", "rejection")] == ["500", "600"]
+    models = {name: row["models held"] for name, row in table.items()}
+    assert models == {"sft": "-", "ppo": "4", "rloo": "3", "dpo": "2", "rejection": "2", "best-of-4": "2"}
+    assert {table["best-of-4"][key] for key in ("distinct responses", "tokens sampled", "seconds")} == {"-"}
+    assert table["sft"]["tokens sampled"] == "-"  # what made the start is none of the comparison's costs
+
+
+def test_models_are_counted_with_all_members_of_an_ensemble() -> None:
+    assert models_held({"advantages": "gae", "reward_model": ["a", "b", "c"]}) == 6
+    assert models_held({"advantages": "grpo", "reward_model": None}) == 2  # a rule scores
+
+
+def test_differences_are_taken_seed_by_seed(runs: Path) -> None:
+    (runs / "3" / "eval").mkdir(parents=True)
+    write(
+        runs / "3" / "eval" / "eval.json", {"policies": {"sft": row(2.0), "rloo": row(9.0)}}
+    )  # no ppo to compare with
+    table = table_of(difference_table(read_policies(runs), "ppo"))
+    assert "ppo" not in table and table["rloo"]["seeds"] == "2"
+    gaps = np.array([0.5, 0.1])
+    low, high = stats.t.interval(0.95, 1, gaps.mean(), stats.sem(gaps))
+    assert table["rloo"]["gold score"] == f"+0.30 [{low:+.2f}, {high:+.2f}]"
+    assert table["rloo"]["proxy score"] == "+0.00 [+0.00, +0.00]"
+    assert len(difference_table(read_policies(runs), "none")) == 1
+
+
+def test_at_the_same_cost_counts_only_the_updates_that_fit(runs: Path) -> None:
+    """ppo: 4 updates of 80 tokens and 3 s; rloo: 5 of 72 and 2 s. The limits are 320 tokens and 10 s."""
+    heading, *lines = equal_cost_table(read_policies(runs))
+    assert heading == ["policy", "gold after 320 tokens", "updates", "gold after 10 seconds", "updates"]
+    assert lines == [
+        ["ppo", "3.17 ± 0.00", "4.0", "2.50 ± 0.00", "3.0"],  # 2.5 3 4, and 2 2.5 3
+        ["rloo", "3.40 ± 0.00", "4.0", "3.70 ± 0.00", "5.0"],  # 3 3.5 3.7, and 3.5 3.7 3.9
+    ]
+
+
+def test_the_best_point_of_the_grid_is_that_of_the_highest_gold_score_and_never_the_start(runs, capsys) -> None:
+    place = runs / "grid" / "ppo" / "eval"
+    assert best_point(place / "eval.json") == "lr/1e-3/kl-coef/0.02"
+    assert main(Args(best=place)) == [] and capsys.readouterr().out == "--lr 1e-3 --kl-coef 0.02\n"
+    assert grid_table(runs)[1:] == [
+        ["ppo", "--lr 3e-4 --kl-coef 0.02", "3.00", "0.300", "0.00", ""],
+        ["ppo", "--lr 1e-3 --kl-coef 0.02", "3.20", "0.320", "0.00", "yes"],
+    ]
+
+
+def test_gold_and_proxy_are_drawn_against_the_root_of_the_kl_with_best_of_n_in_each_panel(runs: Path) -> None:
+    figure = over_optimisation_figure(read_policies(runs))
+    assert [axes.get_title("left") for axes in figure.axes] == ["ppo", "rloo", "end of training"]
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(lines) == {"best of n, gold", "best of n, proxy", "gold", "proxy"}
+    # sqrt(KL) is 0 1 2 3, gold gains 0 0.5 1 2: running means of three points, of two at the ends
+    assert lines["gold"].get_xdata() == pytest.approx([0.5, 1, 2, 2.5])
+    assert lines["gold"].get_ydata() == pytest.approx([0.25, 0.5, 3.5 / 3, 1.5])
+    assert lines["proxy"].get_ydata() == pytest.approx([1, 2, 4, 5])
+    assert lines["best of n, gold"].get_xdata() == pytest.approx([0, math.sqrt(0.636)])
+    assert lines["best of n, gold"].get_ydata() == pytest.approx([0, 0.8])
+    assert lines["best of n, proxy"].get_ydata() == pytest.approx([0, 1])
+    dots = {line.get_label(): line for line in figure.axes[2].lines}
+    assert dots["dpo, gold"].get_xdata() == pytest.approx([math.sqrt(2)] * 2)
+    assert dots["dpo, proxy"].get_ydata() == pytest.approx([1.5] * 2) and "rejection, gold" in dots
+
+
+def test_gold_is_drawn_against_the_tokens_sampled(runs: Path) -> None:
+    lines = {line.get_label(): line for line in token_figure(read_policies(runs)).axes[0].lines}
+    assert set(lines) == {"ppo", "rloo", "dpo, at its end", "rejection, at its end"}
+    assert lines["ppo"].get_xdata() == pytest.approx([80, 160, 240, 320])
+    assert lines["ppo"].get_ydata() == pytest.approx([2.25, 2.5, 9.5 / 3, 3.5])
+    assert [float(xy[0]) for xy in lines["rejection, at its end"].get_data()] == pytest.approx([480, 2.6])
+
+
+def test_the_page_has_the_tables_and_pictures_that_there_is_something_for(runs: Path, tmp_path: Path, capsys) -> None:
+    assert main(Args(runs=runs, out=tmp_path / "out")) == ["over_optimisation.png", "sampled_tokens.png"]
+    assert (tmp_path / "out" / "sampled_tokens.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert page.count("<img") == 2 and page.count("<table") == 4 and "3.50 ± 6.35" in page
+    said = capsys.readouterr().out
+    assert "At the same cost" in said and "written: " in said
+
+
+def test_missing_parts_leave_out_what_needs_them(tmp_path: Path) -> None:
+    write(tmp_path / "1" / "eval" / "eval.json", {"policies": {"sft": row(2.0), "ppo": row(3.0)}})
+    policies = read_policies(tmp_path)
+    [heading, *lines] = policy_table(policies)
+    assert not {"tokens sampled", "seconds", "models held"} & set(heading)
+    assert lines[1][:4] == ["ppo", "1", "0.300", "3.00"]  # of a single seed no interval
+    [axes] = over_optimisation_figure(policies).axes  # what was evaluated has an end and no curve
+    assert axes.get_title("left") == "end of training" and token_figure(policies) is None
+    assert len(equal_cost_table(policies)) == len(grid_table(tmp_path)) == 1
+    assert main(Args(runs=tmp_path, out=tmp_path / "out")) == ["over_optimisation.png"]
+    write_run(tmp_path / "1" / "ppo", updates([2.0, 3.0], 9, 2), {"advantages": "gae", "reward_model": "rm"})
+    (tmp_path / "1" / "ppo" / "summary.json").unlink()  # still running
+    assert table_of(policy_table(read_policies(tmp_path)))["ppo"]["tokens sampled"] == "144"
+
+
+def test_a_mean_of_nothing_is_a_dash() -> None:
+    assert cell([], 2, True) == "-" and cell([1.0], 2, True) == "1.00" and cell([12345.6], 0) == "12,346"
+
+
+def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="there is no such directory: `make compare` makes it"):
+        main(Args(runs=tmp_path / "none", out=out))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no SEED below it holds an evaluation"):
+        main(Args(runs=tmp_path / "empty", out=out))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        main(Args(runs=runs, out=tmp_path / "file"))
+    with pytest.raises(InputError, match="eval.json does not exist"):
+        main(Args(best=tmp_path / "empty"))
+    write(runs / "grid" / "ppo" / "eval" / "eval.json", {"policies": {"sft": row(1.0)}})
+    with pytest.raises(InputError, match="no point of the grid has a gold score"):
+        main(Args(best=runs / "grid" / "ppo" / "eval"))
+    for change, sentence in (
+        ({"policies": {}}, "it holds no policies"),
+        ({"policies": {"sft": row(1.0) | {"kl": "far"}}}, "'kl' must be float"),
+        ({"policies": {"sft": {"kl_estimate": None}}}, "gold_win_rate is missing"),
+    ):
+        write(runs / "2" / "eval" / "eval.json", change)
+        with pytest.raises(InputError, match=sentence):
+            main(Args(runs=runs, out=out))
+    assert not out.exists()
+
+
+# ------------------------------------------------------------------------------------------------ the Makefile's table
+def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
+    commands = commands_of("compare")
+    settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]
+    rollouts = [args for text, args in settings if "train_ppo.py" in text]
+    assert {(args.total_episodes, args.num_ppo_epochs, args.batch_size) for args in rollouts} == {(1024, 2, 64)}
+    points: dict[str, set[tuple[float, float]]] = {}
+    for text, args in settings:
+        if "/grid/" in str(args.out) and "eval.py" not in text:
+            name = args.out.parts[3]
+            leash = next(getattr(args, key) for key in ("kl_coef", "dpo_beta", "num_epochs") if hasattr(args, key))
+            points.setdefault(name, set()).add((args.lr, leash))
+            assert args.seed == 5
+    assert set(points) == {"ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "dpo", "rejection"}
+    rejection = points.pop("rejection")
+    [same] = {frozenset(of_one) for of_one in points.values()}
+    assert len(same) == len(rejection) == 4 and {lr for lr, _ in same} == {lr for lr, _ in rejection}
+    [final] = {frozenset(args.seed for _, args in settings if str(args.out).endswith(f"/{name}")) for name in points}
+    assert final == {1, 2, 3, 4}
+    [sampled] = {settings_of(c) for c in commands if c.program == "data.best_of" and "runs/compare/1/data" in c.words}
+    assert (sampled.num_queries + sampled.num_validation_queries) * sampled.num_samples == 1024
