@@ -53,7 +53,7 @@ class Args(SupervisedArgs):
     architecture: Literal["gpt", "t5"] = "gpt"
     """of a model with random weights: one stack, or an encoder that reads the query and a decoder that writes"""
     n_layer: PositiveInt = 3
-    """layers of a model with random weights; of each stack"""
+    """layers of a model with random weights; an encoder has half as many"""
     n_head: PositiveInt = 4
     """attention heads of a model with random weights"""
     d_model: PositiveInt = 128

@@ -98,6 +98,17 @@ def relative_bias(table: nn.Embedding, length: int, config: T5Config, causal: bo
     return line.T.unfold(1, length, 1).flip(1)[None].to(product_dtype(table.weight))
 
 
+@torch.no_grad()
+def look_back(table: nn.Embedding, config: T5Config, causal: bool) -> None:
+    """Let head h of a new table (num_buckets, H), but not the last, look h + 1 tokens back: they weigh e^3 times more.
+
+    AdamW moves a bias by no more than the learning rate per step. From near zero, as in transformers, no head of a
+    small model would look at a single place after its few hundred steps (docs/rlcf.md).
+    """
+    heads = torch.arange(config.n_head - 1)
+    table.weight[relative_buckets(-1 - heads, config.num_buckets, config.max_distance, causal), heads] += 3.0
+
+
 # ------------------------------------------------------------------------------------------------------ decoder's block
 class CrossAttention(nn.Module):
     """The decoder's tokens attend to the query's, without positions."""
@@ -200,11 +211,16 @@ class EncoderDecoder(Transformer):
         self.encoder_bias = nn.Embedding(config.num_buckets, config.n_head)
         self.decoder_bias = nn.Embedding(config.num_buckets, config.n_head)
         self.initialise()
+        look_back(self.encoder_bias, config, causal=False)
+        look_back(self.decoder_bias, config, causal=True)
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """As a GPT's; the queries' weights also by 1 / sqrt(D), which attention does not divide by."""
+        """As a GPT's, but for the queries' weights, times 1 / sqrt(D), which attention does not divide by; and for the
+        embeddings, of standard deviation 1/2: smaller ones drown in what the first blocks add to them (docs/rlcf.md).
+        """
         super().initialise()
+        nn.init.normal_(self.embedding.weight, std=0.5)
         H, D = self.config.n_head, self.config.head_width
         for block in self.blocks:
             block.attention.qkv.weight[: H * D] *= D**-0.5

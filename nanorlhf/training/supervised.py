@@ -1,5 +1,6 @@
 """What SFT, the reward model and the discriminator share: micro-batches, new models, and checks of the settings."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,15 +76,16 @@ def number_of_steps(args: SupervisedArgs, num_rows: int, path: Path) -> int:
 def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True, eos_id: int = 0) -> GPTConfig:
     """A small Pythia of --n-layer, --n-head and --d-model: rotary positions on half of each head, an untied LM head.
 
-    With --architecture t5 a small T5, of as many layers in each stack, whose queries end and responses start with EOS.
-    Raises InputError where the heads don't divide
-    the width, and for more weights than this machine's memory holds.
+    With --architecture t5 a small T5, whose decoder has --n-layer layers and whose encoder half as many; its queries
+    end and its responses start with EOS. Raises InputError where the heads don't divide the width, and for more weights
+    than this machine's memory holds.
     """
     if args.d_model % args.n_head or args.d_model // args.n_head < 2:
         raise InputError(f"--n-head {args.n_head} must divide --d-model {args.d_model} into heads at least 2 wide.")
     sizes = {"vocab_size": vocab_size, "d_model": args.d_model, "n_layer": args.n_layer, "n_head": args.n_head}
     sizes["d_mlp"] = 4 * args.d_model
     if getattr(args, "architecture", "gpt") == "t5":
+        sizes["n_decoder_layer"], sizes["n_layer"] = args.n_layer, math.ceil(args.n_layer / 2)
         config: GPTConfig = T5Config(**sizes, start_id=eos_id, query_end_id=eos_id)
     else:
         rotary_dim = max(2, args.d_model // args.n_head // 4 * 2)
