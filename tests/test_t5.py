@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from kernels.int8 import Int8Weight
+from kernels.processor import has_int8_products
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.errors import InputError
-from nanorlhf.generate import generate
+from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad
@@ -250,6 +252,15 @@ def test_a_bias_depends_on_the_distance_alone() -> None:
             assert torch.equal(bias[0, :, i, j], table(bucket)[0])
 
 
+def test_the_heads_of_a_new_model_look_back_one_token_after_the_other_and_the_last_sees_all_alike() -> None:
+    torch.manual_seed(0)
+    model = GPT(CONFIGS["first"]).transformer
+    for table, causal in ((model.encoder_bias, False), (model.decoder_bias, True)):
+        first, second, last = relative_bias(table, 9, CONFIGS["first"], causal)[0]  # (9, 9) each
+        assert first.argmax(1)[1:].tolist() == list(range(8)) and second.argmax(1)[2:].tolist() == list(range(7))
+        assert first.tril().softmax(1).diagonal(-1).min() > 0.5 > 3 * last.softmax(1).max()
+
+
 # ---------------------------------------------------------------------------------------------------- padding and masks
 @torch.no_grad()
 def hidden_of(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, padding_mask: Tensor) -> Tensor:
@@ -374,6 +385,33 @@ def test_a_response_does_not_depend_on_the_other_rows() -> None:
         q = query[b : b + 1, query_mask[b]]
         alone, _ = generate(t5(), q, q != PAD, 12, uniforms=uniforms[b : b + 1])
         assert torch.equal(together[b], alone[0])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
+)
+@torch.no_grad()
+def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
+    """Sampled with a cache, its logprobs are those that it has without one; close to the model's, and not equal."""
+    query, query_mask, _, _ = rows()
+    query, query_mask = query.repeat(6, 1), query_mask.repeat(6, 1)
+    model, uniforms = t5(), torch.rand((18, 12), dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    sampler = for_sampling(model, dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        response, sampled = generate(sampler, query, query_mask, 12, eos_id=1, pad_id=PAD, uniforms=uniforms)
+        ended = response == PAD
+        ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~ended), dim=1)
+        logits = sampler.logits(sampler(ids, mask, last=13)[:, :-1]).float()
+    assert ended.any()
+    again = logits.log_softmax(-1).gather(2, response.masked_fill(ended, 0)[..., None]).squeeze(2)
+    exact, _ = response_logprobs(model, ids, mask, ended, 1.0)
+    gap, rounding = (sampled - exact).abs()[~ended], (sampled - again).abs()[~ended]
+    assert 5e-4 < gap.mean() < 0.1 and rounding.max() < 0.02  # sums in another order are rounded to a neighbour
+    if dtype == "int8":
+        rounded = (module for module in sampler.modules() if isinstance(module, torch.nn.Linear))
+        assert {type(module.weight) for module in rounded} == {Int8Weight}
+    assert sampler.transformer.encoder_bias.weight is model.transformer.encoder_bias.weight
 
 
 def test_no_ngram_of_query_or_response_is_repeated() -> None:

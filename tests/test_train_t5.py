@@ -1,5 +1,6 @@
 """An encoder-decoder goes through all stages as a GPT does."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -8,17 +9,21 @@ import transformers
 from peft import PeftModel
 from torch.nn import functional as F
 
+import eval as evaluation
 import train_ppo
 import train_rm
 import train_sft
+from kernels.processor import has_int8_products
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.code import train_baselines, train_discriminator
 from nanorlhf.dataset import Comparison, Demonstration, load_demonstrations, load_programs
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
+from nanorlhf.evals import summaries
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.model import GPT
+from nanorlhf.padding import right_pad
 from nanorlhf.peft import LoRALinear, merge, save_updates, tune
 from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.t5 import DecoderBlock, EncoderDecoder, T5Config
@@ -62,6 +67,33 @@ def test_the_loss_is_that_of_transformers(theirs) -> None:
     assert -logprobs.sum() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_training_follows_that_of_transformers(theirs) -> None:
+    """Forty steps from the same weights on the same batches: the losses agree, and fall."""
+    ours, theirs = copy.deepcopy(t5()), copy.deepcopy(theirs)
+    generator = torch.Generator().manual_seed(2)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-5) for model in (ours, theirs)]
+    losses = []
+    for _ in range(40):
+        query, query_mask, response, _ = rows()
+        rest = torch.randint(3, 8, response.shape, generator=generator)  # few different tokens: there is much to learn
+        batch = [
+            Demonstration(q[real].tolist(), [*r[:num].tolist(), 1], {})
+            for q, real, r, num in zip(query, query_mask, rest, (11, 9, 4), strict=True)
+        ]
+        texts = [row.response for row in batch]
+        labels = right_pad(texts, -100)
+        inputs = enclosed(query, query_mask, theirs.config)
+        expected = theirs(**inputs, labels=labels, decoder_input_ids=shifted(labels.clamp(min=0))).loss
+        loss = train_sft.demonstration_loss(ours, batch, PAD, "response") / sum(map(len, texts))
+        for some, optimizer in zip((loss, expected), optimizers, strict=True):
+            some.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append((loss.item(), expected.item()))
+    assert max(abs(one - other) for one, other in losses) < 1e-5
+    assert losses[0][0] > losses[-1][0] + 0.8
+
+
 def shifted(labels: torch.Tensor) -> torch.Tensor:
     return F.pad(labels, (1, 0), value=CONFIGS["first"].start_id)[:, :-1]
 
@@ -97,6 +129,7 @@ def test_pairs_are_scored_in_one_pass() -> None:
 # ---------------------------------------------------------------------------------------------------------- fine-tuning
 def test_updates_of_q_and_v_are_those_of_cross_attention_too(tmp_path) -> None:
     """Merged they compute the same, and peft loads them on top of transformers' model."""
+    torch.manual_seed(0)
     model = GPT(CONFIGS["deep decoder"])
     away_from_the_start(model)
     save(model, tmp_path / "base")
@@ -122,6 +155,7 @@ def test_updates_of_q_and_v_are_those_of_cross_attention_too(tmp_path) -> None:
 
 
 def test_adapters_follow_every_branch_and_are_saved(tmp_path) -> None:
+    torch.manual_seed(0)
     model = GPT(CONFIGS["first"])
     away_from_the_start(model)
     before = train_sft.demonstration_loss(model, ROWS, PAD, "response")
@@ -154,6 +188,7 @@ def test_sft_lowers_the_loss_and_answers_depend_on_the_query(miniature, sft) -> 
     assert sum(losses[-3:]) / 3 < sum(losses[:3]) / 3 - 0.2
     model, tokenizer = load_gpt(sft.out), load_tokenizer(sft.out)
     assert isinstance(model.transformer, EncoderDecoder)
+    assert (model.config.n_layer, model.config.num_decoder_blocks) == (1, 2)
     data = load_demonstrations(miniature.root / "data/sft.validation.jsonl", tokenizer, None, None)
     queries = [row.query for row in data[:4]]
     _, together = sample_answers(model, queries, tokenizer, 2, 6, batch_size=3, seed=0)
@@ -184,17 +219,65 @@ def test_reward_model_and_ppo_take_it_as_they_take_a_gpt(miniature, sft, tmp_pat
         assert (logits - expected).abs().max() < 1e-5
 
 
+@pytest.fixture
+def ruled(miniature, sft, tmp_path) -> train_ppo.Args:
+    """PPO from the SFT with a rule as its reward."""
+    (tmp_path / "rule.py").write_text("def score(queries, responses):\n    return [len(r) / 10 for r in responses]\n")
+    return replace(
+        miniature.ppo, sft=str(sft.out), reward_model=None, reward=f"{tmp_path / 'rule.py'}:score", out=tmp_path / "ppo"
+    )
+
+
+@pytest.mark.parametrize(
+    "rollout_dtype",
+    ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
+)
+def test_rollouts_of_rounded_weights_leave_the_first_ratio_at_one(ruled, rollout_dtype) -> None:
+    train_ppo.main(replace(ruled, rollout_dtype=rollout_dtype, importance_correction="tis"))
+    for row in read_metrics(ruled.out):
+        assert row["policy/first_ratio_error"] < 1e-5
+        assert 1e-5 < row["policy/sampler_gap"] < 0.1 and abs(row["policy/tis_weight"] - 1) < 0.05
+
+
+def test_an_evaluation_reads_it_as_it_reads_a_gpt(miniature, sft, tmp_path) -> None:
+    """A policy's KL to the first one is that of transformers' models, sampled response by response."""
+    model, tokenizer = load_gpt(sft.out), load_tokenizer(sft.out)
+    away_from_the_start(model)
+    save(model, tmp_path / "other", tokenizer)
+    args = replace(
+        evaluation.RECIPES["tiny"][1], data=miniature.root / "data", out=tmp_path / "eval", device="cpu", num_queries=3,
+        batch_size=2, policies=("sft", str(sft.out), "other", str(tmp_path / "other")), reward_model=None,
+        max_query_length=160, max_response_length=64, response_length=8,
+    )  # fmt: skip
+    result = evaluation.main(args)["policies"]
+    assert result["sft"]["kl"] == 0 and result["other"]["kl"] > 0
+    queries = [row.query for row in load_demonstrations(args.data / "sft.validation.jsonl", tokenizer, None, None)[:3]]
+    query, response = sample_answers(model, queries, tokenizer, 1, 8, 2, args.seed, 0.7)
+    kl, _, _ = summaries.kl_to(load_gpt(sft.out), model, query, response, 1, tokenizer, args)
+    theirs = [transformers.AutoModelForSeq2SeqLM.from_pretrained(place).eval() for place in args.policies[1::2]]
+    for ids, answer, ours in zip(queries, response, kl, strict=True):
+        ended = (answer == tokenizer.eos_id).nonzero()
+        text = answer[None, : int(ended[0]) + 1 if len(ended) else 8]
+        inputs = F.pad(text, (1, 0), value=model.config.start_id)[:, :-1]
+        query = torch.tensor([ids])
+        sums = []
+        for model_of_theirs in theirs:
+            with torch.no_grad():
+                logits = model_of_theirs(
+                    **enclosed(query, query >= 0, model_of_theirs.config), decoder_input_ids=inputs
+                ).logits.double()
+            logprobs = (logits / args.kl_temperature).log_softmax(-1).gather(2, text[..., None])
+            sums.append(logprobs.sum().item())
+        assert ours == pytest.approx(sums[1] - sums[0], abs=1e-4)
+
+
 @pytest.mark.slow
 def test_resuming_ppo_of_updates_with_a_smaller_critic_equals_the_uninterrupted_run(
-    miniature, sft, tmp_path, monkeypatch
+    ruled, sft, tmp_path, monkeypatch
 ) -> None:
     critic = replace(sft, out=tmp_path / "critic", n_layer=1, d_model=8, num_epochs=0.25)
     train_sft.main(critic)
-    args = replace(
-        miniature.ppo, sft=str(sft.out), reward_model=None, reward=f"{tmp_path / 'rule.py'}:score", tune="lora",
-        lr=1e-2, value_model=str(critic.out), save_every=1,
-    )  # fmt: skip
-    (tmp_path / "rule.py").write_text("def score(queries, responses):\n    return [len(r) / 10 for r in responses]\n")
+    args = replace(ruled, tune="lora", lr=1e-2, value_model=str(critic.out), save_every=1)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_ppo.main(whole)
     interrupt_at(2, monkeypatch, train_ppo, "lr_factor")

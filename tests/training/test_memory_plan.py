@@ -82,7 +82,9 @@ def test_pythia_has_the_published_number_of_parameters(monkeypatch, size, publis
     assert found["policy"].block == 12 * C**2 + 13 * C
 
 
-@pytest.mark.parametrize(("name", "published"), [("small", 60e6), ("base", 223e6), ("large", 738e6)])
+@pytest.mark.parametrize(
+    ("name", "published"), [("small", 60e6), ("base", 223e6), ("large", 738e6), ("large-ntp-py", 738e6)]
+)
 def test_codet5_has_the_published_number_of_parameters(monkeypatch, name, published):
     config = CODET5[f"Salesforce/codet5-{name}"]
     C, H = config.d_model, config.n_head
