@@ -246,13 +246,10 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
     dtype = getattr(torch, args.dtype)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 
-    def ours() -> None:
-        with autocast, torch.no_grad():
-            generate(model, query, query_mask, T, 0.7, eos_id=None, pad_id=pad_id)
-
-    def rounded(rollout_dtype: str) -> Callable[[], None]:
-        """With the weights rounded as at the beginning of a rollout, which counts."""
+    def ours(rollout_dtype: str) -> Callable[[], None]:
+        """With the weights prepared as at the beginning of a rollout, which counts."""
         on = torch.autocast(device.type, torch.bfloat16, enabled=rollout_dtype == "bfloat16")
+        on = autocast if rollout_dtype == "same" else on
 
         def way() -> None:
             with on, torch.no_grad():
@@ -272,7 +269,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
                 if t + 1 < T:
                     hidden = model(token, cache=cache)[:, -1]
 
-    ways = {"ours": ours, **{f"ours, rollouts in {name}": rounded(name) for name in rollout_dtypes(args, device)}}
+    ways = {"ours": ours("same"), **{f"ours, rollouts in {name}": ours(name) for name in rollout_dtypes(args, device)}}
     ways["plain PyTorch"] = plain
     with tempfile.TemporaryDirectory() as directory:
         if args.peers:

@@ -5,6 +5,9 @@ build, uses all that the processor has. On Intel's the two are equal for many ro
 for the few rows of a decode step: kernels/README.md has the measurements. Its float32 product is only reachable through
 a private operator, which is used here and nowhere else; where the operator is absent or not known to be faster,
 `torch.nn.functional.linear` does the work.
+
+oneDNN rearranges a weight before it multiplies. A sampler, which multiplies a few rows by the same weights at each
+token, has that done once: `PackedWeight`.
 """
 
 from collections.abc import Callable
@@ -41,9 +44,28 @@ def onednn_product() -> Callable | None:
     return None
 
 
-def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+class PackedWeight:
+    """A float32 weight (N, K) in the order in which oneDNN reads it. The product has the same bits as without."""
+
+    def __init__(self, weight: Tensor):
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (..., K), bias (N,) or None -> (..., N), without a gradient."""
+        return torch.ops.mkldnn._linear_pointwise(x.detach(), self.packed, bias, *ACTIVATIONS[None][1])
+
+
+def is_worth_packing(weight: Tensor) -> bool:
+    """True for those that oneDNN multiplies by a few rows: float32 on a CPU; small ones stay in the cache anyway."""
+    return weight.numel() >= MANY_WEIGHTS and is_for_onednn(weight[: FEW_ROWS.start], weight)
+
+
+Packed = Int8Weight | PackedWeight  # what a sampler has instead of a weight
+
+
+def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """activation(x weight^T + bias), differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
-    if isinstance(weight, Int8Weight):  # a sampler's, without a gradient
+    if isinstance(weight, Packed):
         return ACTIVATIONS[activation][0](weight.product(x, bias))
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
         return product(x, weight, bias, activation)
@@ -66,13 +88,13 @@ def rounded(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(product_dtype(tensor)) for tensor in tensors)
 
 
-def wide_linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+def wide_linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias, summed and returned in float32 (float64 from float64), also from bfloat16: differentiable.
 
     x (..., K), weight (N, K), bias (N,) or None -> (..., N). For logits: rounded to bfloat16 they are off by up to
     0.4%, and divided by a low temperature that is another distribution. Autocast must be off: it would round them.
     """
-    if isinstance(weight, Int8Weight):
+    if isinstance(weight, Packed):
         return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():

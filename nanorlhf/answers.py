@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nanorlhf.generate import generate
+from nanorlhf.generate import for_sampling, generate
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.tokenizer import Tokenizer
@@ -33,10 +33,11 @@ def sample_answers(
     uniforms = torch.rand((len(queries) * num_samples, max_new_tokens), generator=generator, dtype=torch.float64)
     query = left_pad(queries, tokenizer.pad_id).to(policy.lm_head.weight.device)
     query = query.repeat_interleave(num_samples, dim=0)  # (B, Q)
+    writer = for_sampling(policy, "same")
     pieces = zip(*(micro_batches(rows, batch_size) for rows in (query, uniforms)), strict=True)
     responses = [
         generate(
-            policy, q, q != tokenizer.pad_id, max_new_tokens, temperature, top_k, top_p, no_repeat_ngram_size,
+            writer, q, q != tokenizer.pad_id, max_new_tokens, temperature, top_k, top_p, no_repeat_ngram_size,
             tokenizer.eos_id, tokenizer.pad_id, uniforms=u,
         )[0]
         for q, u in tqdm(pieces, desc="answers", total=-(-len(query) // batch_size), unit=" batches", leave=False)

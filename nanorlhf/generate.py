@@ -1,6 +1,6 @@
 """Sampling with a KV cache: one prefill, then one token per step for the rows that have not ended.
 
-`for_sampling` makes a model that only samples, its weights rounded once.
+`for_sampling` makes a model that only samples, its weights rounded or rearranged once.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.int8 import Int8Weight
-from kernels.linear import product_dtype
+from kernels.linear import PackedWeight, is_worth_packing, product_dtype
 from nanorlhf.checkpoint import round_products
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache, Linear
@@ -129,23 +129,30 @@ def generate(
 
 
 def for_sampling(model: GPT, dtype: str) -> GPT:
-    """The model with the weights of its products rounded once: a copy for sampling, which shares all other tensors.
+    """The model with the weights of its products prepared once: a copy for sampling, which shares all other tensors.
 
-    dtype same: the model itself. bfloat16, to be run under autocast: the products of the blocks; the head is rounded at
-    each call of `generate`. int8, float32 between the products: those of the blocks and the head, each row of weights
-    and of activations with a scale of its own (kernels/int8.py). LoRA's updates are merged first.
+    dtype same: large ones in the order in which a CPU's product reads them, else the model itself. bfloat16, to be run
+    under autocast: the products of the blocks; the head is rounded at each call of `generate`. int8, float32 between
+    the products: those of the blocks and the head, each row of weights and of activations with a scale of its own
+    (kernels/int8.py). LoRA's updates are merged first.
     """
-    if dtype == "same":
+    if dtype == "same" and not any(is_worth_packing(layer.weight) for layer in multiplied(model)):
         return model
     model = merge(model)
     if dtype == "bfloat16":
         round_products(model, torch.bfloat16)
         return model
-    for layer in (*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head):
+    for layer in multiplied(model):
         weight = layer.weight
-        del layer.weight  # a parameter's name can't be given to anything else
-        layer.__dict__["weight"] = Int8Weight(weight)
+        if dtype == "int8" or is_worth_packing(weight):
+            del layer.weight  # a parameter's name can't be given to anything else
+            layer.__dict__["weight"] = Int8Weight(weight) if dtype == "int8" else PackedWeight(weight)
     return model
+
+
+def multiplied(model: GPT) -> list[torch.nn.Linear]:
+    """The layers of the blocks, and the head."""
+    return [*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head]
 
 
 @dataclass

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.int8 import Int8Weight
-from kernels.linear import linear, product_dtype, rounded, wide_linear
+from kernels.linear import Packed, linear, product_dtype, rounded, wide_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,12 +212,16 @@ def heads(qkv: Tensor, n_head: int) -> tuple[Tensor, ...]:
 
 
 def turn_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
-    """Rotate q and k of (B, S, H + 2K, D) in place, in float32 at least, by pairs (0, 1), (2, 3) or (0, r/2), ..."""
+    """Rotate q and k of (B, S, H + 2K, D) in place, in float32 at least, by pairs (0, 1), (2, 3) or (0, r/2), ...
+
+    A pair (a, b) is the complex number a + ib, and turning it is one product: (a + ib)(cos + i sin).
+    """
     qk = qkv[:, :, : (n_head + qkv.size(2)) // 2, : 2 * cos.size(-1)]  # (B, S, H + K, r)
     a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
-    turned = (a * cos).addcmul_(b, sin, value=-1)
-    b.copy_((b * cos).addcmul_(a, sin))
-    a.copy_(turned)
+    wide = torch.promote_types(qk.dtype, torch.float32)
+    turned = torch.complex(a.to(wide), b.to(wide)).mul_(torch.complex(cos, sin))  # (B, S, H + K, r / 2)
+    a.copy_(turned.real)
+    b.copy_(turned.imag)
     return qkv
 
 
@@ -600,14 +603,14 @@ class GPT(nn.Module):
         hidden = self.transformer(ids, mask, cache, last, query_length)
         return hidden if self.config.head_scale == 1 else hidden * self.config.head_scale
 
-    def rounded_head(self) -> Tensor | Int8Weight:
+    def rounded_head(self) -> Tensor | Packed:
         """The LM head's weights (V, C), rounded to autocast's dtype where it is on; a sampler's may be packed."""
-        if isinstance(self.lm_head.weight, Int8Weight):
+        if isinstance(self.lm_head.weight, Packed):
             return self.lm_head.weight
         (weight,) = rounded(self.lm_head.weight)
         return weight if weight.is_cuda else weight.to(self.lm_head.weight.dtype)  # no CPU product widens its factors
 
-    def logits(self, hidden: Tensor, head: Tensor | Int8Weight | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, head: Tensor | Packed | None = None) -> Tensor:
         """hidden (..., C) -> logits (..., V), -inf at forbidden ids; head: `rounded_head()`, made once for many calls.
 
         Autocast rounds the factors, as in `linear_logprobs`, but not the logits: of SmolLM2-135M's distribution on a

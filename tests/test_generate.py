@@ -4,8 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import kernels.linear
 import nanorlhf.generate
 from kernels.int8 import Int8Weight
+from kernels.linear import PackedWeight, onednn_product
 from kernels.processor import has_int8_products
 from nanorlhf.errors import InputError
 from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate, keep_top_k, keep_top_p
@@ -386,6 +388,22 @@ def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
         )
     assert all(torch.equal(one, other) for one, other in zip(plain, rounded, strict=True))
     assert for_sampling(tiny_gpt, "same") is tiny_gpt
+
+
+@pytest.mark.skipif(onednn_product() is None, reason="this build of PyTorch has no oneDNN linear")
+def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch):
+    monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1100)
+    monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
+    model = random_gpt(**SHAPES["qwen3"]).forbid(3, 36)
+    tune(model, "lora", rank=2, alpha=4.0, targets=("q", "v", "down"))
+    sampler = for_sampling(model, "same")
+    layers = (module for module in sampler.modules() if isinstance(module, torch.nn.Linear))
+    assert {PackedWeight, torch.nn.Parameter} == {type(layer.weight) for layer in layers}
+    assert type(sampler.lm_head.weight) is PackedWeight
+    assert sampler.transformer.embedding.weight is model.lm_head.weight
+    uniforms = torch.rand(30, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    plain, packed = (sample(one, QUERIES * 10, uniforms=uniforms, eos_id=None) for one in (model, sampler))
+    assert torch.equal(plain[0], packed[0]) and torch.allclose(plain[1], packed[1], atol=1e-5)
 
 
 @needs_int8

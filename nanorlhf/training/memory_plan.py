@@ -250,8 +250,9 @@ def sample(live: Live, models: dict[str, GPT], rows: int, work: Work) -> None:
     query = torch.zeros((rows, work.query_length), dtype=torch.long)
     mask, uniforms = torch.ones_like(query, dtype=torch.bool), torch.zeros((rows, 1), dtype=torch.float64)
     dtype = torch.bfloat16 if work.dtype == "bfloat16" else torch.float32
-    with live.labelled("copies", role):
-        model = for_sampling(model, work.rollout_dtype)
+    if work.rollout_dtype != "same":  # a GPU samples with the policy itself
+        with live.labelled("copies", role):
+            model = for_sampling(model, work.rollout_dtype)
     with live.labelled("KV-cache", role):
         cache = model.transformer.cache(mask, work.response_length, dtype)
     with live.labelled("temporary"), autocast(work):

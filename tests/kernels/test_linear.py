@@ -6,7 +6,15 @@ import torch.nn.functional as F
 
 import kernels.linear
 import kernels.processor
-from kernels.linear import OneDNNLinear, is_for_onednn, linear, product, product_into
+from kernels.linear import (
+    OneDNNLinear,
+    PackedWeight,
+    is_for_onednn,
+    is_worth_packing,
+    linear,
+    product,
+    product_into,
+)
 
 has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch has no oneDNN linear")
@@ -115,3 +123,25 @@ def test_fused_activations_equal_separate_ones(onednn, activation, with_grad):
         "silu": plain / (1 + (-plain).exp()),
     }[activation]
     assert torch.allclose(linear(x, weight, bias, activation).double(), expected, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("rows", [1, 3, 8, 64])
+def test_a_packed_weight_multiplies_as_the_plain_one_does_in_onednn(onednn, rows):
+    x, weight, bias = torch.randn(2, rows, 96), torch.randn(200, 96), torch.randn(200)
+    packed = PackedWeight(weight)
+    for some in (bias, None):
+        y = linear(x, packed, some, "gelu")
+        exact = F.gelu(F.linear(x.double(), weight.double(), None if some is None else some.double()))
+        assert y.shape == exact.shape and torch.allclose(y.double(), exact, atol=1e-5)
+        assert torch.equal(linear(x, packed, some), linear(x, weight, some))
+
+
+@needs_onednn
+def test_only_what_onednn_multiplies_by_few_rows_is_packed(onednn, monkeypatch):
+    large, small = torch.empty(2**10, 2**10), torch.empty(2**10, 2**9)
+    assert is_worth_packing(large) and not is_worth_packing(small) and not is_worth_packing(large.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_worth_packing(large)
+    monkeypatch.setattr(kernels.linear, "maker", lambda: "unknown")
+    assert not is_worth_packing(large)
