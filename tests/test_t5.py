@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+import kernels.linear
 from kernels.int8 import Int8Weight
+from kernels.linear import PackedWeight, onednn_product
 from kernels.processor import has_int8_products
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.errors import InputError
@@ -412,6 +414,18 @@ def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
         rounded = (module for module in sampler.modules() if isinstance(module, torch.nn.Linear))
         assert {type(module.weight) for module in rounded} == {Int8Weight}
     assert sampler.transformer.encoder_bias.weight is model.transformer.encoder_bias.weight
+
+
+@pytest.mark.skipif(onednn_product() is None, reason="this build of PyTorch has no oneDNN linear")
+def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 300)
+    monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
+    sampler = for_sampling(t5(), "same")
+    assert type(sampler.transformer.blocks[-1].cross.kv.weight) is type(sampler.lm_head.weight) is PackedWeight
+    query, query_mask, _, _ = rows()
+    uniforms = torch.rand((3, 12), dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    plain, packed = (generate(model, query, query_mask, 12, uniforms=uniforms) for model in (t5(), sampler))
+    assert torch.equal(plain[0], packed[0]) and torch.allclose(plain[1], packed[1], atol=1e-5)
 
 
 def test_no_ngram_of_query_or_response_is_repeated() -> None:
