@@ -17,11 +17,12 @@
 # All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
 # FILMS=, LAB=, MISMATCH=, COMPARE=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
 # `make sentiment`, MODEL=dir the model.
+# MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
 SEED ?= 1
 RUNS ?= runs/tiny
 SITE ?= runs/site
-PROGRAMS ?= runs/programs
+PROGRAMS ?= runs/programs$(if $(filter t5,$(value MODEL)),_t5)
 TOWN ?= runs/town
 REAL ?= runs/real
 FILMS ?= runs/sentiment
@@ -117,7 +118,8 @@ rlcf: .venv
 	$(PY) -m data.programs --out "$(PROGRAMS)" --language $(CODE) --seed $(SEED)
 	$(PY) -m data.codenet --source "$(PROGRAMS)/sources" --out "$(PROGRAMS)/data" --language $(CODE) --vocab-size 512 \
 	  --no-nested --max-query-length 160 --max-response-length 128 --seed $(SEED)
-	$(PY) train_sft.py rlcf-tiny --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
+	$(PY) train_sft.py rlcf-tiny --architecture $(if $(filter t5,$(value MODEL)),t5,gpt) --data "$(PROGRAMS)/data" \
+	  --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
 	$(PY) -m nanorlhf.code.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) --overwrite
 	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \

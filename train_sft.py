@@ -33,6 +33,7 @@ from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.peft import tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+from nanorlhf.training.checks import check_sft
 from nanorlhf.training.memory_plan import sft_plan
 from nanorlhf.training.optimizer import adamw_steps
 from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
@@ -49,8 +50,10 @@ class Args(SupervisedArgs):
     """checkpoint directory, .gguf file or Hub id to start from; None: random weights of the shape below"""
     tokenizer: str | None = None
     """directory, file or Hub id; None: the model's, or with random weights the data directory's"""
+    architecture: Literal["gpt", "t5"] = "gpt"
+    """of a model with random weights: one stack, or an encoder that reads the query and a decoder that writes"""
     n_layer: PositiveInt = 3
-    """layers of a model with random weights"""
+    """layers of a model with random weights; an encoder has half as many"""
     n_head: PositiveInt = 4
     """attention heads of a model with random weights"""
     d_model: PositiveInt = 128
@@ -76,11 +79,12 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
     # [N+ 5] query and response right-padded; only as long as these rows need: [PAD] has no loss, so the sum is the same
     ids = right_pad([row.query + row.response for row in rows], pad_id).to(device)  # (B, L)
     length = torch.tensor([len(row.query) + len(row.response) for row in rows], device=device)  # (B,)
-    first = torch.tensor([len(row.query) if loss_on == "response" else 1 for row in rows], device=device)  # (B,)
+    query_length = torch.tensor([len(row.query) for row in rows], device=device)  # (B,)
+    first = query_length if loss_on == "response" else torch.ones_like(query_length)  # (B,)
     index = torch.arange(ids.size(1), device=device)  # (L,)
     mask = index < length[:, None]  # (B, L) True = real token
     counts = (mask & (index >= first[:, None]))[:, 1:]  # (B, L - 1) True = this label has a loss
-    hidden = model(ids, mask)[:, :-1]  # (B, L - 1, C) position i predicts token i + 1
+    hidden = model(ids, mask, query_length=query_length)[:, :-1]  # (B, L - 1, C) position i predicts token i + 1
     logprobs, _ = linear_logprobs(hidden[counts], model.lm_head.weight, ids[:, 1:][counts], model.head_bias)
     return -logprobs.sum()
 
@@ -103,13 +107,10 @@ def main(args: Args) -> dict[str, float]:
 
     n_ctx = sum(lengths)
     place = home(args, device)
-    model = load_gpt(args.model, place) if args.model else GPT(new_shape(args, tokenizer.vocab_size, n_ctx))
+    shape = new_shape(args, tokenizer.vocab_size, n_ctx, eos_id=tokenizer.eos_id)
+    model = load_gpt(args.model, place) if args.model else GPT(shape)
     check_vocabulary(tokenizer, model.config.vocab_size, args.model or "the new model")
-    if n_ctx > model.config.n_ctx:
-        raise InputError(
-            f"--max-query-length plus --max-response-length is {n_ctx}, more than the {model.config.n_ctx} positions "
-            f"of {args.model}: lower one of them."
-        )
+    check_sft(args, model.config)
     model.forbid(tokenizer.pad_id, tokenizer.vocab_size)
     tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
     place_models(args, device, [model])

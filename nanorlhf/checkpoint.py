@@ -42,6 +42,7 @@ from nanorlhf.families import (
 from nanorlhf.files import hub_directory, open_regular, read_object
 from nanorlhf.gguf_file import gguf_settings, gguf_tensors, is_gguf
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -128,7 +129,8 @@ def save(model: GPT | ScalarModel, directory: str | Path, tokenizer: Tokenizer |
     ]
     settings["torch_dtype"] = str(model.transformer.embedding.weight.dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may lie outside the vocabulary
-    settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
+    if not isinstance(config, T5Config):  # which has them
+        settings["bos_token_id"] = settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
     # transformers' Llama looks [PAD] up in the embedding as it is made, and fails if it lies outside
     settings["pad_token_id"] = tokenizer.pad_id if tokenizer and tokenizer.pad_id < config.vocab_size else None
 
@@ -223,8 +225,10 @@ def _load(model_class: type[M], where: str | Path, device: str | torch.device, d
         model = model_class(config)
     round_products(model, dtype)
     tensors = with_prefix({name: part for shard in shards for name, part in read_tensors(shard).items()}, config, file)
+    embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
+    if isinstance(config, T5Config) and model_class is GPT and embedding in tensors:
+        tensors.setdefault(head, tensors[embedding])  # transformers 5 ties the heads of all T5s that have no other one
     if config.tied_head and model_class is GPT:
-        embedding, head = (tensor_names(name, config)[0] for name in ("transformer.embedding.weight", "lm_head.weight"))
         if head in tensors and not torch.equal(tensors[head], tensors.setdefault(embedding, tensors[head])):
             raise InputError(f"{file}: {head} isn't {embedding}: set tie_word_embeddings to false in {config_file}.")
         tensors.pop(head, None)

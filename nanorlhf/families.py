@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig, RotaryScaling
+from nanorlhf.t5 import T5Config
 
 # ---------------------------------------------------------------------------------------- tables, one column per layout
 # model_type in config.json: the class of transformers
@@ -25,56 +26,70 @@ ARCHITECTURES = {
     "gpt_neo": "GPTNeoForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "codegen": "CodeGenForCausalLM",
+    "t5": "T5ForConditionalGeneration",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 FAMILIES = tuple(ARCHITECTURES)
-LLAMA_LIKE = FAMILIES[4:]
-TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.", "model.")
+LLAMA_LIKE = FAMILIES[5:]
+TRUNK_PREFIX = ("transformer.", "transformer.", "gpt_neox.", "transformer.", "", "model.")
 
 # fmt: off
 # field of GPTConfig: field of config.json
 FIELDS = {
-    "vocab_size": ("vocab_size", "vocab_size", "vocab_size", "vocab_size", "vocab_size"),
-    "n_ctx": ("n_positions", "max_position_embeddings", "max_position_embeddings", "n_positions",
+    "vocab_size": ("vocab_size",) * 6,
+    "n_ctx": ("n_positions", "max_position_embeddings", "max_position_embeddings", "n_positions", None,
               "max_position_embeddings"),
-    "d_model": ("n_embd", "hidden_size", "hidden_size", "n_embd", "hidden_size"),
-    "n_layer": ("n_layer", "num_layers", "num_hidden_layers", "n_layer", "num_hidden_layers"),
-    "n_head": ("n_head", "num_heads", "num_attention_heads", "n_head", "num_attention_heads"),
-    "d_mlp": ("n_inner", "intermediate_size", "intermediate_size", "n_inner", "intermediate_size"),
-    "activation": ("activation_function", "activation_function", "hidden_act", "activation_function", "hidden_act"),
-    "norm_eps": ("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
-    "tied_head": ("tie_word_embeddings",) * 5,
+    "d_model": ("n_embd", "hidden_size", "hidden_size", "n_embd", "d_model", "hidden_size"),
+    "n_layer": ("n_layer", "num_layers", "num_hidden_layers", "n_layer", "num_layers", "num_hidden_layers"),
+    "n_head": ("n_head", "num_heads", "num_attention_heads", "n_head", "num_heads", "num_attention_heads"),
+    "d_mlp": ("n_inner", "intermediate_size", "intermediate_size", "n_inner", "d_ff", "intermediate_size"),
+    "activation": ("activation_function", "activation_function", "hidden_act", "activation_function",
+                   "feed_forward_proj", "hidden_act"),
+    "norm_eps": ("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "layer_norm_epsilon",
+                 "layer_norm_epsilon", "rms_norm_eps"),
+    "tied_head": ("tie_word_embeddings",) * 6,
 }
 # transformers' defaults where config.json omits the field or holds null
 DEFAULTS = {
-    "activation": ("gelu_new", "gelu_new", "gelu", "gelu_new", "silu"),
-    "norm_eps": (1e-5, 1e-5, 1e-5, 1e-5, 1e-6),
-    "tied_head": (True, True, False, False, False),
+    "activation": ("gelu_new", "gelu_new", "gelu", "gelu_new", "relu", "silu"),
+    "norm_eps": (1e-5, 1e-5, 1e-5, 1e-5, 1e-6, 1e-6),
+    "tied_head": (True, True, False, False, True, False),
 }
 # our module name: theirs
 MODULES = {
-    "transformer.embedding": ("wte", "wte", "embed_in", "wte", "embed_tokens"),
-    "transformer.positions": ("wpe", "wpe", None, None, None),
-    "transformer.blocks": ("h", "h", "layers", "h", "layers"),
-    "transformer.norm": ("ln_f", "ln_f", "final_layer_norm", "ln_f", "norm"),
+    "transformer.embedding": ("wte", "wte", "embed_in", "wte", "shared", "embed_tokens"),
+    "transformer.positions": ("wpe", "wpe", None, None, None, None),
+    "transformer.blocks": ("h", "h", "layers", "h", None, "layers"),
+    "transformer.norm": ("ln_f", "ln_f", "final_layer_norm", "ln_f", "decoder.final_layer_norm", "norm"),
     # below, the modules of a block; {q,k,v} are three tensors that we store as one
-    "norm1": ("ln_1", "ln_1", "input_layernorm", "ln_1", "input_layernorm"),
+    "norm1": ("ln_1", "ln_1", "input_layernorm", "ln_1", "layer.0.layer_norm", "input_layernorm"),
     "attention.qkv": ("attn.c_attn", "attn.attention.{q,k,v}_proj", "attention.query_key_value", "attn.qkv_proj",
-                      "self_attn.{q,k,v}_proj"),
-    "attention.q_norm": (None, None, None, None, "self_attn.q_norm"),
-    "attention.k_norm": (None, None, None, None, "self_attn.k_norm"),
+                      "layer.0.SelfAttention.{q,k,v}", "self_attn.{q,k,v}_proj"),
+    "attention.q_norm": (None, None, None, None, None, "self_attn.q_norm"),
+    "attention.k_norm": (None, None, None, None, None, "self_attn.k_norm"),
     "attention.out": ("attn.c_proj", "attn.attention.out_proj", "attention.dense", "attn.out_proj",
-                      "self_attn.o_proj"),
-    "norm2": ("ln_2", "ln_2", "post_attention_layernorm", None, "post_attention_layernorm"),
-    "mlp.gate": (None, None, None, None, "mlp.gate_proj"),
-    "mlp.up": ("mlp.c_fc", "mlp.c_fc", "mlp.dense_h_to_4h", "mlp.fc_in", "mlp.up_proj"),
-    "mlp.down": ("mlp.c_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc_out", "mlp.down_proj"),
+                      "layer.0.SelfAttention.o", "self_attn.o_proj"),
+    "norm2": ("ln_2", "ln_2", "post_attention_layernorm", None, "{mlp}.layer_norm", "post_attention_layernorm"),
+    "mlp.gate": (None, None, None, None, "{mlp}.DenseReluDense.wi_0", "mlp.gate_proj"),
+    "mlp.up": ("mlp.c_fc", "mlp.c_fc", "mlp.dense_h_to_4h", "mlp.fc_in", "{mlp}.DenseReluDense.{wi}", "mlp.up_proj"),
+    "mlp.down": ("mlp.c_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc_out", "{mlp}.DenseReluDense.wo",
+                 "mlp.down_proj"),
     # transformers 5 calls NeoX's head lm_head in memory; in files it is embed_out, which both 4 and 5 read
-    "lm_head": ("lm_head", "lm_head", "embed_out", "lm_head", "lm_head"),
+    "lm_head": ("lm_head", "lm_head", "embed_out", "lm_head", "lm_head", "lm_head"),
 }
+T5_MODULES = {  # what only an encoder-decoder has
+    "transformer.encoder_norm": "encoder.final_layer_norm",
+    "transformer.encoder_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "transformer.decoder_bias": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "cross_norm": "layer.1.layer_norm",
+    "cross.q": "layer.1.EncDecAttention.q",
+    "cross.kv": "layer.1.EncDecAttention.{k,v}",
+    "cross.out": "layer.1.EncDecAttention.o",
+}
+MODULES |= {ours: (None, None, None, None, theirs, None) for ours, theirs in T5_MODULES.items()}
 # fmt: on
 # suffix of model_type with adapters: transformers then refuses the model, instead of silently dropping the adapters
 ADAPTER = "_adapter"
@@ -83,6 +98,7 @@ HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors without t
 BUFFERS = re.compile(
     r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask|embed_positions)$"
     r"|rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)$"
+    r"|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$"  # of T5's, never used
 )
 ACTIVATIONS = {  # HF's name: ours; gelu_new, gelu_fast and gelu_pytorch_tanh are the same formula
     **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
@@ -92,7 +108,7 @@ ACTIVATIONS = {  # HF's name: ours; gelu_new, gelu_fast and gelu_pytorch_tanh ar
 UNSUPPORTED: dict[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "is_encoder_decoder": False,
+    "is_encoder_decoder": False,  # T5's is true
     "is_causal": True,
     "pruned_heads": {},
     "quantization_config": None,
@@ -107,6 +123,7 @@ ALWAYS: dict[str, dict[str, Any]] = {  # properties of a whole family, which hav
         **{"positions": "rotary_interleaved", "shared_norm": True, "head_bias": True},
         **{"qkv_bias": False, "attention_out_bias": False},
     },
+    "t5": {},  # T5Config has them
     "llama": RMS,
     "mistral": RMS | {"qkv_bias": False, "attention_out_bias": False, "mlp_bias": False},
     "qwen2": RMS | {"qkv_bias": True, "attention_out_bias": False, "mlp_bias": False},
@@ -119,6 +136,7 @@ LARGEST = {
     "vocab_size": 2**24, "n_ctx": 2**28, "d_model": 2**18, "n_layer": 2**12, "n_head": 2**12, "kv_heads": 2**12,
     "head_width": 2**18, "d_mlp": 2**20, "adapter_size": 2**18,
 }  # fmt: skip
+LARGEST_T5 = {"num_decoder_blocks": 2**12, "num_buckets": 2**16, "max_distance": 2**28}
 
 
 def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
@@ -127,13 +145,15 @@ def check_fits(config: GPTConfig, where: str | Path, num_weights: int) -> None:
     That many are in its files, or have room in memory. Counted without biases and norms, from the numbers alone: no
     model is made.
     """
-    for name, largest in LARGEST.items():
+    num_decoder_blocks = config.num_decoder_blocks if isinstance(config, T5Config) else 0
+    for name, largest in (LARGEST | LARGEST_T5 if num_decoder_blocks else LARGEST).items():
         if getattr(config, name) > largest:
             raise InputError(f"{where}: {name} is {getattr(config, name)}, more than {largest}: lower it.")
     attention = 2 * (config.n_head + config.kv_heads) * config.head_width  # rows of q, k, v, and columns of the output
-    block = config.d_model * (attention + (3 if config.gated_mlp else 2) * config.d_mlp)
+    mlp = (3 if config.gated_mlp else 2) * config.d_mlp
     rows = config.vocab_size + (config.n_ctx if config.positions == "learned" else 0)
-    count = config.n_layer * block + rows * config.d_model
+    rows += config.n_layer * (attention + mlp) + num_decoder_blocks * (2 * attention + mlp)
+    count = rows * config.d_model
     if count > num_weights:
         raise InputError(
             f"{where}: a model of these sizes has {count:,} weights, room is for {num_weights:,}: fix them."
@@ -151,18 +171,27 @@ def column_of(family: str) -> int:
 
 
 def tensor_names(name: str, config: GPTConfig) -> list[str]:
-    """Our tensor name -> its names in a file: one, or three if q, k and v are stored separately."""
+    """Our tensor name -> its names in a file: one, or several if q, k and v are stored separately."""
     module, _, kind = name.rpartition(".")
     block = re.fullmatch(r"transformer\.blocks\.(\d+)\.(.+)", module)
     if block:
-        theirs = f"{of_family(MODULES['transformer.blocks'], config)}.{block[1]}.{of_family(MODULES[block[2]], config)}"
+        blocks, number = of_family(MODULES["transformer.blocks"], config), int(block[1])
+        theirs = of_family(MODULES[block[2]], config)
+        if isinstance(config, T5Config):  # with us the decoder's blocks follow the encoder's
+            in_decoder = number >= config.n_layer
+            number -= config.n_layer if in_decoder else 0
+            blocks = f"{'decoder' if in_decoder else 'encoder'}.block"
+            theirs = theirs.replace("{mlp}", "layer.2" if in_decoder else "layer.1")
+            theirs = theirs.replace("{wi}", "wi_1" if config.gated_mlp else "wi")
+        theirs = f"{blocks}.{number}.{theirs}"
     elif module in MODULES:
         theirs = of_family(MODULES[module], config)
     else:
         return [name]  # score and reward_bias have no counterpart
     prefix = of_family(TRUNK_PREFIX, config) if module.startswith("transformer") else ""
-    letters = "qkv" if "{q,k,v}" in theirs else " "
-    return [f"{prefix}{theirs.replace('{q,k,v}', letter)}.{kind}" for letter in letters]
+    before, braces, rest = theirs.partition("{")
+    letters, _, after = rest.partition("}")
+    return [f"{prefix}{before}{letter}{after}.{kind}" for letter in letters.split(",")]
 
 
 def _qkv_order(config: GPTConfig) -> tuple[int, list[int]]:
@@ -189,7 +218,7 @@ def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
         tensor = tensor.t()
     if len(tensor_names(name, config)) == 1:
         return [tensor]
-    return [part.clone() for part in tensor.split(config.qkv_rows)]
+    return [part.clone() for part in tensor.split(config.qkv_rows[-len(tensor_names(name, config)) :])]  # or k and v
 
 
 def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice = slice(None)) -> Tensor:
@@ -198,7 +227,7 @@ def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice =
     May be a view into the parts.
     """
     parts = [part.t() for part in parts] if _is_conv1d(name, config) else parts
-    if "attention.qkv" not in name:
+    if not re.search(r"\.(qkv|kv)\.", name):
         return parts[0][rows] if parts[0].ndim else parts[0]
     groups, order = _qkv_order(config)
     index = torch.arange(sum(map(len, parts)))
@@ -206,7 +235,7 @@ def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice =
         index = index.view(groups, 3, -1)[:, order].transpose(0, 1).flatten()
     index = index[rows]
     found = []
-    for part in parts:  # one, or q, k and v, in ascending order of our rows
+    for part in parts:  # one, or (q,) k and v, in ascending order of our rows
         found.append(part[index[(index >= 0) & (index < len(part))].to(part.device)])
         index = index - len(part)
     return found[0] if len(found) == 1 else torch.cat(found)
@@ -215,8 +244,18 @@ def from_family(name: str, parts: list[Tensor], config: GPTConfig, rows: slice =
 def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> dict[str, Tensor]:
     """Normalise tensor names: with the trunk's prefix, NeoX's head as embed_out, without buffers.
 
-    Raises InputError if a tensor appears under two names.
+    T5's embedding may be there once more for each stack. Raises InputError if a tensor appears under two names.
     """
+    if isinstance(config, T5Config):
+        copies = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
+        found = [tensors[name] for name in ("shared.weight", *copies) if name in tensors]
+        if not all(torch.equal(embedding, found[0]) for embedding in found):
+            raise InputError(
+                f"{file}: encoder and decoder have different embeddings, which T5 shares: another model's?"
+            )
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
+        if found:
+            tensors["shared.weight"] = found[0]
     prefix, head = of_family(TRUNK_PREFIX, config), of_family(MODULES["lm_head"], config)
     bare = not any(name.startswith(prefix) for name in tensors)  # the file holds only the trunk, as OpenAI's GPT-2
     renamed = {}
@@ -256,26 +295,31 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         known = ", ".join(FAMILIES)
         raise InputError(f"{path}: model_type {model_type!r} isn't one of {known}: name another checkpoint.")
     for field, unused in UNSUPPORTED.items():
+        unused = family == "t5" if field == "is_encoder_decoder" else unused
         if settings.get(field) not in (None, unused):
             raise InputError(f"{path}: {field} = {settings[field]!r:.80} isn't implemented: name another checkpoint.")
-    names = {ours: row[column_of(family)] for ours, row in FIELDS.items()}
+    names = {ours: theirs for ours, row in FIELDS.items() if (theirs := row[column_of(family)])}
     defaults: dict[str, Any] = {ours: row[column_of(family)] for ours, row in DEFAULTS.items()}
 
-    dimensions = ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head")
+    dimensions = [ours for ours in ("vocab_size", "n_ctx", "d_model", "n_layer", "n_head") if ours in names]
     values: dict[str, Any] = {ours: get(names[ours], int, least=1, most=LARGEST[ours]) for ours in dimensions}
-    four_times = None if family in LLAMA_LIKE else 4 * values["d_model"]
+    four_times = None if family in LLAMA_LIKE or family == "t5" else 4 * values["d_model"]
     values["d_mlp"] = get(names["d_mlp"], int, four_times, least=1, most=LARGEST["d_mlp"])
     values["norm_eps"] = get(names["norm_eps"], float, defaults["norm_eps"])
     values["tied_head"] = get(names["tied_head"], bool, defaults["tied_head"])
     if model_type != family:
         values["adapter_size"] = get("adapter_size", int, least=1, most=LARGEST["adapter_size"])
     activation = get(names["activation"], str, defaults["activation"])
+    if family == "t5":
+        activation, found = _t5(settings, values, activation, get, path)
+        values |= found
     if activation not in ACTIVATIONS:
         raise InputError(f"{path}: {names['activation']} {activation!r} isn't one of {list(ACTIVATIONS)}: fix it.")
     values["activation"] = ACTIVATIONS[activation]
     head_width, rest = divmod(values["d_model"], values["n_head"])
-    if family == "qwen3" or (family in LLAMA_LIKE and settings.get("head_dim") is not None):
-        width = get("head_dim", int, 128, least=1, most=LARGEST["head_width"])
+    if family in ("qwen3", "t5") or (family in LLAMA_LIKE and settings.get("head_dim") is not None):
+        field, usual = ("d_kv", 64) if family == "t5" else ("head_dim", 128)
+        width = get(field, int, usual, least=1, most=LARGEST["head_width"])
         values["d_head"] = width if rest or width != head_width else None
         head_width = width
     elif rest or (family == "codegen" and values["n_head"] % 4):
@@ -294,13 +338,42 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         values["qkv_bias"] = values["attention_out_bias"] = get("attention_bias", bool, True)
     elif family == "codegen":
         values["rotary_dim"] = get("rotary_dim", int, least=2)
-    else:
+    elif family in LLAMA_LIKE:
         values |= _llama_like(family, settings, values, head_width, get, path)
     rotary_dim = values.get("rotary_dim", 0)
     # an odd number rotates one channel more; for CodeGen, transformers fails on it
     if rotary_dim + rotary_dim % 2 > head_width or (family == "codegen" and rotary_dim % 2):
         raise InputError(f"{path}: {rotary_dim} rotary channels don't fit a head of width {head_width}: fix it.")
-    return GPTConfig(**values, **ALWAYS[family], architecture=family)
+    return (T5Config if family == "t5" else GPTConfig)(**values, **ALWAYS[family], architecture=family)
+
+
+def _t5(settings: dict, values: dict, projection: str, get: Callable, path: Path) -> tuple[str, dict]:
+    """The activation that feed_forward_proj names, and what only an encoder-decoder has.
+
+    The first T5s scale what a tied head reads, version 1.1 has a head of its own. transformers 5 writes
+    tie_word_embeddings: true for both, and tells them apart by scale_decoder_outputs.
+    """
+    gate, _, activation = projection.rpartition("-")
+    if gate not in ("", "gated"):
+        raise InputError(f"{path}: feed_forward_proj {projection!r:.80} isn't gated-ACTIVATION or ACTIVATION: fix it.")
+    found: dict[str, Any] = {"gated_mlp": gate == "gated"}
+    num_blocks = get("num_decoder_layers", int, values["n_layer"], least=1, most=LARGEST_T5["num_decoder_blocks"])
+    found["n_decoder_layer"] = None if num_blocks == values["n_layer"] else num_blocks
+    most = LARGEST_T5["num_buckets"]
+    found["num_buckets"] = get("relative_attention_num_buckets", int, 32, least=4, most=most)
+    exact = found["num_buckets"] // 2  # of the decoder, which has more of them than the encoder has to each side
+    most = LARGEST_T5["max_distance"]
+    found["max_distance"] = get("relative_attention_max_distance", int, 128, least=exact + 1, most=most)
+    last = values["vocab_size"] - 1
+    found["start_id"] = get("decoder_start_token_id", int, 0, most=last)
+    # what the tokenizers of T5 and CodeT5 put around every text
+    for ours, theirs in (("query_start_id", "bos_token_id"), ("query_end_id", "eos_token_id")):
+        found[ours] = None if settings.get(theirs) is None else get(theirs, int, most=last)
+    is_scaled = get("scale_decoder_outputs", bool, values["tied_head"])
+    if is_scaled and not values["tied_head"]:
+        raise InputError(f"{path}: scale_decoder_outputs needs tie_word_embeddings: set both to true or both to false.")
+    found |= {"tied_head": is_scaled, "head_scale": values["d_model"] ** -0.5 if is_scaled else 1.0}
+    return "gelu_new" if projection == "gated-gelu" else activation, found  # which is how T5 1.1 has been trained
 
 
 def _attention_windows(settings: dict, n_layer: int, window: int, path: Path) -> tuple[int | None, ...] | None:
@@ -447,10 +520,8 @@ def config_object(config: GPTConfig) -> dict:
     Raises InputError for a setting that the family's config.json can't express.
     """
     family = config.architecture
-    settings = {
-        "model_type": family,
-        **{of_family(row, config): getattr(config, ours) for ours, row in FIELDS.items()},
-    }
+    names = {ours: of_family(row, config) for ours, row in FIELDS.items()}
+    settings = {"model_type": family} | {theirs: getattr(config, ours) for ours, theirs in names.items() if theirs}
     if family == "gpt2":
         settings["scale_attn_weights"] = config.scale_attention
         settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)  # [N+ 7] their default is 0.1
@@ -467,6 +538,20 @@ def config_object(config: GPTConfig) -> dict:
         settings |= {"use_parallel_residual": config.parallel_residual, "attention_bias": config.qkv_bias}
     elif family == "codegen":
         settings["rotary_dim"] = config.rotary_dim
+    elif isinstance(config, T5Config):
+        activation = "gelu" if config.gated_mlp and config.activation == "gelu_new" else config.activation
+        settings |= {
+            "is_encoder_decoder": True,
+            "d_kv": config.head_width,
+            "num_decoder_layers": config.num_decoder_blocks,
+            "relative_attention_num_buckets": config.num_buckets,
+            "relative_attention_max_distance": config.max_distance,
+            "feed_forward_proj": f"gated-{activation}" if config.gated_mlp else activation,
+            "decoder_start_token_id": config.start_id,
+            "bos_token_id": config.query_start_id,
+            "eos_token_id": config.query_end_id,
+            "dropout_rate": 0.0,  # [N+ 7] their default is 0.1
+        }
     else:
         settings |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_width}
         settings |= {"rope_theta": config.rotary_base, "attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
@@ -487,6 +572,8 @@ def config_object(config: GPTConfig) -> dict:
         config = replace(config, n_kv_head=None)
     if config.d_head and config.d_head * config.n_head == config.d_model:
         config = replace(config, d_head=None)
+    if isinstance(config, T5Config) and config.n_decoder_layer == config.n_layer:
+        config = replace(config, n_decoder_layer=None)
     reread = parse_config(settings, Path("config.json"))
     for name in (field.name for field in fields(config)):
         value, got = getattr(config, name), getattr(reread, name)

@@ -70,7 +70,7 @@ def generate(
         token=query[:, -1:].clone(),
         ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
         t=torch.zeros(1, dtype=torch.long, device=device),
-        cache=KVCache(model.config, query_mask, max_new_tokens, dtype, whole=replays(device)),
+        cache=model.transformer.cache(query_mask, max_new_tokens, dtype, whole=replays(device)),
     )
 
     def sample(hidden: Tensor) -> None:
@@ -79,7 +79,7 @@ def generate(
         normaliser = tempered.logsumexp(-1, keepdim=True)  # (b, 1)
         filtered = tempered
         if no_repeat_ngram_size:
-            num_written = live.cache.length - live.query.size(1)
+            num_written = live.cache.length - live.cache.prefill
             context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
             filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
         if temperature == 0:

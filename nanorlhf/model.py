@@ -13,7 +13,7 @@ V vocabulary.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,8 @@ class GPTConfig:
     qk_norm: bool = False
     """an RMS norm over the D channels of each head of q and of k (Qwen 3)"""
     positions: str = "rotary_half"
-    """learned (GPT-2, GPT-Neo), rotary_half (NeoX: pairs i, i + r/2), rotary_interleaved (CodeGen: pairs 2i, 2i + 1)"""
+    """learned (GPT-2, GPT-Neo), rotary_half (NeoX: pairs i, i + r/2), rotary_interleaved (CodeGen: pairs 2i, 2i + 1),
+    relative (T5, t5.py)"""
     rotary_dim: int = 0
     """number of a head's D channels that are rotated; the rest carry no position"""
     rotary_base: float = 10000.0
@@ -85,6 +86,8 @@ class GPTConfig:
     """a bias on the LM head (CodeGen)"""
     tied_head: bool = False
     """the LM head is the embedding matrix"""
+    head_scale: float = 1.0
+    """multiplies the hidden states before the LM head (T5 with a tied one: 1 / sqrt(d_model))"""
     adapter_size: int = 0
     """bottleneck width of the adapter after each attention and each MLP; 0: no adapters"""
     norm_eps: float = 1e-5
@@ -108,6 +111,10 @@ class GPTConfig:
 
     def window(self, layer: int) -> int | None:
         return self.attention_windows[layer] if self.attention_windows else None
+
+    def trunk(self) -> "Transformer":
+        """New random weights of what lies below the head; t5.py has an encoder and a decoder there."""
+        return Transformer(self)
 
 
 # -------------------------------------------------------------------------------------------------- positions and masks
@@ -243,6 +250,7 @@ class KVCache:
         B, Q = query_mask.shape
         self.whole = whole or query_mask.is_cuda
         self.config, self.length = config, 0  # tokens in the cache; the model advances it after each call
+        self.prefill = Q  # of these, those of the first call
         shape = (config.n_layer, B, config.kv_heads, Q + num_new, config.head_width)
         # zeros if the unwritten part is read too: 0 * uninitialised memory might be NaN
         self.keys, self.values = (
@@ -250,7 +258,7 @@ class KVCache:
         )
         mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
         self.positions = position_ids(mask)  # (B, L)
-        self.rotary = None if config.positions == "learned" else rotary_tables(config, self.positions)
+        self.rotary = rotary_tables(config, self.positions) if config.positions.startswith("rotary") else None
         self.at = torch.full((1,), Q, device=query_mask.device)  # column of the next token
         self.index = torch.arange(Q + num_new, device=query_mask.device)  # (L,)
         # added to attention logits, 0 or -inf: at first the query's real tokens are visible, then one more each step
@@ -505,13 +513,23 @@ class Transformer(nn.Module):
             for writer in (block.attention.out, block.mlp.down):
                 nn.init.normal_(writer.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
+    def cache(self, query_mask: Tensor, num_new: int, dtype: torch.dtype, whole: bool = False) -> KVCache:
+        """A new cache for queries (B, Q) and num_new tokens after each of them."""
+        return KVCache(self.config, query_mask, num_new, dtype, whole)
+
     def forward(
-        self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None, last: int | None = None
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        last: int | None = None,
+        query_length: Tensor | int | None = None,
     ) -> Tensor:
         """ids (B, L), mask (B, L) True = real token -> hidden (B, L, C) after the final norm. mask None: all are real.
 
         With a cache: first the query, then ids (B, 1), the next token of each row, without a mask. With `last`: only
-        the last so many tokens, hidden (B, last, C), and the last block computes no more.
+        the last so many tokens, hidden (B, last, C), and the last block computes no more. query_length, where the
+        responses begin, is for an encoder-decoder: here one stack reads query and response alike.
         """
         visible: Mapping[int | None, Tensor | None]  # by window
         last_visible: Tensor | None = None  # of the last block, where it differs
@@ -545,14 +563,16 @@ class Transformer(nn.Module):
             wanted, bias = S, visible[config.window(layer)]
             if layer + 1 == config.n_layer:
                 wanted, bias = last, bias if last_visible is None else last_visible
-            arguments = (x, bias, rotary, cache, layer, wanted)
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(block, *arguments, use_reentrant=False)
-            else:
-                x = block(*arguments)
+            x = self.run(block, x, bias, rotary, cache, layer, wanted)
         if cache is not None:
             cache.advance(S)
         return self.norm(x)
+
+    def run(self, block: Block, *arguments: Any) -> Tensor:
+        """A block's output; with checkpoint_activations the backward pass computes it again."""
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            return checkpoint(block, *arguments, use_reentrant=False)
+        return block(*arguments)
 
 
 # ------------------------------------------------------------------------------------------------------- the two models
@@ -562,7 +582,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.transformer = Transformer(config)
+        self.transformer = config.trunk()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.head_bias)
         nn.init.normal_(self.lm_head.weight, std=init_std(config))
         if config.head_bias:
@@ -593,10 +613,16 @@ class GPT(nn.Module):
         return bias.masked_fill(self.forbidden, -torch.inf)
 
     def forward(
-        self, ids: Tensor, mask: Tensor | None = None, cache: KVCache | None = None, last: int | None = None
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        last: int | None = None,
+        query_length: Tensor | int | None = None,
     ) -> Tensor:
-        """ids, mask (B, L) -> hidden (B, L, C) after the final norm; see `Transformer.forward`."""
-        return self.transformer(ids, mask, cache, last)
+        """ids, mask (B, L) -> hidden (B, L, C), what the LM head reads; see `Transformer.forward`."""
+        hidden = self.transformer(ids, mask, cache, last, query_length)
+        return hidden if self.config.head_scale == 1 else hidden * self.config.head_scale
 
     def rounded_head(self) -> Tensor | Packed:
         """The LM head's weights (V, C), rounded to autocast's dtype where it is on; a sampler's may be packed."""
@@ -622,7 +648,7 @@ class ScalarModel(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.transformer = Transformer(config)
+        self.transformer = config.trunk()
         self.score = nn.Linear(config.d_model, 1)
         # [N+ 11] N(0, 1 / sqrt(d_model + 1)): initial rewards are of order one, as hidden states are normalised
         nn.init.normal_(self.score.weight, std=1 / math.sqrt(config.d_model + 1))
@@ -630,11 +656,17 @@ class ScalarModel(nn.Module):
         # [N+ 15] subtracted from every score, so that the demonstrations have mean 0; saved with the weights
         self.register_buffer("reward_bias", torch.zeros(()))
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, last: int | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        last: int | None = None,
+        query_length: Tensor | int | None = None,
+    ) -> Tensor:
         """ids (B, L), mask (B, L) -> scores (B, L) in float32, one per token; the caller picks those that count.
 
-        With `last`: only those of the last so many tokens, (B, last).
+        With `last`: only those of the last so many tokens, (B, last); query_length as in `Transformer.forward`.
         """
-        hidden = self.transformer(ids, mask, last=last)
+        hidden = self.transformer(ids, mask, last=last, query_length=query_length)
         with torch.autocast(hidden.device.type, enabled=False):  # in bf16, scores within 0.4% of each other would tie
             return self.score(hidden.float()).squeeze(-1) - self.reward_bias

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -26,13 +27,17 @@ from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
 from nanorlhf.families import tensor_names, to_family
 from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, beside
+from nanorlhf.t5 import DecoderBlock, T5Config
 
 M = TypeVar("M", bound=GPT | ScalarModel)
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
 LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
 Target = Literal["q", "k", "v", "out", "gate", "up", "down"]
 QUERY_AND_VALUE: tuple[Target, ...] = ("q", "v")
-TARGETS = {"qkv": ("q", "k", "v"), "out": ("out",), "gate": ("gate",), "up": ("up",), "down": ("down",)}  # of a layer
+TARGETS = {  # of a layer; q and kv are cross-attention's
+    **{"qkv": ("q", "k", "v"), "q": ("q",), "kv": ("k", "v"), "out": ("out",)},
+    **{"gate": ("gate",), "up": ("up",), "down": ("down",)},
+}
 
 
 # --------------------------------------------------------------------------------------------------- 1. what is trained
@@ -68,14 +73,14 @@ def tune(
 
 
 def add_adapters(model: GPT | ScalarModel) -> None:
-    """Add two bottlenecks per block, each after a branch and before the residual sum, in parallel blocks too."""
+    """Add a bottleneck after each branch of a block, before the residual sum, in parallel blocks too."""
     config, num_parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
+    writers = [(parent, name) for parent, name in linear_layers(model) if name in ("out", "down")]
     # a bottleneck has two matrices (C, size); its two biases are negligible
-    size = max(1, round(ADAPTER_SHARE * num_parameters / (config.n_layer * 2 * 2 * config.d_model)))
+    size = max(1, round(ADAPTER_SHARE * num_parameters / (len(writers) * 2 * config.d_model)))
     model.config = model.transformer.config = replace(config, adapter_size=size)
-    for block in model.transformer.blocks:
-        block.attention.out = AdaptedLinear(block.attention.out, size)
-        block.mlp.down = AdaptedLinear(block.mlp.down, size)
+    for parent, name in writers:
+        setattr(parent, name, AdaptedLinear(getattr(parent, name), size))
 
 
 # -------------------------------------------------------------------------------------------------------------- 2. LoRA
@@ -130,13 +135,14 @@ class LoRALinear(Linear):
 def add_updates(model: GPT | ScalarModel, rank: int, alpha: float, targets: tuple[Target, ...]) -> None:
     config, found = model.config, set[str]()
     q, k, _ = config.qkv_rows
-    starts = {"q": (0, q), "k": (q, q + k), "v": (q + k, q + 2 * k)}
+    spans = {"qkv": {"q": (0, q), "k": (q, q + k), "v": (q + k, q + 2 * k)}, "kv": {"k": (0, k), "v": (k, 2 * k)}}
     for parent, name in linear_layers(model):
         layer, updated = getattr(parent, name), [target for target in TARGETS[name] if target in targets]
         if updated and isinstance(layer, AdaptedLinear):
             raise InputError(f"--lora-targets {updated[0]}: the checkpoint has adapters there: choose other layers.")
         if updated:
-            rows = [slice(*starts.get(target, (0, layer.out_features))) for target in updated]
+            whole = 0, layer.out_features
+            rows = [slice(*spans.get(name, {}).get(target, whole)) for target in updated]
             setattr(parent, name, LoRALinear(layer, rows, rank, alpha))
         found.update(updated)
     for target in targets:
@@ -147,8 +153,9 @@ def add_updates(model: GPT | ScalarModel, rank: int, alpha: float, targets: tupl
 def linear_layers(model: GPT | ScalarModel) -> Iterator[tuple[nn.Module, str]]:
     """The linear layers of all blocks: the module that holds each, and its name there."""
     for block in model.transformer.blocks:
-        for parent, names in ((block.attention, ("qkv", "out")), (block.mlp, ("gate", "up", "down"))):
-            yield from ((parent, name) for name in names if getattr(parent, name) is not None)
+        parts = [block.attention, block.mlp, *([block.cross] if isinstance(block, DecoderBlock) else [])]
+        for parent in parts:
+            yield from ((parent, name) for name in TARGETS if getattr(parent, name, None) is not None)
 
 
 def has_updates(model: GPT | ScalarModel) -> bool:
@@ -204,7 +211,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
             (up,) = to_family(f"{path}.bias", up, config)  # as a bias: its rows in their order, and never transposed
             parts = {names[0]: (torch.cat(downs), up)}
         else:
-            stops = [sum(config.qkv_rows[: i + 1]) for i in range(3)]
+            stops = list(accumulate(config.qkv_rows[-len(names) :]))  # of q, k and v, or k and v
             updated = [names[stops.index(some.stop)] for some in layer.rows]
             parts = dict(zip(updated, zip(downs, ups, strict=True), strict=True))
         for name, (down, up) in parts.items():
@@ -218,7 +225,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": alpha,
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_2_SEQ_LM" if isinstance(config, T5Config) else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "target_modules": sorted(ranks),
         "rank_pattern": others,

@@ -43,7 +43,8 @@ def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -
 def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
     """The model's score at the end of each response, (B, L) -> (B,); elsewhere its numbers mean nothing."""
     first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends where its query does
-    scores = model(query_response, query_response != pad_id, last=query_response.size(1) - first)  # (B, L - first)
+    last = query_response.size(1) - first
+    scores = model(query_response, query_response != pad_id, last=last, query_length=query_length)  # (B, L - first)
     end = end_index(query_response, query_length, pad_id) - first
     return scores.gather(1, end[:, None]).squeeze(1)  # [N+ 13] those before EOS are mostly negative, and unused
 

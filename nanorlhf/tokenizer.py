@@ -8,6 +8,7 @@ and no text is encoded to it.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
 PROBE = "The cat sat on 3 mats."  # which any tokenizer can encode
 # vocabulary and merges: the file names of OpenAI's GPT-2, and those of transformers
+ADDED = "added_tokens.json"  # beside them, of CodeT5 and others: tokens that no merge makes
 TEMPLATE = "chat_template.jinja"
 MOST_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -127,7 +129,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         return _finish(backend, path, *_settings(settings, path))
     if not path.exists():
         names = [name for pair in VOCABULARIES for name in pair]
-        names += ["tokenizer.json", "tokenizer_config.json", TEMPLATE, "config.json"]
+        names += ["tokenizer.json", "tokenizer_config.json", ADDED, TEMPLATE, "config.json"]
         path = hub_directory(str(where), names)
     if path.is_file():
         return _finish(_read_backend(path), path)
@@ -138,6 +140,8 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         for vocabulary, merges in VOCABULARIES:
             if (path / vocabulary).exists() and (path / merges).exists():
                 backend = _byte_level(path / vocabulary, path / merges)
+                if (path / ADDED).exists():
+                    _add_tokens(backend, path / ADDED)
                 break
         else:
             raise InputError(
@@ -264,6 +268,25 @@ def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenize
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """Add the tokens of added_tokens.json with the ids that it gives; T5's sentinels as special ones.
+
+    Raises InputError where the ids don't follow those of the vocabulary.
+    """
+    tokens = read_object(path)
+    if not all(type(i) is int for i in tokens.values()):
+        raise InputError(f"{path} must give each token an integer: download it again.")
+    for token in sorted(tokens, key=tokens.__getitem__):
+        if backend.token_to_id(token) is None:
+            is_special = re.fullmatch(r"<extra_id_\d+>", token) is not None
+            backend.add_tokens([AddedToken(token, special=is_special, normalized=False)])
+        if backend.token_to_id(token) != tokens[token]:
+            raise InputError(
+                f"{path}: the id of {token!r:.80} is {tokens[token]}, the next free one is "
+                f"{backend.token_to_id(token)}: download it and the vocabulary again."
+            )
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

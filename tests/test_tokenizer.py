@@ -6,7 +6,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 from nanorlhf import files
 from nanorlhf.dataset import response_ids
@@ -88,6 +88,58 @@ def test_vocabulary_larger_than_the_embedding_is_refused():
     check_vocabulary(TRAINED, TRAINED.vocab_size, "model")
     with pytest.raises(InputError, match=rf"{TRAINED.vocab_size} ids but the embedding of runs/x only .*--tokenizer"):
         check_vocabulary(TRAINED, TRAINED.vocab_size - 1, "runs/x")
+
+
+@pytest.fixture
+def codet5(tmp_path):
+    """The files of CodeT5's tokenizer, with few merges."""
+    backend = train_tokenizer(TEXTS, 320).backend
+    model = json.loads(backend.to_str())["model"]
+    special = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+    symbols = [symbol for symbol, _ in sorted(model["vocab"].items(), key=lambda item: item[1])]
+    vocabulary = [*special, *(symbol for symbol in symbols if symbol != "<|endoftext|>")]
+    (tmp_path / "vocab.json").write_text(json.dumps({symbol: i for i, symbol in enumerate(vocabulary)}))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    sentinels = {f"<extra_id_{99 - i}>": len(vocabulary) + i for i in range(100)}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(sentinels))
+    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token", "mask_token"), special, strict=True))
+    settings = names | {"cls_token": "<s>", "sep_token": "</s>", "tokenizer_class": "RobertaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def test_codet5s_ids_are_those_of_transformers(codet5):
+    """Byte-level BPE with T5's special tokens: names of them in a text are text."""
+    ours, theirs = load_tokenizer(codet5), RobertaTokenizer.from_pretrained(codet5)
+    for text in ("the cat's hat: 3 ≠ 4\n\tx", " sold the mat", "int[] a = {1};"):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ours.encode(text)) == text
+    size = len(json.loads((codet5 / "vocab.json").read_text()))
+    assert (ours.eos_id, ours.bos, ours.pad_id, ours.vocab_size) == (2, "<s>", size + 100, size + 100)
+    sentinels = [ours.backend.token_to_id(f"<extra_id_{i}>") for i in (99, 0)]
+    assert sentinels == [size, size + 99] == theirs.convert_tokens_to_ids(["<extra_id_99>", "<extra_id_0>"])
+    ids = ours.encode("a <extra_id_0> b</s><s>")
+    assert not {*range(5), *range(size, size + 101)} & set(ids) and ours.decode(ids) == "a <extra_id_0> b</s><s>"
+    pieces = token_bytes(ours)
+    assert pieces[ours.eos_id] == b"" and b"".join(pieces[i] for i in ids) == b"a <extra_id_0> b</s><s>"
+    ours.save(codet5 / "ours")
+    again = load_tokenizer(codet5 / "ours")
+    assert again.fingerprint == ours.fingerprint and (again.pad_id, again.eos_id) == (ours.pad_id, ours.eos_id)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [
+        ({"<extra_id_0>": 4000}, "the id of '<extra_id_0>' is 4000, the next free one is"),
+        ({"<extra_id_0>": "7"}, "must give each token an integer"),
+        (["<extra_id_0>"], "added_tokens.json"),
+    ],
+)
+def test_added_tokens_that_do_not_fit_are_one_sentence(codet5, tokens, sentence):
+    (codet5 / "added_tokens.json").write_text(json.dumps(tokens))
+    with pytest.raises(InputError, match=sentence):
+        load_tokenizer(codet5)
 
 
 # ------------------------------------------------------------------------------------------------------------------ ids

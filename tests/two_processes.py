@@ -26,6 +26,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.families import ALWAYS
 from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
+from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights
 from nanorlhf.training.signals import StopSignals
@@ -212,6 +213,28 @@ def check_gradients() -> None:
         assert expected.grad is not None and found.grad is not None
         difference = (distributed.whole(found.grad) - expected.grad).abs().max()
         assert difference <= 1e-5 * max(1, expected.grad.abs().max()), (difference, expected.grad.abs().max())
+
+
+def test_an_encoder_decoder_is_sharded_as_well() -> None:
+    """Each rank reads its own rows of the files; a step equals that of one process, to rounding."""
+    where = Path(tempfile.gettempdir()) / f"t5.{os.environ['MASTER_PORT']}"
+    torch.manual_seed(0)
+    one = GPT(T5Config(vocab_size=37, d_model=24, n_layer=2, n_decoder_layer=3, n_head=3, d_head=10, d_mlp=40))
+    distributed.from_first(lambda: save(one, where))
+    model = load_gpt(where, "meta")
+    distributed.shard(model, DEVICE, bfloat16=False)
+    here = sum(distributed.mine(p).numel() for p in model.parameters())
+    assert here <= 0.6 * sum(p.numel() for p in one.parameters()) and torch.equal(weights(model), weights(one))
+    ids = torch.randint(37, (4, 13), generator=torch.Generator().manual_seed(1))
+    for some, mine in ((one, ids), (model, ids[distributed.rank_slice(4)])):
+        optimizer = torch.optim.SGD(some.parameters(), lr=0.1)
+        some.logits(some(mine, last=6)[:, :-1]).log_softmax(-1).gather(2, mine[:, -5:, None]).mean().backward()
+        if some is model:  # summed over the ranks, each of which took the mean of its half
+            for parameter in some.parameters():
+                parameter.grad /= 2
+        optimizer.step()
+    assert torch.allclose(weights(model), weights(one), atol=1e-6)
+    assert not torch.equal(weights(load_gpt(where)), weights(one))
 
 
 def test_sharded_steps_equal_unsharded_ones() -> None:

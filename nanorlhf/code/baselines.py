@@ -29,7 +29,9 @@ def coderl_critic(
 
     The whole is the largest of each channel over the response's tokens; the same linear layer reads both.
     """
-    hidden = model.transformer(query_response, mask, last=padding_mask.size(1)).float()  # (B, T, C) token t included
+    T = padding_mask.size(1)
+    hidden = model.transformer(query_response, mask, last=T, query_length=query_response.size(1) - T)
+    hidden = hidden.float()  # (B, T, C) token t included
     pooled = hidden.masked_fill(padding_mask[:, :, None], -torch.inf).amax(1)  # (B, C)
     return model.score(pooled).squeeze(-1), model.score(hidden).squeeze(-1)
 

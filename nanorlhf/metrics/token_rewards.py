@@ -41,7 +41,7 @@ def token_rewards(
     texts = [spellings.get(i, b"").decode(errors="replace") or "∎" for i in ids]
     inputs = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, ~padding_mask), dim=1)
     with distributed.visiting(reward_model):
-        logits = None if reward_model is None else reward_model(*inputs, last=T)  # (1, T)
+        logits = None if reward_model is None else reward_model(*inputs, last=T, query_length=query.size(1))  # (1, T)
 
     rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
     is_ppo = bool(rows) and value_model_dir.is_dir() and logits is not None

@@ -280,3 +280,26 @@ RECIPES: dict = {
         ),
     },
 }
+
+
+def of_codet5(model: str, batch_size: int, root: Path) -> dict:
+    """`rlcf` with the paper's other policy, an encoder-decoder, in directories of its own."""
+    rlcf = RECIPES["rlcf"]
+    sft, discriminator, data, bench = root / "sft", root / "discriminator", root / "data", root / "bench"
+    return {
+        "help": f"RLCF with {model}",
+        "sft": rlcf["sft"] | dict(model=model, batch_size=batch_size, data=data, out=sft),
+        "discriminator": rlcf["discriminator"] | dict(sft=str(sft), data=data, out=discriminator),
+        "ppo": rlcf["ppo"] | dict(sft=str(sft), discriminator=str(discriminator), data=data, out=root / "ppo"),
+        "programs": rlcf["programs"]
+        | dict(
+            data=bench,
+            out=root / "eval",
+            policies=("sft", f"{root}/sft_bench", "rlcf", f"{root}/ppo_bench"),
+            curves=(f"{root}/ppo",),
+        ),
+    }
+
+
+RECIPES["rlcf-codet5"] = of_codet5("Salesforce/codet5-large", 256, Path("runs/codet5"))  # 770M: 32 x 8
+RECIPES["rlcf-codet5-base"] = of_codet5("Salesforce/codet5-base", 64, Path("runs/codet5_base"))  # 220M: 8 x 8

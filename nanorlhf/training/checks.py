@@ -13,7 +13,20 @@ from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
 from nanorlhf.reward import is_function, places
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+
+
+def check_sft(args: Any, config: GPTConfig) -> None:
+    """Settings of SFT and the model that they start from."""
+    longest = args.max_query_length + args.max_response_length
+    if longest > config.n_ctx:
+        raise InputError(
+            f"--max-query-length plus --max-response-length is {longest}, more than the {config.n_ctx} positions "
+            f"of {args.model}: lower one of them."
+        )
+    if isinstance(config, T5Config) and args.loss_on == "all":
+        raise InputError("--loss-on all: an encoder-decoder predicts no token of the query: pass --loss-on response.")
 
 
 def check_rollouts(args: Any) -> int:

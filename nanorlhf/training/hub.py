@@ -66,10 +66,11 @@ def push(hub_id: str, out: Path, card: ModelCard) -> str:
 def model_card(stage: str, args: Any, summary: dict[str, float]) -> ModelCard:
     """What a finished run is, from its settings and its checkpoint. The licence is left to the user."""
     kind, source = kind_of_model(args.out), base_model(asdict(args))
+    is_t5 = kind == "policy" and read_object(args.out / "config.json").get("is_encoder_decoder") is True
     data = ModelCardData(
         base_model=source,
         library_name="transformers" if kind == "policy" else "nanorlhf",
-        pipeline_tag="text-generation" if kind == "policy" else None,
+        pipeline_tag=None if kind != "policy" else "text2text-generation" if is_t5 else "text-generation",
         tags=["nanorlhf", "rlhf", stage.lower()],
     )
     return ModelCard.from_template(
@@ -77,6 +78,7 @@ def model_card(stage: str, args: Any, summary: dict[str, float]) -> ModelCard:
         template_path=str(TEMPLATE),
         stage=stage,
         kind=kind,
+        auto_class="AutoModelForSeq2SeqLM" if is_t5 else "AutoModelForCausalLM",
         use=USES[kind],
         hub_id=args.push_to_hub,
         source=source,

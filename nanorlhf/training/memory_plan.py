@@ -45,9 +45,10 @@ from nanorlhf.checkpoint import read_config, round_products
 from nanorlhf.cli import check_ranges
 from nanorlhf.errors import InputError
 from nanorlhf.generate import draw, for_sampling
-from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel
+from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.peft import tune
 from nanorlhf.reward import places
+from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import train_linear_layers
 
 Label = tuple[str, str]  # (column of the table, role of a model or "")
@@ -70,6 +71,26 @@ PYTHIA = {  # Biderman et al. 2023, Table 1, and the config.json of EleutherAI/p
         ("1b", 16, 2048, 8, 50304),
         ("2.8b", 32, 2560, 32, 50304),
         ("6.9b", 32, 4096, 32, 50432),
+    )
+}
+CODET5 = {  # Wang et al. 2021, section 4.2, and Le et al. 2022: T5's small, base and large, with 32,100 ids
+    f"Salesforce/codet5-{name}": T5Config(
+        vocab_size=32100,
+        d_model=d_model,
+        n_layer=n_layer,
+        n_head=n_head,
+        d_head=64,
+        d_mlp=4 * d_model,
+        tied_head=True,
+        head_scale=d_model**-0.5,
+        query_start_id=1,
+        query_end_id=2,
+    )
+    for name, n_layer, d_model, n_head in (
+        ("small", 6, 512, 8),
+        ("base", 12, 768, 12),
+        ("large", 24, 1024, 16),
+        ("large-ntp-py", 24, 1024, 16),
     )
 }
 
@@ -197,7 +218,7 @@ def forward(live: Live, role: str, model: GPT | ScalarModel, rows: int, work: Wo
     last = L if work.logprobs_of_all else work.response_length + 1
     is_kept = torch.is_grad_enabled()
     with live.labelled(*(("activations", role) if is_kept else ("temporary", ""))):
-        output = model(ids, mask, last=last)[:, :-1]  # (b, S, C) or (b, S)
+        output = model(ids, mask, last=last, query_length=work.query_length)[:, :-1]  # (b, S, C) or (b, S)
     if isinstance(model, ScalarModel):
         return output
     with live.labelled(*(("head", role) if is_kept else ("temporary", ""))):
@@ -233,7 +254,7 @@ def sample(live: Live, models: dict[str, GPT], rows: int, work: Work) -> None:
         with live.labelled("copies", role):
             model = for_sampling(model, work.rollout_dtype)
     with live.labelled("KV-cache", role):
-        cache = KVCache(model.config, mask, work.response_length, dtype)
+        cache = model.transformer.cache(mask, work.response_length, dtype)
     with live.labelled("temporary"), autocast(work):
         head = model.rounded_head()
         for ids in (query, query[:, -1:]):
@@ -281,7 +302,9 @@ def passes(
 
     configs = [work.models[role].config for role in roles]
     depth = configs[0].n_layer
-    is_alike = all(config.n_layer == depth and config.attention_windows is None for config in configs)
+    is_alike = all(config.n_layer == depth and config.attention_windows is None for config in configs) and not any(
+        isinstance(config, T5Config) and config.num_decoder_blocks != depth for config in configs
+    )
     if is_alike and depth > 3:
         of_two, of_three = at(2), at(3)
         if of_three[0].total() - of_two[0].total() == of_three[1].total() - of_two[1].total():
@@ -310,7 +333,7 @@ class Size:
 
     all: int
     trained: int
-    block: int  # of one block
+    block: int  # of one block, the largest
     rest: int  # outside the blocks
     whole: int  # bytes of its weights on a device that holds all of them, but for those that are the policy's
 
@@ -323,14 +346,13 @@ def sizes(work: Work) -> dict[str, Size]:
             model = shape.build(shape.config)
         number = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        blocks = model.transformer.blocks
-        block = sum(parameter.numel() for parameter in blocks[0].parameters())
+        blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in model.transformer.blocks]
         if role in work.on_policy:
             whole = 4 * trained
         else:
             round_if_frozen(model, work)
             whole = sum(parameter.nbytes for parameter in model.parameters())
-        found[role] = Size(number, trained, block, number - len(blocks) * block, whole)
+        found[role] = Size(number, trained, max(blocks), number - sum(blocks), whole)
     return found
 
 
@@ -491,18 +513,20 @@ def table_row(name: str, number: str, cells: list[int], total: int | None) -> st
 
 # ---------------------------------------------------------------------------------------------------------- the scripts
 def shape_of(flag: str, where: str, num_tokens: int) -> GPTConfig:
-    """The model's shape: of a Pythia by its Hub id, else from config.json of a directory or Hub id; loads no weights.
+    """The model's shape: of a Pythia or CodeT5 by its Hub id, else from config.json of a directory or Hub id.
 
-    Raises InputError, naming `flag`, if there is no config.json or `num_tokens` exceed the positions.
+    Loads no weights. Raises InputError, naming `flag`, if there is no config.json or `num_tokens` exceed the positions.
     """
     published = re.fullmatch(r"EleutherAI/pythia-(.+?)(-deduped)?", where)
     if published and published[1] in PYTHIA:
         config = PYTHIA[published[1]]
+    elif where in CODET5:
+        config = CODET5[where]
     else:
         try:
             config = read_config(where)
         except InputError as error:
-            known = ", ".join(f"EleutherAI/pythia-{size}" for size in PYTHIA)
+            known = ", ".join([*(f"EleutherAI/pythia-{size}" for size in PYTHIA), *CODET5])
             raise InputError(f"{flag} {str(error).rstrip('.')}; --plan knows {known} without their files.") from error
     if num_tokens > config.n_ctx:
         raise InputError(

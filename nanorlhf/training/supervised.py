@@ -1,5 +1,6 @@
 """What SFT, the reward model and the discriminator share: micro-batches, new models, and checks of the settings."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.families import check_fits
 from nanorlhf.model import GPTConfig
 from nanorlhf.padding import micro_batches
+from nanorlhf.t5 import T5Config
 from nanorlhf.training.schedule import check_warmup
 from nanorlhf.training.settings import RunArgs, SupervisedArgs
 
@@ -71,23 +73,23 @@ def number_of_steps(args: SupervisedArgs, num_rows: int, path: Path) -> int:
     return num_steps
 
 
-def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True) -> GPTConfig:
+def new_shape(args: Any, vocab_size: int, n_ctx: int, causal: bool = True, eos_id: int = 0) -> GPTConfig:
     """A small Pythia of --n-layer, --n-head and --d-model: rotary positions on half of each head, an untied LM head.
 
-    Raises InputError where the heads don't divide the width, and for more weights than this machine's memory holds.
+    With --architecture t5 a small T5, whose decoder has --n-layer layers and whose encoder half as many; its queries
+    end and its responses start with EOS. Raises InputError where the heads don't divide the width, and for more weights
+    than this machine's memory holds.
     """
     if args.d_model % args.n_head or args.d_model // args.n_head < 2:
         raise InputError(f"--n-head {args.n_head} must divide --d-model {args.d_model} into heads at least 2 wide.")
-    config = GPTConfig(
-        vocab_size=vocab_size,
-        n_ctx=n_ctx,
-        d_model=args.d_model,
-        n_layer=args.n_layer,
-        n_head=args.n_head,
-        d_mlp=4 * args.d_model,
-        rotary_dim=max(2, args.d_model // args.n_head // 4 * 2),
-        causal=causal,
-    )
+    sizes = {"vocab_size": vocab_size, "d_model": args.d_model, "n_layer": args.n_layer, "n_head": args.n_head}
+    sizes["d_mlp"] = 4 * args.d_model
+    if getattr(args, "architecture", "gpt") == "t5":
+        sizes["n_decoder_layer"], sizes["n_layer"] = args.n_layer, math.ceil(args.n_layer / 2)
+        config: GPTConfig = T5Config(**sizes, start_id=eos_id, query_end_id=eos_id)
+    else:
+        rotary_dim = max(2, args.d_model // args.n_head // 4 * 2)
+        config = GPTConfig(**sizes, n_ctx=n_ctx, rotary_dim=rotary_dim, causal=causal)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
     room = 2**62 if getattr(args, "plan", False) else memory // 4  # a plan makes no model
     check_fits(config, "--n-layer, --d-model, --max-query-length", room)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import train_ppo
 import train_rm
@@ -20,9 +20,11 @@ from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.families import config_object
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import memory_plan
 from nanorlhf.training.memory_plan import (
+    CODET5,
     PYTHIA,
     Flags,
     Live,
@@ -78,6 +80,35 @@ def test_pythia_has_the_published_number_of_parameters(monkeypatch, size, publis
     assert found["value"].all == found["reward"].all == by_hand - V * C + C + 1
     assert (found["policy"].trained, found["reference"].trained) == (by_hand, 0)
     assert found["policy"].block == 12 * C**2 + 13 * C
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("small", 60e6), ("base", 223e6), ("large", 738e6), ("large-ntp-py", 738e6)]
+)
+def test_codet5_has_the_published_number_of_parameters(monkeypatch, name, published):
+    config = CODET5[f"Salesforce/codet5-{name}"]
+    C, H = config.d_model, config.n_head
+    encoder, decoder = 12 * C**2 + 2 * C, 16 * C**2 + 3 * C  # MLPs are 4 C wide, heads as wide together as the stream
+    by_hand = 32100 * C + config.n_layer * (encoder + decoder) + 2 * C + 2 * 32 * H
+    with torch.device("meta"):
+        theirs = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config_object(config)))
+    recipe = replace(train_ppo.RECIPES["rlcf-codet5"][1], sft=f"Salesforce/codet5-{name}")
+    found = sizes(work_of(monkeypatch, ppo_plan, recipe))
+    assert found["policy"].all == by_hand == theirs.num_parameters() == pytest.approx(published, rel=0.01)
+    assert found["value"].all == by_hand + C + 1  # the head is tied, so it goes with nothing
+    assert (found["policy"].block, found["policy"].rest) == (decoder, 32100 * C + 2 * C + 2 * 32 * H)
+
+
+def test_the_peaks_of_an_encoder_decoder_are_those_of_running_every_block(monkeypatch):
+    deep = T5Config(vocab_size=300, d_model=16, n_layer=5, n_head=2, d_mlp=32)
+    found = []
+    for config in (deep, replace(deep, attention_windows=(None,) * 5)):  # windows that hide nothing
+        monkeypatch.setitem(CODET5, "Salesforce/codet5-base", config)
+        args = replace(train_ppo.RECIPES["rlcf-codet5"][1], max_query_length=24, response_length=12)
+        args = replace(args, sft="Salesforce/codet5-base", value_model="Salesforce/codet5-base")
+        work = work_of(monkeypatch, ppo_plan, args)
+        found.append(peaks(work, replace(work.flags, micro_batch_size=2, rollout_batch_size=3), 1))
+    assert found[0] == found[1]
 
 
 def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(monkeypatch):
