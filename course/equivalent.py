@@ -127,6 +127,11 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="It adds one place to cut, the end of the first paragraph, which did not fit a line earlier.",
     ),
     Equivalent(
+        function="train_sft:demonstration_loss",
+        changes=("first = query_length if loss_on == 'response' else torch.zeros_like(query_length)",),
+        why="The first token is no label in any case.",
+    ),
+    Equivalent(
         function="train_rm:regression_loss",
         changes=("error = targets - scores",),
         why="Only its square and its absolute value are used.",

@@ -199,6 +199,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_train_sft.py::test_loss_is_the_sum_over_the_tokens_that_count_row_by_row",
             "tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",
+            "tests/test_train_t5.py::test_the_loss_is_that_of_transformers",
         ),
         points=3,
         level=2,
@@ -256,6 +257,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "tests/test_reward.py::test_reward_stands_at_the_last_token_whatever_the_padding",
             "tests/test_reward.py::test_a_score_depends_neither_on_padding_nor_on_the_batch",
             "tests/test_reward.py::test_an_empty_response_has_the_score_of_its_query",
+            "tests/test_train_t5.py::test_scores_are_read_at_the_last_token_whichever_side_is_padded",
         ),
         points=2,
         level=2,

@@ -52,19 +52,28 @@ def theirs(tmp_path_factory) -> transformers.T5ForConditionalGeneration:
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts
-@torch.no_grad()
-def test_the_loss_is_that_of_transformers(theirs) -> None:
-    """Of responses, whose first token follows the decoder's start; transformers leaves out labels of -100."""
+def expected_loss(theirs: transformers.T5ForConditionalGeneration) -> float:
+    """Summed over the responses of ROWS, one at a time; the first token follows the decoder's start."""
     expected = 0.0
     for row in ROWS:
         labels = torch.tensor([row.response])
         query = torch.tensor([row.query])
         inputs = enclosed(query, query >= 0, theirs.config)
         mean = theirs(**inputs, labels=labels, decoder_input_ids=shifted(labels)).loss
-        expected += mean * len(row.response)
-    assert train_sft.demonstration_loss(t5(), ROWS, PAD, "response") == pytest.approx(expected.item(), rel=1e-5)
+        expected += mean.item() * len(row.response)
+    return expected
+
+
+@torch.no_grad()
+def test_the_loss_is_that_of_transformers(theirs) -> None:
+    loss = train_sft.demonstration_loss(t5(), ROWS, PAD, "response")
+    assert loss == pytest.approx(expected_loss(theirs), rel=1e-5)
+
+
+@torch.no_grad()
+def test_summed_logprobs_are_those_of_transformers(theirs) -> None:
     logprobs = summed_logprobs(t5(), [row.query for row in ROWS], [row.response for row in ROWS], PAD)
-    assert -logprobs.sum() == pytest.approx(expected.item(), rel=1e-5)
+    assert -logprobs.sum() == pytest.approx(expected_loss(theirs), rel=1e-5)
 
 
 def test_training_follows_that_of_transformers(theirs) -> None:
