@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import train_ppo
+import train_rm
+import train_sft
 from nanorlhf import dataset, distributed
-from nanorlhf.checkpoint import load_gpt
+from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.test_distributed import TIMED, flags_of, needs_proc, processes_of, wait_until, worker
@@ -82,6 +84,20 @@ def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(miniat
     assert sum(said in text for text in texts) == 1
     assert torch.allclose(weights(load_gpt(whole.out)), weights(load_gpt(broken.out)), atol=2e-5)
     equal_metrics(whole.out, broken.out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "read"), [(train_sft, load_gpt), (train_rm, load_scalar)])
+def test_the_first_two_stages_on_two_nodes_equal_one_process(miniature, tmp_path, script, read):  # noqa: F811
+    args = miniature.sft if script is train_sft else miniature.rm
+    one, two = (replace(args, micro_batch_size=3, out=tmp_path / name) for name in ("one", "two"))
+    script.main(one)
+    with two_nodes(tmp_path, two.out, f"{script.__name__}.py", "tiny", *flags_of(two)) as (agents, logs):
+        codes = [agent.wait(900) for agent in agents]
+    assert codes == [0, 0], [log.read_text() for log in logs]
+    assert sum("2 process(es)" in log.read_text() for log in logs) == 1
+    assert torch.allclose(weights(read(one.out)), weights(read(two.out)), atol=2e-5)
+    equal_metrics(one.out, two.out)
 
 
 @pytest.mark.slow
