@@ -23,6 +23,7 @@ OTHERS = (
     "LICENSE",
     "Makefile",
     "README.md",
+    "experiments.mk",
     "pyproject.toml",
 )
 MARK = ".course"  # in a copy: what was done to it

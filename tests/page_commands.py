@@ -257,7 +257,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
     """What `make target` runs, one at a time: make runs it, with a Python that writes down its arguments."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
-        for name in ("Makefile", "pyproject.toml"):
+        for name in ("Makefile", "experiments.mk", "pyproject.toml"):
             shutil.copy(ROOT / name, here)
         (here / ".venv" / "bin").mkdir(parents=True)
         stub = here / ".venv" / "bin" / "python"

@@ -1,7 +1,7 @@
 """Which pages the site has: README.md, docs/, course/, kernels/, and one per module, at their paths in the repository.
 
-So the relative links of a page lead where they lead in the repository; one to a module or the Makefile leads to the
-page of that file, which holds its public docstrings and its source. mkdocs calls the functions named on_*.
+So the relative links of a page lead where they lead in the repository; one to a module or to what make reads leads to
+the page of that file, which holds its public docstrings and its source. mkdocs calls the functions named on_*.
 """
 
 import re
@@ -25,11 +25,11 @@ OF_SITE = ("style.css", "iframe-worker.js")
 
 
 def sources() -> list[str]:
-    """The files that have a page of their own, as paths from the root: scripts, modules by package, the Makefile."""
+    """The files that have a page of their own, as paths from the root: scripts, modules by package, what make reads."""
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
     modules.remove(HIDDEN)
     modules.sort(key=lambda path: (PACKAGES.index(path.relative_to(ROOT).parts[0]), str(path.parent)))
-    return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile"]
+    return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile", "experiments.mk"]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

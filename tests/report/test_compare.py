@@ -1,4 +1,4 @@
-"""The comparison's tables and pictures, from evaluations and runs written by hand, and its commands in the Makefile."""
+"""The comparison's tables and pictures, from evaluations and runs written by hand, and its commands."""
 
 import json
 import math
@@ -222,7 +222,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
     assert not out.exists()
 
 
-# ------------------------------------------------------------------------------------------------ the Makefile's table
+# ----------------------------------------------------------------------------------------- the table of experiments.mk
 def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
     commands = commands_of("compare")
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]

@@ -199,7 +199,7 @@ def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_makefile_calls_the_base_is_the_default_of_each_dial() -> None:
     """make links DIAL/VALUE to the base; were the default another, a picture would show the base at a wrong value."""
-    text = (ROOT / "Makefile").read_text()
+    text = (ROOT / "experiments.mk").read_text()
     base = re.search(r"^LAB_BASE = (.+)$", text, re.M)[1].split()
     [given] = re.findall(r"--num-comparisons (\d+) --num-triads", text)
     world = World(num_comparisons=int(given))

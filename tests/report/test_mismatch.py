@@ -1,4 +1,4 @@
-"""The table and pictures of `make mismatch`, from runs written by hand, and the table of the Makefile."""
+"""The table and pictures of `make mismatch`, from runs written by hand, and the table of experiments.mk."""
 
 import json
 import re
@@ -96,9 +96,9 @@ def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None
 
 
 def test_each_sampler_and_correction_of_the_table_has_flags_and_the_page_has_its_rows() -> None:
-    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    entries = re.search(r"^MISMATCH_RUNS \?= (.+)", makefile, re.M)[1].split()
-    flags = dict(re.findall(r"^(sampler_\S+|correction_\S+) = (.+)", makefile, re.M))
+    table = (ROOT / "experiments.mk").read_text().replace("\\\n", " ")
+    entries = re.search(r"^MISMATCH_RUNS \?= (.+)", table, re.M)[1].split()
+    flags = dict(re.findall(r"^(sampler_\S+|correction_\S+) = (.+)", table, re.M))
     known = {name.replace("_", "-") for name in PPO.__dataclass_fields__}
     assert all(flag.removeprefix("--") in known for line in flags.values() for flag in re.findall(r"--\S+", line))
     pairs = [entry.split("/") for entry in entries]
