@@ -23,14 +23,15 @@ def test_a_product_by_hand():
     ]
 
 
-def test_half_a_step_is_rounded_away():
-    """Of x, up: 0.5 of a step is one, 0.49 is none; the scale is that of the largest number in the row alone."""
-    weight = Int8Weight(torch.eye(3) * 127)
-    y = weight.product(torch.tensor([[127.0, 0.5, 0.49], [127.0, -0.51, -0.5], [1270.0, 5.0, 4.9]])) / 127
-    assert y.tolist() == [[127.0, 1.0, 0.0], [127.0, -1.0, 0.0], [1270.0, 10.0, 0.0]]
+def test_half_a_step_is_rounded_to_even():
+    """The scale is that of the largest number in the row alone."""
+    weight = Int8Weight(torch.eye(4) * 127)
+    rows = [[127.0, 0.5, 0.51, 1.5], [127.0, -0.51, -0.5, -1.5], [1270.0, 5.0, 5.1, 15.0]]
+    y = weight.product(torch.tensor(rows)) / 127
+    assert y.tolist() == [[127.0, 0.0, 1.0, 2.0], [127.0, -1.0, 0.0, -2.0], [1270.0, 0.0, 10.0, 20.0]]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (2, 3, 130), (0, 16), (65, 768)])
+@pytest.mark.parametrize("shape", [(1, 2), (7, 5), (2, 3, 130), (0, 16), (65, 768)])
 @pytest.mark.parametrize("num_out", [1, 3, 50, 131])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_equals_the_specification(shape, num_out, dtype):
