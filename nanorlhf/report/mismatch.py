@@ -133,6 +133,7 @@ def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
     figure = Figure(figsize=(10.4, 6.4), layout="constrained")
     for axes, (key, (title, unit)) in zip(figure.subplots(2, 2).ravel(), BY_UPDATE.items(), strict=True):
         label_axes(axes, title, "update", unit)
+        axes.locator_params(axis="x", integer=True)
         styles = [(setting, *LINES[i % len(LINES)], setting.correction) for i, setting in enumerate(settings)]
         styles += [(exact, GREY, "v", "exact sampler")] if exact is not None else []
         for setting, color, marker, label in styles:
