@@ -551,6 +551,8 @@ def config_object(config: GPTConfig) -> dict:
             "bos_token_id": config.query_start_id,
             "eos_token_id": config.query_end_id,
             "dropout_rate": 0.0,  # [N+ 7] their default is 0.1
+            # transformers 5 gives its cache as many layers as the encoder has
+            "use_cache": config.num_decoder_blocks <= config.n_layer,
         }
     else:
         settings |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_width}

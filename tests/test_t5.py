@@ -125,6 +125,10 @@ def test_transformers_loads_what_we_write(name, tmp_path) -> None:
     theirs = load(tmp_path / "ours", attn_implementation="eager").eval()
     assert largest_difference(ours, theirs) < 1e-5
     assert read_config(tmp_path / "ours") == config
+    query, query_mask, _, _ = rows()
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = theirs.generate(**enclosed(query, query_mask, theirs.config), **settings)[:, 1:]
+    assert torch.equal(generate(ours, query, query_mask, 5, temperature=0.0)[0], expected)
 
 
 @pytest.mark.parametrize("name", THEIRS)
