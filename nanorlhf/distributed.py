@@ -214,8 +214,9 @@ def shard(
     stored = model.__dict__.pop("stored", None)
     tensors = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
     model.__dict__["skeleton"] = copy.deepcopy(model, tensors)  # for `plain`; not registered as a submodule
-    mesh = init_device_mesh(device.type, (world_size(),))
-    if within is not None:
+    if within is None:
+        mesh = init_device_mesh(device.type, (world_size(),))
+    else:
         mesh = init_device_mesh(device.type, (world_size() // within, within), mesh_dim_names=("copies", "shards"))
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     mixed = MixedPrecisionPolicy()
