@@ -50,9 +50,9 @@ class PackedWeight:
     def __init__(self, weight: Tensor):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def product(self, x: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
         """x (..., K), bias (N,) or None -> (..., N), without a gradient."""
-        return torch.ops.mkldnn._linear_pointwise(x.detach(), self.packed, bias, *ACTIVATIONS[None][1])
+        return torch.ops.mkldnn._linear_pointwise(x.detach(), self.packed, bias, *ACTIVATIONS[activation][1])
 
 
 def is_worth_packing(weight: Tensor) -> bool:
@@ -65,7 +65,9 @@ Packed = Int8Weight | PackedWeight  # what a sampler has instead of a weight
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """activation(x weight^T + bias), differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
-    if isinstance(weight, Packed):
+    if isinstance(weight, PackedWeight):
+        return weight.product(x, bias, activation)
+    if isinstance(weight, Int8Weight):
         return ACTIVATIONS[activation][0](weight.product(x, bias))
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
         return product(x, weight, bias, activation)

@@ -252,10 +252,12 @@ class KVCache:
         self.config, self.length = config, 0  # tokens in the cache; the model advances it after each call
         self.prefill = Q  # of these, those of the first call
         shape = (config.n_layer, B, config.kv_heads, Q + num_new, config.head_width)
-        # zeros if the unwritten part is read too: 0 * uninitialised memory might be NaN
-        self.keys, self.values = (
-            (torch.zeros if self.whole else torch.empty)(shape, device=query_mask.device, dtype=dtype) for _ in range(2)
-        )
+        # a CPU multiplies one query by all keys up to three times as fast if a channel's numbers lie side by side
+        layout = (0, 1, 2, 3, 4) if query_mask.is_cuda else (0, 1, 2, 4, 3)
+        self.keys = torch.empty_permuted(shape, layout, device=query_mask.device, dtype=dtype)
+        self.values = torch.empty(shape, device=query_mask.device, dtype=dtype)
+        if self.whole:  # the unwritten part is read too: 0 * uninitialised memory might be NaN
+            self.keys.zero_(), self.values.zero_()
         mask = F.pad(query_mask, (0, num_new), value=True)  # (B, L)
         self.positions = position_ids(mask)  # (B, L)
         self.rotary = rotary_tables(config, self.positions) if config.positions.startswith("rotary") else None

@@ -395,6 +395,16 @@ def test_a_group_of_queries_shares_its_keys_and_values() -> None:
     assert cache.keys.shape == (3, 2, config.kv_heads, 16, config.head_width)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool) -> None:
+    """Also when rows have ended: the other order costs a product with one query up to two thirds of its speed."""
+    cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32, whole)
+    assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
+    assert not whole or not (cache.keys.any() or cache.values.any())
+    cache.keep(torch.tensor([False, True]))
+    assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
+
+
 def qkv_of(gpt: GPT) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in gpt.state_dict().items() if "attention.qkv" in name]
 

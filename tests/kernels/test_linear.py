@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import kernels.linear
 import kernels.processor
 from kernels.linear import (
+    ACTIVATIONS,
     OneDNNLinear,
     PackedWeight,
     is_for_onednn,
@@ -134,7 +135,8 @@ def test_a_packed_weight_multiplies_as_the_plain_one_does_in_onednn(onednn, rows
         y = linear(x, packed, some, "gelu")
         exact = F.gelu(F.linear(x.double(), weight.double(), None if some is None else some.double()))
         assert y.shape == exact.shape and torch.allclose(y.double(), exact, atol=1e-5)
-        assert torch.equal(linear(x, packed, some), linear(x, weight, some))
+        for activation in ACTIVATIONS:
+            assert torch.equal(linear(x, packed, some, activation), linear(x, weight, some, activation))
 
 
 @needs_onednn
