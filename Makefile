@@ -41,8 +41,10 @@ WORKERS ?= 2
 JOBS ?= 2
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
-# threads that wait for others sleep: OpenMP's default is to spin, which beside a busy process costs a factor of two to five
+# threads that wait for others soon sleep (GNU's OpenMP: after so many turns): its default is to spin for a millisecond or
+# more, which beside a busy process costs a factor of two to five, and to sleep at once is slower where nothing else runs
 export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 2000
 # the first Python that runs and is new enough: a name on the PATH may be a shim of a version that is not installed
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
