@@ -248,7 +248,8 @@ def paths_written(program: str, args: Any) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ 3. make targets
 STUB = """#!/bin/sh
 case "$1 $2" in -c*) exec "$REAL_PYTHON" "$@";; "-m data.pretrained") echo "$HUB_ID"; exit;; esac
-{ printf '%s\\t' "$@"; echo; } >> "$RECORDED"
+line=$(printf '%s\\t' "$@")
+printf '%s\\n' "$line" >> "$RECORDED" # in one write: another may come in between
 """
 
 
