@@ -69,7 +69,7 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activ
         return weight.product(x, bias, activation)
     if isinstance(weight, Int8Weight):
         return ACTIVATIONS[activation][0](weight.product(x, bias))
-    if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return product(x, weight, bias, activation)
     if is_for_onednn(x, weight):
         # flattened outside the Function, so that its output is not a view

@@ -55,6 +55,16 @@ def test_only_the_required_gradients_are_computed(onednn):
 
 
 @needs_onednn
+def test_a_bias_alone_gets_its_gradient(onednn):
+    """BitFit's first layer: neither its inputs nor its weight are trained."""
+    x, weight, bias = torch.randn(4, 5), torch.randn(3, 5), torch.randn(3, requires_grad=True)
+    for activation, slope in ((None, torch.full((4, 3), 1.0)), ("relu", (x @ weight.T + bias > 0).float())):
+        bias.grad = None
+        linear(x, weight, bias, activation).sum().backward()
+        assert x.grad is None and weight.grad is None and torch.equal(bias.grad, slope.sum(0))
+
+
+@needs_onednn
 def test_transposed_operands_are_multiplied_correctly(onednn):
     a, b = torch.randn(6, 4).T, torch.randn(6, 9).T
     assert torch.allclose(product(a, b), a @ b.T, atol=1e-5)
