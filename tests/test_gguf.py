@@ -242,7 +242,7 @@ def smollm2() -> Path:
 @pytest.mark.slow
 @torch.no_grad()
 def test_smollm2_is_that_of_transformers(smollm2) -> None:
-    """Logits within 1e-4, and the same greedy text."""
+    """Logits within a hundred-thousandth of the largest, and the same greedy text."""
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers reads GGUF with accelerate only: pip install accelerate")
     ours, tokenizer = load_gpt(smollm2), load_tokenizer(smollm2)
@@ -252,7 +252,8 @@ def test_smollm2_is_that_of_transformers(smollm2) -> None:
     chat = tokenizer.backend
     chat.encode_special_tokens = False  # the marks of the template
     ids = torch.tensor([chat.encode("<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n").ids])
-    assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-4
+    logits = theirs(ids).logits
+    assert (ours.logits(ours(ids)) - logits).abs().max() < 1e-5 * logits.abs().max()
     expected = theirs.generate(ids, max_new_tokens=24, do_sample=False)
     for _ in range(24):
         ids = torch.cat((ids, ours.logits(ours(ids, last=1)).argmax(-1)), dim=1)
