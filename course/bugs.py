@@ -508,8 +508,8 @@ BUGS: tuple[Bug, ...] = (
                GENERATE + "under_autocast_the_last_product_is_not_rounded"),
     ),
     Bug(
-        name="dpo-by-mean", level=3, where="nanorlhf.dpo:summed_logprobs",
-        old="logprobs.sum(1)", new="logprobs.sum(1) / (response != pad_id).sum(1)",
+        name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",
+        old="padding_mask).sum(1)", new="padding_mask).sum(1) / (~padding_mask).sum(1)",
         symptom="With --loss dpo the margins are an order of magnitude smaller, and long responses are favoured.",
         cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",
         who=NOBODY,

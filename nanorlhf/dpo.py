@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration
-from nanorlhf.logprobs import response_logprobs
+from nanorlhf.logprobs import response_logprobs, spread
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.pairs import join_pairs
+from nanorlhf.t5 import T5Config
 
 DPOLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
 
@@ -78,9 +81,23 @@ def summed_logprobs(model: GPT, queries: list[list[int]], responses: list[list[i
 
 
 def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """`summed_logprobs` of the chosen and the rejected responses, (B,) each, in one forward pass."""
+    """`summed_logprobs` of the chosen and the rejected responses, (B,) each, in one forward pass.
+
+    A GPT reads their query once.
+    """
     responses = [row.chosen for row in rows] + [row.rejected for row in rows]
-    chosen, rejected = summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id).chunk(2)
+    if isinstance(model.config, T5Config):
+        sums = summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id)  # (2B,)
+    else:
+        with distributed.visiting(model):
+            ids, branch, row, before, _, first = join_pairs(rows, pad_id, model.lm_head.weight.device)
+            response = right_pad(responses, pad_id).to(ids.device)  # (2B, T)
+            padding_mask = response == pad_id
+            hidden = model(ids, ids != pad_id, last=ids.size(1) - first, branch=branch)  # (B, L - first, C)
+            hidden = hidden[row[:, None], before - first][~padding_mask]  # (N, C)
+            head = model.lm_head.weight, response[~padding_mask], model.head_bias
+            sums = spread(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)  # (2B,)
+    chosen, rejected = sums.chunk(2)
     return chosen, rejected
 
 

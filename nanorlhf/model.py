@@ -144,6 +144,20 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
     return (visible & mask[:, None, None, :]) | (key == query)
 
 
+def branch_mask(mask: Tensor, branch: Tensor) -> Tensor:
+    """`attention_mask` where a row holds several responses to its query: a token sees the query and its own response.
+
+    mask (B, L), branch (B, L): 0 in the query, 1, 2, ... in its responses -> (B, 1, L, L) bool. A token's position is
+    the number of tokens that it sees before itself, so each response is as it would be in a row of its own.
+
+        ids       q q q a b x y z
+        branch    0 0 0 1 1 2 2 2
+        position  0 1 2 3 4 3 4 5
+    """
+    own = branch[:, :, None] == branch[:, None, :]  # (B, L, L)
+    return attention_mask(mask, None) & (own | (branch == 0)[:, None, :])[:, None]
+
+
 def causal_suffices(mask: Tensor) -> bool:
     """Whether causal attention keeps padding out by itself: no real token of mask (B, L) comes after padding.
 
@@ -526,12 +540,14 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         last: int | None = None,
         query_length: Tensor | int | None = None,
+        branch: Tensor | None = None,
     ) -> Tensor:
         """ids (B, L), mask (B, L) True = real token -> hidden (B, L, C) after the final norm. mask None: all are real.
 
         With a cache: first the query, then ids (B, 1), the next token of each row, without a mask. With `last`: only
         the last so many tokens, hidden (B, last, C), and the last block computes no more. query_length, where the
-        responses begin, is for an encoder-decoder: here one stack reads query and response alike.
+        responses begin, is for an encoder-decoder: here one stack reads query and response alike. branch (B, L) says
+        which response a token is of where a row holds several (`branch_mask`).
         """
         visible: Mapping[int | None, Tensor | None]  # by window
         last_visible: Tensor | None = None  # of the last block, where it differs
@@ -540,7 +556,7 @@ class Transformer(nn.Module):
         if cache is not None and cache.length:
             positions, rotary, visible = cache.next_token()
         else:
-            if mask is None and (config.attention_windows or last < S or not config.causal):
+            if mask is None and (config.attention_windows or last < S or not config.causal or branch is not None):
                 mask = torch.ones_like(ids, dtype=torch.bool)
             if mask is None:
                 positions = torch.arange(S, device=ids.device).expand_as(ids)  # (B, L)
@@ -550,7 +566,13 @@ class Transformer(nn.Module):
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
                 windows = {config.window(layer) for layer in range(config.n_layer)}
                 dtype = product_dtype(self.embedding.weight)  # of queries and keys
-                if windows == {None} and config.causal and causal_suffices(mask):
+                if branch is not None:
+                    seen = branch_mask(mask, branch)
+                    positions = (seen.sum(3)[:, 0] - 1).masked_fill(~mask, 0)  # (B, L)
+                    ages = (positions[:, :, None] - positions[:, None, :])[:, None]  # (B, 1, L, L)
+                    masks = {window: seen if window is None else seen & (ages < window) for window in windows}
+                    visible = {window: attention_bias(masks[window], dtype) for window in windows}
+                elif windows == {None} and config.causal and causal_suffices(mask):
                     visible = {None: None}
                     if last < S:  # the causal kernel takes as many queries as keys
                         last_visible = attention_bias(attention_mask(mask, None)[:, :, -last:], dtype)
@@ -621,9 +643,10 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         last: int | None = None,
         query_length: Tensor | int | None = None,
+        branch: Tensor | None = None,
     ) -> Tensor:
         """ids, mask (B, L) -> hidden (B, L, C), what the LM head reads; see `Transformer.forward`."""
-        hidden = self.transformer(ids, mask, cache, last, query_length)
+        hidden = self.transformer(ids, mask, cache, last, query_length, branch)
         return hidden if self.config.head_scale == 1 else hidden * self.config.head_scale
 
     def rounded_head(self) -> Tensor | Packed:
@@ -664,11 +687,12 @@ class ScalarModel(nn.Module):
         mask: Tensor | None = None,
         last: int | None = None,
         query_length: Tensor | int | None = None,
+        branch: Tensor | None = None,
     ) -> Tensor:
         """ids (B, L), mask (B, L) -> scores (B, L) in float32, one per token; the caller picks those that count.
 
-        With `last`: only those of the last so many tokens, (B, last); query_length as in `Transformer.forward`.
+        With `last`: only those of the last so many tokens, (B, last); the rest as in `Transformer.forward`.
         """
-        hidden = self.transformer(ids, mask, last=last, query_length=query_length)
+        hidden = self.transformer(ids, mask, last=last, query_length=query_length, branch=branch)
         with torch.autocast(hidden.device.type, enabled=False):  # in bf16, scores within 0.4% of each other would tie
             return self.score(hidden.float()).squeeze(-1) - self.reward_bias

@@ -19,6 +19,8 @@ from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, left_pad, micro_batches, right_pad
+from nanorlhf.pairs import join_pairs
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
 # score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] after their EOS
@@ -50,12 +52,18 @@ def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor 
 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """The scores of chosen and rejected, (B,) each, in one forward pass."""
+    """The scores of chosen and rejected, (B,) each, in one forward pass: a GPT reads their query once."""
     device = model.score.weight.device
-    texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
-    query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
-    query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
-    chosen, rejected = end_scores(model, query_response, query_length, pad_id).chunk(2)
+    if isinstance(model.config, T5Config):
+        texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
+        query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
+        query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
+        scores = end_scores(model, query_response, query_length, pad_id)  # (2B,)
+    else:
+        ids, branch, row, _, end, first = join_pairs(rows, pad_id, device)
+        per_token = model(ids, ids != pad_id, last=ids.size(1) - first, branch=branch)  # (B, L - first)
+        scores = per_token[row, end - first]  # (2B,)
+    chosen, rejected = scores.chunk(2)
     return chosen, rejected
 
 

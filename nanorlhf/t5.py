@@ -264,6 +264,7 @@ class EncoderDecoder(Transformer):
         cache: KVCache | None = None,
         last: int | None = None,
         query_length: Tensor | int | None = None,
+        branch: Tensor | None = None,
     ) -> Tensor:
         """Query and response in one row, as a GPT reads them: ids, mask (B, L) -> hidden (B, L, C).
 
@@ -275,8 +276,9 @@ class EncoderDecoder(Transformer):
 
         query_length is where the responses begin: one number for left-padded queries, (B,) for right-padded texts; None
         says that all but the first of the `last` tokens are response. With a cache: first the query with last = 1, then
-        ids (B, 1), the next token of each row.
+        ids (B, 1), the next token of each row. A row holds one response: there is no branch.
         """
+        assert branch is None
         if cache is not None and cache.length:
             assert isinstance(cache, DecoderCache)
             return self.decode(ids, cache.next_bias(), None, cache.memory_bias, cache)

@@ -20,6 +20,7 @@ from tests.conftest import TINY, interrupt_at, read_metrics
 
 EOS, PAD = 1, 36
 ROWS = [Comparison([5, 6, 7], [8, 9, EOS], [4, EOS], {}), Comparison([10], [11, EOS], [12, 13, 14, EOS], {})]
+RESPONSES = "chosen", "rejected"
 nats = st.floats(-60, 0)
 
 
@@ -112,10 +113,12 @@ def float64_sum(model, query: list[int], response: list[int]) -> torch.Tensor:
 
 def test_logprobs_are_summed_over_the_response_with_its_eos_and_without_the_query(tiny_gpt):
     model = tiny_gpt.double()
-    chosen, rejected = pair_logprobs(model, ROWS, PAD)
-    for b, row in enumerate(ROWS):
-        assert chosen[b].item() == pytest.approx(float64_sum(model, row.query, row.chosen).item(), abs=1e-9)
-        assert rejected[b].item() == pytest.approx(float64_sum(model, row.query, row.rejected).item(), abs=1e-9)
+    pairs, queries = pair_logprobs(model, ROWS, PAD), [row.query for row in ROWS]
+    singly = [summed_logprobs(model, queries, [getattr(row, name) for row in ROWS], PAD) for name in RESPONSES]
+    for name, *found in zip(RESPONSES, pairs, singly, strict=True):
+        expected = [float64_sum(model, row.query, getattr(row, name)).item() for row in ROWS]
+        assert all(sums.tolist() == pytest.approx(expected, abs=1e-9) for sums in found)
+    chosen, _ = pairs
     without_eos = summed_logprobs(model, [ROWS[0].query], [ROWS[0].chosen[:-1]], PAD)
     assert without_eos.item() > chosen[0].item() + 1e-3
 

@@ -59,12 +59,12 @@ def eval_work(args: Any) -> Work:
         if place is not None and not is_function(place):
             flag = f"--{name.replace('_', '-')}"
             models[name.removesuffix("_model")] = frozen(ScalarModel, largest(flag, [place]))
-    of_pairs = ("model", "reference") if "model" in models else ("reward", "gold")  # two rows each
+    of_pairs = ("model", "reference") if "model" in models else ("reward", "gold")
     single = tuple(role for role in models if role not in of_pairs or "policy" in models)
     phases = (
         Phase("sampling", sample, tuple(role for role in models if role == "policy"), "batch_size"),
         Phase("scoring", score, single, "batch_size"),
-        Phase("ranking", score, tuple(role for role in models if role in of_pairs), "batch_size", 2),
+        Phase("ranking", score, tuple(role for role in models if role in of_pairs), "batch_size", responses=2),
     )
     encoder = getattr(args, "encoder", None)
     return Work(

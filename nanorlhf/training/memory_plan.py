@@ -177,6 +177,7 @@ class Phase:
     roles: tuple[str, ...]  # the models that take part, in order
     flag: str | None  # the flag with the number of examples; None: one example
     rows: int = 1  # rows per example
+    responses: int = 1  # per row: two of a comparison, after their query (pairs.py)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +197,7 @@ class Work:
     rollout_dtype: str = "same"  # of the sampler's weights, or bfloat16
     query_length: int
     response_length: int
+    responses: int = 1  # per row, of a phase
     logprobs_of_all: bool = False  # log-probabilities of the query's tokens too
     on_call: tuple[str, ...] = ()  # frozen models that are loaded when they compute, with or without --offload
     on_policy: tuple[str, ...] = ()  # models whose frozen weights are the policy's own, unless sharded
@@ -213,12 +215,18 @@ def sampling(work: Work) -> Work:
 
 def forward(live: Live, role: str, model: GPT | ScalarModel, rows: int, work: Work) -> Tensor:
     """Log-probabilities (b * S,), or values or scores (b, S), of `rows` rows of maximum length."""
-    L = work.query_length + work.response_length
+    responses = work.responses
+    if isinstance(model.config, T5Config):  # reads a comparison's texts in rows of their own
+        rows, responses = rows * responses, 1
+    T = responses * work.response_length
+    L = work.query_length + T
     ids, mask = torch.zeros((rows, L), dtype=torch.long), torch.ones((rows, L), dtype=torch.bool)
-    last = L if work.logprobs_of_all else work.response_length + 1
+    branch = torch.zeros_like(ids) if responses > 1 else None
+    last = L if work.logprobs_of_all else T + 1
     is_kept = torch.is_grad_enabled()
     with live.labelled(*(("activations", role) if is_kept else ("temporary", ""))):
-        output = model(ids, mask, last=last, query_length=work.query_length)[:, :-1]  # (b, S, C) or (b, S)
+        output = model(ids, mask, last=last, query_length=work.query_length, branch=branch)
+        output = output[:, :-1]  # (b, S, C) or (b, S)
     if isinstance(model, ScalarModel):
         return output
     with live.labelled(*(("head", role) if is_kept else ("temporary", ""))):
@@ -275,7 +283,13 @@ def score(live: Live, models: dict[str, GPT | ScalarModel], rows: int, work: Wor
 # -------------------------------------------------------------------------------------------------------- bytes per GPU
 @cache
 def passes(
-    work: Work, run: Callable[..., None], roles: tuple[str, ...], rows: int, checkpoint_activations: bool, copies: bool
+    work: Work,
+    run: Callable[..., None],
+    roles: tuple[str, ...],
+    rows: int,
+    responses: int,
+    checkpoint_activations: bool,
+    copies: bool,
 ) -> tuple[Counter[Label], Counter[Label]]:
     """Bytes by label, without weights and gradients: at the peak of a phase, and of autocast's copies at its end.
 
@@ -297,7 +311,7 @@ def passes(
                 for weight in models[role].parameters():
                     live.labels[weight.untyped_storage()] = ("weights", role)
             with live:
-                run(live, models, rows, work)
+                run(live, models, rows, replace(work, responses=responses))
         return live.peak, live.kept
 
     configs = [work.models[role].config for role in roles]
@@ -385,9 +399,9 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
     most: Counter[Label] = Counter()
     kept: Counter[Label] = Counter()  # copies of trained weights, which autocast keeps until it ends
     if phase.run is score and work.rollout_dtype != "same" and not is_sharded:  # the sampler's, rollout by rollout
-        kept = passes(work, sample, ("policy",), 1, False, True)[1]
+        kept = passes(work, sample, ("policy",), 1, 1, False, True)[1]
     for roles in [(role,) for role in phase.roles] if phase.run is score else [phase.roles]:
-        peak, left = passes(work, phase.run, roles, rows, checkpoint_activations, not is_sharded)
+        peak, left = passes(work, phase.run, roles, rows, phase.responses, checkpoint_activations, not is_sharded)
         now = kept + peak
         for role in roles:
             if not is_sharded and is_visitor(work, role, flags):
@@ -657,9 +671,9 @@ def rm_plan(args: Any) -> str:
         return model
 
     shape = Shape(config, linear) if args.trainable == "linear" else tuned(ScalarModel, config, args)
-    rows = 1 if args.loss == "regression" else 2
+    responses = 1 if args.loss == "regression" else 2
     phases = (
-        Phase("updating", update, ("reward",), "micro_batch_size", rows),
-        Phase("validating", score, ("reward",), "micro_batch_size", 4 * rows),
+        Phase("updating", update, ("reward",), "micro_batch_size", 1, responses),
+        Phase("validating", score, ("reward",), "micro_batch_size", 4, responses),
     )
     return memory_plan(work_without_rollouts(args, {"reward": shape}, phases, logprobs_of_all=True))

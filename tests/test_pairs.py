@@ -1,0 +1,115 @@
+"""Comparisons in rows that read their query once: all that is computed is that of each text alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nanorlhf.dataset import Comparison
+from nanorlhf.dpo import pair_logprobs
+from nanorlhf.model import GPT, ScalarModel, branch_mask
+from nanorlhf.pairs import join_pairs
+from nanorlhf.reward import pair_scores
+from tests.test_model import CONFIGS, model_of
+
+PAD = 40
+PAIRS = [
+    Comparison([5, 6, 7, 8, 9, 10], [11, 12, 1], [13, 14, 15, 16, 1], {}),
+    Comparison([20], [21, 22, 23, 1], [1], {}),
+    Comparison([30, 31, 32], [33, 1], [33, 1], {}),
+]
+
+
+def texts(pair: Comparison) -> list[list[int]]:
+    return [pair.query + pair.chosen, pair.query + pair.rejected]
+
+
+def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return torch.cat([g.flatten() for g in found])
+
+
+def test_what_a_token_sees_equals_a_triple_loop() -> None:
+    mask = torch.tensor([[True] * 6 + [False] * 2, [False] * 2 + [True] * 6])
+    branch = torch.tensor([[0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 1, 2, 2, 3]])
+    visible = branch_mask(mask, branch)
+    assert visible.shape == (2, 1, 8, 8)
+    for row in range(2):
+        for i in range(8):
+            for j in range(8):
+                own = branch[row, j].item() in (0, branch[row, i].item())
+                expected = i == j or (j < i and own and mask[row, j].item())
+                assert visible[row, 0, i, j].item() == expected
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hidden_states_equal_those_of_single_texts_in_float64(name) -> None:
+    """Learned and rotary positions, windows and shared keys: each response is where it would be alone."""
+    model = model_of(CONFIGS[name]).double()
+    ids, branch, row, before, end, first = join_pairs(PAIRS, PAD, torch.device("cpu"))
+    joined = model(ids, ids != PAD, last=ids.size(1) - first, branch=branch)  # (B, L - first, C)
+    for b, pair in enumerate(PAIRS):
+        for i, (text, response) in enumerate(zip(texts(pair), (pair.chosen, pair.rejected), strict=True)):
+            alone, n = model(torch.tensor([text]))[0], b + i * len(PAIRS)
+            assert row[n] == b
+            assert torch.allclose(joined[b, end[n] - first], alone[-1], atol=1e-9)
+            predicting = joined[b, before[n, : len(response)] - first]
+            assert torch.allclose(predicting, alone[len(pair.query) - 1 : -1], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gradient_of_logprobs_equals_that_of_single_texts_in_float64(name) -> None:
+    model = model_of(CONFIGS[name]).double()
+    chosen, rejected = pair_logprobs(model, PAIRS, PAD)
+    total = 0.0
+    for pair in PAIRS:
+        for text, response, sign in zip(texts(pair), (pair.chosen, pair.rejected), (1, -2), strict=True):
+            logits = model.logits(model(torch.tensor([text])))[0, len(pair.query) - 1 : -1]  # (T, V)
+            total = total + sign * -F.cross_entropy(logits, torch.tensor(response), reduction="sum")
+    loss = (chosen - 2 * rejected).sum()
+    assert loss.item() == pytest.approx(total.item(), rel=1e-6)
+    atol = 1e-4 if CONFIGS[name].norm == "rms" else 1e-9  # an RMS norm computes in float32
+    assert torch.allclose(gradient(model, loss), gradient(model, total), atol=atol)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gradient_of_scores_equals_that_of_single_texts(name) -> None:
+    model = model_of(CONFIGS[name], ScalarModel)
+    chosen, rejected = pair_scores(model, PAIRS, PAD)
+    alone = torch.stack([torch.stack([model(torch.tensor([text]))[0, -1] for text in texts(pair)]) for pair in PAIRS])
+    assert torch.allclose(torch.stack((chosen, rejected), 1), alone, atol=1e-5)
+    loss, expected = F.softplus(rejected - chosen).sum(), F.softplus(alone[:, 1] - alone[:, 0]).sum()
+    assert torch.allclose(gradient(model, loss), gradient(model, expected), atol=1e-4)
+
+
+@torch.no_grad()
+def test_neither_response_changes_the_other() -> None:
+    model = model_of(CONFIGS["gpt_neox"], ScalarModel)
+    others = [replace(pair, rejected=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
+    assert torch.allclose(pair_scores(model, PAIRS, PAD)[0], pair_scores(model, others, PAD)[0], atol=1e-6)
+    others = [replace(pair, chosen=[17, 18, 19, 2, 3, 1]) for pair in PAIRS]
+    assert torch.allclose(pair_scores(model, PAIRS, PAD)[1], pair_scores(model, others, PAD)[1], atol=1e-6)
+
+
+@torch.no_grad()
+def test_an_empty_response_ends_where_its_query_does() -> None:
+    model = model_of(CONFIGS["gpt2"], ScalarModel)
+    for chosen, rejected in (([], [3, 1]), ([3, 1], []), ([], [])):
+        scores = torch.cat(pair_scores(model, [Comparison([5, 6], chosen, rejected, {})], PAD))
+        alone = [model(torch.tensor([[5, 6, *response]]))[0, -1].item() for response in (chosen, rejected)]
+        assert scores.tolist() == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [GPT, ScalarModel])
+@torch.no_grad()
+def test_the_query_is_read_once(kind, monkeypatch) -> None:
+    model, seen = model_of(CONFIGS["gpt_neox"], kind), []
+    monkeypatch.setattr(model.transformer.embedding, "forward", lambda ids: seen.append(ids) or model_embedding(ids))
+    weight = model.transformer.embedding.weight
+
+    def model_embedding(ids: torch.Tensor) -> torch.Tensor:
+        return weight[ids]
+
+    (pair_logprobs if kind is GPT else pair_scores)(model, PAIRS[:1], PAD)
+    assert [ids.tolist() for ids in seen] == [[PAIRS[0].query + PAIRS[0].chosen + PAIRS[0].rejected]]
