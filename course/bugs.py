@@ -509,7 +509,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",
-        old="padding_mask).sum(1)", new="padding_mask).sum(1) / (~padding_mask).sum(1)",
+        old="spread(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)",
+        new="spread(linear_logprobs(hidden, *head)[0], padding_mask).sum(1) / (~padding_mask).sum(1)",
         symptom="With --loss dpo the margins are an order of magnitude smaller, and long responses are favoured.",
         cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",
         who=NOBODY,

@@ -16,8 +16,7 @@ from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.logprobs import response_logprobs, spread
 from nanorlhf.model import GPT
-from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.pairs import join_pairs
+from nanorlhf.padding import join_pairs, left_pad, right_pad
 from nanorlhf.t5 import T5Config
 
 DPOLoss = Literal["sigmoid", "ipo", "robust", "hinge"]

@@ -18,8 +18,7 @@ from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
-from nanorlhf.padding import first_true_index, left_pad, micro_batches, right_pad
-from nanorlhf.pairs import join_pairs
+from nanorlhf.padding import first_true_index, join_pairs, left_pad, micro_batches, right_pad
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 

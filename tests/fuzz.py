@@ -10,7 +10,7 @@ Reported are:
 
     traceback      any other exception or exit code, and a refusal of several lines
     hang           more than CPU_SECONDS of processor time, or IDLE_SECONDS without any
-    memory         more than MAX_BYTES resident
+    memory         more than MAX_BYTES resident beyond what this process has at the fork
     broken         an undamaged command that fails: these come first, and don't count for the minutes
     half-written   after a refusal something new is in the output directory, except a run that had logged steps;
                    after anything a temporary file
@@ -700,7 +700,7 @@ class Outcome:
     change: str
     output: str
     seconds: float
-    peak: int  # bytes resident
+    peak: int  # bytes resident, beyond those at the fork
 
 
 def contents(directory: Path) -> set[str]:
@@ -774,15 +774,22 @@ def in_child(entry: Entry, log: Path) -> None:
         os._exit(code)
 
 
+def resident(process: int | str) -> int:
+    """Bytes, without mapped files: a fork maps those anew when it reads them."""
+    _, whole, of_files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+    return (whole - of_files) * PAGE
+
+
 def wait_for(child: int) -> tuple[int, int, str]:
-    """Status, peak of resident bytes, and why it was stopped, if it was."""
+    """Status, by how many resident bytes it grew at most, and why it was stopped, if it was."""
     peak, stopped, busy, worked = 0, "", [""], time.monotonic()
+    inherited = resident("self")
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             break
         with contextlib.suppress(OSError, IndexError):
-            peak = max(peak, int(Path(f"/proc/{child}/statm").read_text().split()[1]) * PAGE)
+            peak = max(peak, resident(child) - inherited)
             if busy != (busy := Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split(maxsplit=13)[11:13]):
                 worked = time.monotonic()  # its processor time has grown
         if peak > MAX_BYTES or time.monotonic() - worked > IDLE_SECONDS:

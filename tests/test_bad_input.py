@@ -728,6 +728,12 @@ def never_ends(args):
         pass
 
 
+def hoards(args):
+    kept = b"x" * 2**27
+    while kept:
+        pass
+
+
 @pytest.mark.parametrize(
     ("main", "kind"),
     [
@@ -750,8 +756,8 @@ def test_the_fuzzer_tells_a_refusal_from_all_else(tmp_path, monkeypatch, main, k
 
 def test_the_fuzzer_stops_a_command_that_takes_too_much_memory(tmp_path, monkeypatch):
     (tmp_path / "world").mkdir()
-    monkeypatch.setattr(fuzz, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(fuzz, "MAX_BYTES", 2**26)
     monkeypatch.setattr(fuzz, "attack_flag", lambda entry, rng: ("nothing", entry))
-    monkeypatch.setattr(fuzz, "ENTRIES", {"toy": fuzz.Entry(never_ends, Nothing, "", "")})
+    monkeypatch.setattr(fuzz, "ENTRIES", {"toy": fuzz.Entry(hoards, Nothing, "", "")})
     monkeypatch.chdir(tmp_path)
     assert fuzz.run_case(1, 1, tmp_path / "world").kind == "memory"

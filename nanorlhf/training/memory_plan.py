@@ -177,7 +177,7 @@ class Phase:
     roles: tuple[str, ...]  # the models that take part, in order
     flag: str | None  # the flag with the number of examples; None: one example
     rows: int = 1  # rows per example
-    responses: int = 1  # per row: two of a comparison, after their query (pairs.py)
+    responses: int = 1  # per row: two of a comparison, after their query (join_pairs)
 
 
 @dataclass(frozen=True, eq=False)
