@@ -569,8 +569,8 @@ class Transformer(nn.Module):
                 if branch is not None:
                     seen = branch_mask(mask, branch)
                     positions = (seen.sum(3)[:, 0] - 1).masked_fill(~mask, 0)  # (B, L)
-                    ages = (positions[:, :, None] - positions[:, None, :])[:, None]  # (B, 1, L, L)
-                    masks = {window: seen if window is None else seen & (ages < window) for window in windows}
+                    query, key = positions[:, None, :, None], positions[:, None, None, :]
+                    masks = {window: seen if window is None else seen & (query - key < window) for window in windows}
                     visible = {window: attention_bias(masks[window], dtype) for window in windows}
                 elif windows == {None} and config.causal and causal_suffices(mask):
                     visible = {None: None}

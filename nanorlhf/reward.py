@@ -52,14 +52,12 @@ def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
     """The scores of chosen and rejected, (B,) each, in one forward pass: a GPT reads their query once."""
-    device = model.score.weight.device
     if isinstance(model.config, T5Config):
-        texts = [row.query + row.chosen for row in rows] + [row.query + row.rejected for row in rows]
-        query_length = torch.tensor([len(row.query) for row in rows] * 2, device=device)  # (2B,)
-        query_response = right_pad(texts, pad_id).to(device)  # (2B, L) [N+ 5]
-        scores = end_scores(model, query_response, query_length, pad_id)  # (2B,)
+        texts = [Demonstration(row.query, row.chosen, row.record) for row in rows]
+        texts += [Demonstration(row.query, row.rejected, row.record) for row in rows]
+        scores = response_scores(model, texts, pad_id, "right")  # (2B,)
     else:
-        ids, branch, row, _, end, first = join_pairs(rows, pad_id, device)
+        ids, branch, row, _, end, first = join_pairs(rows, pad_id, model.score.weight.device)
         per_token = model(ids, ids != pad_id, last=ids.size(1) - first, branch=branch)  # (B, L - first)
         scores = per_token[row, end - first]  # (2B,)
     chosen, rejected = scores.chunk(2)
