@@ -83,9 +83,12 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
     first = query_length if loss_on == "response" else torch.ones_like(query_length)  # (B,)
     index = torch.arange(ids.size(1), device=device)  # (L,)
     mask = index < length[:, None]  # (B, L) True = real token
-    counts = (mask & (index >= first[:, None]))[:, 1:]  # (B, L - 1) True = this label has a loss
-    hidden = model(ids, mask, query_length=query_length)[:, :-1]  # (B, L - 1, C) position i predicts token i + 1
-    logprobs, _ = linear_logprobs(hidden[counts], model.lm_head.weight, ids[:, 1:][counts], model.head_bias)
+    # the columns from the first label that counts: what stands before is needed as keys and values alone
+    start = max(1, min(len(row.query) for row in rows)) if loss_on == "response" else 1
+    labels, last = ids[:, start:], ids.size(1) - start + 1  # (B, S)
+    counts = (mask & (index >= first[:, None]))[:, start:]  # (B, S) True = this label has a loss
+    hidden = model(ids, mask, last=last, query_length=query_length)[:, :-1]  # (B, S, C) position i predicts token i + 1
+    logprobs, _ = linear_logprobs(hidden[counts], model.lm_head.weight, labels[counts], model.head_bias)
     return -logprobs.sum()
 
 

@@ -195,9 +195,11 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=("train_sft:demonstration_loss",),
         read="docs/details.md, N+ 5 and 9; docs/tldr.md, the four stages",
         hint="Position i predicts token i + 1. Choose the hidden states whose label counts before the LM head sees "
-        "them: linear_logprobs of kernels takes (N, C).",
+        "them: linear_logprobs of kernels takes (N, C). `last` spares the last block what stands before the labels.",
         tests=(
             "tests/test_train_sft.py::test_loss_is_the_sum_over_the_tokens_that_count_row_by_row",
+            "tests/test_train_sft.py::test_the_first_token_of_a_text_is_no_label",
+            "tests/test_train_sft.py::test_the_last_block_computes_no_column_before_the_labels",
             "tests/test_train_sft.py::test_eos_has_a_gradient_and_padding_has_none",
             "tests/test_train_t5.py::test_the_loss_is_that_of_transformers",
         ),

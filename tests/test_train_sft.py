@@ -47,6 +47,27 @@ def test_loss_is_the_sum_over_the_tokens_that_count_row_by_row(tiny_gpt, loss_on
     assert num_labels(ROWS, loss_on) == total
 
 
+def test_the_first_token_of_a_text_is_no_label(tiny_gpt):
+    """It has nothing to be predicted from, also where the query has no tokens."""
+    rows = [Demonstration([], [11, 12, EOS], {}), ROWS[0]]
+    total = demonstration_loss(tiny_gpt, rows, PAD, "response").item()
+    alone = sum(demonstration_loss(tiny_gpt, [row], PAD, "response").item() for row in rows)
+    after_a_query_of_one = Demonstration([11], [12, EOS], {}), ROWS[0]
+    expected = sum(demonstration_loss(tiny_gpt, [row], PAD, "response").item() for row in after_a_query_of_one)
+    assert total == pytest.approx(alone, abs=1e-4) and total == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("loss_on", "columns"), [("all", [6, 6]), ("response", [6, 5])])
+def test_the_last_block_computes_no_column_before_the_labels(tiny_gpt, loss_on, columns):
+    """Queries of 3 and 2 tokens: where only responses count, the first label is column 2, predicted from column 1."""
+    seen = []
+    for block in tiny_gpt.transformer.blocks:
+        block.mlp.register_forward_hook(lambda module, args, output: seen.append(args[0].size(1)))
+    rows = [ROWS[0], Demonstration([10, 9], [11, EOS], {})]
+    demonstration_loss(tiny_gpt, rows, PAD, loss_on)
+    assert [seen[0], seen[-1]] == columns
+
+
 def test_eos_has_a_gradient_and_padding_has_none(tiny_gpt):
     """A model whose EOS labels are masked never learns to stop."""
     hidden = []
