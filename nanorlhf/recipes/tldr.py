@@ -17,6 +17,7 @@ RECIPES: dict = {
             loss_on="response",
             max_query_length=80,
             max_response_length=24,
+            eval_every=250,
         ),
         "rm": dict(
             data=Path("runs/tiny/data"),
