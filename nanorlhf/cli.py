@@ -84,19 +84,19 @@ def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, An
     with _one_sentence():
         if recipe not in recipes:
             raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
-        distributed.run(main, with_dtype(_parse(recipes[recipe][1], arguments, f"{program} {recipe}")))
+        args = with_dtype(_parse(recipes[recipe][1], arguments, f"{program} {recipe}"))
+        check_ranges(args)  # before --processes
+        distributed.run(main, args)
 
 
 def with_dtype(args: Any) -> Any:
     """The settings with `--dtype auto` replaced by what is faster on the device; the first process says what it is."""
     if getattr(args, "dtype", None) != "auto":
         return args
-    import torch  # as above, not for --help
+    from kernels.processor import faster_dtype  # as above, not for --help
+    from nanorlhf.distributed import is_cpu
 
-    from kernels.processor import faster_dtype
-
-    on_cpu = args.device == "cpu" or args.device == "auto" and not torch.cuda.is_available()
-    dtype, reason = faster_dtype("cpu" if on_cpu else "cuda")
+    dtype, reason = faster_dtype("cpu" if is_cpu(args.device) else "cuda")
     if os.environ.get("RANK", "0") == "0":
         print(f"--dtype auto: {dtype}, as {reason}")
     return replace(args, dtype=dtype)

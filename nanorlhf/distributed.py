@@ -10,9 +10,11 @@ when it runs. Code that runs a different number of times on each rank, or once p
 
 import copy
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._pytree import tree_map
 
-from nanorlhf.errors import InputError
+from nanorlhf.errors import InputError, Interrupted
 from nanorlhf.model import GPT, ScalarModel
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
 WAIT_TO_BE_KILLED = 10.0  # seconds that a process whose neighbour died waits for `torchrun`
+TIMEOUT = timedelta(minutes=30)  # [N+ 8] of one that hangs, and longer than a save; one that dies is noticed at once
 M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", int, float)
 
@@ -45,7 +48,7 @@ def setup(device: str) -> torch.device:
     otherwise.
     """
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cpu" if is_cpu(device) else "cuda"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise InputError(f"--device {device}: write auto, cpu, cuda or cuda:N.")
     num_processes = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
@@ -60,20 +63,30 @@ def setup(device: str) -> torch.device:
     if num_processes > 1 and not dist.is_initialized():
         die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-        # [N+ 8] a process that dies is noticed at once; the timeout is for one that hangs, and longer than a save
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        dist.init_process_group(backend, timeout=TIMEOUT)
     if device == "cpu":
         keep_freed_memory()
     return torch.device(device)
 
 
-def run(main: Callable[[Any], object], args: Any) -> None:
-    """Call main(args) such that `torchrun` reports the error of the process that failed first.
+def is_cpu(device: str) -> bool:
+    """Whether --device means this machine's CPU."""
+    return device == "cpu" or device == "auto" and not torch.cuda.is_available()
 
-    The error goes to the file that `torchrun` reads. A process that fails only because another one died waits to be
-    killed, so that its error is not reported as the cause. Where that one was on another node, whose `torchrun` can't
-    kill it, it repeats the other's error.
+
+def run(main: Callable[[Any], object], args: Any) -> None:
+    """Call main(args), on a CPU in --processes processes, and report the error of the one that failed first.
+
+    Under `torchrun` the error goes to the file that it reads. A process that fails only because another one died waits
+    to be killed, so that its error is not reported as the cause. Where that one was on another node, whose `torchrun`
+    can't kill it, or was forked here, it repeats the other's error. Raises InputError for processes that can't be.
     """
+    computes_on_cpu = is_cpu(args.device) and not getattr(args, "plan", False)
+    processes = getattr(args, "processes", 1) if computes_on_cpu else 1
+    if processes > 1 and "RANK" in os.environ:
+        raise InputError(f"--processes {processes}: `torchrun` has started the processes already: omit the flag.")
+    if processes > 1 and sys.platform != "linux":
+        raise InputError(f"--processes {processes} needs Linux: put `torchrun --nproc-per-node {processes}` in front.")
 
     def guarded() -> None:
         try:
@@ -83,6 +96,8 @@ def run(main: Callable[[Any], object], args: Any) -> None:
                 raise
             # of a collective: gloo's errors have no class of their own
             if isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and "gloo" in str(error):
+                if processes > 1 and rank() == 0:  # which nobody kills
+                    raise RuntimeError(f"in another process: {failure_elsewhere()}") from error
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 time.sleep(WAIT_TO_BE_KILLED)
                 raise RuntimeError(f"on another node {failure_elsewhere()}") from error
@@ -90,7 +105,50 @@ def run(main: Callable[[Any], object], args: Any) -> None:
                 dist.distributed_c10d._get_default_store().set(FAILURE, f"rank {rank()} failed: {error!r:.500}")
             raise
 
-    (record(guarded) if "TORCHELASTIC_ERROR_FILE" in os.environ else guarded)()
+    if processes > 1:
+        share(guarded, processes)
+    else:
+        (record(guarded) if "TORCHELASTIC_ERROR_FILE" in os.environ else guarded)()
+
+
+def share(work: Callable[[], None], processes: int) -> None:
+    """Do the work as rank 0 of so many processes of one thread each; the others are forked from this one.
+
+    For small models: two threads wait for each other at each product, two processes once per optimizer step. A fork
+    imports nothing twice; it has to come before PyTorch has threads, which it would lose. Rank 0 speaks for all.
+    """
+    threads, listener = torch.get_num_threads(), socket.create_server(("127.0.0.1", 0))
+    address, port = listener.getsockname()
+
+    def join(number: int) -> None:
+        handle = listener.detach() if number == 0 else None
+        store = dist.TCPStore(address, port, is_master=number == 0, wait_for_workers=False, master_listen_fd=handle)
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=store, rank=number, world_size=processes, timeout=TIMEOUT)
+        work()
+
+    def follow(number: int) -> None:
+        die_with_parent()
+        listener.close()
+        with suppress(InputError, Interrupted, KeyboardInterrupt):  # rank 0 has the same, and says so
+            join(number)
+
+    fork = multiprocessing.get_context("fork")
+    others = [fork.Process(target=follow, args=(number,)) for number in range(1, processes)]
+    for other in others:
+        other.start()
+    try:
+        join(0)
+    except BaseException:
+        for other in others:
+            other.kill()
+        raise
+    finally:
+        for other in others:
+            other.join()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)
 
 
 def failure_elsewhere() -> str:

@@ -1,24 +1,27 @@
 """A job of two processes that imports little: `torchrun --nproc-per-node 2 -m tests.exchange FILE`.
 
-They sum over the ranks again and again; rank 1 fails once FILE exists.
+Or of PROCESSES that are forked: `python -m tests.exchange FILE PROCESSES`. They sum over the ranks again and again;
+rank 1 fails once FILE exists.
 """
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from nanorlhf import distributed
 
 
-def exchange_until(file: Path) -> None:
+def exchange_until(job: SimpleNamespace) -> None:
     distributed.setup("cpu")
     while True:
         distributed.all_sum(torch.ones(1))
-        file.with_name("started").touch()
-        if distributed.rank() == 1 and file.exists():
+        job.file.with_name("started").touch()
+        if distributed.rank() == 1 and job.file.exists():
             raise ValueError("the file is there")
 
 
 if __name__ == "__main__":
-    distributed.run(exchange_until, Path(sys.argv[1]))
+    processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    distributed.run(exchange_until, SimpleNamespace(file=Path(sys.argv[1]), device="cpu", processes=processes))

@@ -35,7 +35,7 @@ MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "save_every", "keep_last", "max_skipped_steps", "eval_every", "sample_every")
     + ("trackio", "push_to_hub")
     + ("offload", "checkpoint_activations")
-    + ("device", "micro_batch_size", "rollout_batch_size", "shard")
+    + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard")
 )
 
 

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanorlhf.cli import Count, Epochs, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from nanorlhf.cli import (
+    Count,
+    Epochs,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    Workers,
+)
 from nanorlhf.peft import LORA_ALPHA, LORA_RANK, QUERY_AND_VALUE, Target
 
 
@@ -22,6 +32,8 @@ class RunArgs:
     """fixes new weights, the order of the data and the samples"""
     device: str = "auto"
     """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
+    processes: Workers = 1
+    """on a CPU, so many processes of one thread each share every batch: faster than threads for a small model"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, by
     what the processor or GPU has"""

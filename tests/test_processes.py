@@ -1,0 +1,166 @@
+"""--processes: ranks that are forked on this CPU, by the same collectives as those of `torchrun`."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nanorlhf import distributed
+from nanorlhf.errors import InputError
+from nanorlhf.training.resume import damage, states
+from tests.conftest import ROOT, read_metrics
+from tests.test_distributed import TIMED, flags_of, processes_of, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch is imported")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}  # which --processes makes one
+
+
+def run(*command, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, **settings
+    )
+
+
+@contextlib.contextmanager
+def started(path: Path, sign: Path, *command):
+    """A program with the path on its command line, once `sign` is there; none of its processes is left at the end."""
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: sign.exists() or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        yield process
+        process.wait(timeout=60)
+        wait_until(lambda: not processes_of(path), 30)
+    finally:
+        for pid in processes_of(path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Three processes that exchange tensors until the file `break` exists."""
+    file = tmp_path / "break"
+    with started(file, tmp_path / "started", "-m", "tests.exchange", str(file), "3") as process:
+        assert len(processes_of(file)) == 3
+        yield process, file
+
+
+@pytest.mark.slow
+def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
+    """Each of one thread, whatever the environment says; said once."""
+    args = replace(miniature.ppo, total_episodes=16, sample_every=1)
+    forked, launched = (replace(args, out=tmp_path / name) for name in ("forked", "launched"))
+    ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    theirs = subprocess.run(
+        [sys.executable, *launch, "train_ppo.py", "tiny", *flags_of(launched)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ours.returncode == theirs.returncode == 0, (ours.stderr[-2000:], theirs.stderr[-2000:])
+    assert ours.stdout.count("on 2 process(es)") == 1 and ours.stdout == theirs.stdout
+    for rows in zip(read_metrics(forked.out), read_metrics(launched.out), strict=True):
+        first, second = ({key: row[key] for key in row if key not in TIMED} for row in rows)
+        assert first == second
+    assert (forked.out / "samples.jsonl").read_text() == (launched.out / "samples.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--batch-size", "3"], "--batch-size 3 can't be shared by 2 processes"),
+        (["--data", "nowhere"], "nowhere"),
+        (["--processes", "1000"], "--processes 1000: it must be from 1 to 500."),
+    ],
+)
+def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, sentence):
+    out = tmp_path / "out"
+    done = run("train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=out)), "--processes", "2", *flags)
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not out.exists()
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_is_named_by_the_first(job):
+    process, file = job
+    file.touch()
+    _, err = process.communicate(timeout=60)
+    last = err.strip().splitlines()[-1]
+    assert process.returncode == 1
+    assert (
+        last.removeprefix("[rank0]: ")
+        == "RuntimeError: in another process: rank 1 failed: ValueError('the file is there')"
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others(job):
+    process, file = job
+    os.kill(max(processes_of(file)), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "in another process: a process died" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_first_leaves_no_orphan(job, number):
+    process, _ = job
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+
+
+@pytest.mark.slow
+def test_sigterm_finishes_and_saves_the_step(miniature, tmp_path):
+    """To the process that the user started; a resume on one process goes on from there."""
+    out = tmp_path / "out"
+    args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
+    command = ["train_ppo.py", "tiny", *flags_of(args)]
+    with started(out, out / "metrics.jsonl", *command, "--processes", "2") as process:
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+    (state,) = states(out)
+    steps = int(state.name.removeprefix("step-"))
+    assert process.returncode == 143 and steps == len(read_metrics(out)) and damage(state) is None
+    assert err.count(f"stopped by SIGTERM after {steps} steps") == 1
+    with started(out, out / "metrics.jsonl", *command, "--resume") as process:
+        wait_until(lambda: len(read_metrics(out)) > steps + 1)
+        process.terminate()
+
+
+def test_it_is_refused_where_it_cannot_be(monkeypatch):
+    """Under torchrun, and where a fork is unsafe."""
+    args = SimpleNamespace(device="cpu", processes=2)
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "0")
+        with pytest.raises(InputError, match="--processes 2: `torchrun` has started the processes already"):
+            distributed.run(lambda args: None, args)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match="needs Linux: put `torchrun --nproc-per-node 2` in front"):
+        distributed.run(lambda args: None, args)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [dict(device="cuda"), dict(device="auto"), dict(device="cpu", plan=True), dict(device="cpu", processes=1)],
+)
+def test_nothing_is_forked_for_a_gpu_or_a_plan(monkeypatch, settings):
+    seen = []
+    monkeypatch.setattr(distributed, "share", lambda *_: seen.append("forked"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    distributed.run(
+        lambda args: seen.append(distributed.world_size()), SimpleNamespace(**({"processes": 2} | settings))
+    )
+    assert seen == [1]
