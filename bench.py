@@ -18,6 +18,7 @@ import gc
 import importlib.util
 import json
 import multiprocessing
+import os
 import re
 import resource
 import shutil
@@ -46,6 +47,7 @@ from kernels import gae, linear_logprobs, logprobs_from_logits
 from kernels.gae import gae_loop
 from kernels.linear import product
 from kernels.processor import has_int8_products
+from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
 from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
@@ -330,14 +332,16 @@ class GrowingCache(KVCache):
 def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     """One update of train_ppo.py itself, and of TRL's trainer on the same queries and weights: 4 epochs, 1 minibatch.
 
-    Each way runs in its own process, whose peak resident size is the memory. Of two updates the second is timed: the
-    first also allocates the optimizer's state.
+    Each way runs in a process of its own, whose peak resident size is the memory; on a CPU also in two, of one thread
+    each. Of two updates the second is timed: the first also allocates the optimizer's state.
     """
     ways = {"ours": ppo_of_ours, "plain PyTorch": ppo_of_plain_pytorch}
     for name in rollout_dtypes(args, device):
         ways[f"ours, rollouts in {name}"] = partial(ppo_of_ours, rollout_dtype=name)
     if args.peers:
         ways["TRL 1.12.0"] = ppo_of_trl
+    if device.type == "cpu" and sys.platform == "linux":
+        ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items() if "plain" not in name}
     times, peaks = {name: [] for name in ways}, {}
     with tempfile.TemporaryDirectory() as directory:
         make_run(shape, Path(directory))
@@ -476,40 +480,54 @@ def make_run(shape: Shape, directory: Path) -> None:
     save(scalar_from_gpt(policy), directory / "rm", tokenizer)
 
 
-def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same") -> tuple[float, int]:
+def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
     """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
     shape = SHAPES[args.shape]
-    train_ppo.main(
+    distributed.run(
+        train_ppo.main,
         replace(
             train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
             reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
             micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
             max_query_length=shape.query_length, response_length=shape.response_length,
-            rollout_dtype=rollout_dtype, overwrite=True,
-        )
+            rollout_dtype=rollout_dtype, processes=processes, overwrite=True,
+        ),
     )  # fmt: skip
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     return shape.episodes / last["episodes_per_second"], peak_of_process()
 
 
-def ppo_of_trl(args: Args, directory: Path) -> tuple[float, int]:
+def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
+    times: list[float] = []
+    if processes == 1:
+        trl_updates(args, directory, times)
+    else:
+        distributed.share(partial(trl_updates, args, directory, times, processes), processes)
+    return times[-1] - times[-2], peak_of_process()
+
+
+def trl_updates(args: Args, directory: Path, times: list[float], processes: int = 1) -> None:
+    """Two updates of TRL's trainer; appends when each ended."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification, TrainerCallback
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
     shape = SHAPES[args.shape]
+    if processes > 1:  # as accelerate expects them
+        number = str(distributed.rank())
+        os.environ |= {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(processes), "MASTER_PORT": "0"}  # the group exists already
     tokenizer = AutoTokenizer.from_pretrained(directory / "sft", padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(directory / "sft", dtype=torch.float32)
     policy.config.num_labels = 1
     value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
-    times = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, *arguments, **keywords) -> None:
             times.append(time.perf_counter())
 
     settings = PPOConfig(
-        output_dir=str(directory / "trl"), per_device_train_batch_size=shape.episodes, num_mini_batches=1,
+        output_dir=str(directory / "trl"), per_device_train_batch_size=shape.episodes // processes, num_mini_batches=1,
         num_ppo_epochs=4, total_episodes=2 * shape.episodes, response_length=shape.response_length,
         local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7, gradient_checkpointing=False,
         bf16=False, use_cpu=args.device == "cpu", report_to="none", save_strategy="no", num_sample_generations=0,
@@ -521,7 +539,6 @@ def ppo_of_trl(args: Args, directory: Path) -> tuple[float, int]:
         eval_dataset=Dataset.from_dict({"input_ids": random_queries(shape)}),
     )  # fmt: skip
     trainer.train()
-    return times[-1] - times[-2], peak_of_process()
 
 
 def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
@@ -579,9 +596,10 @@ def plain_products():
 
 
 def peak_of_process() -> int:
+    """Of this process and of the one that it forked, if any; on CUDA what PyTorch allocated."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 # --------------------------------------------------------------------------------------------------------- 3. the table
