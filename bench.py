@@ -335,13 +335,14 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     Each way runs in a process of its own, whose peak resident size is the memory; on a CPU also in two, of one thread
     each. Of two updates the second is timed: the first also allocates the optimizer's state.
     """
-    ways = {"ours": ppo_of_ours, "plain PyTorch": ppo_of_plain_pytorch}
+    ways = {"ours": ppo_of_ours}
     for name in rollout_dtypes(args, device):
         ways[f"ours, rollouts in {name}"] = partial(ppo_of_ours, rollout_dtype=name)
     if args.peers:
         ways["TRL 1.12.0"] = ppo_of_trl
     if device.type == "cpu" and sys.platform == "linux":
-        ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items() if "plain" not in name}
+        ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
+    ways["plain PyTorch"] = ppo_of_plain_pytorch
     times, peaks = {name: [] for name in ways}, {}
     with tempfile.TemporaryDirectory() as directory:
         make_run(shape, Path(directory))

@@ -217,13 +217,15 @@ def wait_until(condition, seconds=120):
         time.sleep(0.05)
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
 @contextlib.contextmanager
-def torchrun(path, started, *command):
-    """A job of torchrun, with the path on its command line, once `started` is there; killed at the end."""
+def program(path, started, *command):
+    """A program in Python, with the path on its command line, once `started` is there; killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_until(lambda: started.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()[-2000:]
@@ -241,7 +243,7 @@ def torchrun(path, started, *command):
 def job(tmp_path):
     """Two processes that exchange tensors until the file `break` exists."""
     file = tmp_path / "break"
-    with torchrun(file, tmp_path / "started", "-m", "tests.exchange", str(file)) as process:
+    with program(file, tmp_path / "started", *TORCHRUN, "-m", "tests.exchange", str(file)) as process:
         yield process, file
 
 
@@ -279,7 +281,7 @@ def test_the_error_of_the_process_that_failed_first_is_reported(job):
 def test_sigterm_to_torchrun_finishes_and_saves_the_step(miniature, tmp_path):
     out = tmp_path / "out"
     args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
-    with torchrun(out, out / "metrics.jsonl", "train_ppo.py", "tiny", *flags_of(args)) as process:
+    with program(out, out / "metrics.jsonl", *TORCHRUN, "train_ppo.py", "tiny", *flags_of(args)) as process:
         process.terminate()
         process.communicate(timeout=120)
     (state,) = states(out)

@@ -16,36 +16,25 @@ from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics
-from tests.test_distributed import TIMED, flags_of, processes_of, wait_until
+from tests.test_distributed import TIMED, TORCHRUN, flags_of, processes_of, program, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch is imported")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}  # which --processes makes one
 
 
-def run(*command, **settings) -> subprocess.CompletedProcess:
+def run(*command, threads: int) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, **settings
-    )
+        [sys.executable, *command], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
 def started(path: Path, sign: Path, *command):
-    """A program with the path on its command line, once `sign` is there; none of its processes is left at the end."""
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        wait_until(lambda: sign.exists() or process.poll() is not None)
-        assert process.poll() is None, process.stderr.read()[-2000:]
+    """A program of several processes; at the end of the test none of them is left, nobody having to kill it."""
+    with program(path, sign, *command) as process:
         yield process
         process.wait(timeout=60)
         wait_until(lambda: not processes_of(path), 30)
-    finally:
-        for pid in processes_of(path):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
 
 
 @pytest.fixture
@@ -62,12 +51,8 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
     """Each of one thread, whatever the environment says; said once."""
     args = replace(miniature.ppo, total_episodes=16, sample_every=1)
     forked, launched = (replace(args, out=tmp_path / name) for name in ("forked", "launched"))
-    ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2")
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    theirs = subprocess.run(
-        [sys.executable, *launch, "train_ppo.py", "tiny", *flags_of(launched)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2", threads=2)
+    theirs = run(*TORCHRUN, "train_ppo.py", "tiny", *flags_of(launched), threads=1)
     assert ours.returncode == theirs.returncode == 0, (ours.stderr[-2000:], theirs.stderr[-2000:])
     assert ours.stdout.count("on 2 process(es)") == 1 and ours.stdout == theirs.stdout
     for rows in zip(read_metrics(forked.out), read_metrics(launched.out), strict=True):
@@ -87,7 +72,8 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
 )
 def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, sentence):
     out = tmp_path / "out"
-    done = run("train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=out)), "--processes", "2", *flags)
+    command = ["train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=out)), "--processes", "2", *flags]
+    done = run(*command, threads=2)
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not out.exists()
 
