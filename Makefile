@@ -126,7 +126,7 @@ rlcf: .venv
 	  --no-nested --max-query-length 160 --max-response-length 128 --seed $(SEED)
 	$(PY) train_sft.py rlcf-tiny --architecture $(if $(filter t5,$(value MODEL)),t5,gpt) --data "$(PROGRAMS)/data" \
 	  --out "$(PROGRAMS)/sft" --seed $(SEED) $(SHARED) --overwrite
-	$(PY) -m nanorlhf.code.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	$(PY) -m nanorlhf.rlcf.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) $(SHARED) --overwrite
@@ -143,7 +143,7 @@ rlcf: .venv
 rlcf-ablations: .venv
 	test -f "$(PROGRAMS)/eval/eval.json" || $(MAKE) rlcf
 	for baseline in coderl bipolar_ramp; do \
-	  $(PY) -m nanorlhf.code.train_baselines $${baseline}-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	  $(PY) -m nanorlhf.rlcf.train_baselines $${baseline}-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	    --out "$(PROGRAMS)/$$baseline" --seed $(SEED) $(SHARED) --overwrite || exit; done
 	$(PY) train_ppo.py rlcf-tiny --no-localise --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/no_localisation" --seed $(SEED) $(SHARED) --overwrite
@@ -241,7 +241,7 @@ mutants: .venv
 	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
 
 gpu: .venv
-	$(PY) -m tests.gpu --out runs/gpu
+	$(PY) -m tools.gpu --out runs/gpu
 
 # what the site is built with
 .venv/docs: .venv/complete

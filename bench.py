@@ -47,17 +47,17 @@ from kernels import gae, linear_logprobs, logprobs_from_logits
 from kernels.gae import gae_loop
 from kernels.linear import product
 from kernels.processor import has_int8_products
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
-from nanorlhf.code.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.dataset import write_jsonl
-from nanorlhf.distributed import die_with_parent, keep_freed_memory
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
+from nanorlhf.launch import die_with_parent, keep_freed_memory
 from nanorlhf.model import GPT, GPTConfig, KVCache
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks, kl_penalised_rewards, policy_loss, value_loss, whiten
+from nanorlhf.rlcf.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
 
 
@@ -484,7 +484,7 @@ def make_run(shape: Shape, directory: Path) -> None:
 def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
     """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
     shape = SHAPES[args.shape]
-    distributed.run(
+    launch.run(
         train_ppo.main,
         replace(
             train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
@@ -503,7 +503,7 @@ def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, 
     if processes == 1:
         trl_updates(args, directory, times)
     else:
-        distributed.share(partial(trl_updates, args, directory, times, processes), processes)
+        launch.fork_ranks(partial(trl_updates, args, directory, times, processes), processes)
     return times[-1] - times[-2], peak_of_process()
 
 

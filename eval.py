@@ -23,10 +23,13 @@ report.html with the curves of all stages and the samples side by side.
 """
 
 from nanorlhf.cli import command_line
-from nanorlhf.evals import answers, programs, replies, reward_models, summaries
+from nanorlhf.evals import reward_models, summaries
 from nanorlhf.evals.common import EvalArgs
 from nanorlhf.evals.plan import eval_plan
 from nanorlhf.recipes import recipes
+from nanorlhf.rlcf import evaluation as programs
+from nanorlhf.selfrank import evaluation as replies
+from nanorlhf.stackoverflow import evaluation as answers
 
 RECIPES: dict[str, tuple[str, EvalArgs]] = {
     **recipes("summaries", summaries.Args),

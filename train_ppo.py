@@ -29,8 +29,6 @@ from kernels import gae, k2, k3, penalised_gae
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
 from nanorlhf.cli import Beta, Count, FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, command_line
-from nanorlhf.code.discriminator import save_discriminator
-from nanorlhf.code.reward import Compiler
 from nanorlhf.dataset import batch_indices, load_demonstrations, load_programs
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
@@ -49,13 +47,15 @@ from nanorlhf.ppo import (
 )
 from nanorlhf.recipes import recipes
 from nanorlhf.reward import Gold, RewardModel, Rule, places
+from nanorlhf.rlcf.discriminator import save_discriminator
+from nanorlhf.rlcf.reward import Compiler
 from nanorlhf.rollout import Rollout, response_values, rollout
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.checks import check_models, check_ppo, check_scores
 from nanorlhf.training.engine import sampler_of
 from nanorlhf.training.memory_plan import ppo_plan
 from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
-from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, place_models, with_plan, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import LoRAArgs, RolloutArgs, SamplerArgs
 
@@ -164,7 +164,7 @@ def without_values(args: Args, batch: Rollout, scores: Tensor, kl: Tensor, kl_co
     return advantages, torch.zeros_like(kl), kl_weights
 
 
-@or_plan(ppo_plan)
+@with_plan(ppo_plan)
 def main(args: Args) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 2. data and models
     device = begin(args)

@@ -39,7 +39,7 @@ from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import rm_plan
 from nanorlhf.training.optimizer import adamw_steps, train_linear_layers
-from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, place_models, with_plan, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, check_rows_fit, evaluate, number_of_steps
@@ -118,7 +118,7 @@ def implicit_loss(
     return loss.sum(), *sums
 
 
-@or_plan(rm_plan)
+@with_plan(rm_plan)
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
     regression, dpo = args.loss == "regression", args.loss == "dpo"
@@ -182,7 +182,7 @@ def main(args: Args) -> dict[str, float]:
         The bias is saved with the weights, and the value model inherits it.
         """
         measured = demonstrations[: args.num_normalisation or None]
-        mine, whole = measured[distributed.rank() :: distributed.world_size()], distributed.plain(model)
+        mine, whole = measured[distributed.rank() :: distributed.world_size()], distributed.unshard(model)
         scores = [torch.zeros(0, device=device)]  # a rank may have none
         for rows in micro_batches(mine, 4 * args.micro_batch_size):
             with torch.no_grad(), autocast(args, device):
@@ -227,7 +227,7 @@ def main(args: Args) -> dict[str, float]:
         mean, std = normalise(model)
         # [N+ 14] PPO pads queries on the left, training padded on the right: how far apart are the scores?
         rows = list(demonstrations[: 4 * args.micro_batch_size])
-        whole = distributed.plain(model)
+        whole = distributed.unshard(model)
         with autocast(args, device), torch.no_grad():
             left, right = (response_scores(whole, rows, tokenizer.pad_id, side) for side in ("left", "right"))
         summary = {

@@ -36,7 +36,7 @@ from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.checks import check_sft
 from nanorlhf.training.memory_plan import sft_plan
 from nanorlhf.training.optimizer import adamw_steps
-from nanorlhf.training.run import Run, begin, home, or_plan, place_models, write_checkpoint
+from nanorlhf.training.run import Run, begin, home, place_models, with_plan, write_checkpoint
 from nanorlhf.training.schedule import lr_factor
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, evaluate, new_shape, number_of_steps
@@ -97,7 +97,7 @@ def num_labels(rows: Sequence[Demonstration], loss_on: str) -> int:
     return sum(len(row.response) + (len(row.query) - 1 if loss_on == "all" else 0) for row in rows)
 
 
-@or_plan(sft_plan)
+@with_plan(sft_plan)
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
     device = begin(args, "batch_size")
@@ -163,7 +163,7 @@ def main(args: Args) -> dict[str, float]:
     query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)  # (B, Q)
     with autocast(args, device):
         response, _ = generate(
-            distributed.plain(model), query, query != tokenizer.pad_id, args.max_response_length, args.temperature,
+            distributed.unshard(model), query, query != tokenizer.pad_id, args.max_response_length, args.temperature,
             eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, generator=torch.Generator().manual_seed(args.seed),
         )  # fmt: skip
     samples = [

@@ -509,8 +509,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",
-        old="spread(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)",
-        new="spread(linear_logprobs(hidden, *head)[0], padding_mask).sum(1) / (~padding_mask).sum(1)",
+        old="unpack(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)",
+        new="unpack(linear_logprobs(hidden, *head)[0], padding_mask).sum(1) / (~padding_mask).sum(1)",
         symptom="With --loss dpo the margins are an order of magnitude smaller, and long responses are favoured.",
         cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",
         who=NOBODY,
@@ -525,14 +525,14 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/evals/test_judge.py::test_anything_else_is_unparsed",),
     ),
     Bug(
-        name="timeout-does-not-compile", level=3, where="nanorlhf.code.execution:run_tests",
+        name="timeout-does-not-compile", level=3, where="nanorlhf.rlcf.execution:run_tests",
         old='Verdict(True, reason in ("passed", "wrong_answer"), reason == "passed", reason, output, seconds)',
         new='Verdict(\n    reason != "timeout", reason in ("passed", "wrong_answer"), reason == "passed", reason, '
         "output, seconds\n)",
         symptom="compile@k is lower than it should be, by the programs that run too long.",
         cause="A program that is stopped at its time limit is counted as one that does not compile.",
         who="amazon-science/mxeval, execution.py",
-        guard=("tests/code/test_execution.py::test_a_python_program_gets_its_verdict",),
+        guard=("tests/rlcf/test_execution.py::test_a_python_program_gets_its_verdict",),
     ),
 )  # fmt: skip
 

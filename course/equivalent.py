@@ -229,12 +229,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="The nearest of a single cluster is itself: merging them changes nothing.",
     ),
     Equivalent(
-        function="nanorlhf.code.discriminator:triplet_loss",
+        function="nanorlhf.rlcf.discriminator:triplet_loss",
         changes=("return (loss.sum(), (near < far).sum())",),
         why="Where there is no negative, `far` is 0, and nothing is nearer than that.",
     ),
     Equivalent(
-        function="nanorlhf.code.discriminator:triplet_loss",
+        function="nanorlhf.rlcf.discriminator:triplet_loss",
         changes=(
             "far, near = (nearest, (anchors - positives).square().sum(1))",
             "far, near = (nearest.masked_fill(~has_negative, 1.0), (anchors - positives).square().sum(1))",
@@ -242,7 +242,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="Where there is no negative, both results leave `far` out, and so does the gradient.",
     ),
     Equivalent(
-        function="nanorlhf.code.discriminator:triplet_loss",
+        function="nanorlhf.rlcf.discriminator:triplet_loss",
         changes=("far, near = (nearest.masked_fill(~has_negative, 0.0), (positives - anchors).square().sum(1))",),
         why="The sign goes with the square.",
     ),

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from data.prepare import LengthTable, check_out, jsonl_files, print_left_out
 from data.sampling import SPLITS, load_policy, read_queries
-from nanorlhf import distributed
+from nanorlhf import launch
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
@@ -161,7 +161,7 @@ def main(args: Args) -> None:
         raise InputError(f"--out {args.out} is --data: the winners would replace the demonstrations: name another.")
     most = {"train": args.num_queries, "validation": args.num_validation_queries or args.num_queries}
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", most[split]) for split in SPLITS}
-    device = distributed.setup(args.device)
+    device = launch.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args, tokenizer, queries["train"] | queries["validation"], device)
     longest = max(len(tokenizer.encode(query, chat)) for of in queries.values() for query, chat in of.items())

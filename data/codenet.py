@@ -44,10 +44,10 @@ from tree_sitter import Node, Parser
 from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
 from data.stackoverflow import to_text
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
-from nanorlhf.code.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.dataset import MAX_PROGRAM, MAX_TEXT
 from nanorlhf.errors import InputError
 from nanorlhf.files import decode, read_bytes, read_text
+from nanorlhf.rlcf.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 ENDING = {"java": ".java", "python": ".py"}

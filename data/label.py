@@ -8,7 +8,7 @@ together in shuffled order. Every label is saved at once, so that stopping loses
     samples.jsonl   {"query": str, "policies": {name: [{"response": str, ...}, ...]}, ...}        n answers per policy
     labels.jsonl    {"query": str, "policy": str, "index": int, "response": str, "useful": bool}   one label per line
 
-`nanorlhf.metrics.labels.load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
+`nanorlhf.stackoverflow.labels.load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from nanorlhf.cli import PositiveInt, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular
-from nanorlhf.metrics.labels import Item, read_labels
+from nanorlhf.stackoverflow.labels import Item, read_labels
 
 KEYS = "y useful, n not useful, s skip (no label), b back, q quit"
 

@@ -35,9 +35,9 @@ from data.prepare import (
     source_files,
 )
 from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ranges, run_module
-from nanorlhf.code.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 
 # by the beginning of the task_id: MBJP/2, MathQA/0, HumanEval_java/0

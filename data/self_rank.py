@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, print_left_out
 from data.sampling import SPLITS, load_policy, read_queries
-from nanorlhf import distributed
+from nanorlhf import launch
 from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
@@ -221,7 +221,7 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     check(args)
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
-    device = distributed.setup(args.device)
+    device = launch.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args, tokenizer, queries["train"] | queries["validation"], device)
     encoder = load_sentence_encoder(args.encoder, device=device)

@@ -572,10 +572,10 @@ def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
 
 # ------------------------------------------------------------------------------------------------ 5. generated answers
 def load_policy(args: Args, tokenizer: Tokenizer) -> "GPT":
-    from nanorlhf import distributed
+    from nanorlhf import launch
     from nanorlhf.checkpoint import load_gpt
 
-    policy = load_gpt(args.generated_by, distributed.setup(args.device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    policy = load_gpt(args.generated_by, launch.setup(args.device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.generated_by)
     return policy
 

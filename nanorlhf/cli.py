@@ -73,7 +73,7 @@ def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, An
 
     The default is the first recipe.
     """
-    from nanorlhf import distributed  # imports PyTorch, which `python -m data.x --help` shouldn't wait for
+    from nanorlhf import launch  # imports PyTorch, which `python -m data.x --help` shouldn't wait for
 
     arguments, program = sys.argv[1:], _program(main)
     default = next(iter(recipes))
@@ -86,7 +86,7 @@ def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, An
             raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
         args = with_dtype(_parse(recipes[recipe][1], arguments, f"{program} {recipe}"))
         check_ranges(args)  # before --processes
-        distributed.run(main, args)
+        launch.run(main, args)
 
 
 def with_dtype(args: Any) -> Any:
@@ -94,7 +94,7 @@ def with_dtype(args: Any) -> Any:
     if getattr(args, "dtype", None) != "auto":
         return args
     from kernels.processor import faster_dtype  # as above, not for --help
-    from nanorlhf.distributed import is_cpu
+    from nanorlhf.launch import is_cpu
 
     dtype, reason = faster_dtype("cpu" if is_cpu(args.device) else "cuda")
     if os.environ.get("RANK", "0") == "0":

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration
-from nanorlhf.logprobs import response_logprobs, spread
+from nanorlhf.logprobs import response_logprobs, unpack
 from nanorlhf.model import GPT
 from nanorlhf.padding import join_pairs, left_pad, right_pad
 from nanorlhf.t5 import T5Config
@@ -71,7 +71,7 @@ def margin_loss(margin: Tensor, beta: float, kind: DPOLoss, label_smoothing: flo
 
 def summed_logprobs(model: GPT, queries: list[list[int]], responses: list[list[int]], pad_id: int) -> Tensor:
     """log p(response | query) of each row, (B,), in nats: summed over the response's tokens, EOS included."""
-    with distributed.visiting(model):
+    with distributed.on_device(model):
         query = left_pad(queries, pad_id).to(model.lm_head.weight.device)  # (B, Q)
         response = right_pad(responses, pad_id).to(query.device)  # (B, T)
         query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
@@ -88,14 +88,14 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
     if isinstance(model.config, T5Config):
         sums = summed_logprobs(model, [row.query for row in rows] * 2, responses, pad_id)  # (2B,)
     else:
-        with distributed.visiting(model):
+        with distributed.on_device(model):
             ids, branch, row, before, _, first = join_pairs(rows, pad_id, model.lm_head.weight.device)
             response = right_pad(responses, pad_id).to(ids.device)  # (2B, T)
             padding_mask = response == pad_id
             hidden = model(ids, ids != pad_id, last=ids.size(1) - first, branch=branch)  # (B, L - first, C)
             hidden = hidden[row[:, None], before - first][~padding_mask]  # (N, C)
             head = model.lm_head.weight, response[~padding_mask], model.head_bias
-            sums = spread(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)  # (2B,)
+            sums = unpack(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)  # (2B,)
     chosen, rejected = sums.chunk(2)
     return chosen, rejected
 

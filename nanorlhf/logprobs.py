@@ -28,7 +28,7 @@ def response_logprobs(
     hidden = response_hidden(model, query_response, mask, padding_mask)  # (N, C)
     labels = query_response[:, -padding_mask.size(1) :][~padding_mask]  # (N,)
     logprobs, entropies = linear_logprobs(hidden, model.lm_head.weight, labels, model.head_bias, temperature)
-    return spread(logprobs, padding_mask), spread(entropies, padding_mask)
+    return unpack(logprobs, padding_mask), unpack(entropies, padding_mask)
 
 
 def compared_logprobs(
@@ -48,9 +48,9 @@ def compared_logprobs(
     heads = policy.lm_head.weight, hidden[1], ref_policy.lm_head.weight, policy.head_bias, ref_policy.head_bias
     with torch.no_grad():
         kl = linear_kl_divergence(hidden[0], *heads, temperature)  # (N,)
-    return spread(logprobs, padding_mask), spread(ref_logprobs, padding_mask), spread(kl, padding_mask)
+    return unpack(logprobs, padding_mask), unpack(ref_logprobs, padding_mask), unpack(kl, padding_mask)
 
 
-def spread(values: Tensor, padding_mask: Tensor) -> Tensor:
+def unpack(values: Tensor, padding_mask: Tensor) -> Tensor:
     """values (N,) of the tokens that count -> (B, T), 0 at padding."""
     return torch.zeros_like(padding_mask, dtype=values.dtype).masked_scatter(~padding_mask, values)

@@ -1,6 +1,6 @@
 """One score per response: from reward models' outputs at every token, from a user's function, and the gold score.
 
-What scores the responses of PPO is a *scheme*: `RewardModel` or `Rule` here, `nanorlhf.code.reward.Compiler`.
+What scores the responses of PPO is a *scheme*: `RewardModel` or `Rule` here, `nanorlhf.rlcf.reward.Compiler`.
 """
 
 import importlib.util
@@ -124,7 +124,7 @@ class RewardModel:
         """query (b, Q), response (b, T) -> the response (b, T), which a scheme may cut, and its scores (b,)."""
         query_response, scores = torch.cat((query, response), dim=1), []
         for model in self.models:
-            with distributed.visiting(model):
+            with distributed.on_device(model):
                 scores.append(end_scores(model, query_response, query.size(1), self.pad_id))
         if len(scores) == 1:
             return response, scores[0]
@@ -230,7 +230,7 @@ class Gold:
             return self.of_texts([row.record["query"] for row in data], [row.record[name] for row in data])
         rows = [Demonstration(row.query, getattr(row, name), row.record) for row in data]
         scores = []
-        with torch.no_grad(), distributed.visiting(self.model):
+        with torch.no_grad(), distributed.on_device(self.model):
             for batch in micro_batches(rows, self.batch_size):
                 self._check_length(max(len(row.query) for row in batch) + max(len(row.response) for row in batch))
                 scores += response_scores(self.model, batch, self.tokenizer.pad_id, "left").tolist()
@@ -242,7 +242,7 @@ class Gold:
             return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
         ids, scores = torch.cat((query, response), dim=1), []  # (B, Q + T)
         self._check_length(ids.size(1))
-        with torch.no_grad(), distributed.visiting(self.model):
+        with torch.no_grad(), distributed.on_device(self.model):
             for batch in micro_batches(ids, self.batch_size):
                 scores += end_scores(self.model, batch, query.size(1), self.tokenizer.pad_id).tolist()
         return scores

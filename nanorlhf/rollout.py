@@ -59,7 +59,7 @@ class Sampler:
 
     def writer(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """`generate` with the weights of now: a sharded policy is gathered once per rollout, not per token."""
-        model = for_sampling(distributed.plain(self.source), self.dtype)
+        model = for_sampling(distributed.unshard(self.source), self.dtype)
 
         def write(query: Tensor, mask: Tensor, T: int, temperature: float, **rest: Any) -> tuple[Tensor, Tensor]:
             with self.precision(query.device):
@@ -145,7 +145,7 @@ def rollout(
         padding_mask, state_mask = padding_mask[:, :t], state_mask[:, :t]  # (b, t)
         ids, mask = torch.cat((q, response[:, :t]), dim=1), torch.cat((q != pad_id, ~padding_mask), dim=1)  # (b, q + t)
         # recomputed as the update will: the sampler's cache and its rounding would move the ratio off 1
-        with distributed.visiting(ref_policy):
+        with distributed.on_device(ref_policy):
             compared = compared_logprobs(policy, ref_policy, ids, mask, padding_mask, temperature)
         values = response_values(value_model, ids, mask, state_mask)
         whole = (F.pad(part, (0, T - t)) for part in (*compared, values))  # (b, T) each

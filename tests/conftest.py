@@ -25,7 +25,7 @@ import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
 from tests.made_once import made_once
-from tests.rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
+from tests.miniature_rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
 
 # the same examples each time, so that a failure is the change's; `pytest --hypothesis-profile explore` draws new
 # ones. HYPOTHESIS_PROFILE=unshrunk stops at the first failure: the search for the smallest one takes 60 times as long.

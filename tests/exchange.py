@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import torch
 
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 
 
 def exchange_until(job: SimpleNamespace) -> None:
-    distributed.setup("cpu")
+    launch.setup("cpu")
     while True:
         distributed.all_sum(torch.ones(1))
         job.file.with_name("started").touch()
@@ -24,4 +24,4 @@ def exchange_until(job: SimpleNamespace) -> None:
 
 if __name__ == "__main__":
     processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    distributed.run(exchange_until, SimpleNamespace(file=Path(sys.argv[1]), device="cpu", processes=processes))
+    launch.run(exchange_until, SimpleNamespace(file=Path(sys.argv[1]), device="cpu", processes=processes))

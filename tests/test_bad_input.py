@@ -38,8 +38,8 @@ from nanorlhf.report import compare_runs
 from nanorlhf.report.page import write_page
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.run_directory import read_metrics as metrics_of
-from tests import fuzz
 from tests.conftest import ROOT, read_metrics
+from tools import fuzz
 
 MAIN = {"sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main}
 STAGES = list(MAIN)
@@ -701,7 +701,7 @@ def test_a_program_of_megabytes_is_left_out_unparsed(tmp_path):
     assert len(found) == 1 and left_out["program: more than 131,072 bytes"] == ["p00001/b.py"]
 
 
-# ----------------------------------------------------------------------------------------------------------- the fuzzer
+# --------------------------------------------------------------------------------- the fuzzer: python -m tools.fuzz
 @dataclass(frozen=True)
 class Nothing:
     """The settings of a toy command."""

@@ -14,13 +14,13 @@ import train_ppo
 import train_rm
 import train_sft
 from nanorlhf import model
-from nanorlhf.code import train_discriminator
 from nanorlhf.padding import right_pad
 from nanorlhf.report.page import details_section
 from nanorlhf.reward import load_rule
+from nanorlhf.rlcf import train_discriminator
 from nanorlhf.tokenizer import train_tokenizer
 from tests.conftest import read_metrics
-from tests.update_details import DETAILS, ROOT, ROW, read_sources, tagged_lines, tags_of, with_true_lines
+from tools.update_details import DETAILS, ROOT, ROW, read_sources, tagged_lines, tags_of, with_true_lines
 
 PAGE = DETAILS.read_text()
 ROWS = list(ROW.finditer(PAGE))
@@ -40,7 +40,7 @@ def test_a_row_points_at_its_tag_and_at_a_test_that_exists(row) -> None:
     places = TAGGED.get(row["tag"], {})
     assert int(row["line"]) in places.get(row["file"], []), (
         f"docs/details.md: {row['tag']} stands at {places}, not at {row['file']}:{row['line']}: "
-        "run `python -m tests.update_details`"
+        "run `python -m tools.update_details`"
     )
     for test_file, test in re.findall(r"`(\S+)::(\w+)`", row["tests"]):
         assert re.search(rf"^def {test}\(", (ROOT / test_file).read_text(), re.M), (
@@ -57,7 +57,7 @@ def test_the_report_shows_the_index(tmp_path) -> None:
     assert section.count("<li>") == 25 and f"{train_ppo.__name__}.py:" in section
 
 
-# ------------------------------------------------------------------------------------- python -m tests.update_details
+# ------------------------------------------------------------------------------------- python -m tools.update_details
 CODE = {"a.py": "x\n# [N+ 1]\ny\n# [N+ 1, 2]\n", "b.py": "# [SO alg 1]\n"}
 
 
@@ -89,7 +89,7 @@ def test_a_tag_that_is_gone_or_in_several_files_is_named_and_its_row_stays() -> 
 def test_the_command_puts_the_page_right(tmp_path) -> None:
     for package in ("nanorlhf", "data"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in (*ROOT.glob("*.py"), ROOT / "tests" / "update_details.py", DETAILS):
+    for file in (*ROOT.glob("*.py"), ROOT / "tools" / "update_details.py", DETAILS):
         copy = tmp_path / file.relative_to(ROOT)
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(file, copy)
@@ -99,7 +99,7 @@ def test_the_command_puts_the_page_right(tmp_path) -> None:
         PAGE.replace(row[0], row[0].replace(f":{row['line']}`", ":9999`").replace(f"#L{row['line']}", "#L9999"))
     )
     assert page.read_text() != PAGE
-    subprocess.run([sys.executable, "-m", "tests.update_details"], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "tools.update_details"], cwd=tmp_path, check=True)
     assert page.read_text() == PAGE
 
 

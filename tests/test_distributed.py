@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten_with_path
 import train_ppo
 import train_rm
 import train_sft
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices
 from nanorlhf.errors import InputError
@@ -174,7 +174,7 @@ def test_only_gradients_that_differ_between_ranks_are_sent(monkeypatch) -> None:
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99", "gpu0", ""])
 def test_a_missing_device_is_named(device):
     with pytest.raises(InputError, match=f"--device {device}"):
-        distributed.setup(device)
+        launch.setup(device)
 
 
 def test_one_gpu_for_several_processes_is_refused(monkeypatch):
@@ -182,7 +182,7 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="--device cuda:0 would put all 2 processes on one GPU: write cuda."):
-        distributed.setup("cuda:0")
+        launch.setup("cuda:0")
 
 
 def test_a_named_gpu_becomes_the_current_device(monkeypatch):
@@ -191,7 +191,7 @@ def test_a_named_gpu_becomes_the_current_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
     for rank, (flag, expected) in enumerate((("cuda:1", "cuda:1"), ("cuda", "cuda:1"))):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        assert str(distributed.setup(flag)) == expected
+        assert str(launch.setup(flag)) == expected
     assert current == ["cuda:1", "cuda:1"]
 
 

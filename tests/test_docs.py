@@ -18,7 +18,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kernels.processor import has_int8_products
-from tests.page_commands import (
+from tools.page_commands import (
     DATA,
     NO_PATHS,
     PAGES,
@@ -73,7 +73,7 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
             if command.program.endswith(".py") or "." in command.program or command.program == "course":
                 args = settings_of(command)
                 names = set(path_fields(type(args))) if args is not None else set()
-                assert command.program in ("tests.kills", "tests.fuzz") or names <= known, (
+                assert command.program in ("tools.kills", "tools.fuzz") or names <= known, (
                     f"{command.program}: {names - known}"
                 )
 
@@ -93,9 +93,9 @@ SMALL = {
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
     "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
-    "nanorlhf.code.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
+    "nanorlhf.rlcf.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
     "--batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
-    "nanorlhf.code.train_baselines": "--total-episodes 8 --batch-size 8 --response-length 12",
+    "nanorlhf.rlcf.train_baselines": "--total-episodes 8 --batch-size 8 --response-length 12",
     "train_sft.py rlcf-tiny-bench": "--num-epochs 1 --warmup-steps 0 --num-samples 2 --batch-size 8",
     "train_sft.py str-tiny": "--num-epochs 8 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 32 "
     "--lr 1e-2",  # answers that end
@@ -111,10 +111,10 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
-    "tests.fuzz": "tests/test_bad_input.py",
-    "tests.gpu": "tests/test_gpu.py",
-    "tests.kills": "tests/test_kills.py",
-    "tests.update_details": "tests/test_details.py",
+    "tools.fuzz": "tests/test_bad_input.py",
+    "tools.gpu": "tests/test_gpu.py",
+    "tools.kills": "tests/test_kills.py",
+    "tools.update_details": "tests/test_details.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",
     "eval.py --plan": "tests/test_eval.py",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import gpu
 from tests.conftest import ROOT
-from tests.gpu import Args, Part, main, outcomes
+from tools import gpu
+from tools.gpu import Args, Part, main, outcomes
 
 ROW = {"what": "gae", "size": "B=2", "way": "ours", "seconds": 0.5, "ratio": 1.0, "peak_bytes": 10**6}
 # as pytest prints them: the name before a test runs, the outcome after
@@ -75,7 +75,8 @@ def test_it_ends_in_time_and_says_what_was_not_started(tmp_path, monkeypatch):
 
 def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
     code = (
-        "import signal, sys; from pathlib import Path; from tests import gpu, test_gpu; gpu.GRACE = 0.2\n"
+        "import signal, sys; from pathlib import Path; from tests import test_gpu\n"
+        "from tools import gpu; gpu.GRACE = 0.2\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); here = Path(sys.argv[1])\n"
         "gpu.main(gpu.Args(out=here), (test_gpu.python('first', 60, test_gpu.BENCH, '{json}'),\n"
         "    test_gpu.python('second', 600, test_gpu.HANGING_TESTS, here / 'pids')))"

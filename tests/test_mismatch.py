@@ -16,7 +16,7 @@ from nanorlhf.ppo import importance_weights
 from nanorlhf.rollout import Sampler
 from nanorlhf.training import checks
 from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
-from tests.rlcf import Spy
+from tests.miniature_rlcf import Spy
 from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
 
 needs_int8 = pytest.mark.skipif(not processor.has_int8_products(), reason="this processor has no VNNI")

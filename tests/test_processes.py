@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics
@@ -132,10 +132,10 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("RANK", "0")
         with pytest.raises(InputError, match="--processes 2: `torchrun` has started the processes already"):
-            distributed.run(lambda args: None, args)
+            launch.run(lambda args: None, args)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match="needs Linux: put `torchrun --nproc-per-node 2` in front"):
-        distributed.run(lambda args: None, args)
+        launch.run(lambda args: None, args)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,7 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch):
 )
 def test_nothing_is_forked_for_a_gpu_or_a_plan(monkeypatch, settings):
     seen = []
-    monkeypatch.setattr(distributed, "share", lambda *_: seen.append("forked"))
+    monkeypatch.setattr(launch, "fork_ranks", lambda *_: seen.append("forked"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    distributed.run(
-        lambda args: seen.append(distributed.world_size()), SimpleNamespace(**({"processes": 2} | settings))
-    )
+    launch.run(lambda args: seen.append(distributed.world_size()), SimpleNamespace(**({"processes": 2} | settings)))
     assert seen == [1]

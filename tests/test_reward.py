@@ -14,7 +14,7 @@ from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.reward import end_index, end_scores, ensemble_scores, load_rule
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import TINY, read_metrics, weights
-from tests.rlcf import Spy
+from tests.miniature_rlcf import Spy
 
 PAD = 99
 ids = st.lists(st.integers(0, 36), min_size=1, max_size=6)

@@ -17,7 +17,7 @@ from nanorlhf.padding import left_pad, needed_columns
 from nanorlhf.ppo import eos_masks, whiten
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
-from tests.rlcf import Spy
+from tests.miniature_rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_ppo import response_logprobs, response_values
 

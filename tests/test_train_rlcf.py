@@ -9,14 +9,14 @@ import torch
 
 import train_ppo
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
-from nanorlhf.code import reward, train_baselines, train_discriminator
-from nanorlhf.code.compilers import PythonCompiler
-from nanorlhf.code.discriminator import load_discriminator
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
+from nanorlhf.rlcf import reward, train_baselines, train_discriminator
+from nanorlhf.rlcf.compilers import PythonCompiler
+from nanorlhf.rlcf.discriminator import load_discriminator
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
-from tests.rlcf import Rollout, T, programs_of
+from tests.miniature_rlcf import Rollout, T, programs_of
 from tests.two_processes import on_processes, run_all
 
 

@@ -16,7 +16,6 @@ import train_sft
 from kernels.processor import has_int8_products
 from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
-from nanorlhf.code import train_baselines, train_discriminator
 from nanorlhf.dataset import Comparison, Demonstration, load_demonstrations, load_programs
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
@@ -26,6 +25,7 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.peft import LoRALinear, merge, save_updates, tune
 from nanorlhf.reward import pair_scores, response_scores
+from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.t5 import DecoderBlock, EncoderDecoder, T5Config
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import interrupt_at, read_metrics

@@ -20,7 +20,7 @@ import torch
 import torch._dynamo  # which an optimizer imports at its first step: here it is imported once
 
 from kernels.processor import has_int8_products
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.families import ALWAYS
@@ -83,7 +83,7 @@ def be_rank(
     os.dup2(descriptor, sys.__stdout__.fileno())
     os.dup2(descriptor, sys.__stderr__.fileno())
     torch.set_num_threads(1)
-    DEVICE, WITHIN = distributed.setup(device), per_node
+    DEVICE, WITHIN = launch.setup(device), per_node
     if number == 1:  # a group of one, in which FSDP2 and NCCL run all the same
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     work(argument)
@@ -124,15 +124,15 @@ def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> b
 
 
 def weights(model: GPT) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in distributed.plain(model).parameters()])
+    return torch.cat([p.detach().flatten() for p in distributed.unshard(model).parameters()])
 
 
 def test_a_rank_holds_half_and_plain_gives_the_whole() -> None:
     (one, _), (model, _) = make(False), make(True)
-    here = sum(distributed.mine(p).numel() for p in model.parameters())
+    here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
     assert here <= 0.6 * sum(p.numel() for p in one.parameters())  # rows that don't divide leave one rank more
-    assert torch.equal(weights(one), weights(model)) and distributed.plain(one) is one
-    plain = distributed.plain(model)
+    assert torch.equal(weights(one), weights(model)) and distributed.unshard(one) is one
+    plain = distributed.unshard(model)
     assert plain.lm_head.weight.data_ptr() == plain.transformer.embedding.weight.data_ptr()
     assert torch.equal(plain.forbidden, one.forbidden)
 
@@ -156,20 +156,20 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
             plain = stored.rows
             object.__setattr__(stored, "rows", lambda *a, plain=plain, read=read: read.append(plain(*a)) or read[-1])
             distributed.shard(model, torch.device("cpu"), bfloat16=False)
-            here = sum(distributed.mine(p).numel() for p in model.parameters())
+            here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
             assert sum(rows.numel() for rows in read) == here <= 0.6 * sum(p.numel() for p in one.parameters())
             distributed.shard(reference, torch.device("cpu"), bfloat16=False, offload=True)
             distributed.shard(scalar, torch.device("cpu"), bfloat16=False)
             assert torch.equal(weights(model), weights(one)) and torch.equal(weights(reference), weights(one))
             assert not any(p.requires_grad for p in reference.parameters())
-            whole = distributed.plain(model)
+            whole = distributed.unshard(model)
             assert (whole.lm_head.weight is whole.transformer.embedding.weight) == tied_head
             torch.manual_seed(1)
             again = scalar_from_gpt(load_gpt(where, "meta"))
             torch.manual_seed(1)
             head = scalar_from_gpt(one).score.weight
             assert torch.equal(again.score.weight, head) and not torch.equal(
-                distributed.whole(scalar.score.weight), head
+                distributed.full_tensor(scalar.score.weight), head
             )
             (model(torch.arange(4, 12)[None]).sum()).backward()  # FSDP gathers what was read
             assert all(p.grad is not None for p in model.transformer.parameters())
@@ -191,14 +191,14 @@ def check_that_each_node_has_all_rows() -> None:
     """Two ranks share a copy: each holds and reads half of it, from a file as from memory."""
     assert distributed.world_size() == 4 and distributed.node_size() == WITHIN == 2
     (one, _), (model, _) = make(False), make(True)
-    here, size = (sum(distributed.mine(p).numel() for p in m.parameters()) for m in (model, one))
+    here, size = (sum(distributed.local_tensor(p).numel() for p in m.parameters()) for m in (model, one))
     assert 0.4 * size <= here <= 0.6 * size and torch.equal(weights(one), weights(model))
     where = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     distributed.from_first(lambda: save(one, where))
     read = load_gpt(where, "meta")
     distributed.shard(read, DEVICE, bfloat16=False, within=WITHIN)
     assert torch.equal(weights(read), weights(one))
-    assert sum(distributed.mine(p).numel() for p in read.parameters()) == here
+    assert sum(distributed.local_tensor(p).numel() for p in read.parameters()) == here
 
 
 def check_gradients() -> None:
@@ -211,7 +211,7 @@ def check_gradients() -> None:
         distributed.sum_gradients(m)
     for expected, found in zip(one.parameters(), model.parameters(), strict=True):
         assert expected.grad is not None and found.grad is not None
-        difference = (distributed.whole(found.grad) - expected.grad).abs().max()
+        difference = (distributed.full_tensor(found.grad) - expected.grad).abs().max()
         assert difference <= 1e-5 * max(1, expected.grad.abs().max()), (difference, expected.grad.abs().max())
 
 
@@ -223,7 +223,7 @@ def test_an_encoder_decoder_is_sharded_as_well() -> None:
     distributed.from_first(lambda: save(one, where))
     model = load_gpt(where, "meta")
     distributed.shard(model, DEVICE, bfloat16=False)
-    here = sum(distributed.mine(p).numel() for p in model.parameters())
+    here = sum(distributed.local_tensor(p).numel() for p in model.parameters())
     assert here <= 0.6 * sum(p.numel() for p in one.parameters()) and torch.equal(weights(model), weights(one))
     ids = torch.randint(37, (4, 13), generator=torch.Generator().manual_seed(1))
     for some, mine in ((one, ids), (model, ids[distributed.rank_slice(4)])):
@@ -250,7 +250,7 @@ def test_a_state_is_the_same_whoever_wrote_it_and_resumes_bit_for_bit() -> None:
     model, steps = make(True)
     for seed in range(3):
         step(model, steps, seed)
-    state = distributed.on_first((model.state_dict(), steps.state_dict()))
+    state = distributed.gather_on_first((model.state_dict(), steps.state_dict()))
     kept = distributed.from_first(lambda: state)
     again, again_steps = make(True)
     one, one_steps = make(False)
@@ -277,7 +277,7 @@ def test_weights_that_are_nan_on_one_rank_stop_all() -> None:
     model, _ = make(True)
     check_weights(1, model)
     if distributed.rank() == 1:
-        distributed.mine(next(model.parameters()).detach())[0] = float("nan")
+        distributed.local_tensor(next(model.parameters()).detach())[0] = float("nan")
     with pytest.raises(InputError, match="embedding.weight are not finite"):
         check_weights(1, model)
 
@@ -296,7 +296,7 @@ def test_a_sharded_policy_is_rounded_for_sampling_as_a_whole_one_is() -> None:
     (one, _), (model, _) = make(False), make(True)
     ids = torch.arange(4, 24)[None]
     for dtype in ("bfloat16", "int8") if has_int8_products() else ("bfloat16",):
-        samplers = [for_sampling(distributed.plain(policy), dtype) for policy in (one, model)]
+        samplers = [for_sampling(distributed.unshard(policy), dtype) for policy in (one, model)]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             logits = [sampler.logits(sampler(ids)) for sampler in samplers]
         assert torch.equal(*logits)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config
 from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_names, check_ranges
 from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
@@ -81,7 +81,7 @@ def begin(args: EvalArgs, writes: bool = True) -> torch.device:
         raise InputError(f"--out {args.out} holds an evaluation: name another directory, or pass --overwrite.")
     if writes and args.out.exists() and not args.out.is_dir():
         raise InputError(f"--out {args.out} is a file: name a directory.")
-    return distributed.setup(args.device)
+    return launch.setup(args.device)
 
 
 def named_policies(words: tuple[str, ...]) -> dict[str, str]:
@@ -191,7 +191,7 @@ def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, 
     """
     query_response = torch.cat((query, response), dim=1)  # (B, Q + T)
     pieces = micro_batches(query_response, batch_size)
-    with distributed.visiting(model):
+    with distributed.on_device(model):
         return torch.cat([end_scores(model, piece, query.size(1), pad_id) for piece in pieces]).tolist()
 
 
@@ -200,7 +200,7 @@ def row_scores(
     model: ScalarModel, rows: list[Demonstration], pad_id: int, batch_size: int, side: Literal["left", "right"]
 ) -> Tensor:
     """The reward model's scores of the data's own responses, (rows,); for `side` see `response_scores`."""
-    with distributed.visiting(model):
+    with distributed.on_device(model):
         return torch.cat([response_scores(model, batch, pad_id, side) for batch in micro_batches(rows, batch_size)])
 
 

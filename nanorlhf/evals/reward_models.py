@@ -161,7 +161,7 @@ def measure_rewards(
     def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Margins of each set and scores of the references; a function, so that the model is gone before the next."""
         model, rank, score = ranker(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place))
-        with autocast(args, device), distributed.visiting(model):
+        with autocast(args, device), distributed.on_device(model):
             of_pairs = {
                 set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
                 for set_name, rows in sets.items()

@@ -141,7 +141,7 @@ def main(args: Args) -> dict:
         ids, n = [row.query for row in rows], num_samples[name]
         with precision:
             asked = args.response_length, args.batch_size, args.seed
-            with distributed.visiting(policy):
+            with distributed.on_device(policy):
                 others = sample_answers(policy, ids, tokenizer, n, *asked, args.kl_temperature)  # (B * n, ...)
             if n > 1:
                 assert reward_model is not None
@@ -149,14 +149,14 @@ def main(args: Args) -> dict:
                 best = scores.argmax(1) + n * torch.arange(len(rows))  # (B,)
                 query, response = (some[best.to(device)] for some in others)  # (B, Q), (B, T)
             else:
-                with distributed.visiting(policy):
+                with distributed.on_device(policy):
                     query, response = sample_answers(policy, ids, tokenizer, 1, *asked, args.temperature)
             own = others if n == 1 else (query, response)
             kls, estimates, entropies = kl_to(ref_policy, policy, *own, n, tokenizer, args)
             distinct = None  # of the best of n it would take n times as many samples
             if args.num_distinct_samples and n == 1:
                 k = args.num_distinct_samples
-                with distributed.visiting(policy):
+                with distributed.on_device(policy):
                     _, drawn = sample_answers(policy, ids, tokenizer, k, *asked, args.kl_temperature)  # (B * k, T)
                 distinct = fmean(len(set(map(tuple, group))) for group in micro_batches(drawn.tolist(), k))
             one = query[:1], response[:1], tokenizer, args.kl_temperature
@@ -207,7 +207,7 @@ def main(args: Args) -> dict:
     base_name = args.shift_base or first
     base = ref_policy if base_name == first else load_policy(policies[base_name], *to_answer)
     responses["reference"] = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
-    with precision, distributed.visiting(base):
+    with precision, distributed.on_device(base):
         shifts, shares = token_shifts(base, rows, responses, tokenizer, args.batch_size)
     rewards = accuracy = None
     if models:
@@ -279,7 +279,7 @@ def kl_to(
     logprobs = []  # (B, T) of each model
     for model in (policy, ref_policy):
         pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (ids, mask, padding_mask)), strict=True)
-        with distributed.visiting(model):
+        with distributed.on_device(model):
             found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
         logprobs.append(torch.cat(found))
     kl, logprob = (logprobs[0] - logprobs[1]).sum(1), logprobs[0].sum(1)

@@ -27,7 +27,6 @@ from scipy import stats
 from nanorlhf.dataset import field, iter_jsonl, list_of
 from nanorlhf.errors import InputError
 from nanorlhf.metrics import wilson_interval
-from nanorlhf.selfrank.text_rank import rank_order
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def consensus(rankings: Iterable[list[int]]) -> list[int]:
     [1, 0, 2, 3]
     """
     ranks = ranks_of(list(rankings))  # (annotators, m)
-    return rank_order(-ranks.sum(0)).tolist()  # sums order like means, and are exact
+    return np.argsort(ranks.sum(0), kind="stable").tolist()  # sums order like means, and are exact
 
 
 def order_probability(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> dict:

@@ -40,7 +40,7 @@ def token_rewards(
     spellings, ids = token_bytes(tokenizer), response[0, : end + 1].tolist()
     texts = [spellings.get(i, b"").decode(errors="replace") or "∎" for i in ids]
     inputs = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, ~padding_mask), dim=1)
-    with distributed.visiting(reward_model):
+    with distributed.on_device(reward_model):
         logits = None if reward_model is None else reward_model(*inputs, last=T, query_length=query.size(1))  # (1, T)
 
     rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
@@ -56,7 +56,7 @@ def token_rewards(
         field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")
     found = []
     for model in (policy, ref_policy):
-        with distributed.visiting(model):
+        with distributed.on_device(model):
             found.append(response_logprobs(model, *inputs, padding_mask, settings["temperature"])[0])
     logprobs, ref_logprobs = found
     of_tokens = {"rm_logit": logits, "kl": logprobs - ref_logprobs}

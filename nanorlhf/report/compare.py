@@ -27,10 +27,21 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
 from nanorlhf.metrics import t_interval
 from nanorlhf.report import compare_runs
-from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_runs
 from nanorlhf.report.lab import Numbers, number, part
-from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, figures, label_axes, markup, panel, smooth, write_page
+from nanorlhf.report.page import (
+    BLUE,
+    GREY,
+    LINES,
+    ORANGE,
+    aligned,
+    figures,
+    label_axes,
+    markup,
+    panel,
+    smooth,
+    write_page,
+)
 from nanorlhf.training.run_directory import Rows
 
 EVALUATED = (  # number of eval.json, heading of the table, digits, with an interval?

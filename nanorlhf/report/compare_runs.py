@@ -24,8 +24,7 @@ from nanorlhf.cli import check_names, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, read_object
-from nanorlhf.report.answer_figures import LINES
-from nanorlhf.report.page import figures, markup, panel, series, smooth, write_page
+from nanorlhf.report.page import LINES, figures, markup, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
 

@@ -26,8 +26,7 @@ from nanorlhf.dataset import field, list_of
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
 from nanorlhf.metrics.reward_accuracy import FEW
-from nanorlhf.report.answer_figures import LINES
-from nanorlhf.report.page import GREY, aligned, figures, label_axes, markup, series, smooth, write_page
+from nanorlhf.report.page import GREY, LINES, aligned, figures, label_axes, markup, series, smooth, write_page
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 COLUMNS = (  # number, heading of the table, digits

@@ -7,8 +7,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from nanorlhf.metrics import wilson_interval
-from nanorlhf.report.answer_figures import LINES
-from nanorlhf.report.page import GREY, panel
+from nanorlhf.report.page import GREY, LINES, panel
 
 NUM_EDGES = 10  # of nine equally spaced bins
 FEW = 10  # pairs: a bin with fewer is drawn hollow

@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
-from nanorlhf.report.answer_figures import LINES
 from nanorlhf.report.lab import number, part
-from nanorlhf.report.page import GREY, aligned, figures, label_axes, markup, series, smooth, write_page
+from nanorlhf.report.page import GREY, LINES, aligned, figures, label_axes, markup, series, smooth, write_page
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 EXACT = ("exact", "none")

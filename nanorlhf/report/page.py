@@ -41,6 +41,11 @@ LEGEND = {
 }
 matplotlib.rcParams["text.parse_math"] = False  # names in figures are text: `$\\bad$` is no mathematics
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
+# colour and marker of each line, distinct in greyscale too; reused where there are more lines
+LINES = (
+    *((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D")),
+    *((GREY, "v"), ("#1c2024", "x"), ("#c2447a", "P"), ("#9a7b1c", "*")),
+)
 # the template's macros, which return markup; whatever text they are given is escaped
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined

@@ -414,7 +414,7 @@ def phase_bytes(work: Work, phase: Phase, flags: Flags, num_gpus: int) -> Counte
         held["copies", ""] += 2 * block * width
         for role, size in taking_part.items():
             is_whole = phase.run is not update and (role == "policy" or phase.name == "validating")
-            # `distributed.plain` gathers float32, and autocast or `for_sampling` adds a bfloat16 copy
+            # `distributed.unshard` gathers float32, and autocast or `for_sampling` adds a bfloat16 copy
             both = width == 2 or sampling(work).dtype == "bfloat16"
             held["copies", role] += size.all * (6 if both else 4) if is_whole else size.rest * width
         if phase.run is update:

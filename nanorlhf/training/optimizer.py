@@ -32,7 +32,7 @@ class FiniteSteps:
         """
         parameters = [parameter for parameter in parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if not math.isfinite(loss) or not distributed.whole(norm).isfinite():
+        if not math.isfinite(loss) or not distributed.full_tensor(norm).isfinite():
             self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
             if self.in_a_row > self.limit:
                 raise InputError(

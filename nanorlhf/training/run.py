@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from nanorlhf import distributed
+from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import round_products, save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
@@ -45,7 +45,7 @@ SAMPLING = "generated.partial.jsonl"
 """what a run has sampled before its first step, while it samples: --resume goes on from there"""
 
 
-def or_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
+def with_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
     """With --plan the decorated `main` prints plan(args) and trains nothing."""
 
     def decorate(main: Main) -> Main:
@@ -72,7 +72,7 @@ def begin(args: Any, *batch_sizes: str) -> torch.device:
         raise InputError(f"--trackio {args.trackio}: it is not installed: `pip install trackio`, or omit the flag.")
     if args.push_to_hub is not None:
         check_hub_id(args.push_to_hub)
-    device = distributed.setup(args.device)
+    device = launch.setup(args.device)
     torch.manual_seed(args.seed)
     world = distributed.world_size()
     for name in batch_sizes:
@@ -207,7 +207,7 @@ class Run:
                     to_disk(self.out / name)
         state = {name: snapshot(part) for name, part in self.parts.items()} | {"metrics": self.metrics}
         state["seconds"] = self.seconds
-        save_state(self.out, self.args, step, self.args.keep_last, distributed.on_first(state))
+        save_state(self.out, self.args, step, self.args.keep_last, distributed.gather_on_first(state))
         distributed.barrier()
 
     def log(self, step: int, metrics: dict[str, float], **shown: str) -> None:
@@ -309,7 +309,7 @@ def write_checkpoint(
         if distributed.rank() == 0:
             shutil.rmtree(directory, ignore_errors=True)
         return
-    whole = distributed.plain(model)
+    whole = distributed.unshard(model)
     if distributed.rank() == 0:
         save(merge(whole), directory, tokenizer)
         if isinstance(whole, GPT) and base is not None and has_updates(whole):
@@ -324,7 +324,7 @@ def check_weights(step: int, *models: nn.Module) -> None:
         name
         for model in models
         for name, tensor in model.state_dict().items()
-        if not distributed.mine(tensor).isfinite().all()
+        if not distributed.local_tensor(tensor).isfinite().all()
     ]
     for name in distributed.all_gather_objects(bad):
         raise InputError(

@@ -45,7 +45,7 @@ def backward(model: nn.Module, batch: list, sums: Sums, count: int, args: RunArg
 def evaluate(model: nn.Module, rows: Sequence, sums: Sums, num_sums: int, size: int, args: RunArgs) -> Tensor:
     """The sums (k,) over all rows, `size` at a time, on every rank; k = num_sums."""
     device = next(model.parameters()).device
-    totals, whole = torch.zeros(num_sums, device=device), distributed.plain(model)
+    totals, whole = torch.zeros(num_sums, device=device), distributed.unshard(model)
     for batch in micro_batches(rows[distributed.rank() :: distributed.world_size()], size):
         with autocast(args, device):
             totals += torch.stack(sums(whole, list(batch)))

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import codenet
-from nanorlhf.code import compilers
-from nanorlhf.code.compilers import JavaCompiler, PythonCompiler, first_error
 from nanorlhf.dataset import load_programs, response_ids
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf import compilers
+from nanorlhf.rlcf.compilers import JavaCompiler, PythonCompiler, first_error
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.rows import read
 

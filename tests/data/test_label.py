@@ -10,7 +10,7 @@ from data import label
 from data.label import Args
 from nanorlhf.dataset import read_jsonl, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.metrics.labels import load_labels
+from nanorlhf.stackoverflow.labels import load_labels
 
 
 def rows(num_questions=3, n=2):

@@ -8,11 +8,11 @@ import pytest
 
 import train_sft
 from data import mxeval
-from nanorlhf.code.execution import program_of
 from nanorlhf.dataset import load_programs
 from nanorlhf.errors import InputError
-from nanorlhf.evals import programs as evaluation
 from nanorlhf.recipes import recipes
+from nanorlhf.rlcf import evaluation
+from nanorlhf.rlcf.execution import program_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from tests.data.rows import read
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from data import codenet, programs
-from nanorlhf.code.compilers import JavaCompiler, PythonCompiler
-from nanorlhf.code.execution import Program, program_of, run_programs
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf.compilers import JavaCompiler, PythonCompiler
+from nanorlhf.rlcf.execution import Program, program_of, run_programs
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from nanorlhf.report.compare import (
     read_policies,
     token_figure,
 )
-from tests.page_commands import commands_of, settings_of
+from tools.page_commands import commands_of, settings_of
 
 BATCH = 8
 

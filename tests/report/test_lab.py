@@ -13,7 +13,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, deciders
 from nanorlhf.report import lab
 from nanorlhf.report.lab import Args, dial_figure, main, read_settings, table_of
-from tests.page_commands import commands_of, settings_of
+from tools.page_commands import commands_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,8 @@ import train_ppo
 import train_rm
 import train_sft
 from nanorlhf.cli import check_ranges, ranges
-from nanorlhf.code import train_baselines, train_discriminator
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf import train_baselines, train_discriminator
 
 PROGRAMS = [train_sft, train_rm, train_ppo, train_discriminator, train_baselines]
 by_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -1,0 +1,281 @@
+"""Several programs per problem at several temperatures, compiled and executed: RLCF.
+
+In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdicts, and the errors that compilers find.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nanorlhf import distributed
+from nanorlhf.answers import sample_answers
+from nanorlhf.cli import Count, Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
+from nanorlhf.dataset import Demonstration, load_programs
+from nanorlhf.errors import InputError
+from nanorlhf.evals.common import (
+    PolicyArgs,
+    begin,
+    common_tokenizer,
+    endings,
+    load_policy,
+    named_policies,
+    settings_of,
+    write_evaluation,
+)
+from nanorlhf.metrics import bootstrap_interval, pass_at_k
+from nanorlhf.padding import micro_batches
+from nanorlhf.rlcf import report
+from nanorlhf.rlcf.compilers import Diagnostic, first_error
+from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
+from nanorlhf.rlcf.error_profile import error_category, error_profile
+from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
+from nanorlhf.rlcf.feedback import compiler_for
+from nanorlhf.training.supervised import autocast
+
+SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
+Texts = dict[tuple[str, float], list[str]]  # (policy, temperature) -> n responses per problem, one after the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(PolicyArgs):
+    curves: tuple[str, ...] = ()
+    """run directories whose training curves the report shows beside those of the policies, for an ablation several"""
+    discriminator: str | None = None
+    """shows D(x, y', y) beside each sample y' of a problem whose written program y is known: checkpoint directory"""
+    num_samples: Count
+    """responses per problem and temperature"""
+    ks: tuple[PositiveInt, ...]
+    """of pass@k, exec@k and comp@k, ascending; the last is --num-samples at most"""
+    temperatures: tuple[NonNegativeFloat, ...] = (0.2, 0.6, 0.8)
+    """of the responses, ascending; the best one is shown; 0 is greedy"""
+    top_p: Fraction = 0.95
+    """sample from the likeliest tokens that together reach this probability; 1: all"""
+    timeout: Seconds = 10.0
+    """seconds of wall clock that a program may run"""
+    workers: Workers = 8
+    """programs compiled and run at a time"""
+    weak_isolation: bool = False
+    """run programs also where the system can't restrict their files or their network"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count in the error profile, as in training"""
+    num_resamples: PositiveInt = 2000
+    """bootstrap resamples of the problems, for the 95% intervals"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a response."""
+
+    diagnostics: list[Diagnostic]  # of its program, by the static checks
+    verdict: Verdict  # of its program with the tests, by execution
+    span: tuple[int, int]  # where the response is in its program, in characters
+    score: float | None = None  # D(x, y', y), the discriminator's comparison with the written program
+
+    @cached_property
+    def error(self) -> Diagnostic | None:
+        return first_error(self.diagnostics, *self.span)
+
+
+Outcomes = dict[tuple[int, str], Outcome]  # (number of the problem, response) -> what became of it
+
+
+def main(args: Args) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    device = begin(args)
+    check_ascending("ks", args.ks)
+    check_ascending("temperatures", args.temperatures)
+    n = args.num_samples
+    if args.ks[-1] > n:
+        raise InputError(f"--ks {args.ks[-1]}: more than the {n} samples of a problem: raise --num-samples to it.")
+    policies = named_policies(args.policies)
+    tokenizer = common_tokenizer(args.tokenizer, policies.values())
+    path = args.data / "code.test.jsonl"
+    rows = list(load_programs(path, tokenizer, args.max_query_length, None, needs_response=False)[: args.num_queries])
+    records, language = [row.record for row in rows], rows[0].record["language"]
+    for number, record in enumerate(records, start=1):
+        if not record["tests"].strip():
+            raise InputError(f"{path}:{number}: the field 'tests' is empty: fill it or delete the line.")
+    print("programs run shut off from this machine\n" + "\n".join(f"  {sentence}" for sentence in isolation()))
+    # fails here where no program can be run, not after hours of sampling
+    run_programs([], language, weak_isolation=args.weak_isolation)
+    compiler_for(language, args.error_prone_jar).close()  # and here where a jar is missing
+    discriminator = load_discriminator(args.discriminator, device) if args.discriminator is not None else None
+
+    # ------------------------------------------------------------------------------------------------ 2. the responses
+    texts: Texts = {}
+    results: dict[str, dict] = {}  # by policy
+
+    def answer(place: str) -> list[Tensor]:  # a function, so that a policy is gone before the next is loaded
+        policy = load_policy(place, rows, tokenizer, args, device)
+        queries = [row.query for row in rows]
+        with autocast(args, device), distributed.on_device(policy):
+            settings = tokenizer, n, args.response_length, args.batch_size, args.seed
+            return [sample_answers(policy, queries, *settings, t, top_p=args.top_p)[1] for t in args.temperatures]
+
+    for name, place in tqdm(policies.items(), desc="policies"):
+        results[name] = {"at_k": [], "temperatures": []}
+        for temperature, response in zip(args.temperatures, answer(place), strict=True):
+            texts[name, temperature] = [tokenizer.decode(ids) for ids in response.tolist()]
+            results[name]["temperatures"].append({"temperature": temperature, **endings(response, tokenizer)})
+
+    # ------------------------------------------------------------------------------- 3. static checks, and execution
+    outcomes = check_and_run(texts, rows, args)
+    if discriminator is not None:
+        with autocast(args, device):
+            add_scores(outcomes, records, discriminator, args.batch_size)
+
+    # ------------------------------------------------------------------------------------------------ 4. the statistics
+    for name, row in results.items():
+        values = []  # of each temperature
+        for at in row["temperatures"]:
+            column = [outcomes[i // n, text] for i, text in enumerate(texts[name, at["temperature"]])]
+            numbers, successes = statistics(column, args)
+            at |= numbers
+            values.append(successes)
+        row["at_k"] = best_at_k(values, args)
+    result = {
+        "policies": results,
+        "num_problems": len(rows),
+        "language": language,
+        "num_programs": len(outcomes),
+        "isolation": isolation(),
+        "args": settings_of(args),
+    }
+
+    # --------------------------------------------------------------------------------------------------------- 5. write
+    tasks = [str(record.get("meta", {}).get("task_id", number)) for number, record in enumerate(records, start=1)]
+
+    def sample(name: str, temperature: float, index: int) -> dict:
+        """A row of samples.jsonl."""
+        problem, text = index // n, texts[name, temperature][index]
+        row = {"task": tasks[problem], "policy": name, "temperature": temperature, "response": text}
+        return row | described(outcomes[problem, text], len(text), language)
+
+    def samples() -> Iterator[dict]:
+        for (name, temperature), column in texts.items():
+            yield from (sample(name, temperature, index) for index in range(len(column)))
+
+    cards = [
+        {
+            "task": tasks[problem],
+            "query": record["query"],
+            "policies": {
+                name: sample(name, row["at_k"][0]["temperature"], problem * n) for name, row in results.items()
+            },
+        }
+        for problem, record in enumerate(records[: args.num_report_samples])
+    ]
+    runs = {place: name for name, place in policies.items()}
+    for place in args.curves:
+        runs.setdefault(place, Path(place).name or place)
+    return write_evaluation(
+        args,
+        result,
+        report.tables(result),
+        lambda path: report.write_report(path, result, runs, cards),
+        {"samples.jsonl": samples()},
+    )
+
+
+def check_ascending(flag: str, values: tuple[float, ...]) -> None:
+    if not values or list(values) != sorted(set(values)):
+        raise InputError(f"--{flag} {' '.join(map(str, values))}: name at least one, each once, in ascending order.")
+
+
+def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcomes:
+    """Compile and execute each distinct response to each problem once.
+
+    Those that don't compile are executed too: that takes the compiler 13 ms, and a program that is incomplete without
+    its tests may be complete with them.
+    """
+    n, records = args.num_samples, [row.record for row in rows]
+    language = records[0]["language"]
+    distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
+    diagnostics = []
+    with compiler_for(language, args.error_prone_jar, args.workers) as compiler:
+        batches = micro_batches(distinct, args.batch_size)
+        for batch in tqdm(batches, desc="static checks", unit=" batches", leave=False):
+            spans = [(len(records[i]["prefix"]), len(records[i]["prefix"]) + len(text)) for i, text in batch]
+            diagnostics += compiler.check(
+                [records[i]["prefix"] + text + records[i]["suffix"] for i, text in batch], spans
+            )
+    programs = [program_of(records[i], text) for i, text in distinct]
+    verdicts = run_programs(programs, language, args.timeout, args.workers, weak_isolation=args.weak_isolation)
+    starts = [len(records[i]["prefix"]) for i, _ in distinct]
+    return {
+        key: Outcome(found, verdict, (start, start + len(key[1])))
+        for key, found, verdict, start in zip(distinct, diagnostics, verdicts, starts, strict=True)
+    }
+
+
+@torch.no_grad()
+def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discriminator, batch_size: int) -> None:
+    """Give the outcomes of problems with a written program their D(x, y', y), as figures 1 and 14 of the paper do."""
+    known = [key for key in outcomes if records[key[0]]["response"]]
+    for batch in tqdm(micro_batches(known, batch_size), desc="discriminator", unit=" batches", leave=False):
+        queries, written = ([records[i][name] for i, _ in batch] for name in ("query", "response"))
+        scores = discriminator.compare(queries, [text for _, text in batch], written)
+        for key, score in zip(batch, scores.tolist(), strict=True):
+            outcomes[key] = replace(outcomes[key], score=score)
+
+
+def statistics(column: list[Outcome], args: Args) -> tuple[dict, dict[str, np.ndarray]]:
+    """One policy at one temperature, n outcomes per problem: its numbers, and success -> (problems, K) at each k."""
+    values, n = {}, args.num_samples
+    scores = [one.score for one in column if one.error is None and one.score is not None]
+    for success, attribute in SUCCESSES.items():
+        counts = np.array([getattr(one.verdict, attribute) for one in column]).reshape(-1, n).sum(1)  # (problems,)
+        values[success] = np.array([[pass_at_k(n, int(c), k) for k in args.ks] for c in counts])
+    return {
+        **{f"{success}_at_k": of_problems.mean(0).tolist() for success, of_problems in values.items()},
+        "reasons": dict(Counter(one.verdict.reason for one in column)),
+        "errors": error_profile([one.diagnostics for one in column], [one.span for one in column]),
+        "compile_rate": fmean(one.error is None for one in column),
+        "discriminator": fmean(scores) if scores else None,  # of those without an error, as in training
+    }, values
+
+
+def best_at_k(values: list[dict[str, np.ndarray]], args: Args) -> list[dict]:
+    """[RLCF evaluation] For each k the temperature with the best pass@k, and exec@k and comp@k at the same one.
+
+    values: of each temperature, success -> (problems, K). Of equally good temperatures it is the lower one; they are
+    compared to 9 digits, since the 17th depends on the order of a sum.
+    """
+    rows = []
+    for j, k in enumerate(args.ks):
+        passes = [round(float(of["pass"][:, j].mean()), 9) for of in values]
+        best = passes.index(max(passes))
+        row: dict = {"k": k, "temperature": args.temperatures[best]}
+        for success, of_problems in values[best].items():
+            row[success] = float(of_problems[:, j].mean())
+            row[f"{success}_ci"] = bootstrap_interval(of_problems[:, [j]], args.seed, args.num_resamples)
+        rows.append(row)
+    return rows
+
+
+def described(outcome: Outcome, length: int, language: str) -> dict:
+    """An outcome as samples.jsonl has it. The blamed span is in characters of the response: its end, if outside it."""
+    (start, end), verdict, error = outcome.span, outcome.verdict, None
+    if outcome.error is not None:
+        inside = start <= outcome.error.last < end
+        error = {
+            "category": error_category(outcome.error),
+            "message": outcome.error.message,
+            "start": max(outcome.error.start - start, 0) if inside else length,
+            "end": outcome.error.end - start if inside else length,
+        }
+    said = verdict.output.strip().splitlines() or [""]
+    return {
+        **{name: getattr(verdict, name) for name in ("compiled", "executed", "passed", "reason")},
+        "output": said[0] if language == "java" else said[-1],  # the line that says what was thrown
+        "error": error,
+        "discriminator": outcome.score,
+    }

@@ -1,0 +1,80 @@
+"""Compiler feedback on responses: their texts, whether they pass, and the token of their first error."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanorlhf.errors import InputError
+from nanorlhf.rlcf.compilers import Diagnostic, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.rlcf.localisation import character_ends, error_token, response_text
+
+
+def compiler_for(
+    language: str, error_prone_jar: str | None = None, workers: int | None = None
+) -> JavaCompiler | PythonCompiler:
+    """The static checks of a language, java or python. Raises InputError for ErrorProne with Python."""
+    if language == "java":
+        return JavaCompiler(workers, error_prone_jar=error_prone_jar)
+    if error_prone_jar is not None:
+        raise InputError(f"--error-prone-jar {error_prone_jar}: these programs are in {language}: leave it out.")
+    return PythonCompiler()
+
+
+def training_compiler(record: dict, error_prone_jar: str | None) -> JavaCompiler | PythonCompiler:
+    """The static checks of rows like `record`, in which every program that people wrote passes.
+
+    Raises InputError for ErrorProne where the rows were converted without it: written programs might then fail.
+    """
+    meta = record.get("meta")
+    was_checked = isinstance(meta, dict) and meta.get("error_prone") is True
+    if error_prone_jar is not None and record["language"] == "java" and not was_checked:
+        raise InputError(
+            f"--error-prone-jar {error_prone_jar}: the rows of --data were converted without it: pass it to "
+            "data.codenet too, so that programs which fail are left out."
+        )
+    return compiler_for(record["language"], error_prone_jar)
+
+
+@dataclass(frozen=True)
+class Checked:
+    texts: list[str]
+    passes: Tensor  # (B,) bool: no error anywhere, nor an unused variable in the response where those count
+    error_index: Tensor  # (B,) the token to blame; T where the response passes
+    diagnostics: list[list[Diagnostic]]
+    spans: list[tuple[int, int]]  # [start, end) of each response in its program, in characters
+
+
+def check_responses(
+    records: list[dict],
+    response: Tensor,
+    compiler: JavaCompiler | PythonCompiler,
+    pieces: dict[int, bytes],
+    eos_id: int,
+    unused: bool = True,
+) -> Checked:
+    """Compile prefix + response + suffix of each row. [RLCF alg 1]
+
+    records     rows of code.jsonl
+    response    (B, T) ids, [PAD] after EOS
+    pieces      token_bytes(tokenizer)
+    unused      an unused variable fails a response, as an error does
+    """
+    T = response.size(1)
+    rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
+    texts = [response_text(ids, pieces) for ids in rows]
+    programs = [record["prefix"] + text + record["suffix"] for record, text in zip(records, texts, strict=True)]
+    spans = [
+        (len(record["prefix"]), len(record["prefix"]) + len(text)) for record, text in zip(records, texts, strict=True)
+    ]
+    diagnostics = compiler.check(programs, spans)
+    error_index = []
+    for ids, span, found in zip(rows, spans, diagnostics, strict=True):
+        error = first_error(found if unused else [d for d in found if d.kind == "error"], *span)
+        if error is None:
+            error_index.append(T)
+        else:  # an empty response has no token except EOS
+            ends = character_ends(ids, pieces) or [0]
+            error_index.append(error_token(ends, error.last - span[0]))
+    index = torch.tensor(error_index, device=response.device)
+    return Checked(texts, index == T, index, diagnostics, spans)

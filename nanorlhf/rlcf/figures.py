@@ -1,0 +1,114 @@
+"""Figures of generated programs: how many pass, at which temperature, their errors, and how training changed them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nanorlhf.report.page import LINES, draw, panel, series
+from nanorlhf.rlcf.error_profile import CATEGORIES
+from nanorlhf.training.run_directory import Rows
+
+CURVES = {  # metric of train_ppo and of what RLCF is compared with: title, unit
+    "compile_rate": ("Responses that pass the static checks", "share"),
+    "discriminator/accuracy": ("Discriminator accuracy", "share"),
+    **{f"errors/{name}": (f"Errors: {name.replace('_', ' ')}", "per response") for name in CATEGORIES},
+    "objective/entropy": ("Entropy of the policy", "nats per response"),
+    "objective/kl": ("KL to the initial policy", "nats per response"),
+}
+SHARES = ("compile_rate", "discriminator/accuracy")
+
+
+def color_of(number: int) -> str:
+    return LINES[number % len(LINES)][0]
+
+
+def at_k_figures(policies: dict[str, list[dict]]) -> list[Figure]:
+    """One panel of pass@k, one of exec@k and comp@k at the smallest k; one colour per policy, 95% intervals.
+
+    policies: name -> `at_k` of eval.json.
+    """
+    first = next(iter(policies.values()))
+    groups = {
+        "Programs that pass": [("pass", j, f"pass@{row['k']}") for j, row in enumerate(first)],
+        "Programs that run, and that compile": [(name, 0, f"{name}@{first[0]['k']}") for name in ("exec", "comp")],
+    }
+    figures = []
+    for title, bars in groups.items():
+        figure, axes = panel(title, "", "%")
+        width = 0.8 / len(policies)
+        for number, (policy, rows) in enumerate(policies.items()):
+            heights = np.array([100 * rows[j][metric] for metric, j, _ in bars])
+            ends = np.array([[100 * x for x in rows[j][f"{metric}_ci"]] for metric, j, _ in bars]).T  # (2, bars)
+            whiskers = np.abs(ends - heights)
+            x = np.arange(len(bars)) + (number - (len(policies) - 1) / 2) * width
+            axes.bar(
+                x, heights, 0.92 * width, yerr=whiskers, color=color_of(number), label=policy,
+                error_kw={"elinewidth": 1, "ecolor": "#1c2024", "capsize": 2},
+            )  # fmt: skip
+        axes.set_xticks(range(len(bars)), [label for *_, label in bars])
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures
+
+
+def error_figure(policies: dict[str, dict[str, float]]) -> Figure:
+    """[RLCF figure 4] Errors per response by category, one bar per policy; categories without errors are left out."""
+    shown = [name for name in CATEGORIES if any(errors[name] for errors in policies.values())]
+    figure, axes = panel("Errors by category", "errors per response", "")
+    figure.set_size_inches(5.2, 1.4 + 0.3 * len(shown) * max(1, len(policies) / 2))
+    height = 0.8 / len(policies)
+    for number, (policy, errors) in enumerate(policies.items()):
+        y = np.arange(len(shown)) + (number - (len(policies) - 1) / 2) * height
+        axes.barh(y, [errors[name] for name in shown], 0.92 * height, color=color_of(number), label=policy)
+    axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
+    axes.invert_yaxis()  # the first category on top
+    axes.grid(False, axis="y")
+    axes.legend(frameon=False)
+    return figure
+
+
+def temperature_figures(policies: dict[str, list[dict]], ks: Iterable[int]) -> list[Figure]:
+    """One panel per k: pass@k over the temperature, one curve per policy; none for a single temperature.
+
+    policies: name -> `temperatures` of eval.json. A policy that is surer of itself has its best pass@k, for a k above
+    1, at a higher temperature.
+    """
+    if len(next(iter(policies.values()))) < 2:
+        return []
+    figures = []
+    for j, k in enumerate(ks):
+        figure, axes = panel(f"pass@{k} over temperature", "temperature of the samples", "%")
+        for number, (policy, rows) in enumerate(policies.items()):
+            shares = [100 * row["pass_at_k"][j] for row in rows]
+            color, marker = LINES[number % len(LINES)]
+            xs = [row["temperature"] for row in rows]
+            axes.plot(xs, shares, color=color, marker=marker, markersize=4, linewidth=1.8, label=policy)
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures
+
+
+def training_figures(runs: dict[str, Rows], policies: Iterable[str] = ()) -> list[Figure]:
+    """[RLCF figure 11] Compile rate, errors by category, discriminator accuracy, entropy and KL over updates.
+
+    One line per run. runs: name -> rows of metrics.jsonl; one that has the name of a policy has its colour. A run
+    without a metric has no line; a metric that no run has, or an error category that never occurs, has no panel.
+    """
+    figures = []
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*policies, *runs]))}
+    for key, (title, unit) in CURVES.items():
+        found = {name: series(rows, key)[1] for name, rows in runs.items()}
+        is_error = key.startswith("errors/")
+        if not any(values.any() if is_error else len(values) for values in found.values()):
+            continue
+        figure, axes = panel(title, "update", unit)
+        for name, rows in runs.items():
+            if len(found[name]):
+                draw(axes, rows, key, name, color_of(numbers[name]), smoothed=True)
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03 if key in SHARES else None)
+        axes.legend(frameon=False)
+        figures.append(figure)
+    return figures

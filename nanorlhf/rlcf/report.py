@@ -1,0 +1,181 @@
+"""Tables and report.html of an evaluation that compiles and runs generated programs."""
+
+from collections import Counter
+from pathlib import Path
+
+from markupsafe import Markup
+
+from nanorlhf.report.page import aligned, curves, figures, markup, write_page
+from nanorlhf.rlcf.error_profile import CATEGORIES
+from nanorlhf.rlcf.figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
+from nanorlhf.training.run_directory import Rows, read_metrics
+
+Lines = list[list[str]]
+
+
+def percent(share: float, interval: tuple[float, float] | None = None) -> str:
+    """A share in percent, and its interval in brackets."""
+    return f"{100 * share:.2f}" + (" [{:.2f}, {:.2f}]".format(*(100 * end for end in interval)) if interval else "")
+
+
+def at_k(result: dict) -> Lines:
+    """pass@k, and exec@k and comp@k at the smallest k, each at the best temperature for its k."""
+    ks = result["args"]["ks"]
+    lines = [["%", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}", "temperature"]]
+    for name, row in result["policies"].items():
+        first, *others = row["at_k"]
+        passes = [percent(first["pass"], first["pass_ci"]), *(percent(other["pass"]) for other in others)]
+        temperatures = " / ".join(str(best["temperature"]) for best in row["at_k"])
+        lines.append(
+            [name, *passes, percent(first["exec"]), percent(first["comp"], first["comp_ci"]), temperatures]
+        )  # fmt: skip
+    return lines
+
+
+def best_rows(result: dict) -> dict[str, dict]:
+    """Per policy, the results at the best temperature of the smallest k."""
+    return {
+        name: next(r for r in row["temperatures"] if r["temperature"] == row["at_k"][0]["temperature"])
+        for name, row in result["policies"].items()
+    }
+
+
+def errors(result: dict) -> Lines:
+    """[RLCF figure 4] as a table; categories without errors are left out."""
+    best = best_rows(result)
+    lines = [["errors per response", *best]]
+    for category in CATEGORIES:
+        if any(row["errors"][category] for row in best.values()):
+            lines.append([category.replace("_", " "), *(f"{row['errors'][category]:.3f}" for row in best.values())])
+    lines.append(["responses without any, %", *(percent(row["compile_rate"]) for row in best.values())])
+    if any(row["discriminator"] is not None for row in best.values()):
+        scores = ("-" if row["discriminator"] is None else f"{row['discriminator']:+.3f}" for row in best.values())
+        lines.append(["discriminator, mean of those", *scores])
+    return lines
+
+
+def reasons(result: dict) -> Lines:
+    """How the program runs ended: counts by reason."""
+    best = best_rows(result)
+    total = sum((Counter(row["reasons"]) for row in best.values()), Counter())
+    lines = [["outcome of runs", *best]]
+    for reason in sorted(total, key=lambda reason: (reason != "passed", -total[reason])):
+        lines.append([reason.replace("_", " "), *(f"{row['reasons'].get(reason, 0):,}" for row in best.values())])
+    return lines
+
+
+def temperatures(result: dict) -> Lines:
+    """All temperatures of all policies; a star marks the best for a k, which the first table shows."""
+    ks = result["args"]["ks"]
+    heading = ["policy", "temperature", *(f"pass@{k}" for k in ks), f"exec@{ks[0]}", f"comp@{ks[0]}"]
+    lines = [[*heading, "EOS rate", "length, tokens"]]
+    for policy, row in result["policies"].items():
+        for at in row["temperatures"]:
+            stars = [" *" if best["temperature"] == at["temperature"] else "" for best in row["at_k"]]
+            passes = [percent(x) + star for x, star in zip(at["pass_at_k"], stars, strict=True)]
+            others = [percent(at[f"{name}_at_k"][0]) for name in ("exec", "comp")]
+            lengths = [f"{at['eos_rate']:.3f}", f"{at['response_length']:.1f}"]
+            lines.append([policy, str(at["temperature"]), *passes, *others, *lengths])
+    return lines
+
+
+def notes(result: dict) -> list[str]:
+    """What the tables rest on, and what their columns mean."""
+    settings = result["args"]
+    lines = [
+        f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} samples "
+        f"per problem and temperature; top-p {settings['top_p']}, at most {settings['response_length']} tokens, "
+        f"timeout {settings['timeout']:g} s, seed {settings['seed']}.",
+        "comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or a timeout. "
+        "pass: also, all results are right. For each k, the temperature is the one with the best pass@k; exec and comp "
+        "use the same one. Intervals are 95%, over problems.",
+        f"Errors and outcomes are those at the best temperature for k = {settings['ks'][0]}. Errors are those of the "
+        "compiler in the program without its tests, and local variables of the response that are never read.",
+    ]
+    if settings["discriminator"] is not None:
+        lines.append(
+            f"The discriminator ({settings['discriminator']}) compares a sample y' with the written program y: "
+            "D(x, y', y) is near 1 where the sample looks more human-written, and near -1 where the written one does."
+        )
+    return lines
+
+
+def tables(result: dict) -> str:
+    """The main tables and notes, for the terminal."""
+    parts = (aligned(part(result)) for part in (at_k, errors, reasons))
+    return "\n\n".join([*parts, "\n".join(notes(result))])
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+def program(name: str, row: dict) -> Markup:
+    """One response with its outcome, and the messages of the compiler and the run."""
+    error, reason, response = row["error"], row["reason"], row["response"]
+    said, blamed = [], None
+    if error:
+        said.append(" ".join(error["message"].split()))
+        start, end = error["start"], error["end"]
+        blamed = response[:start], response[start:end], response[end:]
+    if reason != "passed" and not (error and reason == "compile_error"):  # would repeat the message
+        said.append(row["output"])
+    return markup.program(name, reason, row["discriminator"], response, blamed, " · ".join(filter(None, said)))
+
+
+def sample_card(sample: dict) -> Markup:
+    """A problem, and the first response of each policy."""
+    programs = [program(name, row) for name, row in sample["policies"].items()]
+    return markup.card(f"{sample['task']}\n\n{sample['query']}", programs, "programs")
+
+
+def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[dict]) -> None:
+    """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
+
+    runs: run directory -> its name.
+    """
+    logged = {run: rows for run in runs if (rows := read_metrics(run))}
+    in_training: dict[str, Rows] = {}  # runs that share a name go by their directories
+    for run, rows in logged.items():
+        if any(key in row for row in rows for key in CURVES):
+            in_training[run if runs[run] in in_training else runs[run]] = rows
+    drawn = training_figures(in_training, result["policies"])
+    about = notes(result)
+    best = best_rows(result)
+    parts = [
+        markup.title("What each stage gained"),
+        markup.quiet(about[0]),
+        markup.table(at_k(result)),
+        markup.quiet(about[1]),
+        figures(
+            at_k_figures({name: row["at_k"] for name, row in result["policies"].items()}),
+            "pass@k is the probability that at least one of k samples passes, mean over problems. A program that "
+            "compiles may crash, and one that runs may be wrong.",
+        ),
+        markup.heading("Errors"),
+        markup.quiet(" ".join(about[2:])),
+        markup.table(errors(result)),
+        figures(
+            [error_figure({name: row["errors"] for name, row in best.items()})],
+            "One mistake may count several times: an undeclared variable is an error wherever it is used.",
+        ),
+        markup.heading("Outcomes"),
+        markup.table(reasons(result)),
+        markup.quiet(f"Programs ran in a sandbox ({'; '.join(result['isolation'])})."),
+        markup.heading("All temperatures"),
+        markup.table(temperatures(result)),
+        markup.quiet("In %. A star marks the best pass@k of each policy."),
+    ]
+    by_temperature = {name: row["temperatures"] for name, row in result["policies"].items()}
+    if over := temperature_figures(by_temperature, result["args"]["ks"]):
+        caption = (
+            "A policy that is surer of itself gives k answers that are more alike: it gains less from a second one. A "
+            "higher temperature gives variety back, for the price of more slips."
+        )
+        parts.append(figures(over, caption))
+    if drawn:
+        caption = (
+            "Measured on the rollouts, so on the training queries and at the training temperature; running means, with "
+            "the single updates faint. At 0.5, the discriminator can't tell the policy's code from people's."
+        )
+        parts += [markup.heading("In training"), figures(drawn, caption)]
+    parts += [text for _, text in sorted(map(curves, logged))]
+    parts += [markup.heading("Samples side by side"), markup.search(), *map(sample_card, samples)]
+    write_page(path, str(result["args"]["out"]), parts)

@@ -1,0 +1,359 @@
+"""The discriminator of RLCF: it learns to tell programs of people from programs of the policy.
+
+Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback, section 4 and the appendix. First triplets:
+programs for one problem lie together, those for others apart. Then pairs: the policy answers the prompts of the
+training rows, and its program is compared with the written one where both pass the static checks. Sampling may take
+longer than training, so --resume goes on with it as well.
+In: code.{train,validation}.jsonl, the policy of stage 1, and an encoder such as CodeBERT (or none: random weights).
+Out: the discriminator, which scores the programs that pass the compiler in stage 3.
+
+    python -m nanorlhf.rlcf.train_discriminator --encoder microsoft/codebert-base
+    python -m nanorlhf.rlcf.train_discriminator rlcf-tiny                      # the embedded programs
+"""
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nanorlhf import distributed
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, command_line
+from nanorlhf.dataset import (
+    Demonstration,
+    batch_indices,
+    field,
+    iter_jsonl,
+    load_programs,
+    sampled_rows,
+    write_jsonl,
+)
+from nanorlhf.errors import InputError
+from nanorlhf.generate import generate
+from nanorlhf.model import Transformer
+from nanorlhf.padding import left_pad
+from nanorlhf.recipes import recipes
+from nanorlhf.rlcf.discriminator import Discriminator, discriminator_from_encoder, save_discriminator, triplet_loss
+from nanorlhf.rlcf.feedback import check_responses, training_compiler
+from nanorlhf.rlcf.transformations import rename_variables
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
+from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
+from nanorlhf.training.run import SAMPLING, Run, begin
+from nanorlhf.training.schedule import check_warmup, lr_factor
+from nanorlhf.training.settings import RunArgs
+from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(RunArgs):
+    sft: str = "runs/rlcf/sft"
+    """the policy that writes the other programs: checkpoint directory or Hub id"""
+    encoder: str | None = None
+    """directory or Hub id of a pretrained encoder (microsoft/codebert-base); None: random weights of the shape below"""
+    n_layer: PositiveInt = 6
+    """layers of an encoder with random weights"""
+    n_head: PositiveInt = 8
+    """attention heads of an encoder with random weights"""
+    d_model: PositiveInt = 512
+    """width of an encoder with random weights"""
+
+    num_triplet_epochs: NonNegativeFloat
+    """passes over the programs, each the anchor of one triplet: programs for its problem are drawn near, those for
+    others pushed away; 0: none"""
+    triplet_batch_size: Count = 32
+    """anchors per optimizer step on triplets, over all ranks"""
+    triplet_lr: NonNegativeFloat
+    """peak learning rate of the triplets"""
+    triplet_margin: NonNegativeFloat = 0.5
+    """how much farther away, in squared distance, a program for another problem has to be"""
+    warmup_steps: NonNegativeInt
+    """optimizer steps of linear warm-up of the triplets"""
+    num_pair_epochs: NonNegativeFloat
+    """passes over the pairs of a written and a sampled program; 0: nothing is sampled (the paper's Table 4)"""
+    num_rows: PositiveInt | None = None
+    """training rows that the policy answers, from the top of the file; None: all"""
+    batch_size: Count = 32
+    """pairs per optimizer step, over all ranks"""
+    micro_batch_size: PositiveInt = 16
+    """rows per forward pass and rank; changes memory, and of the triplets also which program is the hardest"""
+    adam_eps: PositiveFloat = 1e-8
+    """of AdamW"""
+
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count as javac's do"""
+    temperature: NonNegativeFloat = 0.6
+    """of the policy's programs"""
+    top_p: Fraction = 0.95
+    """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""
+    response_length: PositiveInt
+    """longest sampled response in tokens, EOS included"""
+    rollout_batch_size: PositiveInt = 64
+    """responses sampled at once per rank; changes memory, not the result"""
+    max_response_length: PositiveInt
+    """longest written response in tokens, EOS included"""
+
+
+RECIPES = recipes("discriminator", Args)
+
+
+# ------------------------------------------------------------------------------------------------ the policy's programs
+Sample = tuple[str, bool]  # a response of the policy, and whether its program passes the static checks
+
+
+def sample_programs(args: Args, rows: list[Demonstration], device: torch.device) -> list[Sample]:
+    """One response of the policy to each row.
+
+    Each batch is appended to a file in --out, from which --resume goes on.
+    """
+    path, size = args.out / SAMPLING, args.rollout_batch_size * distributed.world_size()
+    samples = distributed.from_first(lambda: begin_sampling(args, path, len(rows), size))
+    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    policy = load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    T, pieces = args.response_length, token_bytes(tokenizer)
+    generator = torch.Generator().manual_seed(args.seed)
+    uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
+    is_first = distributed.rank() == 0
+    progress = tqdm(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
+    with training_compiler(rows[0].record, args.error_prone_jar) as compiler:
+        for start in range(len(samples), len(rows), size):
+            first = start + distributed.rank() * args.rollout_batch_size
+            mine = slice(first, min(first + args.rollout_batch_size, start + size))
+            of_mine: list[Sample] = []
+            if batch := rows[mine]:  # of the last ones a rank may have none
+                query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
+                with torch.no_grad(), autocast(args, device):
+                    response, _ = generate(
+                        policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
+                        eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[mine],
+                    )  # fmt: skip
+                checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
+                of_mine = list(zip(checked.texts, checked.passes.tolist(), strict=True))
+            batch_samples = distributed.all_gather_objects(of_mine)
+            if is_first:
+                with path.open("a", encoding="ascii") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in as_rows(batch_samples))
+            samples += batch_samples
+            progress.update(len(batch_samples))
+    progress.close()
+    return samples
+
+
+def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sample]:
+    """Open the file of the samples; what it holds already, in whole batches of `size`, if the run is resumed.
+
+    Its first line holds the settings that the samples depend on; InputError where they differ.
+    """
+    names = ("data", "num_rows", "sft", "tokenizer", "seed", "dtype", "temperature", "top_p", "response_length")
+    settings = {name: str(getattr(args, name)) for name in (*names, "max_query_length", "error_prone_jar")}
+    settings["rows"] = str(num_rows)
+    done = as_samples(sampled_rows(path, settings)) if args.resume else []
+    if len(done) < num_rows:  # in the same batches as without the break, so that rounding is the same
+        done = done[: len(done) // size * size]
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_jsonl(path, [settings, *as_rows(done)])
+    return done
+
+
+def as_rows(samples: list[Sample]) -> list[dict]:
+    """As generated.jsonl has them."""
+    return [{"response": text, "passes": passes} for text, passes in samples]
+
+
+def as_samples(rows: Iterable[tuple[str, dict]]) -> list[Sample]:
+    """What `as_rows` made rows of; each comes with its `file:line`."""
+    return [(field(row, "response", str, where), field(row, "passes", bool, where)) for where, row in rows]
+
+
+def read_programs(args: Args, num_rows: int) -> list[Sample]:
+    """What `sample_programs` gave when the run that is resumed was started."""
+    path = args.out / "generated.jsonl"
+    samples = as_samples(iter_jsonl(path))
+    if len(samples) != num_rows:
+        raise InputError(
+            f"--resume: {path} holds {len(samples)} programs, not {num_rows}: pass the --data and --num-rows that the "
+            "run was started with, or start anew with --overwrite."
+        )
+    return samples
+
+
+# ------------------------------------------------------------------------------------------------------------ triplets
+class Programs:
+    """The programs of some rows, each once, by problem; rows that name no problem are problems of their own."""
+
+    def __init__(self, rows: list[Demonstration]):
+        problems: dict[str, dict[str, None]] = {}  # problem -> its programs, in order
+        for row in rows:
+            record = row.record
+            program = record["prefix"] + record["response"] + record["suffix"]
+            problem = str(record.get("meta", {}).get("problem", program))
+            problems.setdefault(problem, {})[program] = None
+        self.problems, self.language = [list(programs) for programs in problems.values()], rows[0].record["language"]
+        self.anchors = [(index, program) for index, programs in enumerate(self.problems) for program in programs]
+
+    def triplet(self, number: int, draw: random.Random) -> tuple[int, str, str]:
+        """[RLCF pretraining] The problem of a program, the program as the anchor, and another one for that problem.
+
+        A program alone with its problem is its own positive, its variables renamed. The negative is the hardest of the
+        batch.
+        """
+        problem, anchor = self.anchors[number]
+        others = [program for program in self.problems[problem] if program != anchor]
+        return problem, anchor, draw.choice(others) if others else rename_variables(anchor, self.language, draw)
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+Pair = tuple[Demonstration, str]  # a row with the written program, and the policy's
+
+
+def pairs_that_pass(rows: list[Demonstration], samples: list[Sample]) -> list[Pair]:
+    """Where the policy's program passes the static checks and is not the written one. [RLCF discriminator]
+
+    The compiler has decided the others already, and what the policy knows by heart teaches nothing.
+    """
+    both = zip(rows, samples, strict=True)
+    return [(row, text) for row, (text, passes) in both if passes and text != row.record["response"]]
+
+
+def pair_loss(model: Discriminator, rows: list[Pair]) -> tuple[Tensor, Tensor]:
+    """Sums over the pairs: D(x, y', y), and how many y' it finds out."""
+    queries, written = ([row.record[name] for row, _ in rows] for name in ("query", "response"))
+    comparison = model.compare(queries, [text for _, text in rows], written)
+    return comparison.sum(), (comparison < 0).sum()  # [RLCF section 4] the generated one comes first
+
+
+# ------------------------------------------------------------------------------------------------------------- the run
+def new_discriminator(args: Args, tokenizer: Tokenizer) -> Discriminator:
+    """From a pretrained encoder, or from random weights."""
+    if args.encoder is not None:
+        return discriminator_from_encoder(args.encoder)
+    n_ctx = args.max_query_length + max(args.max_response_length, args.response_length) + 2
+    config = new_shape(args, tokenizer.vocab_size, n_ctx, causal=False)  # [RLCF discriminator] an encoder
+    return Discriminator(Transformer(config), tokenizer, n_ctx)
+
+
+def main(args: Args) -> dict[str, float]:
+    # ------------------------------------------------------------------------------------------------ 1. data and model
+    device = begin(args, "batch_size", "triplet_batch_size")
+    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    train, validation = (
+        list(load_programs(args.data / f"code.{split}.jsonl", *limits, needs_response=True))
+        for split in ("train", "validation")
+    )
+    model = new_discriminator(args, tokenizer).to(device)
+    groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
+    steps = FiniteSteps(optimizer, args, f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})")
+
+    programs, others = Programs(train), Programs(validation)
+    num_triplet_steps = int(args.num_triplet_epochs * len(programs.anchors)) // args.triplet_batch_size
+    if args.num_triplet_epochs and num_triplet_steps == 0:
+        raise InputError(
+            f"--triplet-batch-size {args.triplet_batch_size} is more than the {len(programs.anchors)} programs in "
+            f"{args.data}, times --num-triplet-epochs {args.num_triplet_epochs}: lower it."
+        )
+    check_warmup(args.warmup_steps, num_triplet_steps)
+    answered = train[: args.num_rows] if args.num_pair_epochs else []
+    asked = answered + (validation if args.num_pair_epochs else [])
+    if args.num_pair_epochs and int(args.num_pair_epochs * len(answered)) < args.batch_size:
+        raise InputError(
+            f"--batch-size {args.batch_size} is more than the {len(answered)} rows that the policy answers, times "
+            f"--num-pair-epochs {args.num_pair_epochs}: lower it."
+        )
+    samples: list[Sample] = []
+    if asked:
+        is_sampled = args.resume and not distributed.from_first((args.out / SAMPLING).exists)
+        samples = read_programs(args, len(asked)) if is_sampled else sample_programs(args, asked, device)
+        args = replace(args, resume=is_sampled)  # else no step has been taken
+    pairs = pairs_that_pass(answered, samples[: len(answered)])
+    held_out = pairs_that_pass(validation, samples[len(answered) :]) if asked else []
+    num_pair_steps = int(args.num_pair_epochs * len(pairs)) // args.batch_size
+    if args.num_pair_epochs and num_pair_steps == 0:
+        raise InputError(
+            f"--batch-size {args.batch_size} is more than the {len(pairs)} of {len(answered)} sampled programs that "
+            f"pass the static checks, times --num-pair-epochs {args.num_pair_epochs}: lower it and pass --resume, "
+            "which keeps the samples, or train the policy longer."
+        )
+    num_steps = num_triplet_steps + num_pair_steps
+
+    def margin_loss(model: Discriminator, rows: list[tuple[int, str, str]]) -> tuple[Tensor, Tensor]:
+        """Sums over the triplets: the loss, and how many of them are right."""
+        both = model.embed([""] * 2 * len(rows), [row[1] for row in rows] + [row[2] for row in rows])
+        indices = torch.tensor([row[0] for row in rows], device=device)
+        anchors, positives = both.float().chunk(2)  # (b, C)
+        with torch.autocast(device.type, enabled=False):  # squared distances in float32
+            return triplet_loss(anchors, positives, indices, args.triplet_margin)
+
+    def write() -> None:
+        if distributed.rank() == 0:
+            save_discriminator(model, args.out)
+
+    # micro-batches decide which programs of a triplet can be the negative
+    run = Run(args, "discriminator", {"model": model, "steps": steps}, write, must_stay=("micro_batch_size",))
+    if not args.resume:
+        if run.main:
+            run.opened()
+        if run.main and samples:
+            write_jsonl(args.out / "generated.jsonl", as_rows(samples))
+        run.save(0)  # the samples are safe; and without any steps, this is the discriminator
+        if run.main:
+            (args.out / SAMPLING).unlink(missing_ok=True)
+    rate = f"; {fmean(passes for _, passes in samples):.1%} of the policy's programs pass the checks" if samples else ""
+    run.print(
+        f"Discriminator: {sum(p.numel() for p in model.parameters()):,} parameters, {num_triplet_steps} steps on "
+        f"triplets of {len(programs.anchors):,} programs for {len(programs.problems):,} problems, {num_pair_steps} on "
+        f"{len(pairs):,} pairs{rate}"
+    )
+
+    # ----------------------------------------------------------------------------------------------------- 2. the loop
+    for step in run.steps(num_steps):
+        batch: list[Any]
+        batch_loss: Sums
+        if step < num_triplet_steps:  # 2.1 [RLCF pretraining] programs for one problem lie together
+            indices = batch_indices(len(programs.anchors), args.triplet_batch_size, step, args.seed)
+            batch = [programs.triplet(i, random.Random(f"{args.seed} {step} {i}")) for i in indices]
+            stage, batch_loss = "triplet", margin_loss
+            lr = args.triplet_lr * lr_factor("linear", step, num_triplet_steps, args.warmup_steps)
+        else:  # 2.2 programs of people against the policy's
+            pair_step = step - num_triplet_steps
+            indices = batch_indices(len(pairs), args.batch_size, pair_step, args.seed)
+            stage, batch, batch_loss = "discriminator", [pairs[i] for i in indices], pair_loss
+            lr = args.lr * lr_factor("linear", pair_step, num_pair_steps)
+        mean_loss, accuracy = backward(model, batch, batch_loss, len(batch), args).tolist()
+        steps.set_lr(lr)
+        steps.step(model.parameters(), mean_loss)
+        metrics = {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr, "skipped_steps": steps.skipped}
+        run.log(step, metrics, **{stage: f"{mean_loss:.3f}"}, accuracy=f"{accuracy:.2f}")
+
+    # ------------------------------------------------------------------------------------------------ 3. measure, save
+    summary: dict[str, float] = {"steps": num_steps}
+    if num_triplet_steps:
+        draw = random.Random(args.seed)
+        triplets = [others.triplet(i, draw) for i in range(len(others.anchors))]
+        draw.shuffle(triplets)  # in the order of the file, those for one problem come together: no negatives
+        measured = evaluate(model, triplets, margin_loss, 2, args.micro_batch_size, args) / len(triplets)
+        summary["validation_triplet_loss"], summary["validation_triplet_accuracy"] = measured.tolist()
+        run.print(f"Discriminator: orders {summary['validation_triplet_accuracy']:.1%} of validation triplets")
+    if samples:
+        measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args) / max(len(held_out), 1)
+        summary["validation_loss"], summary["validation_accuracy"] = measured.tolist()
+        summary["num_validation_pairs"] = len(held_out)
+        summary["compile_rate"] = fmean(passes for _, passes in samples)
+        run.print(
+            f"Discriminator: tells the policy's program from the written one in {summary['validation_accuracy']:.1%} "
+            f"of {len(held_out)} validation pairs that both pass"
+        )
+    run.log(num_steps, summary)
+    run.finish(summary)
+    return summary
+
+
+if __name__ == "__main__":
+    command_line(main, RECIPES)

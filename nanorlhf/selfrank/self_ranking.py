@@ -1,0 +1,207 @@
+"""Was self-ranking right? Its pairs and first answers against the truth, its order against people's, and Figure 2."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from nanorlhf import distributed
+from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
+from nanorlhf.errors import InputError
+from nanorlhf.evals.common import gold_margins, row_scores
+from nanorlhf.metrics import bootstrap_interval
+from nanorlhf.metrics.agreement import (
+    RankedQuestion,
+    annotator_kappas,
+    consensus,
+    kendall_tau,
+    order_probability,
+    pairwise_agreement,
+)
+from nanorlhf.model import ScalarModel
+from nanorlhf.padding import micro_batches
+from nanorlhf.reward import Gold, pair_scores
+from nanorlhf.selfrank.cluster_figure import cluster_figure
+from nanorlhf.selfrank.ranked import Ranked
+from nanorlhf.selfrank.sentence_encoder import embed
+from nanorlhf.selfrank.text_rank import rank_order
+
+Hits = list[bool | None]  # True: right, None: not counted
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """How the 95% intervals are drawn."""
+
+    seed: int
+    num_resamples: int
+
+
+def meta_of(row: Demonstration | Comparison, where: str) -> dict:
+    return field(row.record, "meta", dict, where) if "meta" in row.record else {}
+
+
+def load_self_rank(path: Path) -> list[Ranked]:
+    """The questions of a file of `python -m data.self_rank`."""
+    questions = []
+    for where, row in iter_jsonl(path):
+        query = field(row, "query", str, where)
+        answers, weights = list_of(row, "answers", str, where), list_of(row, "weights", float, where)
+        clusters, representatives = (list_of(row, name, int, where) for name in ("clusters", "representatives"))
+        indices = [index for index in representatives if 0 <= index < len(answers)]
+        if not (
+            len(answers) == len(weights) == len(clusters) > 0
+            and len(indices) == len(representatives)
+            and sorted(clusters[index] for index in indices) == sorted(set(clusters))
+        ):
+            raise InputError(
+                f"{where}: needs a text, a weight and a cluster of each answer, and of each cluster the index of one "
+                "representative: make the file with data.self_rank."
+            )
+        questions.append(Ranked(query, answers, weights, clusters, representatives))
+    return questions
+
+
+# -------------------------------------------------------------------------------------------- 1. pairs, noise, distance
+@torch.no_grad()
+def evaluate_pairs(
+    rows: list[Comparison],
+    reward_model: ScalarModel | None,
+    gold: Gold | None,
+    pad_id: int,
+    batch_size: int,
+    path: Path,
+    resamples: Resamples,
+) -> list[dict]:
+    """Does the reward model rank pairs as self-ranking did, and, where the truth is known, was that right?
+
+    A row for all pairs, one per kind of noise, and one per distance in ranks.
+    """
+    columns: dict[str, Hits] = {}
+    margins: list[float] = []
+    if reward_model:
+        with distributed.on_device(reward_model):
+            for batch in tqdm(micro_batches(rows, batch_size), desc="reward model", leave=False):
+                margins += torch.sub(*pair_scores(reward_model, batch, pad_id)).tolist()
+        columns["rm_accuracy"] = [margin > 0 for margin in margins]  # a tie is wrong
+    if gold:
+        gains = gold_margins(gold, rows)
+        columns["chosen_better"] = [gain > 0 for gain in gains]
+        columns["chosen_as_good"] = [gain >= 0 for gain in gains]  # or better
+        columns["gold_agreement"] = [gain > 0 if gain else None for gain in gains]  # an equal pair has no right order
+        if reward_model:
+            columns["rm_gold_agreement"] = [
+                (margin > 0) == (gain > 0) if gain else None for margin, gain in zip(margins, gains, strict=True)
+            ]
+    groups = []
+    for group, numbers in pair_groups(rows, path):
+        group["num_pairs"] = len(numbers)
+        for name, hits in columns.items():
+            found = share([hits[i] for i in numbers], [rows[i].record["query"] for i in numbers], resamples)
+            group[name], group[f"{name}_ci"] = found or (None, None)
+        groups.append(group)
+    return groups
+
+
+def pair_groups(rows: list[Comparison], path: Path) -> list[tuple[dict, list[int]]]:
+    """All pairs, those of each kind of noise, those of each distance in ranks; each group with its row numbers."""
+    by_noise, by_distance = defaultdict(list), defaultdict(list)
+    for number, row in enumerate(rows):
+        where = f"{path}:{number + 1}"
+        meta = meta_of(row, where)
+        if "noise" in meta:
+            by_noise["none" if meta["noise"] is None else field(meta, "noise", str, where)].append(number)
+        if "rank_chosen" in meta:
+            chosen, rejected = (field(meta, f"rank_{name}", int, where) for name in ("chosen", "rejected"))
+            by_distance[rejected - chosen].append(number)
+    groups: list[tuple[dict, list[int]]] = [({}, [*range(len(rows))])]
+    groups += [({"noise": kind}, by_noise[kind]) for kind in sorted(by_noise, key=lambda k: (k != "none", k))]
+    return groups + [({"distance": distance}, by_distance[distance]) for distance in sorted(by_distance)]
+
+
+def share(hits: Hits, queries: list[str], resamples: Resamples) -> tuple[float, tuple[float, float]] | None:
+    """The share of True among True and False, and its 95% interval.
+
+    A resample draws whole questions: pairs of one question share their answers, so they are not independent.
+    """
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # query -> True, all
+    for hit, query in zip(hits, queries, strict=True):
+        if hit is not None:
+            counts[query][0] += hit
+            counts[query][1] += 1
+    if not counts:
+        return None
+    of_questions = np.array([*counts.values()])  # (questions, 2)
+    n, generator = len(of_questions), np.random.default_rng(resamples.seed)
+    sums = [of_questions[generator.integers(n, size=n)].sum(0) for _ in range(resamples.num_resamples)]
+    low, high = np.quantile([right / total for right, total in sums], (0.025, 0.975))
+    right, total = of_questions.sum(0)
+    return float(right / total), (float(low), float(high))
+
+
+# -------------------------------------------------------------------------------- 2. the first answers, and the people
+def evaluate_first_answers(questions: list[Ranked], gold: Gold, resamples: Resamples) -> dict:
+    """Is the answer that TextRank puts first right, more often than one drawn at random? A gold score of 1 is right."""
+    values = defaultdict(list)  # which answer -> of each question [gold score, is it right]
+    for question in questions:
+        golds = gold.of_texts([question.query] * len(question.answers), question.answers)
+        scores = np.array([[gold, gold >= 1] for gold in golds], dtype=float)[rank_order(question.weights)]  # (m, 2)
+        values["first"].append(scores[0])
+        values["random"].append(scores.mean(0))
+        values["last"].append(scores[-1])
+        values["any"].append(scores.max(0))
+        values["first_minus_random"].append(scores[0] - scores.mean(0))
+    result: dict = {"num_questions": len(questions)}
+    for name, column in values.items():
+        gold_scores, right = np.array(column).T  # (questions,)
+        interval = bootstrap_interval(right[:, None], resamples.seed, resamples.num_resamples)
+        result[name] = {"right": right.mean().item(), "right_ci": interval, "gold_score": gold_scores.mean().item()}
+    return result
+
+
+@torch.no_grad()
+def evaluate_order(
+    questions: list[RankedQuestion],
+    rows: list[Demonstration],
+    reward_model: ScalarModel,
+    pad_id: int,
+    batch_size: int,
+    resamples: Resamples,
+) -> dict:
+    """Does the reward model order answers as people do, and do people agree? `rows` are all answers, as ids."""
+    scores = row_scores(reward_model, rows, pad_id, batch_size, "right").float()  # (questions * answers,)
+    ours = [rank_order(row).tolist() for row in scores.view(len(questions), -1).tolist()]
+    theirs = [consensus(question.rankings.values()) for question in questions]
+    pairs = [([one], [other]) for one, other in zip(ours, theirs, strict=True)]
+    result = order_probability(ours, theirs) | {"num_answers": len(ours[0])}
+    for measure in (pairwise_agreement, kendall_tau):
+        of_questions = np.array([[measure(*pair)] for pair in pairs])
+        interval = bootstrap_interval(of_questions, resamples.seed, resamples.num_resamples)
+        result[measure.__name__], result[f"{measure.__name__}_ci"] = measure(ours, theirs), interval
+    several = any(len(question.rankings) > 1 for question in questions)
+    return result | {"annotators": annotator_kappas(questions) if several else None}
+
+
+# -------------------------------------------------------------------------------------------------------- 3. Figure 2
+def draw_answers(questions: list[Ranked], encoder: Any, where: str) -> tuple[Figure, dict]:
+    """[STR figure 2] The question with the most clusters, and what was drawn of it."""
+    one = max(questions, key=lambda question: len(question.representatives))  # the first of those with the most
+    vectors = embed(set(one.answers), encoder)
+    title = f"{len(one.answers)} answers to one question"
+    in_rows = np.stack([vectors[answer] for answer in one.answers])  # (m, d)
+    figure = cluster_figure(title, in_rows, one.weights, one.clusters, one.representatives)
+    in_order = [
+        {
+            "text": one.answers[i],
+            "weight": one.weights[i],
+            "cluster": one.clusters[i],
+            "representative": i in one.representatives,
+        }
+        for i in rank_order(one.weights).tolist()
+    ]
+    return figure, {"query": one.query, "encoder": where, "answers": in_order}

@@ -1,0 +1,240 @@
+"""What the tests of RLCF share: a policy that nearly solves a few problems, a discriminator, and one update of it."""
+
+import json
+import subprocess
+import zipfile
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import train_ppo
+import train_sft
+from data import codenet, programs
+from nanorlhf import rollout as rollout_module
+from nanorlhf.dataset import load_programs, write_jsonl
+from nanorlhf.rlcf import train_baselines, train_discriminator
+from nanorlhf.rlcf.compilers import PythonCompiler
+from nanorlhf.rlcf.discriminator import load_discriminator, save_discriminator
+from nanorlhf.tokenizer import load_tokenizer
+from tests.made_once import made_once
+
+T = 28
+
+
+class Spy:
+    """Replaces a function in those of the modules that have it; keeps the arguments and the result of each call."""
+
+    def __init__(self, monkeypatch, name, *modules):
+        self.calls, homes = [], [module for module in modules if hasattr(module, name)]
+        self.function = getattr(homes[0], name)
+        for module in homes:
+            monkeypatch.setattr(module, name, self)
+
+    def __call__(self, *args, **kwargs):
+        result = self.function(*args, **kwargs)
+        self.calls.append((args, result))
+        return result
+
+
+@dataclass(frozen=True)
+class RLCF:
+    root: Path
+    discriminator: train_discriminator.Args
+    ppo: train_ppo.Args
+    baseline: train_baselines.Args
+
+
+@pytest.fixture(scope="session")
+def rlcf(tmp_path_factory) -> RLCF:
+    return make_rlcf(made_once(tmp_path_factory, "rlcf", make_rlcf), train=False)
+
+
+def make_rlcf(root: Path, train: bool = True) -> RLCF:
+    """A policy that has nearly learnt the programs for a few problems, so that some of its own pass.
+
+    In what the later stages read people end their programs with a remark, which no program of the policy has.
+    """
+    lengths = {"max_query_length": 84, "max_response_length": T}
+    common = {"data": root / "data", "device": "cpu"}
+    sft = replace(
+        train_sft.RECIPES["tiny"][1],
+        **common, **lengths, out=root / "sft", rows="code", n_layer=1, d_model=32, n_head=2, batch_size=12, lr=1e-2,
+        warmup_steps=5, num_epochs=35.0, num_samples=1, eval_every=1000,
+    )  # fmt: skip
+    common = {"data": root / "remarked", "device": "cpu", "sft": str(root / "sft"), "max_query_length": 84}
+    discriminator = replace(
+        train_discriminator.RECIPES["rlcf"][1],
+        **common, max_response_length=60, out=root / "discriminator", n_layer=1, d_model=16, n_head=2,
+        triplet_batch_size=4, micro_batch_size=4, num_triplet_epochs=1.0, warmup_steps=2, batch_size=4,
+        num_pair_epochs=2.0, rollout_batch_size=16, response_length=T, temperature=1.0, lr=1e-3, triplet_lr=5e-4,
+    )  # fmt: skip
+    ppo = replace(
+        train_ppo.RECIPES["rlcf"][1],
+        **common, out=root / "ppo", discriminator=str(root / "opinionated"), response_length=T, total_episodes=16,
+        batch_size=16, micro_batch_size=8, rollout_batch_size=16, num_ppo_epochs=2, lr=3e-4, sample_every=1,
+    )  # fmt: skip
+    baseline = replace(
+        train_baselines.RECIPES["bipolar_ramp"][1],
+        **common, out=root / "baseline", response_length=T, total_episodes=16, batch_size=16, micro_batch_size=8,
+        rollout_batch_size=16, lr=3e-4, sample_every=1,
+    )  # fmt: skip
+    if train:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(programs, "OWN_NAMES", 0.0)  # too hard for so small a policy
+            programs.main(
+                programs.Args(
+                    out=root / "programs", language="python", num_problems=24, num_solutions=3, num_bench=(1, 1, 1),
+                    seed=2,
+                )
+            )  # fmt: skip
+        codenet.main(
+            codenet.Args(
+                source=root / "programs/sources", out=root / "data", language="python", cuts=2, validation_share=0.25,
+                vocab_size=400, **lengths,
+            )
+        )  # fmt: skip
+        train_sft.main(sft)
+        (root / "remarked").mkdir()
+        for split in ("train", "validation"):
+            rows = read_rows(root / f"data/code.{split}.jsonl")
+            rows = [row | {"response": row["response"] + "  # by hand"} for row in rows]
+            write_jsonl(root / f"remarked/code.{split}.jsonl", rows)
+        train_discriminator.main(discriminator)
+        opinionated(root)
+    return RLCF(root, discriminator, ppo, baseline)
+
+
+def opinionated(root: Path) -> None:
+    """A copy of the discriminator whose D is not nearly 0 everywhere, as it is after a few steps."""
+    model = load_discriminator(root / "discriminator")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    save_discriminator(model, root / "opinionated")
+
+
+def read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.open()]
+
+
+def programs_of(records: list[dict], texts: list[str]) -> list[str]:
+    return [record["prefix"] + text + record["suffix"] for record, text in zip(records, texts, strict=True)]
+
+
+@dataclass
+class Rollout:
+    """What a run of one update did, and what it should have done."""
+
+    rows: list[dict]
+    sampled: torch.Tensor  # (B, T)
+    response: torch.Tensor  # (B, T) as the update saw it
+    scores: list[float]
+    rewards: torch.Tensor  # (B, T)
+    values: torch.Tensor  # (B, T)
+    metrics: dict
+    texts: list[str]  # whole
+    passes: list[bool]  # what the compiler says of the whole program
+    ends: list[int]  # of a response that fails, the token to blame; else its last one
+    eos_id: int
+    pad_id: int
+
+
+@pytest.fixture(scope="session")
+def usual_update(rlcf) -> Rollout:
+    """One update of PPO as its settings are, for tests that only read what it did."""
+    return update_once(rlcf)
+
+
+@pytest.fixture
+def one_update(rlcf):
+    """Run one update with changed settings, and check its rollout by independent means."""
+    return partial(update_once, rlcf)
+
+
+def update_once(rlcf: RLCF, program=train_ppo, **changes) -> Rollout:
+    names = ("generate", "penalised_gae", "batch_indices", "rollout")
+    with pytest.MonkeyPatch.context() as patch:
+        names = names if program is train_ppo else [name for name in names if name != "penalised_gae"]
+        spies = {name: Spy(patch, name, rollout_module if name == "generate" else program) for name in names}
+        args = replace(rlcf.ppo if program is train_ppo else rlcf.baseline, overwrite=True, **changes)
+        program.main(args)
+    tokenizer = load_tokenizer(args.sft)
+    data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
+    rows = [data[i].record for i in spies["batch_indices"].calls[0][1]]
+    place = rollout_module.sampling_order([data[i] for i in spies["batch_indices"].calls[0][1]])[1]
+    sampled = torch.cat([call[1][0] for call in spies["generate"].calls])[place]
+    ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
+    texts = [tokenizer.decode(row) for row in ids]
+    with PythonCompiler() as compiler:
+        found = compiler.check(programs_of(rows, texts))
+    passes, ends = [], []
+    for record, row, text, diagnostics, whole in zip(rows, ids, texts, found, sampled.tolist(), strict=True):
+        first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
+        counted = [d for d in diagnostics if d.kind == "error" or program is train_ppo]  # RLCF's own: unused ones
+        mine = [d.last for d in counted if first <= d.last < last]
+        elsewhere = [d.last for d in diagnostics if d.kind == "error"]
+        passes.append(not mine and not elsewhere)
+        lengths = [len(tokenizer.decode(row[: n + 1])) for n in range(len(row))]  # in characters, with each token
+        if mine:
+            ends.append(next(n for n, length in enumerate(lengths) if length > mine[0] - first))
+        elif elsewhere:
+            ends.append(max(len(row) - 1, 0))
+        else:
+            ends.append(sum(i != tokenizer.pad_id for i in whole) - 1)
+    (_, batch), *_ = spies["rollout"].calls
+    rewards = [result[0] for _, result in spies["penalised_gae"].calls] if program is train_ppo else [None]
+    return Rollout(
+        rows, sampled, batch.response, batch.scores.tolist(), rewards[0], batch.values,
+        read_rows(args.out / "metrics.jsonl")[0], texts, passes, ends, tokenizer.eos_id, tokenizer.pad_id,
+    )  # fmt: skip
+
+
+# An ErrorProne of our own: it finds variables called `wrong`, and breaks at those called `fatal`
+PLUGIN = """
+import com.sun.source.tree.*;
+import com.sun.source.util.*;
+import com.sun.tools.javac.api.BasicJavacTask;
+import com.sun.tools.javac.util.Log;
+import javax.tools.Diagnostic;
+
+public class ErrorProne implements Plugin {
+    static int count = 0;
+    public String getName() { return "ErrorProne"; }
+    public void init(JavacTask task, String... options) {
+        if (!String.join(" ", options).equals("-XepDisableAllWarnings")) throw new IllegalArgumentException();
+        Log.instance(((BasicJavacTask) task).getContext());
+        task.addTaskListener(new TaskListener() {
+            public void finished(TaskEvent event) {
+                if (event.getKind() != TaskEvent.Kind.ANALYZE) return;
+                new TreePathScanner<Void, Void>() {
+                    @Override public Void visitVariable(VariableTree tree, Void nothing) {
+                        if (tree.getName().contentEquals("wrong")) {
+                            Trees.instance(task).printMessage(
+                                Diagnostic.Kind.ERROR, "[Wrong] " + ++count, tree, event.getCompilationUnit());
+                        }
+                        if (tree.getName().contentEquals("fatal")) throw new NullPointerException("dear me");
+                        return super.visitVariable(tree, nothing);
+                    }
+                }.scan(Trees.instance(task).getPath(event.getTypeElement()), null);
+            }
+        });
+    }
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("plugin")
+    (directory / "ErrorProne.java").write_text(PLUGIN)
+    exports = [f"--add-exports=jdk.compiler/com.sun.tools.javac.{p}=ALL-UNNAMED" for p in ("api", "util")]
+    subprocess.run(["javac", *exports, "-d", directory, directory / "ErrorProne.java"], check=True)
+    with zipfile.ZipFile(directory / "plugin.jar", "w") as jar:
+        for path in directory.glob("*.class"):
+            jar.write(path, path.name)
+        jar.writestr("META-INF/services/com.sun.source.util.Plugin", "ErrorProne\n")
+    return directory / "plugin.jar"

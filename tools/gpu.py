@@ -1,0 +1,188 @@
+"""One short visit to a CUDA device: the tests that need one, then the benchmark, most important first.
+
+    python -m tools.gpu --out runs/gpu          # make gpu
+
+Each part is a process group of its own with a time limit; one that fails or hangs is ended and the next begins. After
+each part gpu.json and gpu.md in --out hold all that is known so far: outcomes test by test, and a benchmark's rows.
+Exits with 0 if every part passed, 1 if not, 3 if there is no CUDA device.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanorlhf.cli import run_module
+from nanorlhf.launch import die_with_parent
+
+NO_DEVICE = 3  # exit code
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/gpu")
+    """directory of gpu.json, gpu.md and each part's log"""
+    seconds: float = 480.0
+    """all of it ends within"""
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    command: tuple[str, ...]
+    """{json} stands for the file that a benchmark writes"""
+    limit: float
+    """seconds"""
+
+
+def tests(name: str, limit: float, *files: str) -> Part:
+    # -vv: pytest prints a test's name before it runs and its outcome after, which is also what a killed one leaves
+    return Part(name, (sys.executable, "-m", "pytest", "-m", "gpu", "-vv", "-p", "no:cacheprovider", *files), limit)
+
+
+def bench(name: str, limit: float, *flags: str) -> Part:
+    command = (sys.executable, "bench.py", "--device", "cuda", "--dtype", "bfloat16", "--json", "{json}", *flags)
+    return Part(name, command, limit)
+
+
+PARTS = (
+    tests("tests: kernels", 75, "tests/kernels"),
+    tests(
+        "tests: generation, a PPO update",
+        90,
+        "tests/test_generate.py",
+        "tests/test_train_ppo.py",
+        "tests/test_mismatch.py",
+    ),  # fmt: skip
+    tests("tests: NCCL and FSDP2", 60, "tests/test_distributed.py"),
+    bench("bench: log-probabilities and GAE, 1b", 75, "--shape", "1b", "--parts", "logprobs", "gae", "--rounds", "3"),
+    bench("bench: generation, 124m", 45, "--shape", "124m", "--parts", "generate", "--rounds", "3"),
+    bench("bench: generation, 1b", 60, "--shape", "1b", "--parts", "generate", "--rounds", "2"),
+    bench("bench: a PPO iteration, 1b", 150, "--shape", "1b", "--parts", "ppo", "--rounds", "1"),
+    bench("bench: generation, 6.9b", 60, "--shape", "6.9b", "--parts", "generate", "--rounds", "1"),
+)
+
+
+def main(args: Args, parts: tuple[Part, ...] = PARTS) -> int:
+    """Run the parts, write the two files; returns the exit code."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + args.seconds - GRACE - 1
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    report: dict[str, Any] = {"device": device, "torch": torch.__version__, "cuda": torch.version.cuda}
+    report["parts"] = [{"name": part.name, "status": "not started", "seconds": 0.0} for part in parts]
+    for number, part in enumerate(parts):
+        limit = min(part.limit, deadline - time.monotonic())
+        if limit > 1:
+            log, rows = (args.out / f"{number}.{ending}" for ending in ("log", "json"))
+            report["parts"][number] = {"name": part.name, "status": "interrupted", "seconds": 0.0}
+            write(args.out, report)
+            report["parts"][number] = run(part, limit, log, rows)
+        write(args.out, report)
+    print((args.out / "gpu.md").read_text())
+    return int(any(part["status"] != "passed" for part in report["parts"]))
+
+
+def run(part: Part, limit: float, log: Path, rows: Path) -> dict[str, Any]:
+    """One part, at most `limit` seconds and GRACE; what it wrote by then is in the result."""
+    rows.unlink(missing_ok=True)
+    command = [word.replace("{json}", str(rows)) for word in part.command]
+    print(f"{part.name}: at most {limit:.0f} s", flush=True)
+    start = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit)
+            status = "passed" if code == 0 else f"failed with code {code}"
+        except subprocess.TimeoutExpired:
+            status = f"ended after {limit:.0f} s"
+        finally:  # also what it started and left behind
+            end_group(process)
+    text = log.read_text(errors="replace")
+    result = {"name": part.name, "command": command, "status": status, "seconds": round(time.monotonic() - start, 1)}
+    result["tests"] = outcomes(text)
+    result["bench"] = json.loads(rows.read_text()) if rows.exists() else None
+    if status != "passed":
+        result["tail"] = text[-4000:]
+    return result
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """SIGTERM to the process group, and SIGKILL to what is left of it after GRACE seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        last = time.monotonic() + GRACE
+        while number == signal.SIGTERM and time.monotonic() < last and group_lives(process):
+            time.sleep(0.02)
+    process.wait()
+
+
+def group_lives(process: subprocess.Popen) -> bool:
+    process.poll()  # a zombie would count
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def outcomes(text: str) -> dict[str, str]:
+    """The outcome of each test in pytest's -vv output; `unfinished` of the one that ran when it was killed."""
+    found = re.findall(r"^(tests?\S*::.+?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|$)(?: .*)?$", text, re.MULTILINE)
+    return {name: outcome.lower() or "unfinished" for name, outcome in found}
+
+
+def write(out: Path, report: dict[str, Any]) -> None:
+    """Both files, each whole at any time."""
+    for name, text in (("gpu.json", json.dumps(report, indent=2) + "\n"), ("gpu.md", table(report))):
+        (out / f"{name}.partial").write_text(text)
+        os.replace(out / f"{name}.partial", out / name)
+
+
+def table(report: dict[str, Any]) -> str:
+    """Markdown: a row for each part, then the tests that did not pass and the benchmarks' rows."""
+    lines = [f"{report['device']}, torch {report['torch']}, CUDA {report['cuda']}", ""]
+    lines += ["| part | status | seconds | tests |", "|---|---|---|---|"]
+    others, rows = [], []
+    for part in report["parts"]:
+        found = list(part.get("tests", {}).values())
+        counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in dict.fromkeys(found))
+        lines.append(f"| {part['name']} | {part['status']} | {part['seconds']} | {counts} |")
+        others += [f"- {name}: {outcome}" for name, outcome in part.get("tests", {}).items() if outcome != "passed"]
+        rows += (part.get("bench") or {}).get("rows", [])
+    if others:
+        lines += ["", *others]
+    if rows:
+        lines += ["", "| what | size | way | ms | times ours | peak MB | |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        tokens = f"{row['tokens_per_second']:,.0f} tokens/s " if "tokens_per_second" in row else ""
+        lines.append(
+            f"| {row['what']} | {row['size']} | {row['way']} | {1e3 * row['seconds']:.2f} | {row['ratio']:.2f} | "
+            f"{row['peak_bytes'] / 1e6:.1f} | {tokens}{row.get('roofline', '')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def command(args: Args) -> None:
+    if not torch.cuda.is_available():
+        print("make gpu: this PyTorch sees no CUDA device, so nothing was run.", file=sys.stderr)
+        sys.exit(NO_DEVICE)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the part that runs is ended, too
+    sys.exit(main(args))
+
+
+if __name__ == "__main__":
+    run_module(command, Args)
