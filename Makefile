@@ -75,7 +75,7 @@ demo: .venv
 	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
 	  --out "$(RUNS)/ppo" --seed $(SEED) $(SHARED) --overwrite
-	$(PY) train_rm.py --loss dpo --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 3e-4 \
+	$(PY) train_dpo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 3e-4 \
 	  --seed $(SEED) $(SHARED) --overwrite
 	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" dpo "$(RUNS)/dpo" \
 	  --reward-model "$(RUNS)/rm" --implicit-rewards dpo --out "$(RUNS)/eval" --seed $(SEED) --overwrite
@@ -128,7 +128,7 @@ rlcf: .venv
 	  --out "$(PROGRAMS)/sft" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) -m nanorlhf.rlcf.train_discriminator rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --out "$(PROGRAMS)/discriminator" --seed $(SEED) $(SHARED) --overwrite
-	$(PY) train_ppo.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	$(PY) train_rlcf.py rlcf-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/ppo" --seed $(SEED) $(SHARED) --overwrite
 	$(PY) train_sft.py rlcf-tiny --model "$(PROGRAMS)/sft" --data "$(PROGRAMS)/data" --out "$(PROGRAMS)/mono" \
 	  --num-epochs 2 --lr 1e-3 --seed $(SEED) $(SHARED) --overwrite
@@ -145,9 +145,9 @@ rlcf-ablations: .venv
 	for baseline in coderl bipolar_ramp; do \
 	  $(PY) -m nanorlhf.rlcf.train_baselines $${baseline}-tiny --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	    --out "$(PROGRAMS)/$$baseline" --seed $(SEED) $(SHARED) --overwrite || exit; done
-	$(PY) train_ppo.py rlcf-tiny --no-localise --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	$(PY) train_rlcf.py rlcf-tiny --no-localise --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --discriminator "$(PROGRAMS)/discriminator" --out "$(PROGRAMS)/no_localisation" --seed $(SEED) $(SHARED) --overwrite
-	$(PY) train_ppo.py rlcf-tiny --discriminator None --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
+	$(PY) train_rlcf.py rlcf-tiny --discriminator None --data "$(PROGRAMS)/data" --sft "$(PROGRAMS)/sft" \
 	  --out "$(PROGRAMS)/compiler_only" --seed $(SEED) $(SHARED) --overwrite
 	for policy in coderl bipolar_ramp no_localisation compiler_only; do \
 	  $(PY) train_sft.py rlcf-tiny-bench --model "$(PROGRAMS)/$$policy" --data "$(PROGRAMS)/bench" \
@@ -220,7 +220,7 @@ real: .venv .venv/real
 	$(call stage,$(REAL)/rm,train_rm.py real --data "$(REAL)/first" --sft "$(REAL)/sft")
 	$(call stage,$(REAL)/gold,train_rm.py real --data "$(REAL)/second" --sft "$(REAL)/sft")
 	$(call stage,$(REAL)/ppo,train_ppo.py real --data "$(REAL)/first" --sft "$(REAL)/sft" --reward-model "$(REAL)/rm")
-	$(call stage,$(REAL)/dpo,train_rm.py real --loss dpo --num-epochs 1 --data "$(REAL)/first" --sft "$(REAL)/sft")
+	$(call stage,$(REAL)/dpo,train_dpo.py real --num-epochs 1 --data "$(REAL)/first" --sft "$(REAL)/sft")
 	$(PY) eval.py real --data "$(REAL)/first" --policies sft "$(REAL)/sft" ppo "$(REAL)/ppo" dpo "$(REAL)/dpo" \
 	  best_of_16 "best-of-16:$(REAL)/sft" --reward-model "$(REAL)/rm" --implicit-rewards dpo --gold "$(REAL)/gold" \
 	  --out "$(REAL)/eval" --seed $(SEED) --overwrite

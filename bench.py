@@ -43,9 +43,9 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import train_ppo
-from kernels import gae, linear_logprobs, logprobs_from_logits
+from kernels import gae, linear_logprobs
 from kernels.gae import gae_loop
-from kernels.linear import product
+from kernels.linear import matmul
 from kernels.processor import has_int8_products
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
@@ -56,7 +56,7 @@ from nanorlhf.generate import for_sampling, generate
 from nanorlhf.launch import die_with_parent, keep_freed_memory
 from nanorlhf.model import GPT, GPTConfig, KVCache
 from nanorlhf.padding import left_pad
-from nanorlhf.ppo import eos_masks, kl_penalised_rewards, policy_loss, value_loss, whiten
+from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
 from nanorlhf.rlcf.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
 
@@ -183,16 +183,8 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
     def run(way: Callable) -> Callable[[], tuple[Tensor, ...]]:
         return lambda: torch.autograd.grad(way().sum(), (hidden, weight))
 
-    logits = (hidden.detach() @ weight.detach().T).requires_grad_()
-
     def plain() -> Tensor:
         return F.linear(hidden, weight).float().log_softmax(-1).gather(1, labels[:, None])
-
-    def plain_from_logits() -> Tensor:
-        log_p = logits.float().log_softmax(-1)
-        with torch.no_grad():
-            entropy = -(log_p.exp() * log_p).sum(-1)
-        return log_p.gather(1, labels[:, None]) + 0 * entropy[:, None]
 
     def chunks_of_128() -> Tensor:
         def chunk(h: Tensor, y: Tensor) -> Tensor:
@@ -214,15 +206,6 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
         row["peak_bytes"] -= (hidden.numel() + weight.numel()) * weight.element_size()
     # 4 products of N * V * C (the fourth recomputes the logits), 2 operations each
     rows[0]["roofline"] = roofline(device, flops=8 * N * V * C, dtype=dtype, seconds=rows[0]["seconds"])
-
-    ways = {
-        "ours": lambda: torch.autograd.grad(logprobs_from_logits(logits, labels)[0].sum(), logits),
-        "log_softmax, entropy as well": lambda: torch.autograd.grad(plain_from_logits().sum(), logits),
-    }
-    rows += table_rows("logprobs_from_logits, forward + backward", size, compare(ways, args.rounds, device))
-    # reads the logits twice, writes their gradient once
-    moved = 3 * logits.numel() * logits.element_size()
-    rows[-2]["roofline"] = roofline(device, moved=moved, seconds=rows[-2]["seconds"])
     return rows
 
 
@@ -319,7 +302,7 @@ class GrowingCache(KVCache):
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
-        self.whole = False  # on a GPU as well: there is nothing to attend to but the part written so far
+        self.fixed_shape = False  # on a GPU as well: there is nothing to attend to but the part written so far
         self.keys, self.values = [None] * self.config.n_layer, [None] * self.config.n_layer
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -484,16 +467,14 @@ def make_run(shape: Shape, directory: Path) -> None:
 def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
     """The script itself, with TL;DR's settings -> seconds per update, peak bytes."""
     shape = SHAPES[args.shape]
-    launch.run(
-        train_ppo.main,
-        replace(
-            train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
-            reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
-            micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
-            max_query_length=shape.query_length, response_length=shape.response_length,
-            rollout_dtype=rollout_dtype, processes=processes, overwrite=True,
-        ),
+    settings = replace(
+        train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
+        reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
+        micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
+        max_query_length=shape.query_length, response_length=shape.response_length,
+        rollout_dtype=rollout_dtype, processes=processes, overwrite=True,
     )  # fmt: skip
+    launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     return shape.episodes / last["episodes_per_second"], peak_of_process()
 
@@ -563,23 +544,24 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
     def iteration() -> None:
         with torch.no_grad(), autocast:
             response, _ = generate(policy, query, query != tokenizer.pad_id, T, 0.7, 0, 1.0, 0, None, tokenizer.pad_id)
-            eos_index, padding, no_state = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
-            ids = torch.cat((query, response.masked_fill(padding, tokenizer.pad_id)), dim=1)
+            eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+            ids = torch.cat((query, response.masked_fill(~actions, tokenizer.pad_id)), dim=1)
             real = ids != tokenizer.pad_id
             (logprobs, _), (ref_logprobs, _) = forward(policy, ids, real), forward(reference, ids, real)
-            values = value(ids, real)[:, Q - 1 : -1].masked_fill(no_state, 0.0)
+            values = value(ids, real)[:, Q - 1 : -1].masked_fill(~states, 0.0)
             scores = reward(ids, real).gather(1, Q + eos_index[:, None]).squeeze(1)
-        rewards, _ = kl_penalised_rewards(logprobs, ref_logprobs, scores, eos_index, 0.05)
+        rewards = -0.05 * (logprobs - ref_logprobs).masked_fill(~actions, 0.0)
+        rewards[torch.arange(len(scores)), (eos_index + 1).clamp(max=T - 1)] += scores
         advantages, returns = gae_loop(rewards, values, 1.0, 0.95)
-        advantages = whiten(advantages, padding)
+        advantages = whiten(advantages, actions)
         for _ in range(4):
             optimizer.zero_grad()
             new_logprobs, _ = forward(policy, ids, real)
             with autocast:
                 new_values = value(ids, real)[:, Q - 1 : -1]
-            pg_loss, _ = policy_loss(new_logprobs, logprobs, advantages, padding, 0.2)
-            vf_loss, _ = value_loss(new_values, values, returns, no_state, 0.2)
-            (pg_loss + 0.1 * vf_loss).backward()
+            pg_loss, _ = policy_loss(new_logprobs, logprobs, advantages, actions, 0.2)
+            vf_loss, _ = value_loss(new_values, values, returns, states, 0.2)
+            (pg_loss.sum() / actions.sum() + 0.1 * vf_loss.sum() / states.sum()).backward()
             optimizer.step()
 
     for _ in range(2):
@@ -593,7 +575,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
 
 def plain_products():
     """Use `torch.nn.functional.linear`'s matrix products."""
-    return mock.patch("kernels.linear.onednn_product", lambda: None)
+    return mock.patch("kernels.linear.onednn_matmul", lambda: None)
 
 
 def peak_of_process() -> int:
@@ -624,7 +606,7 @@ def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 
         return f"{moved / seconds / (2 * x.numel() * 4 / copy_seconds):.0%} of copy bandwidth"
     n = MULTIPLIED[device.type]
     a = torch.randn(n, n, device=device, dtype=dtype)
-    product_seconds, _ = compare({"product": lambda: product(a, a)}, 10, device)["product"]
+    product_seconds, _ = compare({"product": lambda: matmul(a, a)}, 10, device)["product"]
     return f"{flops / seconds / (2 * n**3 / product_seconds):.0%} of the matmul rate"
 
 

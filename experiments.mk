@@ -69,15 +69,15 @@ COMPARE_LRS ?= lr/3e-4 lr/1e-3
 COMPARE_LEASH ?= kl-coef/0.02 kl-coef/0.1
 COMPARE_BEST_OF ?= 4 16 64
 # 1,024 responses each; to DPO none, but as many steps as its comparisons give
-on-policy = train_ppo.py --data "$(1)/data" --sft "$(1)/sft" --reward-model "$(1)/rm" --total-episodes 1024 \
-  --num-ppo-epochs 2
-compare-ppo = $(on-policy)
-compare-rloo = $(on-policy) --advantages rloo --samples-per-query 4
-compare-grpo = $(on-policy) --advantages grpo --samples-per-query 4
-compare-dr-grpo = $(on-policy) --advantages grpo --samples-per-query 4 --grpo-scale none
-compare-reinforce++ = $(on-policy) --advantages reinforce++
-compare-dpo = train_rm.py --loss dpo --data "$(1)/data" --sft "$(1)/sft"
-leash-dpo = dpo-beta/0.02 dpo-beta/0.1
+on-policy = --data "$(1)/data" --sft "$(1)/sft" --reward-model "$(1)/rm" --total-episodes 1024
+compare-ppo = train_ppo.py $(on-policy) --num-ppo-epochs 2
+grouped = train_grpo.py $(on-policy) --num-epochs 2 --samples-per-query 4 --algorithm
+compare-rloo = $(grouped) rloo
+compare-grpo = $(grouped) grpo
+compare-dr-grpo = $(grouped) dr_grpo
+compare-reinforce++ = train_grpo.py $(on-policy) --num-epochs 2 --samples-per-query 1 --algorithm reinforce++
+compare-dpo = train_dpo.py --data "$(1)/data" --sft "$(1)/sft"
+leash-dpo = beta/0.02 beta/0.1
 compare-rejection = train_sft.py --model "$(1)/sft" --data "$(1)/winners" --warmup-steps 0
 leash-rejection = num-epochs/4 num-epochs/16
 

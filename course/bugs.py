@@ -30,9 +30,10 @@ class Bug:
     guard: tuple[str, ...]
 
 
-PPO, TRAIN, ROLLOUT = "tests/test_ppo.py::test_", "tests/test_train_ppo.py::test_", "tests/test_rollout.py::test_"
+PPO, TRAIN, BATCH = "tests/test_ppo.py::test_", "tests/test_train_ppo.py::test_", "tests/test_batch.py::test_"
 MODEL, GENERATE, REWARD = "tests/test_model.py::test_", "tests/test_generate.py::test_", "tests/test_reward.py::test_"
 GAE, KL, DPO = "tests/kernels/test_gae.py::test_", "tests/kernels/test_kl.py::test_", "tests/test_dpo.py::test_"
+REWARDS = TRAIN + "rewards_are_the_kl_penalty_at_each_token_and_the_score_once[False-after_eos]"
 RECOUNT = TRAIN + "the_logged_statistics_equal_a_recount_of_the_unpadded_rows"
 NOBODY = "no public issue that we know of; a common slip"
 
@@ -88,21 +89,21 @@ BUGS: tuple[Bug, ...] = (
     ),
     # --------------------------------------------------------------------------------------------------------- sampling
     Bug(
-        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:generate.sample",
-        old="model.logits(hidden, head).float().div_(temperature or 1.0)", new="model.logits(hidden, head).float()",
+        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:next_token",
+        old="logits.div_(temperature or 1.0)", new="",
         symptom="policy/sampler_gap is large, the entropy of the samples is too high, and the KL starts below 0.",
         cause="The rollout samples at temperature 1; log-probabilities are taken at --temperature.",
         who="trlx#107, blog#2110 (ratio not 1 in the first epoch)",
         guard=(GENERATE + "logprobs_of_the_cache_equal_those_of_a_full_forward_pass",),
     ),
     Bug(
-        name="filtered-rollouts", level=2, where="nanorlhf.rollout:Sampler.writer",
-        old="self.top_p", new="0.9",
+        name="filtered-rollouts", level=2, where="nanorlhf.training.sampler:Sampler.writer",
+        old="self.settings.top_p", new="0.9",
         symptom="objective/entropy, of the sampled tokens, lies below policy/entropy, of the distribution; "
         "policy/sampler_gap is not 0 and policy/tis_weight below 1; in time the KL goes below 0.",
         cause="Rollouts are filtered by top-p while the ratio is taken against the whole distribution.",
         who="trl#1017, trl#1005",
-        guard=(ROLLOUT + "responses_are_drawn_from_the_whole_distribution",),
+        guard=(TRAIN + "the_ratio_of_the_first_minibatch_is_one",),
     ),
     Bug(
         name="pad-can-be-sampled", level=3, where="nanorlhf.model:GPT.forbid",
@@ -125,24 +126,23 @@ BUGS: tuple[Bug, ...] = (
     # ------------------------------------------------------------------------------------------------------------ masks
     Bug(
         name="eos-is-masked", level=1, where="nanorlhf.ppo:eos_masks",
-        old="index > eos_index[:, None]", new="index >= eos_index[:, None]",
+        old="index <= eos_index[:, None]", new="index < eos_index[:, None]",
         symptom="The policy never learns when to stop: eos_rate drifts, and the KL leaves out the last token.",
-        cause="The padding mask begins at EOS instead of after it, as it does where pad = eos.",
+        cause="The mask of actions ends before EOS instead of at it, as it does where pad = eos.",
         who="trl#5303, transformers#25790, trlx (masks by comparing with pad = eos)",
         guard=(PPO + "masks_of_the_example_in_the_docstring",),
     ),
     Bug(
         name="state-mask-off-by-one", level=3, where="nanorlhf.ppo:eos_masks",
-        old="index > eos_index[:, None] + 1", new="index > eos_index[:, None] + 2",
+        old="index <= eos_index[:, None] + 1", new="index <= eos_index[:, None] + 2",
         symptom="value/loss includes a state that does not exist, whose return is 0.",
-        cause="The mask of states begins two after EOS: the value model learns from a pad.",
+        cause="The mask of states ends two after EOS: the value model learns from a pad.",
         who="DeepSpeedExamples#672; torchtune#1005 on why the index is hard to see",
         guard=(PPO + "masks_of_the_example_in_the_docstring", PPO + "masks_equal_a_loop_over_each_row"),
     ),
     Bug(
         name="mask-from-eos-only", level=3, where="nanorlhf.ppo:eos_masks",
-        old="torch.minimum(first_true_index(response == eos_id), first_true_index(response == pad_id) - 1)",
-        new="first_true_index(response == eos_id)",
+        old="torch.minimum(first_eos, first_pad - 1)", new="first_eos",
         symptom="Rows that end without EOS, such as programs cut at an error, count their pads as tokens.",
         cause="The end of a response is looked for by EOS alone.",
         who="verl#3805",
@@ -193,8 +193,9 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
     ),
     Bug(
-        name="rule-reads-the-query", level=3, where="nanorlhf.reward:load_rule.score",
-        old="(queries, responses)", new="(queries, torch.cat((queries, responses), dim=1))",
+        name="rule-reads-the-query", level=3, where="nanorlhf.reward:Rule._score",
+        old="[self.tokenizer.decode(ids) for ids in batch.response.tolist()]",
+        new="[self.tokenizer.decode(ids) for ids in batch.query_response.tolist()]",
         symptom="With --reward, scores of a rule that counts words are far from what the samples show.",
         cause="The response is handed over with its query inside.",
         who="Myashka/CQA_RLHF, train_ppo.py",
@@ -202,8 +203,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="penalty-is-added", level=1, where="train_ppo:main",
-        old="scores = torch.where(has_eos, scores, args.missing_eos_score)",
-        new="scores = torch.where(has_eos, scores, scores + args.missing_eos_score)",
+        old="scores = torch.where(batch.has_eos, scores, args.missing_eos_score)",
+        new="scores = torch.where(batch.has_eos, scores, scores + args.missing_eos_score)",
         symptom="eos_rate hardly rises: a text without end that the reward model likes keeps most of its score.",
         cause="The EOS trick subtracts from a score that means nothing, instead of replacing it.",
         who="trl#2012, trl#2033, trl#6805, trl#5338",
@@ -211,16 +212,17 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="trick-is-logged-only", level=2, where="train_ppo:main",
-        old="estimate(batch, scores, kl, kl_control.coefficient)",
-        new="estimate(batch, batch.scores, kl, kl_control.coefficient)",
+        old="rewards[torch.arange(B), batch.score_index] += scores",
+        new="rewards[torch.arange(B), batch.score_index] += scores.masked_fill(~batch.has_eos, 0.0)",
         symptom="objective/score shows the penalty for a missing EOS, but eos_rate does not rise.",
-        cause="The advantages come from the scores before the EOS trick.",
+        cause="The advantages leave out the penalty of the EOS trick.",
         who="AReaL#1351 (rows without EOS in the statistics of rewards)",
-        guard=(TRAIN + "a_missing_eos_replaces_the_score_and_does_not_subtract_from_it",),
+        guard=(REWARDS,),
     ),
     Bug(
-        name="cut-is-ignored", level=3, where="nanorlhf.rollout:rollout",
-        old="response, scores = score(some_rows, q, response)", new="_, scores = score(some_rows, q, response)",
+        name="cut-is-ignored", level=3, where="train_rlcf:main",
+        old="response = truncate_at_error(response, checked.error_index, pad_id)",
+        new="truncate_at_error(response, checked.error_index, pad_id)",
         symptom="Only with a compiler: tokens after the first error keep their reward and are trained on.",
         cause="The response that the reward scheme has cut is dropped, and the whole one is used.",
         who="miles#1827, verl#2337 (GAE over tokens that are none of the policy's steps)",
@@ -228,13 +230,12 @@ BUGS: tuple[Bug, ...] = (
     ),
     # --------------------------------------------------------------------------------------------------------------- KL
     Bug(
-        name="kl-of-the-wrong-sign", level=1, where="kernels.gae:kl_penalised_rewards",
-        old="logprobs - ref_logprobs", new="ref_logprobs - logprobs",
-        symptom="objective/kl falls below 0 and keeps falling, and the warning on a negative KL appears.",
+        name="kl-of-the-wrong-sign", level=1, where="train_ppo:main",
+        old="batch.logprobs - batch.ref_logprobs", new="batch.ref_logprobs - batch.logprobs",
+        symptom="objective/kl rises quickly, whatever --kl-coef is, and objective/score does not.",
         cause="The penalty is log reference - log policy: leaving the reference is rewarded.",
         who="negative KL: trl#925, trl#1005, trl#235, LlamaFactory#664",
-        guard=(PPO + "rewards_of_a_rollout_typed_by_hand", PPO + "kl_estimators_have_the_right_expectation_over_a_"
-               "vocabulary_of_five"),
+        guard=(REWARDS,),
     ),
     Bug(
         name="k3-of-the-wrong-direction", level=1, where="kernels.kl:k3",
@@ -245,8 +246,9 @@ BUGS: tuple[Bug, ...] = (
         guard=(KL + "estimators_have_the_stated_expectation",),
     ),
     Bug(
-        name="kl-is-averaged-over-padding", level=1, where="train_ppo:main",
-        old="kl.sum(1)", new="kl.mean(1)",
+        name="kl-is-averaged-over-padding", level=1, where="nanorlhf.training.statistics:response_kl",
+        old="torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).sum(1)",
+        new="torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).mean(1)",
         symptom="objective/kl is about T times smaller than objective/kl_k3 and objective/kl_exact, and depends on "
         "--response-length.",
         cause="The KL of a response is the mean over all columns, padding included, and not the sum over its tokens.",
@@ -254,7 +256,7 @@ BUGS: tuple[Bug, ...] = (
         guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
     ),
     Bug(
-        name="adaptive-kl-runs-away", level=3, where="nanorlhf.ppo:AdaptiveKL.update",
+        name="adaptive-kl-runs-away", level=3, where="nanorlhf.ppo:KLCoefficient.update",
         old="min(max(kl / self.target - 1, -0.2), 0.2)", new="min(max(1 - kl / self.target, -0.2), 0.2)",
         symptom="With --kl-target, objective/kl_coef falls while objective/kl is above the target.",
         cause="The error has the wrong sign: the controller drives the KL away from its target.",
@@ -263,9 +265,10 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="adaptive-kl-sees-another-kl", level=3, where="train_ppo:main",
-        old="kl_control.update(mean_kl, B)", new="kl_control.update(kl.mean().item(), B)",
+        old="beta.update(metrics[\"objective/kl\"], B)",
+        new="beta.update(metrics[\"objective/kl\"] / metrics[\"response_length\"], B)",
         symptom="With --kl-target, objective/kl settles at a multiple of the target.",
-        cause="The controller is fed a KL per column, not that of a response.",
+        cause="The controller is fed a KL per token, not that of a response.",
         who="trlx, accelerate_ppo_trainer.py (fed with the KL over prompt tokens)",
         guard=(TRAIN + "the_logged_kl_is_the_sum_over_a_responses_tokens",),
     ),
@@ -279,7 +282,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="reference-keeps-the-updates", level=3, where="nanorlhf.peft:reference",
-        old="with_plain_layers(policy, LoRALinear.without_updates)", new="with_plain_layers(policy, lambda layer: "
+        old="replace_updated(policy, LoRALinear.without_updates)", new="replace_updated(policy, lambda layer: "
         "layer)",
         symptom="With --tune lora objective/kl stays at 0.",
         cause="The reference runs with the low-rank updates that it should be without.",
@@ -288,41 +291,44 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="reference-at-temperature-1", level=1, where="nanorlhf.logprobs:compared_logprobs",
-        old="linear_logprobs(h, model.lm_head.weight, labels, model.head_bias, temperature)[0]",
-        new="linear_logprobs(h, model.lm_head.weight, labels, model.head_bias, temperature if model is policy else "
-        "1.0)[0]",
+        old="linear_logprobs(ref_hidden, *ref_head, temperature)",
+        new="linear_logprobs(ref_hidden, *ref_head, 1.0)",
         symptom="objective/kl is not 0 in the first update, where policy and reference are equal; objective/kl_exact "
         "is.",
         cause="The reference's log-probabilities are taken at another temperature than the policy's.",
         who="trl#1017, trl#1005 (log-probabilities of another distribution than the sampled one)",
-        guard=(ROLLOUT + "policy_and_reference_are_read_at_the_same_temperature",),
+        guard=(BATCH + "policy_and_reference_are_read_at_the_same_temperature",),
     ),
     # ---------------------------------------------------------------------------------------------- advantages, returns
     Bug(
-        name="score-one-too-late", level=2, where="kernels.gae:kl_penalised_rewards",
-        old="(eos_index + 1).clamp(max=T - 1)", new="(eos_index + 2).clamp(max=T - 1)",
+        name="score-one-too-late", level=2, where="nanorlhf.batch:Batch.of",
+        old="(eos_index + 1).clamp(max=response.size(1) - 1)",
+        new="(eos_index + 2).clamp(max=response.size(1) - 1)",
         symptom="The policy learns from the KL alone: objective/score hardly rises where responses end early.",
         cause="The score stands in a slot that has no state, where it is masked away.",
         who="DeepSpeedExamples#672, llm_related#37",
-        guard=(PPO + "rewards_of_a_rollout_typed_by_hand",),
+        guard=(BATCH + "the_masks_and_the_scores_position_of_a_batch_by_hand", REWARDS,),
     ),
     Bug(
-        name="score-at-every-slot-from-the-end", level=3, where="kernels.gae:kl_penalised_rewards",
-        old="index == score_index[:, None]", new="index >= score_index[:, None]",
+        name="score-at-every-slot-from-the-end", level=3, where="train_ppo:main",
+        old="rewards[torch.arange(B), batch.score_index] += scores",
+        new="rewards += torch.where(torch.arange(rewards.size(1)) >= batch.score_index[:, None], scores[:, None], 0.0)",
         symptom="None as long as GAE masks what comes after the end: it takes the extra scores away again. Without "
         "that mask a short response is worth its score several times.",
         cause="The score is added at each slot from the end of the response on, not once.",
         who="llm_related#37, DeepSpeedExamples#672 (what stands after EOS enters the return)",
-        guard=(PPO + "rewards_sum_to_the_score_less_the_penalty",),
+        guard=(REWARDS,),
     ),
     Bug(
         name="values-are-not-masked", level=3, where="kernels.gae:gae",
-        old="torch.where(mask, 0.0, values)", new="values",
+        old="if states is not None:\n    rewards = torch.where(states, rewards, 0.0)\n"
+        "    values = torch.where(states, values, 0.0)",
+        new="if states is not None:\n    rewards = torch.where(states, rewards, 0.0)",
         symptom="None while values after the end happen to be 0. Where the value model's numbers there are kept, they "
         "bootstrap into real tokens.",
         cause="GAE masks the rewards after the end, and not the values.",
         who="verl#50, ROLL#447, verl#1850",
-        guard=(GAE + "masked_positions_do_not_change_advantages",),
+        guard=(GAE + "positions_without_a_state_do_not_change_advantages",),
     ),
     Bug(
         name="bootstrap-after-the-end", level=2, where="kernels.gae:gae_doubling",
@@ -341,9 +347,10 @@ BUGS: tuple[Bug, ...] = (
         guard=(GAE + "every_way_equals_a_double_loop_in_float64[doubling]",),
     ),
     Bug(
-        name="rewards-for-returns", level=2, where="train_ppo:with_values",
-        old="(advantages, returns, torch.zeros_like(scores)[:, None])",
-        new="(advantages, rewards, torch.zeros_like(scores)[:, None])",
+        name="rewards-for-returns", level=2, where="train_ppo:main",
+        old="advantages, batch.returns = gae(rewards, batch.values, args.gamma, args.lam, batch.states)",
+        new="advantages = gae(rewards, batch.values, args.gamma, args.lam, batch.states)[0]\n"
+        "batch.returns = rewards",
         symptom="value/loss falls quickly to almost nothing: all but one of its targets are near 0. objective/score "
         "rises more slowly.",
         cause="The value model learns the reward of a token instead of the return from it on.",
@@ -351,35 +358,35 @@ BUGS: tuple[Bug, ...] = (
         guard=(TRAIN + "the_value_model_learns_the_returns",),
     ),
     Bug(
-        name="value-of-the-next-state", level=2, where="nanorlhf.rollout:response_values",
-        old="model(query_response, mask, last=T + 1)[:, :-1]", new="model(query_response, mask, last=T + 1)[:, 1:]",
+        name="value-of-the-next-state", level=2, where="nanorlhf.logprobs:response_values",
+        old="model(query_response, real, last=T + 1)[:, :-1]", new="model(query_response, real, last=T + 1)[:, 1:]",
         symptom="value/loss starts lower than it should: each value already knows its token. Advantages are too small.",
         cause="The value of a token is read after it, not before: an index off by one.",
         who="lm-human-preference-details#6, DeepSpeedExamples#703, torchtune#1005 (the index that confuses everyone)",
-        guard=(ROLLOUT + "a_value_is_that_of_the_state_before_its_token",),
+        guard=(BATCH + "a_value_is_that_of_the_state_before_its_token",),
     ),
     Bug(
-        name="whitening-over-padding", level=2, where="kernels.gae:penalised_gae",
-        old="advantages[index <= eos_index[:, None]]", new="advantages",
+        name="whitening-over-padding", level=2, where="train_ppo:main",
+        old="whiten(advantages, batch.actions)", new="whiten(advantages, torch.ones_like(batch.actions))",
         symptom="The step size depends on --response-length: with many pads the advantages are whitened by a variance "
         "that is too small.",
         cause="Mean and variance of the advantages count the zeros after the end.",
         who="SkyRL#1305, slime#2235, miles#3229, trlx modeling_ppo.py",
-        guard=(GAE + "the_fused_form_equals_its_steps_in_float64_whatever_follows_the_end[cpu]",),
+        guard=(REWARDS,),
     ),
     Bug(
         name="unmasked-mean-in-whitening", level=3, where="nanorlhf.ppo:whiten",
-        old="masked_mean(x, mask)", new="x.mean()",
+        old="counted.mean()", new="x.mean()",
         symptom="With --whiten-rewards alone: rewards are shifted by an amount that depends on the padding.",
         cause="The variance is masked, the mean is not.",
         who="SkyRL#1305, slime#2235, trlx modeling_ppo.py",
-        guard=(PPO + "whitening_equals_float64_statistics_of_what_is_not_masked",),
+        guard=(PPO + "whitening_equals_float64_statistics_of_what_counts",),
     ),
     # ------------------------------------------------------------------------------------------------------- the update
     Bug(
         name="update-at-temperature-1", level=1, where="train_ppo:main",
-        old="response_logprobs(policy, ids, mask, no_action, args.temperature)",
-        new="response_logprobs(policy, ids, mask, no_action, 1.0)",
+        old="response_logprobs(policy, *ids, mb.actions, args.temperature)",
+        new="response_logprobs(policy, *ids, mb.actions, 1.0)",
         symptom="policy/first_ratio_error is far from 0 and policy/clip_fraction is high before the first step.",
         cause="The update's log-probabilities are at temperature 1, those of the rollout at --temperature.",
         who="trlx#107, trl#454, blog#2110",
@@ -387,7 +394,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="logprob-of-the-next-token", level=2, where="nanorlhf.logprobs:response_hidden",
-        old="model(query_response, mask, last=T + 1)[:, :-1]", new="model(query_response, mask, last=T + 1)[:, 1:]",
+        old="model(query_response, real, last=T + 1)[:, :-1]", new="model(query_response, real, last=T + 1)[:, 1:]",
         symptom="policy/sampler_gap is several nats, yet the first ratio is 1; objective/entropy is far too high.",
         cause="Hidden state and label are shifted by one: the token is predicted from a state that has read it.",
         who="trlx#107, trl#4 (a mask shift), trlx accelerate_ppo_trainer.py (mask not shifted by one)",
@@ -404,51 +411,52 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="nan-times-zero", level=3, where="nanorlhf.ppo:policy_loss",
-        old="torch.where(padding_mask, 0.0, advantages)", new="advantages * ~padding_mask",
+        old="torch.where(actions, advantages, 0.0)", new="advantages * actions",
         symptom="None while what is masked is finite; one NaN after the end of a response makes the whole step NaN.",
         cause="Masked positions are multiplied by 0, and NaN * 0 is NaN.",
         who="OpenRLHF#1240",
         guard=(PPO + "nan_after_the_end_reaches_neither_loss_nor_gradient",),
     ),
     Bug(
-        name="mean-of-means", level=2, where="nanorlhf.ppo:policy_loss",
-        old="num_tokens = (~padding_mask).sum() if num_tokens is None else num_tokens",
-        new="num_tokens = (~padding_mask).sum()",
+        name="mean-of-means", level=2, where="train_ppo:main",
+        old="pg_losses.sum() / num_actions", new="pg_losses[pg_losses != 0].mean()",
         symptom="policy/loss and the size of a step depend on --micro-batch-size, and short rows weigh more.",
         cause="Each micro-batch is divided by its own number of tokens, not by that of the minibatch.",
         who="OpenRLHF#1249, open-instruct#1161, SkyRL#925, NeMo-RL#212, twinkle#292, N+ ppo.py",
-        guard=(PPO + "splitting_a_batch_into_micro_batches_does_not_change_the_gradient",),
+        guard=(TRAIN + "the_micro_batch_size_does_not_change_the_gradient[1-clips0]",),
     ),
     Bug(
         name="mean-of-means-in-sft", level=3, where="nanorlhf.training.supervised:backward",
-        old="loss / count", new="loss / (count * len(rows) / len(batch))",
-        symptom="The gradient of SFT and of the reward model depends on --micro-batch-size; the logged loss does not.",
-        cause="A micro-batch is weighed by its rows, and then counted as a mean: a mean of means.",
+        old="loss, *others = sums(model, rows)", new="loss, *others = sums(model, rows)\nloss = loss / len(rows)",
+        symptom="The gradient of SFT and of the reward model depends on --micro-batch-size, and the logged "
+        "loss with it.",
+        cause="Each micro-batch is taken as a mean over its rows, and the means are added up: a mean of "
+        "means.",
         who="OpenRLHF#1249, open-instruct#1161, trl#2596",
         guard=("tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",),
     ),
     Bug(
         name="large-ratios-are-dropped", level=3, where="nanorlhf.ppo:policy_loss",
-        old="torch.maximum(unclipped, clipped).sum() / num_tokens",
-        new="torch.maximum(unclipped, clipped).sum() / num_tokens * (ratio.mean() < 10)",
+        old="torch.maximum(unclipped, clipped)",
+        new="torch.maximum(unclipped, clipped) * (unclipped.abs().mean() < 10)",
         symptom="policy/loss is exactly 0 in some micro-batches, and nothing says so.",
-        cause="A micro-batch whose mean ratio is above 10 is silently left out.",
+        cause="A micro-batch whose ratios times advantages are above 10 on average is silently left out.",
         who="trl 0.11, ppo_trainer.py (ratio_threshold), trl#1857",
         guard=(PPO + "a_ratio_far_from_one_is_clipped_and_never_dropped",),
     ),
     Bug(
         name="old-logprobs-move", level=1, where="train_ppo:main",
-        old="(pg_loss + args.value_coef * vf_loss).backward()",
-        new="(pg_loss + args.value_coef * vf_loss).backward()\nlogprobs[index, :t] = new_logprobs.detach()",
-        symptom="From the second epoch on the ratio is taken to the epoch before: policy/clip_fraction is near 0, "
-        "while the KL per update grows with --num-ppo-epochs.",
-        cause="The rollout's log-probabilities are overwritten in every epoch.",
+        old="policy_loss(new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, args.clip_range)",
+        new="policy_loss(new_logprobs, new_logprobs.detach(), mb.advantages, mb.loss_actions, args.clip_range)",
+        symptom="policy/clip_fraction is exactly 0 in every epoch, while the KL per update grows with "
+        "--num-ppo-epochs.",
+        cause="The ratio is taken to the policy of now, not to the one that wrote the rollout.",
         who="DeepSpeedExamples#528, ppo_trainer.py",
         guard=(TRAIN + "the_rollout_stays_frozen_over_the_epochs",),
     ),
     Bug(
-        name="ratio-over-padding", level=1, where="train_ppo:main",
-        old="ratio[~no_action].sum()", new="ratio.sum()",
+        name="ratio-over-padding", level=1, where="nanorlhf.training.statistics:UpdateStatistics.add_tokens",
+        old="ratio[mb.actions].sum()", new="ratio.sum()",
         symptom="policy/ratio is well above 1 before anything has changed, the more so the more padding there is.",
         cause="The logged ratio sums over padding, where it is 1, and divides by the number of tokens.",
         who="N+ ppo.py, and still TRL 1.x",
@@ -509,9 +517,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="dpo-by-mean", level=3, where="nanorlhf.dpo:pair_logprobs",
-        old="unpack(linear_logprobs(hidden, *head)[0], padding_mask).sum(1)",
-        new="unpack(linear_logprobs(hidden, *head)[0], padding_mask).sum(1) / (~padding_mask).sum(1)",
-        symptom="With --loss dpo the margins are an order of magnitude smaller, and long responses are favoured.",
+        old="unpack(logprobs, actions).sum(1)", new="unpack(logprobs, actions).sum(1) / actions.sum(1)",
+        symptom="With train_dpo.py the margins are an order of magnitude smaller, and long responses are favoured.",
         cause="Log-probabilities of a response are averaged over its tokens, where DPO sums them.",
         who=NOBODY,
         guard=(DPO + "logprobs_are_summed_over_the_response_with_its_eos_and_without_the_query",),

@@ -12,13 +12,17 @@ from nanorlhf.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 # what students write, as against what judges them
-CODE = ("data", "kernels", "nanorlhf", "bench.py", "eval.py", "train_ppo.py", "train_rm.py", "train_sft.py")
+CODE = (
+    *("data", "kernels", "nanorlhf", "bench.py", "eval.py"),
+    *("train_dpo.py", "train_grpo.py", "train_ppo.py", "train_rlcf.py", "train_rm.py", "train_sft.py"),
+)
 OTHERS = (
     ".ci",
     ".github",
     "course",
     "docs",
     "tests",
+    "tools",
     ".gitignore",
     "LICENSE",
     "Makefile",

@@ -1,6 +1,11 @@
-"""Edits of a source file by the positions of its syntax-tree nodes: whatever they don't touch stays as it is."""
+"""Edits of a source file by the positions of its syntax-tree nodes: whatever they don't touch stays as it is.
+
+A table names a node by what it computes. Layout, comments and the names of local variables don't matter: of the nodes
+that read as the table says, the one counts whose local names differ least, and the edit uses its names.
+"""
 
 import ast
+import builtins
 from collections.abc import Sequence
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -46,27 +51,82 @@ def emptied(source: str, name: str, body: Sequence[str]) -> str:
 def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str:
     """`source` with one node of the function replaced: the expression or statement that reads as `old` does.
 
-    Layout and comments don't matter for whether two nodes are the same. number: which of several that match, in the
-    order of the file. `new` is put in as it is, further lines indented as the node; an empty one deletes a statement
-    with its lines. Raises LookupError if nothing matches.
+    number: which of several that match, in the order of the file. `new` is put in as it is, but for the names of local
+    variables, further lines indented as the node; an empty one deletes a statement with its lines. Raises LookupError
+    if nothing matches, and if several nodes match as well under other local names.
     """
     function = find_function(source, name)
     (pattern,) = ast.parse(old).body
-    wanted = ast.dump(pattern.value) if isinstance(pattern, ast.Expr) else ast.dump(pattern)
-    found = [
+    wanted = pattern.value if isinstance(pattern, ast.Expr) else pattern
+    is_call_alone = isinstance(pattern, ast.Expr) and not new  # the statement goes
+    nodes = [
         node
         for statement in function.body
         for node in ast.walk(statement)
-        if isinstance(node, ast.expr | ast.stmt) and not isinstance(node, ast.Expr) and ast.dump(node) == wanted
+        if isinstance(node, ast.Expr if is_call_alone else ast.expr | ast.stmt)
+        and isinstance(node, ast.Expr) == is_call_alone
     ]
-    if isinstance(pattern, ast.Expr) and not new:  # a call that stands alone: the statement goes
-        found = [
-            n for s in function.body for n in ast.walk(s) if isinstance(n, ast.Expr) and ast.dump(n.value) == wanted
-        ]
-    found.sort(key=lambda node: (node.lineno, node.col_offset))
-    if number >= len(found):
-        raise LookupError(f"{name} holds {old!r} {len(found)} times")
-    return spliced(source, found[number], new)
+    nodes.sort(key=lambda node: (node.lineno, node.col_offset))
+    fixed = fixed_names(source)
+    matches = [(node, local_names(wanted, node.value if is_call_alone else node, fixed)) for node in nodes]
+    found = [(node, names) for node, names in matches if names is not None]
+    others = [sum(ours != theirs for ours, theirs in names.items()) for _, names in found]  # names that differ
+    nearest = [match for match, number_of in zip(found, others, strict=True) if number_of == min(others)]
+    if number >= len(nearest) or (min(others) > 0 and len(nearest) > 1):
+        raise LookupError(f"{name} holds {old!r} {len(nearest)} times under {min(others, default=0)} other local names")
+    node, names = nearest[number]
+    return spliced(source, node, renamed(new, names))
+
+
+def fixed_names(source: str) -> set[str]:
+    """The names in a file that no function may rename for itself: built-in ones, and those of the module."""
+    names = set(dir(builtins))
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, Function | ast.ClassDef):
+            names.add(node.name)
+        else:
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names
+
+
+def local_names(ours: ast.AST, theirs: ast.AST, fixed: set[str]) -> dict[str, str] | None:
+    """Our local names -> theirs, under which two nodes read alike; None if there are none.
+
+    Attributes, keywords and the names in `fixed` must be the same.
+    """
+    names: dict[str, str] = {}
+
+    def alike(a: object, b: object) -> bool:
+        if isinstance(a, list) and isinstance(b, list):
+            return len(a) == len(b) and all(map(alike, a, b))
+        if isinstance(a, ast.Name) and isinstance(b, ast.Name):
+            if a.id in fixed or b.id in fixed:
+                return a.id == b.id
+            return names.setdefault(a.id, b.id) == b.id
+        if isinstance(a, ast.AST) and isinstance(b, ast.AST):
+            return type(a) is type(b) and all(alike(getattr(a, f, None), getattr(b, f, None)) for f in a._fields)
+        return a == b
+
+    return names if alike(ours, theirs) and len(set(names.values())) == len(names) else None
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    """An expression or statements with other local names."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id in names]
+    for node in sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        text = spliced(text, node, names[node.id])
+    return text
+
+
+def reads_like(change: str, other: str, fixed: set[str]) -> bool:
+    """Whether two mutated statements, as `operators.Mutant.change` has them, are alike but for local names."""
+    deleted = "pass  # "
+    if change.startswith(deleted) != other.startswith(deleted):
+        return False
+    ours, theirs = (ast.parse(text.removeprefix(deleted) + " pass" * text.endswith(":")) for text in (change, other))
+    return local_names(ours, theirs, fixed) is not None
 
 
 def spliced(source: str, node: ast.expr | ast.stmt, text: str) -> str:

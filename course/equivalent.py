@@ -32,12 +32,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="The last line lets every token attend to itself; of the argument of ones_like only the shape counts.",
     ),
     Equivalent(
-        function="nanorlhf.model:turn_",
+        function="kernels.attention:apply_rotary_",
         changes=("qk = qkv[:, :, :(n_head - qkv.size(2)) // 2, :2 * cos.size(-1)]",),
         why="(H - (H + 2K)) / 2 is -K: all but the last K heads are the first H + K.",
     ),
     Equivalent(
-        function="nanorlhf.model:turn_",
+        function="kernels.attention:apply_rotary_",
         changes=(
             "a, b = (qk[..., ::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)",
             "a, b = (qk[..., 0:-1:2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)",
@@ -247,9 +247,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="The sign goes with the square.",
     ),
     Equivalent(
-        function="kernels.logprobs:logits_forward_cpu",
-        changes=("_, index = labels_in(slice(0, logits.size(1)), labels)",),
-        why=TWO_DIMENSIONS,
+        function="kernels.logprobs:stored_logprobs",
+        changes=("finite = logits.masked_fill(logits == -torch.inf, 1.0)",),
+        why="Its probability is 0: any finite number does.",
     ),
     Equivalent(
         function="nanorlhf.reward:end_scores",
@@ -257,32 +257,22 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="A tensor of one whole number serves as a number.",
     ),
     Equivalent(
-        function="train_rm:main.normalise",
-        changes=(
-            "for rows in micro_batches(mine, 4):",
-            "for rows in micro_batches(mine, args.micro_batch_size):",
-            "for rows in micro_batches(mine, 5 * args.micro_batch_size):",
-            "for rows in micro_batches(mine, 3 * args.micro_batch_size):",
-        ),
-        why="Which rows are scored together changes no score.",
-    ),
-    Equivalent(
-        function="train_rm:main.normalise",
+        function="train_rm:normalise",
         changes=("scores = [torch.ones(0, device=device)]", "scores = [torch.zeros(1, device=device)]"),
         why="Neither no number nor a 0 changes a sum or a sum of squares.",
     ),
     Equivalent(
-        function="train_rm:main.normalise",
-        changes=("scores.append(response_scores(whole, list(rows), tokenizer.pad_id, 'left!'))",),
+        function="train_rm:normalise",
+        changes=("scores.append(response_scores(full, list(some), pad_id, 'left!'))",),
         why="All but 'left' pads on the right, which changes no score [N+ 14].",
     ),
     Equivalent(
         function="nanorlhf.ppo:eos_masks",
         changes=(
-            "eos_index = ends.clamp(min=0)",
-            "eos_index = ends.clamp(min=0, max=T + 1)",
-            "eos_index = ends.clamp(min=0, max=T)",
-            "eos_index = ends.clamp(min=0, max=T - 0)",
+            "eos_index = torch.minimum(first_eos, first_pad - 1).clamp(min=0)",
+            "eos_index = torch.minimum(first_eos, first_pad - 1).clamp(min=0, max=T + 1)",
+            "eos_index = torch.minimum(first_eos, first_pad - 1).clamp(min=0, max=T)",
+            "eos_index = torch.minimum(first_eos, first_pad - 1).clamp(min=0, max=T - 0)",
         ),
         why="A search that finds nothing gives T, and the one for [PAD] is reduced by one: no end is beyond T - 1.",
     ),
@@ -310,13 +300,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.ppo:policy_loss",
-        changes=("ratio = torch.where(padding_mask, 1.0, new_logprobs - logprobs).exp()",),
+        changes=("ratio = torch.where(actions, new_logprobs - logprobs, 1.0).exp()",),
         why="The advantage is 0 there: any finite ratio does.",
-    ),
-    Equivalent(
-        function="nanorlhf.ppo:value_loss",
-        changes=("return (0.5 * error.sum() / num_tokens, torch.zeros_like(error.mean()))",),
-        why="Of the argument of zeros_like only shape and dtype count.",
     ),
     Equivalent(
         function="data.stackoverflow:regression_scores",

@@ -31,12 +31,11 @@ EXERCISES: tuple[Exercise, ...] = (
     # ------------------------------------------------------------------------------------------- 1. a language model
     Exercise(
         name="padding",
-        functions=("nanorlhf.padding:first_true_index", "nanorlhf.padding:truncate_at_eos"),
-        read="docs/details.md, N+ 5 and 23",
+        functions=("nanorlhf.padding:first_true_index",),
+        read="docs/details.md, N+ 5",
         hint="argmax gives 0 both for a True at 0 and for none at all: take the least index among those that are True.",
         tests=(
             "tests/test_padding.py::test_first_true_index_equals_list_index",
-            "tests/test_padding.py::test_truncate_keeps_the_first_eos_and_what_is_before_it",
             "tests/test_padding.py::test_a_row_without_columns_has_its_first_true_at_0",
         ),
         points=1,
@@ -57,7 +56,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="attention-mask",
         functions=("nanorlhf.model:attention_mask",),
-        read="the docstring of Transformer.forward in nanorlhf/model.py",
+        read="the docstring of positions_and_biases in nanorlhf/model.py",
         hint="Compare a column of query indices with a row of key indices, then combine the result with the mask.",
         tests=(
             "tests/test_model.py::test_the_attention_mask_equals_a_triple_loop",
@@ -69,12 +68,12 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="rotary-positions",
-        functions=("nanorlhf.model:turn_",),
-        read="Su et al. 2021 (RoFormer), section 3.4; rotary_tables in nanorlhf/model.py",
+        functions=("kernels.attention:apply_rotary_",),
+        read="Su et al. 2021 (RoFormer), section 3.4; rotary_tables in kernels/attention.py",
         hint="A pair (a, b) turns to (a cos - b sin, b cos + a sin). It happens in place: compute one half before you "
         "overwrite the other.",
         tests=(
-            "tests/test_model.py::test_a_rotation_is_a_product_of_complex_numbers",
+            "tests/kernels/test_attention.py::test_a_rotation_is_a_product_of_complex_numbers",
             "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[gpt_neox-changes6]",
             "tests/test_checkpoint.py::test_hidden_states_and_logits_equal_transformers[codegen-changes9]",
         ),
@@ -111,7 +110,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="kv-cache",
-        functions=("nanorlhf.model:KVCache.append", "nanorlhf.model:attend_one"),
+        functions=("nanorlhf.model:KVCache.append", "kernels.attention:attend_one"),
         read="the docstring of KVCache in nanorlhf/model.py; attention is softmax(q k^T scale + bias) v",
         hint="The first call stores Q columns from column 0 on; a later one stores a single column, and attends to all "
         "columns before `end`. In attend_one the H / K queries that share keys and values are the rows of one product.",
@@ -178,7 +177,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="learning-rate",
-        functions=("nanorlhf.training.schedule:lr_factor",),
+        functions=("nanorlhf.training.optimizer:lr_factor",),
         read="docs/details.md, N+ 9, 10 and 20",
         hint="First the warm-up; then the share of the remaining steps that is done.",
         tests=(
@@ -285,7 +284,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="normalisation",
-        functions=("train_rm:main.normalise",),
+        functions=("train_rm:normalise",),
         read="docs/details.md, N+ 15",
         hint="Each rank scores its own demonstrations; sum and sum of squares are then summed over the ranks.",
         tests=(
@@ -330,13 +329,13 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="dpo-loss",
-        functions=("nanorlhf.dpo:dpo_loss",),
+        functions=("train_dpo:margin_loss",),
         read="Rafailov et al. 2023, section 4; docs/details.md, N+ 19",
-        hint="The formula of the docstring; the reference gets no gradient.",
+        hint="The formulas of the docstring, by torch.nn.functional.logsigmoid.",
         tests=(
-            "tests/test_dpo.py::test_loss_and_gradient_are_those_of_the_formula",
-            "tests/test_dpo.py::test_swapping_the_pair_negates_the_margin",
-            "tests/test_dpo.py::test_the_other_losses_are_those_of_their_papers",
+            "tests/test_train_dpo.py::test_loss_and_gradient_are_those_of_the_formula",
+            "tests/test_train_dpo.py::test_a_flipped_label_costs_the_margin",
+            "tests/test_train_dpo.py::test_the_other_losses_are_those_of_their_papers",
         ),
         points=2,
         level=1,
@@ -378,27 +377,13 @@ EXERCISES: tuple[Exercise, ...] = (
         level=2,
     ),
     Exercise(
-        name="kl-penalty",
-        functions=("kernels.gae:kl_penalised_rewards",),
-        read="docs/details.md, N+ 20 and 23; the table in the docstring",
-        hint="The KL is 0 after the end. The score goes to one slot: mind a response that fills its row.",
-        tests=(
-            "tests/test_ppo.py::test_rewards_of_a_rollout_typed_by_hand",
-            "tests/test_ppo.py::test_rewards_sum_to_the_score_less_the_penalty",
-        ),
-        points=2,
-        level=2,
-        needs=("eos-masks",),
-    ),
-    Exercise(
         name="whitening",
         functions=("nanorlhf.ppo:masked_mean", "nanorlhf.ppo:whiten"),
         read="docs/details.md, N+ 24 and 25",
-        hint="Masked positions may hold NaN: choose with torch.where, never multiply by 0.",
+        hint="Positions that don't count may hold NaN: choose with torch.where, never multiply by 0.",
         tests=(
             "tests/test_ppo.py::test_masked_mean_ignores_nan",
-            "tests/test_ppo.py::test_whitening_equals_float64_statistics_of_what_is_not_masked",
-            "tests/test_ppo.py::test_whitening_with_given_statistics_is_the_same",
+            "tests/test_ppo.py::test_whitening_equals_float64_statistics_of_what_counts",
             "tests/test_ppo.py::test_equal_numbers_are_whitened_to_zero",
         ),
         points=2,
@@ -425,7 +410,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[doubling]",
             "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[doubling-gamma_lam0]",
-            "tests/kernels/test_gae.py::test_masked_positions_do_not_change_advantages",
+            "tests/kernels/test_gae.py::test_positions_without_a_state_do_not_change_advantages",
         ),
         points=3,
         level=3,
@@ -434,11 +419,11 @@ EXERCISES: tuple[Exercise, ...] = (
         name="policy-loss",
         functions=("nanorlhf.ppo:policy_loss",),
         read="Schulman et al. 2017, section 3",
-        hint="Of two losses the larger one counts. The divisor is given: it is not this tensor's own count.",
+        hint="Of two losses the larger one counts. Where there is no action the loss is 0, whatever the numbers are.",
         tests=(
             "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
             "tests/test_ppo.py::test_a_ratio_far_from_one_is_clipped_and_never_dropped",
-            "tests/test_ppo.py::test_policy_loss_counts_unmasked_tokens_alone_and_divides_by_the_given_number",
+            "tests/test_ppo.py::test_policy_loss_is_0_where_there_is_no_action",
         ),
         points=3,
         level=2,
@@ -460,25 +445,38 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="values",
-        functions=("nanorlhf.rollout:response_values",),
+        functions=("nanorlhf.logprobs:response_values",),
         read="docs/details.md, N+ 22",
         hint="The value of token t is read at the position before it, as the token's own logits are.",
-        tests=(
-            "tests/test_rollout.py::test_a_value_is_that_of_the_state_before_its_token",
-            "tests/test_rollout.py::test_without_a_value_model_all_values_are_0",
-        ),
+        tests=("tests/test_batch.py::test_a_value_is_that_of_the_state_before_its_token",),
         points=1,
         level=2,
         needs=("scalar-head", "rotary-positions"),
     ),
     Exercise(
         name="adaptive-kl",
-        functions=("nanorlhf.ppo:AdaptiveKL.update",),
+        functions=("nanorlhf.ppo:KLCoefficient.update",),
         read="Ziegler et al. 2019, section 2.2",
         hint="The error is relative to the target, and clipped.",
         tests=("tests/test_ppo.py::test_adaptive_kl_follows_the_formula_and_clips_the_error",),
         points=1,
         level=1,
+    ),
+    Exercise(
+        name="group-advantages",
+        functions=("train_grpo:centred", "train_grpo:grpo", "train_grpo:dr_grpo", "train_grpo:rloo"),
+        read="docs/algorithms.md, RLOO and GRPO",
+        hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
+        "k is k / (k - 1) times the distance from the mean of all.",
+        tests=(
+            "tests/test_train_grpo.py::test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses",
+            "tests/test_train_grpo.py::test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others",
+            "tests/test_train_grpo.py::test_the_loss_of_grpo_is_equation_3_of_its_paper",
+            "tests/test_train_grpo.py::test_a_group_with_equal_scores_teaches_exactly_nothing",
+        ),
+        points=2,
+        level=2,
+        needs=("kl-estimators", "policy-loss"),
     ),
     # ------------------------------------------------------------------------------------------- 5. the other papers
     Exercise(
@@ -617,14 +615,13 @@ EXERCISES: tuple[Exercise, ...] = (
     # ------------------------------------------------------------------------------------------------------ 6. kernels
     Exercise(
         name="log-softmax",
-        functions=("kernels.logprobs:logits_forward_cpu",),
+        functions=("kernels.logprobs:stored_logprobs",),
         read="the module docstring of kernels/logprobs.py",
         hint="Subtract the maximum before exp. A logit of -inf has probability 0, and 0 * -inf must not become NaN.",
         tests=(
             "tests/kernels/test_logprobs.py::test_logprobs_and_entropy_of_a_distribution_typed_by_hand",
-            "tests/kernels/test_logprobs.py::test_logprobs_from_logits_of_any_shape_equal_float64_forward_and_backward"
-            "[cpu]",
-            "tests/kernels/test_logprobs.py::test_extreme_logits_leave_no_nan[cpu]",
+            "tests/kernels/test_logprobs.py::test_the_specification_of_any_shape_equals_float64_forward_and_backward",
+            "tests/kernels/test_logprobs.py::test_extreme_logits_leave_no_nan",
         ),
         points=2,
         level=2,

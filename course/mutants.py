@@ -4,6 +4,7 @@ A mutant is killed if a test of its exercise fails, ends the process or takes to
 pass. One that survives in a process that has imported the function unchanged is judged again in a fresh one.
 """
 
+import functools
 import hashlib
 import json
 import random
@@ -15,6 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from course.copies import ROOT, path_of
+from course.edit import fixed_names, reads_like
 from course.equivalent import EQUIVALENT
 from course.exercises import Exercise
 from course.grade import Outcome, Worker, tree_of
@@ -54,11 +56,30 @@ class Verdict:
 
     @property
     def explained(self) -> bool:
-        return any(self.function == known.function and self.change in known.changes for known in EQUIVALENT)
+        return self.change in equivalent_changes(self.function)
 
     @property
     def survived(self) -> bool:
         return not self.killed and not self.explained
+
+
+@functools.cache
+def equivalent_changes(function: str) -> frozenset[str]:
+    """The mutants of a function, `module:name`, that EQUIVALENT names; local variables may have other names there.
+
+    Raises LookupError for a name of EQUIVALENT that is no mutant.
+    """
+    module, _, name = function.partition(":")
+    source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+    changes = {mutant.change for mutant in mutants_of(source, name)}
+    fixed = fixed_names(source)
+    found: set[str] = set()
+    for change in (change for known in EQUIVALENT if known.function == function for change in known.changes):
+        like = {change} & changes or {other for other in changes if reads_like(change, other, fixed)}
+        if not like:
+            raise LookupError(f"{function} has no mutant {change!r}")
+        found |= like
+    return frozenset(found)
 
 
 def tasks_of(exercises: Iterable[Exercise], sample: int | None, seed: int) -> list[Task]:

@@ -1,4 +1,4 @@
-"""Conversations, as most datasets of the Hub hold them -> sft.jsonl and comparisons.jsonl, by a model's chat template.
+"""Conversations in the layouts of the Hub's datasets -> sft.jsonl and comparisons.jsonl, by a model's chat template.
 
     python -m data.chat --source mine.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out runs/chat/data
     python -m data.chat --source HuggingFaceH4/ultrafeedback_binarized --files 'data/*_prefs-*' --out runs/chat/data
@@ -6,29 +6,29 @@
 A record is a demonstration or a pair; a message is {"role": "system", "user" or "assistant", "content": text}:
 
     {"messages": [...]}                                         -> sft.{train,validation}.jsonl
-    {"prompt": [...], "completion": [...]}                      the same in two parts
+    {"prompt": [...], "completion": [...]}                      the same, split in two
     {"prompt": [...], "chosen": [...], "rejected": [...]}       -> comparisons.{train,validation}.jsonl
-    {"chosen": [...], "rejected": [...]}                        whole conversations; the prompt is what they share
+    {"chosen": [...], "rejected": [...]}                        full conversations; what they share is the prompt
 
-A text in place of a list stands for one message: a prompt for the user's, anything else for the assistant's. The chosen
-reply of a pair is a demonstration too: people preferred it.
+A string instead of a list is one message: of the user in a prompt, otherwise of the assistant. The chosen reply of a
+pair is a demonstration too, because people preferred it.
 
-The query is the conversation before the last reply (--turns all: before each), as the template writes it when it asks
-for a reply. The response is what the template writes of the reply, up to its end-of-turn token: the special token that
-follows, such as <|im_end|>. That is the EOS of the data: the tokenizer is written to --out with it, and
+The query is the conversation before the last reply (--turns all: before each reply), as the template writes it to ask
+for a reply. The response is the reply as the template writes it, up to its end-of-turn token: the special token that
+follows, such as <|im_end|>. That token is the EOS of the data: it is the EOS of the tokenizer in --out, and
 `train_sft.py --tokenizer DIR` passes it on to the policy and all later stages.
 
-A long query loses its oldest turns, each a user's message and the replies to it, but keeps the system message and the
-last turn. Conversations that can't be used are left out and counted:
-    - the name of a special token in a message: it would be text to the model that wrote it, and a mark in a query
-    - a message that is no text (tool calls, images), is empty, or has another role
-    - no user's message before the reply; a demonstration that doesn't end in a reply, or is labelled as a bad one
+A long query loses its oldest turns (a user's message and the replies to it), but keeps the system message and the last
+turn. Conversations that can't be used are left out and counted:
+    - the name of a special token in a message: in a query it would become that token
+    - a message that is not text (tool calls, images), is empty, or has another role
+    - no user message before the reply; a demonstration that doesn't end in a reply, or is labelled as bad
     - pairs that differ before the last turn, and pairs of identical replies
     - a conversation that the template refuses, or a reply that it changes or doesn't end with the end-of-turn token
-    - a reply longer than --max-response-length, a last turn that alone is longer than --max-query-length
+    - a reply longer than --max-response-length, a last turn longer than --max-query-length
 
-The splits are those that a file's path names; test is validation too, and meta tells them apart. Where it names none,
-and everywhere with --resplit, a seeded coin draws them by the first user's message: the same one is in the same split.
+The path of a file names its split; test becomes validation, and meta tells them apart. Without such a name, and with
+--resplit, a seeded hash of the first user message draws the split: equal first messages share a split.
 """
 
 import json
@@ -48,13 +48,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from data.dialogue import MAX_TURNS
 from data.prepare import (
+    MAX_TURNS,
     LengthTable,
     first_fit,
     jsonl_files,
     list_reasons,
+    note_missing_splits,
     print_left_out,
+    print_written,
     read_records,
     source_files,
     split_in_path,
@@ -66,10 +68,10 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import MAX_LINE, read_text
 from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 
-KINDS = {1: ("sft", ("response",)), 2: ("comparisons", ("chosen", "rejected"))}  # of rows, by their replies
+KINDS = {1: ("sft", ("response",)), 2: ("comparisons", ("chosen", "rejected"))}  # by number of replies
 ROLES = ("system", "user", "assistant")
-PROBE = "\ue000\ue001"  # stands for a reply, to see what the template writes around one
-# a template is a program of strangers: what one conversation may take; published ones need a millisecond and a megabyte
+PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
+# Limits per conversation: a template is a stranger's program. Published ones need a millisecond and a megabyte.
 RENDER_SECONDS = 10  # of processor time
 RENDER_BYTES = 2**30  # of memory
 MAX_RENDERED = 4 * MAX_LINE  # characters
@@ -84,7 +86,7 @@ class Args:
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     """directory, GGUF file or Hub id, with a chat template; the limits below count its tokens"""
     template: Path | None = None
-    """file of a chat template in Jinja, for a tokenizer without one, or instead of its own"""
+    """file with a chat template in Jinja, which replaces the tokenizer's own"""
     files: str = "*"
     """which files of a directory or Hub dataset: a pattern for their relative path, such as 'data/*_prefs-*'"""
     revision: str | None = None
@@ -92,15 +94,15 @@ class Args:
     turns: Literal["last", "all"] = "last"
     """which replies of a demonstration become rows"""
     sft_from_pairs: bool = True
-    """the chosen replies of pairs are demonstrations too; without it, sft.jsonl may come from another source"""
+    """write the chosen replies of pairs to sft.jsonl too"""
     max_query_length: PositiveInt = 512
     """tokens; longer conversations lose their oldest turns"""
     max_response_length: PositiveInt = 256
     """tokens including EOS; longer replies, and pairs with one, are left out"""
     validation_share: Fraction = 0.1
-    """share of first user's messages in validation, where the source has no splits"""
+    """share of first user messages in validation, if the source has no splits"""
     resplit: bool = False
-    """draw the splits by --validation-share even where the source has splits"""
+    """draw the splits by --validation-share even if the source has splits"""
     seed: Seed = 1
     """seed of those splits"""
 
@@ -111,28 +113,28 @@ class LeftOut(Exception):
 
 # --------------------------------------------------------------------------------------------------------- 1. records
 def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
-    """The messages in a field of a record, or the one of this role that its text stands for.
+    """The messages in a field of a record; a string is one message of this role.
 
-    Raises InputError for what is no message, LeftOut for one that holds no text or can't be a turn.
+    Raises InputError for what is not a message, LeftOut for a message that is not text or can't be a turn.
     """
     if isinstance(record[name], str):
         return checked([{"role": role, "content": field(record, name, str, where)}])
     found = field(record, name, list, where)
     if len(found) > MAX_TURNS:
-        raise InputError(f"{where}: {name!r} has more than {MAX_TURNS} messages: split the conversation.")
+        raise InputError(f"{where}: {name!r} has more than {MAX_TURNS} messages.")
     messages = []
     for number, message in enumerate(found):
-        place = f"{where}: {name}[{number}]"
+        location = f"{where}: {name}[{number}]"
         if not isinstance(message, dict):
-            raise InputError(f"{place} must be a message with role and content, not {type(message).__name__}.")
+            raise InputError(f"{location} must be a message with role and content, not {type(message).__name__}.")
         content = message.get("content", "")
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            content = "".join(field(part, "text", str, place) for part in content)
+            content = "".join(field(part, "text", str, location) for part in content)
         elif content is None or isinstance(content, list):
-            raise LeftOut("a message that is no text, such as a tool call or an image")
+            raise LeftOut("a message that is not text, such as a tool call or an image")
         else:
-            content = field(message, "content", str, place)
-        messages.append({"role": field(message, "role", str, place), "content": content})
+            content = field(message, "content", str, location)
+        messages.append({"role": field(message, "role", str, location), "content": content})
     return checked(messages)
 
 
@@ -146,8 +148,8 @@ def checked(messages: list[dict]) -> list[dict]:
 
 
 def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
-    """A record's messages, and the replies to them, a list of messages each: two of a pair, none of a demonstration."""
-    given = {name for name, value in record.items() if value is not None}  # parquet fills in null
+    """A record's messages, and the two replies of a pair, each a list of messages; none for a demonstration."""
+    given = {name for name, value in record.items() if value is not None}  # parquet fills gaps with null
     if {"chosen", "rejected"} <= given:
         return split_pair(record, where)
     if "messages" in given:
@@ -155,10 +157,8 @@ def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]
     if {"prompt", "completion"} <= given:
         if record.get("label") is False:
             raise LeftOut("a completion that is labelled as bad")
-        prompt, completion = (
-            messages_of(record, *of, where) for of in (("prompt", "user"), ("completion", "assistant"))
-        )
-        return prompt + completion, []
+        prompt = messages_of(record, "prompt", "user", where)
+        return prompt + messages_of(record, "completion", "assistant", where), []
     raise InputError(
         f"{where}: no conversation: it needs messages, prompt and completion, or chosen and rejected, and has "
         f"{', '.join(map(str, record)) or 'no fields':.200}."
@@ -166,7 +166,7 @@ def conversations(record: dict, where: str) -> tuple[list[dict], list[list[dict]
 
 
 def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
-    """A pair's prompt, which may stand in a field, in both conversations or in both places; and the two replies."""
+    """A pair's prompt and its two replies; the prompt may be a field, the start of both conversations, or both."""
     replies = [messages_of(record, name, "assistant", where) for name in ("chosen", "rejected")]
     prompt = record.get("prompt")
     before = [] if prompt is None else messages_of(record, "prompt", "user", where)
@@ -176,7 +176,7 @@ def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
             if one != other:
                 break
             num_shared += 1
-        if num_shared:  # a prompt that is a text is its last message, without the system's
+        if num_shared:  # a prompt that is a string lacks the system message
             before, replies = replies[0][:num_shared], [reply[num_shared:] for reply in replies]
     if not all([message["role"] for message in reply] == ["assistant"] for reply in replies):
         raise LeftOut("pairs that differ before the last turn, or don't end in a reply")
@@ -185,11 +185,11 @@ def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
 
 # -------------------------------------------------------------------------------------------------------- 2. templates
 class Refusal(Exception):
-    """What a template says by raise_exception."""
+    """The message of a template's raise_exception."""
 
 
 class Generation(Extension):
-    """{% generation %}: where some templates mark what the model is trained on; to the text it does nothing."""
+    """{% generation %}: some templates mark what the model is trained on; the text is unchanged."""
 
     tags = {"generation"}
 
@@ -203,13 +203,13 @@ def refuse(message: object) -> None:
 
 
 def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
-    """JSON without the escapes for HTML that Jinja's own filter writes."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """A limit on the processor time and memory of a block: TimeoutError, MemoryError."""
+    """Limit the processor time and memory of a block, by TimeoutError and MemoryError."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"it takes more than {RENDER_SECONDS} seconds")
@@ -217,7 +217,7 @@ def bounded() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     usage = Path("/proc/self/statm")
     before = signal.signal(signal.SIGVTALRM, stop)
-    if usage.exists():  # Linux only; elsewhere the time alone is limited
+    if usage.exists():  # on Linux; elsewhere only the time is limited
         limit = int(usage.read_text().split()[0]) * resource.getpagesize() + RENDER_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(soft, limit), hard))
     try:
@@ -230,16 +230,16 @@ def bounded() -> Iterator[None]:
 
 
 class Template:
-    """A tokenizer's chat template, compiled in Jinja's sandbox with what transformers offers to templates.
+    """A tokenizer's chat template, compiled in Jinja's sandbox with the functions that transformers gives templates.
 
-    Raises InputError, which names the tokenizer, for one that is missing or broken, or takes too long.
+    Raises InputError for a template that is missing or broken, or takes too long.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str):
         if tokenizer.chat_template is None:
             raise InputError(
                 f"--tokenizer {where} has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json): name a model that was trained to chat, or a --template."
+                "tokenizer_config.json): pass one with --template."
             )
         self.where = where
         eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
@@ -255,21 +255,16 @@ class Template:
         try:
             with bounded():
                 self.template = environment.from_string(tokenizer.chat_template)
-        except Exception as error:  # a program of strangers: whatever it leads to
+        except Exception as error:  # a stranger's program can raise anything
             raise self.broken(error) from error
 
     def __call__(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
-        """The text of a conversation. LeftOut for one that the template refuses."""
+        """The text of a conversation. Raises LeftOut if the template refuses it."""
         pieces, size = [], 0
         try:
             with bounded():
-                for piece in self.template.generate(
-                    messages=messages,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **self.tokens,
-                ):
+                settings = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+                for piece in self.template.generate(messages=messages, **settings, **self.tokens):
                     pieces.append(piece)
                     size += len(piece)
                     if size > MAX_RENDERED:
@@ -282,9 +277,7 @@ class Template:
 
     def broken(self, error: Exception) -> InputError:
         reason = " ".join(str(error).split()) or "it takes too much memory"
-        return InputError(
-            f"--tokenizer {self.where}: its chat template fails ({reason:.200}): fix it, or name another."
-        )
+        return InputError(f"--tokenizer {self.where}: its chat template fails ({reason:.200}).")
 
 
 # ---------------------------------------------------------------------------------------------- 3. query and response
@@ -292,27 +285,28 @@ class Template:
 class Frame:
     """What a template writes around a reply."""
 
-    messages: list[dict]  # that are answered
-    before: str  # all that it writes before the reply
-    query: str  # of that, what a policy is given; a response begins with the rest
+    messages: list[dict]  # before the reply
+    before: str  # text before the reply
+    query: str  # the beginning of `before`, which the policy gets; a response begins with the rest
     blank: str  # whitespace after the reply, the end of a response
     end: str  # the end-of-turn token
-    after: str  # all that it writes after the reply
+    after: str  # text after the reply
 
 
 def frame_of(messages: list[dict], template: Template, special: re.Pattern) -> Frame:
-    """The frame of a reply to messages. LeftOut if no end-of-turn token follows it."""
+    """The frame of a reply to messages. Raises LeftOut if no end-of-turn token follows it."""
     before, _, after = template([*messages, {"role": "assistant", "content": PROBE}]).rpartition(PROBE)
     end = re.match(rf"(\s*)({special.pattern})", after)
     if end is None:
         raise LeftOut("no end-of-turn token after the reply")
-    plain, query = template(messages), template(messages, add_generation_prompt=True)
+    without_prompt = template(messages)
+    query = template(messages, add_generation_prompt=True)
     if not before.startswith(query):  # it asks for more than a reply, such as thoughts
-        query = plain
+        query = without_prompt
     if not before.startswith(query):
-        raise LeftOut("a chat template that writes messages differently once there is a reply")
+        raise LeftOut("a chat template that writes messages differently if a reply follows")
     rest = before[len(query) :]
-    if special.search(rest) or (query == plain and rest.strip()):  # the header of a reply is none of its text
+    if special.search(rest) or (query == without_prompt and rest.strip()):  # a reply's header is not part of it
         query = before
     return Frame(messages, before, query, end[1], end[2], after)
 
@@ -320,16 +314,16 @@ def frame_of(messages: list[dict], template: Template, special: re.Pattern) -> F
 def fitting_frame(
     messages: list[dict], template: Template, special: re.Pattern, tokenizer: Tokenizer, limit: int
 ) -> tuple[Frame, int]:
-    """The frame without the oldest turns, as few as it takes to fit, and the tokens of its query."""
+    """The frame of the longest history that fits in `limit` tokens, and the tokens of its query."""
     system = [message for message in messages[:1] if message["role"] == "system"]
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise LeftOut("no user's message before the reply")
+        raise LeftOut("no user message before the reply")
     found: dict[int, tuple[Frame, int]] = {}
 
     def fits(start: int) -> bool:
         frame = frame_of(system + messages[start:], template, special)
-        found[start] = frame, len(tokenizer.encode(frame.query, marks=True))
+        found[start] = frame, len(tokenizer.encode(frame.query, parse_special=True))
         return found[start][1] <= limit
 
     start = first_fit([len(system), *(i for i in users if i > len(system))], fits)
@@ -348,23 +342,23 @@ def response_in(frame: Frame, reply: dict, template: Template) -> str:
 
 
 def with_end(tokenizer: Tokenizer, frame: Frame, template: Template) -> Tokenizer:
-    """The tokenizer with the end-of-turn token as its EOS. InputError if the template then writes something else."""
+    """The tokenizer with the end-of-turn token as EOS. Raises InputError if that changes what the template writes."""
     eos_id = tokenizer.backend.token_to_id(frame.end)
-    assert eos_id is not None  # it is one of its special tokens
+    assert eos_id is not None  # a special token
     if eos_id == tokenizer.eos_id:
         return tokenizer
     changed = replace(tokenizer, eos_id=eos_id)
     if Template(changed, template.where)(frame.messages) != template(frame.messages):
         raise InputError(
             f"--tokenizer {template.where}: its chat template ends a reply with {frame.end} and writes another "
-            "eos_token elsewhere: name one with a single end, or change it with --template."
+            "eos_token elsewhere: pass a --template with one end-of-turn token."
         )
     return changed
 
 
 # ------------------------------------------------------------------------------------------------------------ 4. files
 def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], list[dict]]]:
-    """What rows are made of: messages, and the reply of a demonstration or the two of a pair."""
+    """For each row: the messages, and the one reply of a demonstration or the two of a pair."""
     messages, replies = conversations(record, where)
     if replies:
         return [(messages, [message for [message] in replies])]
@@ -377,7 +371,7 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
 
 
 def token_counts(responses: list[str], tokenizer: Tokenizer, limit: int) -> list[int]:
-    """The tokens of each response, with EOS. LeftOut for two that are the same, and for one that is too long."""
+    """The tokens of each response, with EOS. Raises LeftOut for two equal ones and for one that is too long."""
     ids = [response_ids("", response, tokenizer, chat=True) for response in responses]
     if len(ids) == 2 and (ids[0] == ids[1] or responses[0].strip() == responses[1].strip()):
         raise LeftOut("two identical replies")
@@ -412,8 +406,9 @@ def main(args: Args) -> None:
                     try:
                         if any(special.search(message["content"]) for message in messages + replies):
                             raise LeftOut("a message with the name of a special token")
-                        limits = tokenizer, args.max_query_length
-                        frame, query_length = fitting_frame(messages, template, special, *limits)
+                        frame, query_length = fitting_frame(
+                            messages, template, special, tokenizer, args.max_query_length
+                        )
                         responses = [response_in(frame, reply, template) for reply in replies]
                         if end is None:
                             end, tokenizer = frame.end, with_end(tokenizer, frame, template)
@@ -427,30 +422,28 @@ def main(args: Args) -> None:
 
                     num_cut += frame.messages != messages
                     opening = next(message["content"] for message in messages if message["role"] == "user")
-                    split = "train" if split_of(published, opening, args) == "train" else "validation"
+                    split = split_of(published, opening, args.resplit, args.validation_share, args.seed)
+                    split = "train" if split == "train" else "validation"
                     row = {"query": frame.query, "chat": True}
                     meta = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
                     kind, columns = KINDS[len(replies)]
                     texts = {kind: dict(zip(columns, responses, strict=True))}
                     if kind == "comparisons" and args.sft_from_pairs:
                         texts["sft"] = {"response": responses[0]}
-                    for name, its_texts in texts.items():
-                        write(f"{name}.{split}", row | its_texts | {"meta": meta})
+                    for name, responses_of_row in texts.items():
+                        write(f"{name}.{split}", row | responses_of_row | {"meta": meta})
                         written[f"{name}.{split}"] += 1
                     lengths.add(f"{kind}.{split}", query_length, **dict(zip(columns, response_lengths, strict=True)))
         if not written:
             reasons = list_reasons(left_out) or "it holds none"
             raise InputError(f"--source {args.source}: no conversation could be used ({reasons}): nothing was written.")
-    tokenizer.save(args.out)  # with its EOS: train_sft.py --tokenizer
+    tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
 
     print(lengths)
     print(f"\n{num_cut} queries lost old turns; a reply ends in {end}")
     print_left_out(left_out)
-    print(f"\nwritten: {args.out}: " + ", ".join(f"{name}.jsonl ({written[name]})" for name in sorted(written)))
-    for kind in ("sft", "comparisons"):
-        missing = [split for split in ("train", "validation") if f"{kind}.{split}" not in written]
-        if len(missing) == 1:
-            print(f"note: no {kind}.{missing[0]}.jsonl: the source has no such split; --resplit draws one.")
+    print_written(args.out, written)
+    note_missing_splits(written)
 
 
 if __name__ == "__main__":

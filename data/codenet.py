@@ -1,28 +1,28 @@
-"""Programs grouped by problem, as published by CodeNet (github.com/IBM/Project_CodeNet) -> code.jsonl. [RLCF data]
+"""CodeNet's programs, grouped by problem (github.com/IBM/Project_CodeNet) -> code.jsonl. [RLCF data]
 
     python -m data.codenet --source Project_CodeNet_Java250 --tokenizer gpt2 --out runs/rlcf/data
     python -m data.codenet --source DIR --language python --vocab-size 1024 --out runs/rlcf/data
 
---source is a directory tree of programs. A program's problem is the CodeNet id (p00001) among its folders, else its
-folder, else, directly in --source, its file name. If --source or a folder above it has the file
-problem_descriptions/p00001.html, that is the problem's text, without its sections of constraints and samples, which
-alone would fill a prompt; if it has metadata/p00001.csv, only submissions with status Accepted are used. The full
-CodeNet has both folders, its benchmark Java250 has neither: put them into or next to it.
+--source is a directory tree of programs. A program's problem is the CodeNet id (p00001) in its path, or else its
+folder, or else, directly in --source, its file name. The problem's text is problem_descriptions/p00001.html, in
+--source or a folder above it, without its sections of constraints and samples, which alone would fill a prompt. If
+there is metadata/p00001.csv, only submissions with status Accepted are used. The full CodeNet has both folders; its
+benchmark Java250 has neither: put them into it or next to it.
 
-In each program a method is drawn, then a statement of any of its blocks, and the program is cut there:
+A random method of each program is drawn, then a statement of any of its blocks, and the program is cut there:
 
     prefix     class A { int f(int n) { while (n > 9) {        everything before the statement
-    response   n /= 2; } return n; }                           the rest of the method: it closes what is open
+    response   n /= 2; } return n; }                           the rest of the method, with the closing braces
     suffix     int g() { return 2; } }                         everything after the method
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
-so prefix + response + suffix is the file. Statements of loops, branches and lambdas are drawn as often as those of the
-body; a method within a method is one of its own. Constructors count as methods. In Python, functions are cut, at a
-statement that starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
+so prefix + response + suffix is the file. Statements in loops, branches and lambdas are as likely as those of the body;
+a nested method is a method of its own. Constructors count as methods. Python functions are cut at a statement that
+starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 
 The draw depends only on --seed and the file's path. All programs of a problem are in the same split, train or
-validation. Programs that don't compile, or whose response declares an unused variable, are left out: the paper trains
-on programs that pass its static checks.
+validation. Programs that don't compile, or whose response declares an unused variable, are left out, because the paper
+trains on programs that pass its static checks.
 """
 
 import ast
@@ -41,8 +41,8 @@ from typing import Annotated, Literal
 from tqdm import tqdm
 from tree_sitter import Node, Parser
 
+from data.markup import to_text
 from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
-from data.stackoverflow import to_text
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import MAX_PROGRAM, MAX_TEXT
 from nanorlhf.errors import InputError
@@ -60,8 +60,8 @@ NOT_FOR_THE_PROMPT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 METHODS = ("method_declaration", "constructor_declaration", "compact_constructor_declaration")
-BLOCKS = ("block", "constructor_body", "switch_block_statement_group")  # the last: what follows `case 1:`
-Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # some problems must stay in train
+BLOCKS = ("block", "constructor_body", "switch_block_statement_group")  # the last: after `case 1:`
+Share = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]  # leaves problems for training
 BATCH = 256  # programs per call of the compiler
 
 
@@ -76,9 +76,9 @@ class Args:
     cuts: PositiveInt = 1
     """maximum number of rows per program, each cut at another statement"""
     nested: bool = True
-    """cut at statements of every block; False: at those of the body alone, so that a response ends only its method"""
+    """cut at statements of all blocks; False: only of the method's body, so that a response closes nothing else"""
     error_prone_jar: str | None = None
-    """ErrorProne's jars as a class path, if training has them: its errors count as javac's do"""
+    """class path of ErrorProne's jars, if training has them: its errors count like javac's"""
     validation_share: Share = 0.05
     """share of problems in code.validation.jsonl"""
     tokenizer: str | None = None
@@ -90,7 +90,7 @@ class Args:
     max_response_length: PositiveInt = 384
     """tokens including EOS; rows with a longer response are left out"""
     seed: Seed = 1
-    """seed of the drawn statements and of the splits"""
+    """seed of the cuts and of the splits"""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Cut:
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
 def java_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
-    """The cuts of each method, one per statement of its blocks, by position; None if the program doesn't parse.
+    """The cuts of each method, one per statement, by position; None if the program doesn't parse.
 
-    nested: also of the blocks within its body.
+    nested: statements of all blocks, not only of the method's body.
     """
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
@@ -127,7 +127,7 @@ def java_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
 
 
 def java_statements(body: Node, nested: bool) -> list[int]:
-    """Where the statements of a method's blocks begin, in bytes, by position. [RLCF figure 14]"""
+    """Sorted byte offsets of the statements in a method's blocks. [RLCF figure 14]"""
     starts, nodes = [], [body]
     while nodes:
         node = nodes.pop()
@@ -141,7 +141,7 @@ def java_statements(body: Node, nested: bool) -> list[int]:
 
 
 def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
-    """The same for Python functions. A cut starts at the start of a line: the response begins with the indentation."""
+    """The same for Python. A cut is at the start of a line, so the response begins with the indentation."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escape sequences
@@ -158,10 +158,10 @@ def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
         cuts = []
         for statement in python_statements(node, nested):
             start = starts[statement.lineno - 1]
-            # col_offset counts bytes; in a blank prefix bytes and characters agree, in any other the test fails anyway
+            # col_offset counts bytes, which are characters in a blank prefix; with another prefix the test fails anyway
             starts_line = not program[start : start + statement.col_offset].strip()
             continues = statement.lineno > 1 and program.endswith("\\", 0, ends[statement.lineno - 2])
-            # `elif` is an `if` of its own in the tree; a decorated statement begins at its decorator, which isn't there
+            # `elif` is an `if` in the tree; lineno of a decorated statement is not its decorator's
             is_branch = ELIF.match(program, start + statement.col_offset)
             if starts_line and not continues and not is_branch and not getattr(statement, "decorator_list", None):
                 cuts.append(Cut(node.name, start, ends[node.end_lineno - 1]))
@@ -170,7 +170,7 @@ def python_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
 
 
 def python_statements(function: ast.FunctionDef | ast.AsyncFunctionDef, nested: bool) -> Iterator[ast.stmt]:
-    """The statements of a function's blocks by position; no docstring, and none within its functions and classes."""
+    """The statements in a function's blocks, without its docstring, nested functions and classes."""
     body = function.body if ast.get_docstring(function, clean=False) is None else function.body[1:]
     nodes: list[ast.AST] = body[::-1]
     while nodes:
@@ -218,25 +218,22 @@ def row_of(program: str, cut: Cut, problem: str, text: str, file: str, language:
 
 
 # ------------------------------------------------------------------------------------------- 2. programs of problems
-def find_programs(args: Args) -> list[tuple[str, str, Path]]:
+def find_programs(source: Path, language: str) -> list[tuple[str, str, Path]]:
     """(problem, path relative to the source, path) of each program, sorted by problem."""
-    if not args.source.exists():
-        raise InputError(f"--source {args.source}: no such directory: name the one with the programs.")
-    if not args.source.is_dir():
-        raise InputError(f"--source {args.source} is a file: name the directory with the programs.")
-    ending, root = ENDING[args.language], args.source.resolve()
+    if not source.exists():
+        raise InputError(f"--source {source} does not exist.")
+    if not source.is_dir():
+        raise InputError(f"--source {source} is a file, not a directory.")
+    root = source.resolve()
     programs = []
-    for path in root.rglob("*" + ending):
+    for path in root.rglob("*" + ENDING[language]):
         if path.is_file():
             inside = path.relative_to(root).as_posix().encode(errors="replace").decode()
             ids = [folder for folder in path.parts[:-1] if PROBLEM.fullmatch(folder)]
             folder, _, _ = inside.rpartition("/")
             programs.append((ids[-1] if ids else folder or path.stem, inside, path))
     if not programs:
-        raise InputError(
-            f"--source {args.source}: it has no {ending} file: name the directory with the programs, or their language "
-            "with --language."
-        )
+        raise InputError(f"--source {source} has no {ENDING[language]} file: --language names the programs' language.")
     return sorted(programs)
 
 
@@ -246,9 +243,9 @@ def find_above(source: Path, name: str) -> Path | None:
 
 
 def description(path: Path) -> str:
-    """A problem's text without its sections of constraints and samples, wherever the judge has put them."""
+    """A problem's text without its sections of constraints and samples, in whatever order they are."""
     html = decode(read_bytes(path, MAX_TEXT), path, "utf-8-sig")
-    # a heading is a line of its own, also where the HTML has no line break
+    # a heading gets its own line, even if the HTML has no line break
     html = re.sub(r"(?i)(?<!\n)(?=<h[1-6]\b)", "\n", html)
     html = re.sub(r"(?i)(</h[1-6]\s*>)(?!\s*\n)", r"\1\n", html)
     headings = [*HEADING.finditer(html)]
@@ -261,22 +258,22 @@ def description(path: Path) -> str:
 
 
 def accepted_submissions(path: Path) -> set[str]:
-    """The ids of the submissions with status Accepted in CodeNet's table of a problem."""
+    """The ids of the Accepted submissions in CodeNet's table of a problem."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
         if not {"submission_id", "status"} <= set(reader.fieldnames or ()):
-            raise InputError(f"{path}: no column submission_id or status: both are needed, as in CodeNet's tables.")
+            raise InputError(f"{path}: the columns submission_id and status are both needed.")
         return {row["submission_id"] for row in reader if row["status"] == "Accepted"}
     except csv.Error as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}): download it again.") from error
+        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
 
 
 def cut_programs(
     programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
 ) -> Iterator[tuple[str, list[dict]]]:
-    """The text and rows of each program that can be cut; updates `counts` and `left_out`.
+    """Yield (text, rows) for each program that can be cut; updates `counts` and `left_out`.
 
-    One program is held in memory at a time; digests find duplicates.
+    Only one program is in memory at a time; digests find duplicates.
     """
     methods_of = java_methods if args.language == "java" else python_methods
     progress = tqdm(programs, unit=" programs", disable=None, leave=False)
@@ -291,21 +288,21 @@ def cut_programs(
         seen: set[int] = set()
         for _, inside, path in group:
             if accepted is not None and path.stem not in accepted:
-                left_out["program: not Accepted, according to the table of its problem"].append(inside)
+                left_out["program: not Accepted in the table of its problem"].append(inside)
                 continue
             counts["accepted"] += 1
             if path.stat().st_size > MAX_PROGRAM:
                 left_out[f"program: more than {MAX_PROGRAM:,} bytes"].append(inside)
                 continue
             try:
-                program = read_bytes(path).decode("utf-8-sig")  # bytes: newlines stay as they are
+                program = read_bytes(path).decode("utf-8-sig")  # from bytes, so that newlines stay
             except UnicodeDecodeError:
                 left_out["program: not UTF-8"].append(inside)
                 continue
             counts["unicode"] += 1
             digest = hash("".join(program.split()))
             if digest in seen:
-                left_out["program: the same as another of its problem, apart from whitespace"].append(inside)
+                left_out["program: differs from another of its problem in whitespace only"].append(inside)
                 continue
             seen.add(digest)
             counts["distinct"] += 1
@@ -318,7 +315,7 @@ def cut_programs(
                 left_out["program: no method with a statement to cut at"].append(inside)
                 continue
             counts["with a method"] += 1
-            # seeded by path: adding or removing other programs doesn't change the draw
+            # seeded by path: other programs don't change the draw
             cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
             counts["rows"] += len(cuts)
             yield program, [row_of(program, cut, problem, text, inside, args.language) for cut in cuts]
@@ -326,58 +323,64 @@ def cut_programs(
 
 # ------------------------------------------------------------------------------------------------------------ 3. files
 def keep_fitting(
-    rows: list[dict], tokenizer: Tokenizer | None, args: Args, left_out: dict[str, list[str]]
+    rows: list[dict], tokenizer: Tokenizer | None, limits: dict[str, int], left_out: dict[str, list[str]]
 ) -> list[tuple[dict, dict[str, int]]]:
-    """The rows within the limits, each with its lengths by column; without a tokenizer all rows, without lengths."""
+    """The rows within the limits, each with its lengths; both by column. Without a tokenizer all rows, no lengths."""
+    if tokenizer is None:
+        return [(row, {}) for row in rows]
     found = []
     for row in rows:
-        lengths = {}
-        if tokenizer is not None:
-            query = len(tokenizer.encode(row["query"]))
-            response = len(tokenizer.encode(row["response"])) + 1  # as in dataset.load_programs
-            lengths = {"query": query, "response": response}
-        if lengths and lengths["query"] > args.max_query_length:
-            left_out[f"row: query longer than --max-query-length {args.max_query_length}"].append(row["meta"]["file"])
-        elif lengths and lengths["response"] > args.max_response_length:
-            reason = f"row: response longer than --max-response-length {args.max_response_length}"
+        query = len(tokenizer.encode(row["query"]))
+        response = len(tokenizer.encode(row["response"])) + 1  # with EOS, as in dataset.load_programs
+        lengths = {"query": query, "response": response}
+        too_long = [column for column in lengths if lengths[column] > limits[column]]
+        if too_long:
+            column = too_long[0]
+            reason = f"row: {column} longer than --max-{column}-length {limits[column]}"
             left_out[reason].append(row["meta"]["file"])
         else:
             found.append((row, lengths))
     return found
 
 
-def file_of(row: dict, args: Args) -> str:
-    validation = in_validation(row["meta"]["problem"], args.validation_share, args.seed)
+def file_of(row: dict, validation_share: float, seed: int) -> str:
+    validation = in_validation(row["meta"]["problem"], validation_share, seed)
     return "code.validation" if validation else "code.train"
 
 
 def check(args: Args) -> None:
     """Refuse impossible settings before anything is read."""
     check_ranges(args)
-    check_vocab_size(args, args.tokenizer and "--tokenizer")
+    check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     if args.error_prone_jar is not None and args.language != "java":
-        raise InputError(f"--error-prone-jar {args.error_prone_jar}: ErrorProne is for Java: leave it out.")
+        raise InputError(f"--error-prone-jar {args.error_prone_jar}: ErrorProne is for Java.")
     check_out(args.out)
 
 
 def main(args: Args) -> None:
     check(args)
-    programs = find_programs(args)
+    programs = find_programs(args.source, args.language)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     counts: Counter[str] = Counter(programs=len(programs))
     left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
     written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> problem -> rows
+    limits = {"query": args.max_query_length, "response": args.max_response_length}
     length_table = LengthTable()
     compiler = JavaCompiler(error_prone_jar=args.error_prone_jar) if args.language == "java" else PythonCompiler()
     with compiler, jsonl_files(args.out) as write:
-        if args.vocab_size is not None:  # reads the programs twice, so that none is kept in memory
-            found = (row for _, rows in cut_programs(programs, args, Counter(), defaultdict(list)) for row in rows)
-            texts = (row["query"] + row["response"] for row in found if file_of(row, args) == "code.train")
+        if args.vocab_size is not None:  # reads the programs twice instead of keeping them in memory
+            cut = cut_programs(programs, args, Counter(), defaultdict(list))
+            texts = (
+                row["query"] + row["response"]
+                for _, rows in cut
+                for row in rows
+                if file_of(row, args.validation_share, args.seed) == "code.train"
+            )
             tokenizer = train_tokenizer(texts, args.vocab_size)
         stream = cut_programs(programs, args, counts, left_out)
         while batch := list(islice(stream, BATCH)):
             # lengths first: the compiler is slower than the tokenizer
-            fitting = [(program, keep_fitting(rows, tokenizer, args, left_out)) for program, rows in batch]
+            fitting = [(program, keep_fitting(rows, tokenizer, limits, left_out)) for program, rows in batch]
             fitting = [(program, rows) for program, rows in fitting if rows]
             checked = compiler.check([program for program, _ in fitting])
             for (_, rows), diagnostics in zip(fitting, checked, strict=True):
@@ -391,7 +394,7 @@ def main(args: Args) -> None:
                         continue
                     if args.error_prone_jar is not None:
                         row["meta"]["error_prone"] = True
-                    name = file_of(row, args)
+                    name = file_of(row, args.validation_share, args.seed)
                     write(name, row)
                     counts["passing"] += 1
                     written[name][row["meta"]["problem"]] += 1
@@ -400,17 +403,17 @@ def main(args: Args) -> None:
         if not written:
             reason, files = max(left_out.items(), key=lambda item: len(item[1]))
             raise InputError(
-                f"--source {args.source}: no row could be made from {len(programs)} programs, most often because of "
-                f"{reason!r} ({len(files)} times, first {files[0]}): nothing was written."
+                f"--source {args.source}: no row could be made from {len(programs)} programs: nothing was written; "
+                f"most frequent reason: {reason!r} ({len(files)} times, first {files[0]})."
             )
     names = ("code.train", "code.validation")
     for name in names:
         if name not in written:  # a file of an earlier run would not match the other one
             (args.out / f"{name}.jsonl").unlink(missing_ok=True)
     if tokenizer is not None:
-        tokenizer.save(args.out)  # so that a model with random weights finds it there
+        tokenizer.save(args.out)  # for models with random weights
 
-    limits = f"within --max-query-length {args.max_query_length}, --max-response-length {args.max_response_length}"
+    within = f"within --max-query-length {args.max_query_length}, --max-response-length {args.max_response_length}"
     for key, label in {
         "problems": "problems",
         "described": "with a description",
@@ -422,7 +425,7 @@ def main(args: Args) -> None:
         "parsed": "that parse",
         "with a method": "with a method to cut",
         "rows": f"rows, --cuts {args.cuts} per program",
-        "fitting": "of any length: without --tokenizer there is no limit" if tokenizer is None else limits,
+        "fitting": "of any length, as there is no --tokenizer" if tokenizer is None else within,
         "passing": "whose response passes the static checks",
     }.items():
         print(f"{counts[key]:10,}  {label}")
@@ -435,8 +438,8 @@ def main(args: Args) -> None:
         print(f"\n{length_table}")
     if counts["described"] < counts["problems"]:
         print(
-            f"note: {counts['problems'] - counts['described']} of {counts['problems']} problems have no text, so their "
-            "queries are code alone: put CodeNet's folder problem_descriptions into --source or next to it."
+            f"note: {counts['problems'] - counts['described']} of {counts['problems']} problems have no text: their "
+            "queries are only code. CodeNet's folder problem_descriptions belongs in --source or next to it."
         )
     print(f"\nwritten: {args.out}")
     for name in names:

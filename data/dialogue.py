@@ -6,25 +6,24 @@
 
 --source is an unpacked directory or a single file of dialogues:
 
-    DailyDialog   dialogues_{train,validation,test}.txt, in folders or not, or dialogues_text.txt, which holds all of
+    DailyDialog   dialogues_{train,validation,test}.txt, in folders or not, or dialogues_text.txt, which has all of
                   them: one dialogue per line, `__eou__` after each turn
     Cornell       movie_conversations.txt and movie_lines.txt: fields separated by ` +++$+++ `; UTF-8 or Windows-1252
 
-Each turn but the first is the response of one row of sft.{train,validation,test}.jsonl:
+Each turn except the first becomes the response of a row of sft.{train,validation,test}.jsonl:
 
     query      `Dialogue:\\n{history}\\nReply:`; the history is the last --history turns before the reply, one per line
     response   a space and the reply
 
-Texts stay as published (DailyDialog has spaces before its commas, Cornell a few HTML tags), except that each run of
-whitespace becomes one space. The split is the one that a file or its folder is named after. Cornell and
-dialogues_text.txt have none: there, and everywhere with --resplit, a seeded coin decides by the text of the
-conversation, so equal conversations are in the same split.
+Texts stay as published (DailyDialog has spaces before its commas, Cornell a few HTML tags), but each run of whitespace
+becomes one space. The name of a file or its folder gives the split. Cornell and dialogues_text.txt have none: there,
+and with --resplit, a seeded hash of the conversation's text decides, so equal conversations share a split.
 
 Malformed lines stop the run. Rows that can't be used are left out and counted:
-    - an empty reply, or an empty turn right before it; earlier empty turns cut the history short
-    - a last turn longer than --max-query-length; a longer history loses its oldest turns first
+    - an empty reply, or an empty turn right before it; the history begins after the last empty turn
+    - a last turn longer than --max-query-length; a longer history first loses its oldest turns
     - a reply longer than --max-response-length
-    - conversations that name a line missing from movie_lines.txt
+    - conversations with a line that is missing from movie_lines.txt
 """
 
 import re
@@ -36,6 +35,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.prepare import (
+    MAX_TURNS,
     check_vocab_size,
     first_fit,
     split_in_path,
@@ -53,8 +53,7 @@ BEFORE, AFTER = "Dialogue:\n", "\nReply:"  # [STR data] no space after the colon
 PAPERS_TOKENIZER = "openai-community/gpt2"
 END_OF_TURN = "__eou__"
 LINE_ID = re.compile("'[^'\"\\s]+'|\"[^'\"\\s]+\"")
-MAX_TURNS = 1000  # of a dialogue: DailyDialog has at most 35, Cornell 89
-SEPARATOR = " +++$+++"  # without the space that follows: editors strip it where the last field is empty
+SEPARATOR = " +++$+++"  # without the space after it, which editors strip if the last field is empty
 LABELS = ("dialogues_act", "dialogues_emotion", "dialogues_topic")  # DailyDialog's annotations
 LINES, CONVERSATIONS = "movie_lines.txt", "movie_conversations.txt"
 
@@ -66,7 +65,7 @@ class Args:
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     history: PositiveInt = 3
-    """[STR data] maximum number of turns before the reply"""
+    """[STR data] maximum turns before the reply"""
     tokenizer: str | None = None
     """directory, file or Hub id; the limits below count its tokens (None: openai-community/gpt2)"""
     vocab_size: int | None = None
@@ -76,9 +75,9 @@ class Args:
     max_response_length: PositiveInt = 100
     """tokens including EOS; longer replies are left out"""
     validation_share: Fraction = 0.1
-    """share of conversations in validation, where the source has no splits"""
+    """share of conversations in validation, if the source has no splits"""
     resplit: bool = False
-    """draw train and validation by --validation-share even where the source has splits"""
+    """draw train and validation by --validation-share even if the source has splits"""
     seed: Seed = 1
     """seed of those splits"""
 
@@ -92,8 +91,8 @@ class Conversation:
 
 # ---------------------------------------------------------------------------------------------------- 1. conversations
 def decoded_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The lines of a file with their locations, each in the first of the encodings that can decode it."""
-    # a line ends in LF or CRLF, and not at a lone carriage return or U+0085
+    """Yield (location, line), each decoded by the first of the encodings that can."""
+    # lines end in LF or CRLF, not at a lone carriage return or U+0085
     for number, line in tqdm(read_lines(path), desc=path.name, unit=" lines", disable=None, leave=False):
         for encoding in encodings:
             try:
@@ -102,11 +101,11 @@ def decoded_lines(path: Path, encodings: tuple[str, ...]) -> Iterator[tuple[str,
             except UnicodeDecodeError as error:
                 failure = error
         else:
-            raise InputError(f"{path}:{number}: not UTF-8 (byte {failure.start}): convert the file to UTF-8.")
+            raise InputError(f"{path}:{number}: not UTF-8 (byte {failure.start}).")
         if not text.strip():
-            raise InputError(f"{path}:{number}: the line is blank: delete it.")
+            raise InputError(f"{path}:{number}: the line is blank.")
         if len(text) > MAX_TEXT:
-            raise InputError(f"{path}:{number}: the line has more than {MAX_TEXT:,} characters: split or delete it.")
+            raise InputError(f"{path}:{number}: the line has more than {MAX_TEXT:,} characters.")
         yield f"{path}:{number}", text
 
 
@@ -115,13 +114,13 @@ def collapse_whitespace(text: str) -> str:
 
 
 def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
-    """The dialogues of one file; its path in the source may name the split."""
+    """The dialogues of a file; its path in the source may name the split."""
     for where, line in decoded_lines(path, ("utf-8",)):
         *turns, rest = line.split(END_OF_TURN)
         if rest.strip():
-            raise InputError(f"{where}: no {END_OF_TURN} after the last turn: complete or delete the line.")
+            raise InputError(f"{where}: no {END_OF_TURN} after the last turn.")
         if len(turns) > MAX_TURNS:
-            raise InputError(f"{where}: more than {MAX_TURNS} turns, each a row of all before it: split the line.")
+            raise InputError(f"{where}: more than {MAX_TURNS} turns.")
         name = f"{path.stem}:{where.rpartition(':')[2]}"
         yield Conversation(name, [collapse_whitespace(turn) for turn in turns], split_in_path(relative_path))
 
@@ -129,48 +128,44 @@ def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
 def split_fields(line: str, num_fields: int, where: str) -> list[str]:
     fields = [text.removeprefix(" ") for text in line.split(SEPARATOR)]
     if len(fields) != num_fields:
-        raise InputError(
-            f"{where}: {len(fields)} fields separated by {SEPARATOR.strip()!r}, not {num_fields}: fix the line."
-        )
+        raise InputError(f"{where}: {len(fields)} fields separated by {SEPARATOR.strip()!r}, not {num_fields}.")
     return fields
 
 
 def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversation]:
-    """The corpus's conversations; movie_conversations.txt says which lines they have, in which order."""
+    """The conversations of the corpus; movie_conversations.txt lists the lines of each."""
     for name in (LINES, CONVERSATIONS):
         if not (directory / name).is_file():
             raise InputError(f"--source {directory} has no {name}: both files of the corpus are needed.")
-    # Windows-1252 leaves five bytes undefined; ISO-8859-1 reads them as control characters
+    # Windows-1252 leaves five bytes undefined, which are control characters in ISO-8859-1
     encodings = ("utf-8", "cp1252", "latin-1")
     texts: dict[str, str] = {}
     for where, line in decoded_lines(directory / LINES, encodings):
         line_id, *_, text = split_fields(line, 5, where)
         if line_id in texts:
-            raise InputError(f"{where}: duplicate line id {line_id}: delete one of the two lines.")
+            raise InputError(f"{where}: duplicate line id {line_id}.")
         texts[line_id] = collapse_whitespace(text)
     for where, line in decoded_lines(directory / CONVERSATIONS, encodings):
         *_, movie, listed = split_fields(line, 4, where)
         line_ids = LINE_ID.findall(listed)
         if not line_ids or len(line_ids) > MAX_TURNS or "".join(listed.split()) != f"[{','.join(line_ids)}]":
-            raise InputError(
-                f"{where}: the last field must be a list such as ['L194', 'L195'] of at most {MAX_TURNS}: fix the line."
-            )
+            raise InputError(f"{where}: the last field must be a list such as ['L194', 'L195'] of at most {MAX_TURNS}.")
         line_ids = [line_id.strip("\"'") for line_id in line_ids]
         if all(line_id in texts for line_id in line_ids):
             yield Conversation(f"{movie}:{line_ids[0]}", [texts[line_id] for line_id in line_ids], None)
         else:
-            left_out[f"a conversation that names a line missing from {LINES}"] += 1
+            left_out[f"a conversation with a line that is missing from {LINES}"] += 1
 
 
 def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversation]:
-    """All conversations of --source, which is either of the two corpora."""
+    """All conversations of --source, which is one of the two corpora."""
     if not source.exists():
-        raise InputError(f"--source {source}: no such file or directory: name the unpacked corpus.")
+        raise InputError(f"--source {source} does not exist.")
     if source.is_file():
         if source.name in (LINES, CONVERSATIONS):
-            raise InputError(f"--source {source}: name its directory: {LINES} and {CONVERSATIONS} are both needed.")
+            raise InputError(f"--source {source}: pass its directory, as {LINES} and {CONVERSATIONS} are both needed.")
         if source.name.startswith(LABELS):
-            raise InputError(f"--source {source} holds labels, not dialogues: name a file such as dialogues_train.txt.")
+            raise InputError(f"--source {source} holds labels, not dialogues.")
         return list(read_dailydialog(source, source.name))
     if any((source / name).is_file() for name in (LINES, CONVERSATIONS)):
         return list(read_cornell(source, left_out))
@@ -180,7 +175,7 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
         if not path.name.startswith(LABELS)
     }
     if not files:
-        raise InputError(f"--source {source} has neither dialogues_*.txt nor {LINES}: name the unpacked corpus.")
+        raise InputError(f"--source {source} has neither dialogues_*.txt nor {LINES}.")
     if any(split_in_path(relative_path) for relative_path in files.values()):
         for path in [path for path, relative_path in files.items() if split_in_path(relative_path) is None]:
             left_out[f"file {files.pop(path)}: the files of the splits have the same dialogues"] += 1
@@ -189,7 +184,7 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
 
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(history: list[str], tokenizer: Tokenizer, limit: int) -> str | None:
-    """The template around as many of the last turns as fit in `limit` tokens; None if not even one does."""
+    """The template with as many of the last turns as fit in `limit` tokens; None if not even one fits."""
 
     def query(start: int) -> str:
         return BEFORE + "\n".join(history[start:]) + AFTER
@@ -199,22 +194,22 @@ def make_query(history: list[str], tokenizer: Tokenizer, limit: int) -> str | No
 
 
 def make_rows(
-    splits: dict[str, list[Conversation]], tokenizer: Tokenizer, args: Args, left_out: Counter[str]
+    splits: dict[str, list[Conversation]], tokenizer: Tokenizer, num_turns: int, limit: int, left_out: Counter[str]
 ) -> Iterator[tuple[str, dict]]:
-    """(split, row) for each reply."""
+    """Yield (split, row) for each reply, with a history of at most `num_turns` turns and `limit` tokens."""
     for split, conversations in splits.items():
         for conversation in conversations:
             turns = conversation.turns
             for turn in range(1, len(turns)):
-                history = turns[max(0, turn - args.history) : turn]  # [STR data]
+                history = turns[max(0, turn - num_turns) : turn]  # [STR data]
                 while "" in history:
                     history = history[history.index("") + 1 :]
                 if not turns[turn]:
                     left_out["an empty reply"] += 1
                 elif not history:
                     left_out["an empty turn right before the reply"] += 1
-                elif (query := make_query(history, tokenizer, args.max_query_length)) is None:
-                    left_out[f"a last turn longer than --max-query-length {args.max_query_length}"] += 1
+                elif (query := make_query(history, tokenizer, limit)) is None:
+                    left_out[f"a last turn longer than --max-query-length {limit}"] += 1
                 else:
                     meta = {"id": f"{conversation.id}:{turn}", "split": conversation.published}
                     yield split, {"query": query, "response": " " + turns[turn], "meta": meta}
@@ -223,17 +218,21 @@ def make_rows(
 # ------------------------------------------------------------------------------------------------------------ 3. files
 def main(args: Args) -> None:
     check_ranges(args)
-    check_vocab_size(args, args.tokenizer and "--tokenizer")
-    # first: a missing tokenizer should be reported before the long read
+    check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
+    # loaded first, so that a missing tokenizer is reported before the long read
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in read_conversations(args.source, left_out):
-        splits[split_of(conversation.published, "\n".join(conversation.turns), args)].append(conversation)
+        text = "\n".join(conversation.turns)
+        split = split_of(conversation.published, text, args.resplit, args.validation_share, args.seed)
+        splits[split].append(conversation)
     if tokenizer is None:
         turns = (conversation.turns for conversation in splits["train"])
-        tokenizer = train_bpe([BEFORE + "\n".join(t) + AFTER + " " + t[-1] for t in turns], args)
-    write_demonstrations(make_rows(splits, tokenizer, args, left_out), tokenizer, args, left_out)
+        texts = [BEFORE + "\n".join(t) + AFTER + " " + t[-1] for t in turns]
+        tokenizer = train_bpe(texts, args.vocab_size, args.source)
+    rows = make_rows(splits, tokenizer, args.history, args.max_query_length, left_out)
+    write_demonstrations(rows, tokenizer, args.max_response_length, args.out, args.source, left_out)
 
 
 if __name__ == "__main__":

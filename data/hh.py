@@ -4,21 +4,20 @@
     python -m data.hh --source Anthropic/hh-rlhf --files 'helpful-base/*' --out runs/hh/data
 
 A record holds two transcripts, `chosen` and `rejected`, each a sequence of `\\n\\nHuman: ...\\n\\nAssistant: ...`. The
-query is what they share, up to and including the last `\\n\\nAssistant:`; the replies are what follows:
+query is what they share, up to and including the last `\\n\\nAssistant:`; the replies come after it:
 
     comparisons.{train,validation}.jsonl   query, chosen reply, rejected reply
     sft.{train,validation}.jsonl           query, chosen reply: people preferred it, so it serves as a demonstration
 
-A long query loses whole turns, oldest first, but keeps the last human turn. Pairs that can't be used are left out and
-counted:
+A long query loses its oldest turns, but keeps the last human turn. Pairs that can't be used are left out and counted:
     - transcripts that differ before the last turn: the label compares several turns, not one reply
     - an empty reply, or two identical ones
     - a reply longer than --max-response-length
-    - a last turn that alone is longer than --max-query-length
+    - a last turn longer than --max-query-length
 
-A seeded coin draws the splits by the first human turn: pairs with the same opening, and so with the same query, are in
-the same split. The published splits stay in meta; to keep them, convert the train files with --validation-share 0 and
-the test files with --validation-share 1 into one directory.
+A seeded hash of the first human turn draws the split: pairs with the same opening, and so the same query, share a
+split. The published splits stay in meta; to use them, convert the train files with --validation-share 0 and the test
+files with --validation-share 1 into one directory.
 """
 
 import re
@@ -34,6 +33,7 @@ from data.prepare import (
     jsonl_files,
     list_reasons,
     print_left_out,
+    print_written,
     read_records,
     source_files,
 )
@@ -68,22 +68,20 @@ class Args:
 
 
 def split_pair(chosen: str, rejected: str) -> tuple[str, str, str] | None:
-    """Two transcripts -> query, chosen reply, rejected reply; None if they differ before the last turn.
-
-    If a reply contains another turn, they differed earlier.
-    """
+    """Two transcripts -> query, chosen reply, rejected reply; None if they differ before the last turn."""
     shared = commonprefix((chosen, rejected))
     end = shared.rfind(ASSISTANT)
     if end < 0:
         return None
-    query, replies = shared[: end + len(ASSISTANT)], (chosen[end + len(ASSISTANT) :], rejected[end + len(ASSISTANT) :])
-    if any(mark in reply for reply in replies for mark in (HUMAN, ASSISTANT)):
+    end += len(ASSISTANT)
+    replies = chosen[end:], rejected[end:]
+    if any(mark in reply for reply in replies for mark in (HUMAN, ASSISTANT)):  # another turn: they differ earlier
         return None
-    return query, *replies
+    return shared[:end], *replies
 
 
 def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The query without its oldest turns, as few as it takes to fit; None if the last turn alone doesn't fit."""
+    """The query without its oldest turns, as few as possible; None if the last turn alone doesn't fit."""
     turns = [match.start() for match in re.finditer(HUMAN, query)]
     start = first_fit(turns, lambda start: len(tokenizer.encode(query[start:])) <= limit)
     return None if start is None else query[start:]
@@ -108,11 +106,11 @@ def main(args: Args) -> None:
                 if pair is None:
                     left_out["transcripts that differ before the last turn"] += 1
                     continue
-                whole_query, chosen, rejected = pair
+                full_query, chosen, rejected = pair
                 if not chosen.strip() or not rejected.strip():
                     left_out["an empty reply"] += 1
                     continue
-                query = truncate(whole_query, tokenizer, args.max_query_length)
+                query = truncate(full_query, tokenizer, args.max_query_length)
                 if query is None:
                     left_out[f"a last turn longer than --max-query-length {args.max_query_length}"] += 1
                     continue
@@ -124,7 +122,7 @@ def main(args: Args) -> None:
                     left_out[f"a reply longer than --max-response-length {args.max_response_length}"] += 1
                     continue
 
-                num_cut += query != whole_query
+                num_cut += query != full_query
                 opening = query[: query.find(ASSISTANT)]
                 split = "validation" if in_validation(opening, args.validation_share, args.seed) else "train"
                 meta = {
@@ -134,21 +132,21 @@ def main(args: Args) -> None:
                     "policies": None,  # not published
                 }
                 comparison = {"query": query, "chosen": chosen, "rejected": rejected, "meta": meta}
-                write(f"comparisons.{split}", comparison)
-                write(f"sft.{split}", {"query": query, "response": chosen, "meta": meta})
-                written[split] += 1
+                demonstration = {"query": query, "response": chosen, "meta": meta}
+                for kind, row in (("comparisons", comparison), ("sft", demonstration)):
+                    write(f"{kind}.{split}", row)
+                    written[f"{kind}.{split}"] += 1
                 chosen_length, rejected_length = map(len, responses)
                 lengths.add(split, len(tokenizer.encode(query)), chosen=chosen_length, rejected=rejected_length)
         if not written:
             reasons = list_reasons(left_out)
             raise InputError(f"--source {args.source}: no pair could be used ({reasons}): nothing was written.")
-    tokenizer.save(args.out)  # so that a model with random weights finds it there
+    tokenizer.save(args.out)  # for models with random weights
 
     print(lengths)
-    print(f"\n{num_cut} of {written.total()} queries lost old turns")
+    print(f"\n{num_cut} of {written.total() // 2} queries lost old turns")
     print_left_out(left_out)
-    files = (f"{kind}.{split}.jsonl ({written[split]})" for kind in ("comparisons", "sft") for split in sorted(written))
-    print(f"\nwritten: {args.out}: " + ", ".join(files))
+    print_written(args.out, written)
 
 
 if __name__ == "__main__":

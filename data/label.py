@@ -1,14 +1,14 @@
-"""A person labels sampled answers as useful or not, without seeing which policy wrote them. [SO mrr@k]
+"""A person labels sampled answers as useful or not, blind to which policy wrote them. [SO mrr@k]
 
     python -m data.label --samples runs/stackoverflow/eval/samples.jsonl --out labels.jsonl
 
-Questions are drawn at random from samples.jsonl, which eval.py writes; all policies' answers to a question are shown
-together in shuffled order. Every label is saved at once, so that stopping loses nothing; the same command resumes:
+Questions are drawn at random from the samples.jsonl that eval.py writes; the answers of all policies to a question are
+shown together in shuffled order. Each label is saved at once; the same command resumes after a stop:
 
     samples.jsonl   {"query": str, "policies": {name: [{"response": str, ...}, ...]}, ...}        n answers per policy
     labels.jsonl    {"query": str, "policy": str, "index": int, "response": str, "useful": bool}   one label per line
 
-`nanorlhf.stackoverflow.labels.load_labels` makes arrays of them, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
+`nanorlhf.stackoverflow.labels.load_labels` reads them as arrays, for `nanorlhf.metrics.mrr_at_k`. [SO mrr@k]
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from data.prepare import has_rows
 from nanorlhf.cli import PositiveInt, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular
 from nanorlhf.stackoverflow.labels import Item, read_labels
 
 KEYS = "y useful, n not useful, s skip (no label), b back, q quit"
@@ -32,9 +32,9 @@ class Args:
     out: Path
     """labels.jsonl; an existing file is resumed"""
     num_questions: PositiveInt = 100
-    """number of questions to draw, at most; a higher number includes those of a lower one"""
+    """maximum questions to draw; a larger number includes the questions of a smaller one"""
     seed: Seed = 1
-    """seed of the questions and of the order of their answers; keep it to resume"""
+    """seed of the questions and of the order of the answers; keep it to resume"""
 
 
 def load_samples(path: Path) -> list[dict]:
@@ -51,13 +51,16 @@ def load_samples(path: Path) -> list[dict]:
         sizes = {name: len(answers) for name, answers in policies.items()}
         first = first or sizes
         if not sizes or 0 in sizes.values() or sizes != first:
-            raise InputError(f"{where}: answers {sizes}, first line {first}: each policy needs as many in every line.")
+            raise InputError(
+                f"{where}: numbers of answers {sizes}, in the first line {first}: each policy needs the same number in "
+                "every line."
+            )
         rows.append(row)
     return rows
 
 
 def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Item, str]]:
-    """The answers to label, in the order in which they are shown: (item, text)."""
+    """The answers to label, in the order shown: (item, text)."""
     first_row = {row["query"]: number for number, row in reversed(list(enumerate(samples)))}  # each query once
     numbers = sorted(first_row.values())
     items = []
@@ -75,13 +78,9 @@ def choose(samples: list[dict], num_questions: int, seed: int) -> list[tuple[Ite
 
 def main(args: Args) -> None:
     check_ranges(args)
-    if args.out.is_dir():
-        raise InputError(f"--out {args.out} is a directory: name a file.")
-    if args.out.exists():
-        open_regular(args.out).close()  # it is replaced: no device
+    resumes = has_rows(args.out)
     samples = load_samples(args.samples)
-    begun = args.out.exists() and args.out.stat().st_size > 0  # empty: the only label was removed
-    labels = read_labels(args.out, samples) if begun else {}
+    labels = read_labels(args.out, samples) if resumes else {}
     items = choose(samples, args.num_questions, args.seed)
     args.out.parent.mkdir(parents=True, exist_ok=True)
 

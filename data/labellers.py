@@ -1,23 +1,23 @@
-"""The people who label pairs in the embedded TL;DR world, and the dials that make them worse than ideal.
+"""The simulated people who label pairs in the embedded TL;DR world, and settings that make them less than ideal.
 
-As the dials stand, eight workers prefer by the gold score with Bradley-Terry noise. Every dial is a way in which real
-labels differ from that. Of two responses, `first` and `second` in the order in which they are shown,
+By default, eight workers prefer by the gold score with Bradley-Terry noise. Each setting is a way in which real labels
+differ from that. For two responses, `first` and `second` in the order shown,
 
-    difference = score(first) - score(second)       the worker's own score: the gold score with weights of the worker
+    difference = score(first) - score(second)       the worker's own score: the gold score with the worker's weights
                                                     (--taste-spread); 0 for a worker who guesses (--random-workers)
                + length bonus * (words(first) - words(second))                  --length-bonus
                + position bonus                                                 --position-bonus
 
     P(first is preferred) = sigmoid(difference / temperature)                   --temperature
 
-and then the answer is reversed with a probability of --flip-rate. Those are noise or taste: each worker still has one
-score, so the preferences of the majority are transitive. --indifference breaks that, as in Tversky's *Intransitivity of
-preferences* (1969): two scores that differ by less look the same, and the shorter response is preferred, by BREVITY per
-word. One that tells one fact less is then preferred to one that tells all, one that tells two less to that one, and yet
-one that tells all to one that tells two less.
+and then the label is reversed with probability --flip-rate. With these settings each worker still has one score, so the
+majority's preferences are transitive. --indifference breaks that, as in Tversky's *Intransitivity of preferences*
+(1969): scores that differ by less look the same, and the shorter response is preferred, by BREVITY per word. Then a
+response without one fact is preferred to the full one, a response without two facts to that one, and yet the full one
+to the response without two.
 
-A uniform number per label comes from the world's generator whatever the dials are; what a dial has to draw besides
-comes from a generator of its own. So two worlds of the same seed have the same pairs, and differ in their labels alone.
+The world's generator draws one uniform number per label, whatever the settings; what a setting draws in addition comes
+from another generator. So two worlds of the same seed have the same pairs and differ only in their labels.
 """
 
 import math
@@ -30,29 +30,29 @@ from nanorlhf.cli import FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat,
 
 NUM_WORKERS = 8
 WORKERS = tuple(f"worker{number}" for number in range(NUM_WORKERS))
-BREVITY = 0.5  # score per word, where a worker sees no other difference
+BREVITY = 0.5  # score per word, if a worker sees no other difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dials:
     temperature: PositiveFloat = 0.4
-    """of the Bradley-Terry noise; at 0.4 the gold score itself agrees with about 93% of the labels"""
+    """temperature of the Bradley-Terry noise; at 0.4 the gold score agrees with about 93% of the labels"""
     taste_spread: Annotated[float, Range("from 0 to 10", lambda x: 0 <= x <= 10)] = 0.0
-    """standard deviation of the logarithms of a worker's weights around the gold score's; 0: all have the same taste"""
+    """standard deviation of the log of a worker's weights around the gold score's; 0: all workers agree"""
     random_workers: Annotated[int, Range(f"from 0 to {NUM_WORKERS}", lambda x: 0 <= x <= NUM_WORKERS)] = 0
-    """how many of the eight workers guess"""
+    """number of workers, of eight, who guess"""
     length_bonus: FiniteFloat = 0.0
-    """per word of a response, added to what a worker thinks of it"""
+    """score that a worker adds per word of a response"""
     position_bonus: FiniteFloat = 0.0
-    """added to what a worker thinks of the response shown first"""
+    """score that a worker adds to the response shown first"""
     flip_rate: Fraction = 0.0
     """probability that a label is reversed"""
     indifference: NonNegativeFloat = 0.0
-    """scores that differ by less look the same, and the shorter response is preferred: this makes cycles"""
+    """scores that differ by less look the same, and the shorter response is preferred, which makes cycles"""
 
 
 class Labellers:
-    """The eight workers of a world with these dials; weights are those of the gold score, by term."""
+    """The eight workers of a world with these settings; weights: the gold score's, by term."""
 
     def __init__(self, dials: Dials, weights: Mapping[str, float], seed: int):
         self.dials = dials
@@ -63,8 +63,9 @@ class Labellers:
         }
 
     def difference(self, worker: str, scores: tuple[float, float], num_words: tuple[int, int]) -> float:
-        """How much better the worker thinks the first of two responses is; scores are by the worker's weights."""
-        dials, longer = self.dials, num_words[0] - num_words[1]
+        """How much better the worker thinks the first of two responses is; scores: by the worker's weights."""
+        dials = self.dials
+        longer = num_words[0] - num_words[1]
         if WORKERS.index(worker) < dials.random_workers:
             return 0.0
         difference = scores[0] - scores[1]
@@ -73,14 +74,14 @@ class Labellers:
         return difference + dials.length_bonus * longer + dials.position_bonus
 
     def choose(self, difference: float, uniform: float) -> int:
-        """0: the first is preferred, 1: the second. `uniform` from 0 to 1 decides, and then perhaps a slip."""
+        """0 if the first is preferred, 1 if the second; `uniform` from 0 to 1 decides, unless the worker slips."""
         choice = 0 if uniform < preference_probability(difference, self.dials.temperature) else 1
         slip = self.slips.random() < self.dials.flip_rate
         return 1 - choice if slip else choice
 
 
 def preference_probability(difference: float, temperature: float) -> float:
-    """Bradley-Terry: P(the first is preferred), with `difference` the first one's score minus the second one's.
+    """Bradley-Terry: P(the first is preferred); difference: the first score minus the second.
 
     >>> round(preference_probability(1.0, 0.4), 3)
     0.924

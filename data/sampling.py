@@ -1,8 +1,7 @@
-"""What the modules share that have a policy answer the queries of sft.{train,validation}.jsonl."""
+"""What data.best_of and data.self_rank share: a policy answers the queries of sft.{train,validation}.jsonl."""
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,24 +15,31 @@ SPLITS = ("train", "validation")
 
 
 def read_queries(path: Path, most: int | None) -> dict[str, bool]:
-    """The distinct queries of a file, in its order; each with whether a chat template has written it."""
+    """The distinct queries of a file, in its order -> whether a chat template wrote them."""
     queries: dict[str, bool] = {}
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
         if not query.strip():
-            raise InputError(f"{where}: the field 'query' is empty: delete the line or fill it.")
+            raise InputError(f"{where}: the field 'query' is empty.")
         queries[query] = is_chat(row, where)
     return dict(islice(queries.items(), most))
 
 
-def load_policy(args: Any, tokenizer: Tokenizer, queries: dict[str, bool], device: torch.device) -> GPT:
-    policy = load_gpt(args.policy, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    check_vocabulary(tokenizer, policy.config.vocab_size, args.policy)
-    longest = max(len(tokenizer.encode(query, chat)) for query, chat in queries.items())
-    if longest + args.response_length > policy.config.n_ctx:
-        raise InputError(
-            f"the longest query of --data {args.data} has {longest} tokens: with --response-length "
-            f"{args.response_length} that is more than the {policy.config.n_ctx} positions of {args.policy}: lower "
-            "--response-length, or shorten the queries."
-        )
+def load_policy(path: str, tokenizer: Tokenizer, device: torch.device) -> GPT:
+    policy = load_gpt(path, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    check_vocabulary(tokenizer, policy.config.vocab_size, path)
     return policy
+
+
+def longest_query(queries: dict[str, bool], tokenizer: Tokenizer) -> int:
+    """Tokens of the longest query."""
+    return max(len(tokenizer.encode(query, chat)) for query, chat in queries.items())
+
+
+def check_positions(longest: int, response_length: int, policy: GPT, path: str) -> None:
+    """Raise InputError if the longest query and a response exceed the policy's positions."""
+    if longest + response_length > policy.config.n_ctx:
+        raise InputError(
+            f"the longest query has {longest} tokens: with --response-length {response_length} that is more than the "
+            f"{policy.config.n_ctx} positions of {path}."
+        )

@@ -6,21 +6,21 @@
 The policy answers each query of sft.{train,validation}.jsonl --num-samples times. Then, for each question:
 
     1. a sentence encoder embeds the answers, their cosines are the edges of a graph, and TextRank ranks the answers:
-       the more similar to the others, the higher
-    2. ISODATA clusters the answers, so that paraphrases make no pair; the answer nearest to the centre of a cluster
+       an answer that is more similar to the others ranks higher
+    2. ISODATA clusters the answers, so that paraphrases make no pair; the answer nearest to a cluster's centre
        represents it
-    3. every representative is preferred to those at least --interval ranks below it
+    3. each representative is preferred to those at least --interval ranks below it
     4. some of the worse answers get noise: a few words changed, a negation added or removed, or sentences shuffled
 
-    comparisons.{train,validation}.jsonl   the pairs; meta has the ranks, clusters, weights and sample indices of the
-                                           two, their similarity, and the kind of noise
+    comparisons.{train,validation}.jsonl   the pairs; meta has the ranks, clusters, weights and sample indices of both
+                                           answers, their similarity, and the kind of noise
     self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives", "chat"}: the
-                                           samples of a question, and the indices of its representatives, best first
+                                           answers to a question, and the indices of its representatives, best first
 
-Duplicate answers stay: each counts as a vote. Empty ones are left out and counted, questions with a single cluster make
-no pair, and noise that would make the answers of a pair equal is not applied. A query that occurs twice in a file is
-answered once. The files depend on --seed but not on --batch-size. Where --out is not --data,
-sft.{train,validation}.jsonl are copied there: train_rm.py reads them too.
+Duplicate answers are kept: each is a vote. Empty answers are left out and counted, a question with a single cluster
+makes no pair, and noise that would make both answers of a pair equal is not applied. A query that occurs twice in a
+file is answered once. The files depend on --seed but not on --batch-size. If --out is not --data,
+sft.{train,validation}.jsonl are copied there, because train_rm.py reads them too.
 """
 
 import shutil
@@ -35,12 +35,12 @@ import numpy as np
 from tqdm import tqdm
 
 from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, print_left_out
-from data.sampling import SPLITS, load_policy, read_queries
+from data.sampling import SPLITS, check_positions, load_policy, longest_query, read_queries
 from nanorlhf import launch
-from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
+from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.selfrank.isodata import Limits, isodata
@@ -50,7 +50,7 @@ from nanorlhf.selfrank.sentence_encoder import embed, load_sentence_encoder
 from nanorlhf.selfrank.text_rank import DECIMALS, rank_order, text_rank
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, because the samples depend on it
+QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, as the samples depend on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Args:
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
     """sentence encoder: directory or Hub id"""
     data: Path = Path("runs/str/data")
-    """directory of sft.{train,validation}.jsonl, whose queries are answered"""
+    """directory of sft.{train,validation}.jsonl with the queries"""
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines; existing files are replaced"""
     tokenizer: str | None = None
@@ -76,17 +76,17 @@ class Args:
     response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 100
     """maximum tokens of an answer including EOS, also after noise"""
     min_cluster_size: PositiveInt = Limits.min_size
-    """ISODATA: a cluster with at most this many answers is merged into the nearest"""
+    """ISODATA: merge clusters of at most this many answers into the nearest"""
     max_cluster_share: Fraction = Limits.max_share
-    """ISODATA: a cluster with at least this share of a question's answers is split"""
+    """ISODATA: split clusters with at least this share of a question's answers"""
     max_variance: NonNegativeFloat = Limits.max_variance
-    """ISODATA: a cluster with a larger mean squared distance to its centre is split; embeddings have length 1"""
+    """ISODATA: split clusters with a larger mean squared distance to their centre; embeddings have length 1"""
     join_distance: NonNegativeFloat = Limits.join_distance
-    """ISODATA: clusters whose representatives are nearer than this squared distance are joined (0: none)"""
+    """ISODATA: join clusters whose representatives are nearer than this squared distance (0: none)"""
     interval: PositiveInt = 1
-    """minimum number of ranks between the answers of a pair (1: adjacent ranks)"""
+    """minimum ranks between the answers of a pair (1: adjacent ranks)"""
     max_pairs: PositiveInt | None = 10
-    """maximum pairs per question: the furthest apart first, then those with the better winner (None: all)"""
+    """maximum pairs per question: first those furthest apart, then those with the better winner (None: all)"""
     noise: Fraction = 0.5
     """share of pairs whose worse answer gets noise"""
     batch_size: PositiveInt = 64
@@ -97,13 +97,13 @@ class Args:
     """seed of the samples, of ISODATA's first centroids and of the noise"""
 
 
-# ------------------------------------------------------------------------------------- 1. what to do with the answers
+# ------------------------------------------------------------------------------------------- 1. ranking and comparisons
 def rank_answers(
     query: str, answers: list[str], vectors: np.ndarray, seed: int, limits: Limits, chat: bool = False
 ) -> Ranked:
     """Rank and cluster m answers by their unit vectors (m, d).
 
-    TextRank sees all m answers, not only the representatives: more votes make a better ranking.
+    TextRank gets all m answers, not only the representatives, because more votes make a better ranking.
     """
     weights = text_rank(vectors @ vectors.T)
     clusters, representatives = isodata(vectors, seed, limits)
@@ -112,7 +112,7 @@ def rank_answers(
 
 
 def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tuple[int, int]]:
-    """[STR pairs] The ranks (winner, loser), from 0, that are at least `interval` apart; the furthest apart first.
+    """[STR pairs] The ranks (winner, loser), from 0, at least `interval` apart; the furthest apart first.
 
     >>> interval_pairs(3, interval=1, most=None)
     [(0, 2), (0, 1), (1, 2)]
@@ -125,9 +125,9 @@ def make_comparisons(
     question: Ranked, vectors: np.ndarray, donors: list[str], tokenizer: Tokenizer, args: Args,
     rng: np.random.Generator, left_out: Counter,
 ) -> list[dict]:  # fmt: skip
-    """The rows of comparisons.jsonl for one question with answers' unit vectors (m, d).
+    """The rows of comparisons.jsonl for a question, whose answers have unit vectors (m, d).
 
-    `donors` are texts from which noise may take words.
+    donors: texts from which noise may take words.
     """
     rows = []
     for ranks in interval_pairs(len(question.representatives), args.interval, args.max_pairs):
@@ -138,7 +138,7 @@ def make_comparisons(
             noisy, noise = add_noise(rejected, donors, rng) or (None, None)
             noisy_ids = noisy and response_ids(question.query, noisy, tokenizer, question.chat)
             if noisy is None:
-                left_out["noise on an answer to which no kind applies"] += 1
+                left_out["noise on an answer for which no kind of noise works"] += 1
             elif noisy_ids == chosen_ids:
                 left_out["noise that makes the worse answer equal to the better one"] += 1
             elif len(noisy_ids) > args.response_length:
@@ -168,7 +168,7 @@ def sample_texts(
     """The usable answers to each query, in the order of sampling."""
     _, responses = sample_answers(
         policy, [tokenizer.encode(query, chat) for query, chat in queries.items()], tokenizer, args.num_samples,
-        args.response_length - 1,  # one less: every answer gets an EOS
+        args.response_length - 1,  # leaves room for EOS
         args.batch_size, seed, args.temperature, top_p=args.top_p,
     )  # fmt: skip
     texts = [tokenizer.decode(ids).strip() for ids in responses.tolist()]
@@ -189,7 +189,7 @@ def answer_and_rank(
     queries: dict[str, bool], policy: GPT, encoder: Any, tokenizer: Tokenizer, args: Args, seeds: list[int],
     left_out: Counter, seconds: Counter,
 ) -> list[tuple[Ranked, np.ndarray]]:  # fmt: skip
-    """The ranked answers of the queries that have any, and the answers' unit vectors (m, d).
+    """For each query with answers: its ranked answers, and their unit vectors (m, d).
 
     seeds: one for sampling, then one per query for ISODATA.
     """
@@ -202,8 +202,8 @@ def answer_and_rank(
     ranked = []
     for (query, chat), texts, seed in zip(queries.items(), answers, seeds[1:], strict=True):
         if texts:
-            of_texts = np.stack([vectors[text] for text in texts])
-            ranked.append((rank_answers(query, texts, of_texts, seed, limits, chat), of_texts))
+            embedded = np.stack([vectors[text] for text in texts])
+            ranked.append((rank_answers(query, texts, embedded, seed, limits, chat), embedded))
     clock.append(time.perf_counter())
     seconds.update(dict(zip(("sampling", "encoding", "ranking and clustering"), np.diff(clock), strict=True)))
     return ranked
@@ -223,7 +223,9 @@ def main(args: Args) -> None:
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
     device = launch.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
-    policy = load_policy(args, tokenizer, queries["train"] | queries["validation"], device)
+    policy = load_policy(args.policy, tokenizer, device)
+    longest = longest_query(queries["train"] | queries["validation"], tokenizer)
+    check_positions(longest, args.response_length, policy, args.policy)
     encoder = load_sentence_encoder(args.encoder, device=device)
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -231,32 +233,32 @@ def main(args: Args) -> None:
     similarities: dict[str, list[float]] = {split: [] for split in SPLITS}  # within the pairs
     lengths = LengthTable()
     seconds: Counter[str] = Counter()
-    parts = [
-        (split, part, asked)
+    chunks = [
+        (split, number, asked)
         for split in SPLITS
-        for part, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
+        for number, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
     ]
     progress = tqdm(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
     with jsonl_files(args.out) as write, progress:
-        for split, part, asked in parts:
+        for split, number, asked in chunks:
             if split == "validation" and not counts["train"]["pairs"]:
                 break
             # the seeds are drawn before the noise, so that --noise changes nothing else
-            rng = np.random.default_rng((args.seed, SPLITS.index(split), part))
+            rng = np.random.default_rng((args.seed, SPLITS.index(split), number))
             seeds = rng.integers(2**63, size=1 + len(asked)).tolist()
             ranked = answer_and_rank(dict(asked), policy, encoder, tokenizer, args, seeds, left_out, seconds)
             counts[split]["questions"] += len(asked)
             left_out["questions without an answer"] += len(asked) - len(ranked)
-            for place, (question, vectors) in enumerate(ranked):
+            for index, (question, vectors) in enumerate(ranked):
                 write(f"self_rank.{split}", asdict(question))
                 counts[split]["answers"] += len(question.answers)
                 counts[split]["different answers"] += len(set(question.answers))
                 counts[split]["clusters of answers"] += len(question.representatives)
                 if len(question.representatives) <= args.interval:
                     left_out[f"questions with {args.interval} or fewer clusters of answers: no pair"] += 1
-                # noise takes words from another question's answers: the winner's would improve the loser
-                other = (place + 1 + rng.integers(max(1, len(ranked) - 1))) % len(ranked)
-                donors = ranked[other][0].answers if other != place else []
+                # noise takes words from another question's answers: words of the winner would improve the loser
+                other = (index + 1 + rng.integers(max(1, len(ranked) - 1))) % len(ranked)
+                donors = ranked[other][0].answers if other != index else []
                 for row in make_comparisons(question, vectors, donors, tokenizer, args, rng, left_out):
                     about = {"batch": "self_rank", "confidence": None, "split": split, "policies": None}
                     write(f"comparisons.{split}", row | {"meta": about | row["meta"]})
@@ -271,7 +273,7 @@ def main(args: Args) -> None:
                     query_length = len(tokenizer.encode(row["query"], question.chat))
                     lengths.add(f"comparisons.{split}", query_length, chosen=chosen_length, rejected=rejected_length)
             progress.update(len(asked))
-        left_out = +left_out  # without the zeros
+        left_out = +left_out  # drops zeros
         if not counts["train"]["pairs"]:
             raise InputError(
                 f"--policy {args.policy}: no pair could be made from {counts['train']['answers']} answers to "
@@ -282,7 +284,7 @@ def main(args: Args) -> None:
         for split in SPLITS:
             shutil.copyfile(args.data / f"sft.{split}.jsonl", args.out / f"sft.{split}.jsonl")
     for name, wanted in (("comparisons", "pairs"), ("self_rank", "answers")):
-        if not counts["validation"][wanted]:  # a file of an earlier run would not match this train split
+        if not counts["validation"][wanted]:  # a file of an earlier run would not match this training split
             (args.out / f"{name}.validation.jsonl").unlink(missing_ok=True)
 
     print(f"{'train':>10} {'validation':>10}")

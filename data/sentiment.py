@@ -2,8 +2,8 @@
 
     python train_ppo.py sentiment                       # --reward data/sentiment.py:score
 
-VADER (Hutto and Gilbert 2014) gives each text a number from -1, the darkest, to 1; the lexicon comes with the package
-vaderSentiment. What the policy finds to please it is seen at once, which is what it is for.
+VADER (Hutto and Gilbert 2014) gives each text a number from -1 (negative) to 1 (positive); the package vaderSentiment
+has the lexicon. It is a demonstration: one sees at once what the policy does to please the reward.
 """
 
 from functools import cache
@@ -22,10 +22,10 @@ def analyser() -> Any:
 
 
 def score(queries: list[str], responses: list[str]) -> list[float]:
-    """From -1 to 1 per response; what was said before it doesn't count."""
+    """From -1 to 1 per response; the query doesn't count."""
     return [analyser().polarity_scores(response)["compound"] for response in responses]
 
 
 def gold_score(query: str, response: str) -> float:
-    """The same of one response: here the reward is the truth."""
+    """The same for one response: here the reward is the gold score."""
     return score([query], [response])[0]

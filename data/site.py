@@ -1,18 +1,17 @@
-"""The embedded Q&A site, whose answers have a known quality -> a Posts.xml as in the Stack Exchange dump.
+"""The embedded Q&A site, where the quality of answers is known -> a Posts.xml as in the Stack Exchange dump.
 
     python -m data.site --out runs/site --seed 1
     python -m data.stackoverflow --source runs/site/Posts.xml --out runs/site/data --vocab-size 640
 
-An asker wants to do one of two dozen things in Python ("sort a list"), names the object in question and has a wish
-("it has to be fast"). A good answer names the function, calls it on the object and grants the wish; authors of
-different quality write anything from that to "did you solve it?". `gold_score` below is the true quality of an answer.
-Readers vote on it, with noise, and more of them on popular questions; the asker accepts one answer. So one can measure
-what no real dump shows: how well votes reflect quality, and whether a policy trained on them writes better answers, or
-just longer ones.
+An asker wants to do one of two dozen things in Python ("sort a list"), names an object and has a wish ("it has to be
+fast"). A good answer names the function, calls it on the object and grants the wish; authors of different quality write
+anything from that to "did you solve it?". `gold_score` below is the true quality of an answer. Readers vote on answers,
+with noise, and more of them on popular questions; the asker accepts one answer. So one can measure what no real dump
+shows: how well votes reflect quality, and whether a policy trained on them writes better answers or only longer ones.
 
-Questions tagged java ask for the same things, but the functions have other names: a model trained on those knows the
-language but not the answers, which makes it the base model of the paper's comparison. Some posts are there for
-`data.stackoverflow` to filter out: about errors, with code, links or pictures. Some users are deleted.
+Questions tagged java ask for the same things, but their functions have other names: a model trained on them knows the
+language but not the answers, and is the base model of the paper's comparison. Some posts are there to be filtered out
+by `data.stackoverflow`: about errors, with code, links or pictures. Some users are deleted.
 """
 
 import html
@@ -31,9 +30,9 @@ from data.prepare import check_out
 from nanorlhf.cli import Range, Seed, check_ranges, run_module
 
 # ---------------------------------------------------------------- 1. the words of the site
-# what one may want: the kind of object, the function in Python, the function in Java. Function names are the facts that
-# a model has to know. No function, name or granted wish occurs in another sentence: a text that has it tells it. And no
-# bigram of a good answer occurs in its question or twice in the answer: the paper's evaluation bans such bigrams.
+# task: the kind of object, the function in Python, the function in Java. Function names are the facts that a model has
+# to know. No function, name or granted wish occurs in another sentence, so a text that contains one states it. No
+# bigram of a good answer occurs in its question or twice in the answer, because the paper's evaluation bans those.
 TASKS = {
     "sort a list": ("list", "sorted", "Collections.sort"),
     "reverse a string": ("string", "reversed", "StringBuilder.reverse"),
@@ -107,7 +106,7 @@ LOWEST = -4.0  # score of an empty answer; nothing scores lower
 
 
 def sentences_of(text: str) -> list[str]:
-    """Lower-cased sentences without the final dot; a dot inside a function's name doesn't end a sentence."""
+    """Lower-case sentences without the final dot; a dot within a function's name doesn't end a sentence."""
     return [part.strip(" .?!") for part in re.split(r"[.?!]+(?:\s+|$)", text.lower()) if part.strip(" .?!")]
 
 
@@ -132,8 +131,8 @@ def gold_score(query: str, response: str) -> float:
     right = task and TASKS[task][1 if language == "python" else 2].lower()
     score = WEIGHTS["length"] * max(0, len(response.split()) - LENGTH_BUDGET)
     told: set[str] = set()
-    for place, sentence in enumerate(answer):
-        if sentence in answer[:place]:
+    for number, sentence in enumerate(answer):
+        if sentence in answer[:number]:
             score += WEIGHTS["repetition"]
             continue
         words = sentence.split()
@@ -178,8 +177,8 @@ def ask(rng: random.Random, language: str) -> Question:
     return Question(task, name, wish, language, title, f"{body} {rng.choice(ASIDES)}".strip())
 
 
-# author: what their answers tell (probabilities of the right function, a wrong one, the right name, a wrong one, the
-# wish, chatter), and how often they answer
+# author: probabilities that an answer has the right function, a wrong one, the right name, a wrong one, the wish,
+# chatter; and how often the author answers
 AUTHORS = {
     "expert": ((1.0, 0.0, 0.9, 0.0, 0.9, 0.0), 2),
     "regular": ((0.95, 0.05, 0.5, 0.05, 0.35, 0.1), 6),
@@ -210,9 +209,9 @@ def answer(question: Question, author: str, rng: random.Random) -> str:
 
 # ---------------------------------------------------------------- 4. readers vote, the asker accepts
 def cast_votes(golds: list[float], rng: random.Random) -> list[int]:
-    """Upvotes minus downvotes of a question's answers; the better an answer, the more likely a vote is up.
+    """Upvotes minus downvotes of a question's answers; better answers get more upvotes.
 
-    The number of readers is log-normal: a few questions get most of the votes, as on a real site.
+    The number of readers is log-normal: a few questions get most of the votes, as on real sites.
     """
     num_readers = min(200, max(1, round(math.exp(rng.gauss(2.5, 0.5)))))
     votes = []
@@ -224,7 +223,7 @@ def cast_votes(golds: list[float], rng: random.Random) -> list[int]:
 
 
 def accept(golds: list[float], rng: random.Random) -> int | None:
-    """The index of the answer that the asker accepts, if any: the best one by a noisy look at quality."""
+    """The index of the answer that the asker accepts, if any: the best one by a noisy estimate of quality."""
     perceived = [gold + rng.gauss(0, 1.0) for gold in golds]
     best = max(range(len(perceived)), key=perceived.__getitem__)
     return best if perceived[best] > 1.0 and rng.random() < 0.7 else None
@@ -244,7 +243,7 @@ class Args:
 
 
 def as_html(text: str, rng: random.Random) -> str:
-    """A paragraph as the site stores it, sometimes with an emphasis that means nothing."""
+    """A paragraph as the site stores it, sometimes with a random emphasis."""
     escaped = html.escape(text, quote=False)
     if rng.random() < 0.1:
         first, _, rest = escaped.partition(" ")
@@ -253,7 +252,7 @@ def as_html(text: str, rng: random.Random) -> str:
 
 
 def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
-    """Make a question one that the filters should drop: (title, body as HTML, reason)."""
+    """Change a question so that the filters should drop it: (title, body as HTML, reason)."""
     reason = rng.choice(("not usage", "code", "link", "image"))
     if reason == "not usage":
         title = rng.choice(("Why does this fail?", "TypeError in my program", "What does this error mean?"))
@@ -265,8 +264,8 @@ def spoil(title: str, body: str, rng: random.Random) -> tuple[str, str, str]:
     return title, body + extra.get(reason, ""), reason
 
 
-def write_site(args: Args) -> dict[str, object]:
-    """Write Posts.xml, whole or not at all; returns the counts and gold scores that `main` prints."""
+def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
+    """Write Posts.xml atomically; returns counts, and (gold score, votes) of each answer about Python."""
     rng = random.Random(args.seed)
     split = datetime(2021, 12, 14)
     kinds = ["python"] * args.num_questions + ["java"] * (args.num_questions // 2)
@@ -274,7 +273,7 @@ def write_site(args: Args) -> dict[str, object]:
     rng.shuffle(kinds)
     num_before = round(len(kinds) * (1 - args.validation_share))
     counts: Counter[str] = Counter()
-    golds: list[tuple[float, int]] = []  # (gold score, votes) of each answer about Python
+    golds: list[tuple[float, int]] = []
     weights = [weight for _, weight in AUTHORS.values()]
     next_id = 1
     temporary = args.out / "Posts.xml.tmp"
@@ -286,17 +285,17 @@ def write_site(args: Args) -> dict[str, object]:
                 file.write(f"  <row {fields} />\n")
 
             file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
-            for place, kind in enumerate(kinds):
+            for number, kind in enumerate(kinds):
                 question = ask(rng, "java" if kind == "java" else "python")
                 title, body = question.title, as_html(question.body, rng)
                 if kind == "spoiled":
                     title, body, reason = spoil(title, body, rng)
                     counts[f"questions spoiled by {reason}"] += 1
                 counts[f"questions about {question.language}"] += kind != "spoiled"
-                if place < num_before:  # evenly spaced over three years before the split, half a year after it
-                    asked = split - timedelta(days=1100 * (1 - place / num_before), hours=1)
+                if number < num_before:  # evenly spaced over three years before the split, half a year after it
+                    asked = split - timedelta(days=1100 * (1 - number / num_before), hours=1)
                 else:
-                    asked = split + timedelta(days=1 + 180 * (place - num_before) / max(1, len(kinds) - num_before))
+                    asked = split + timedelta(days=1 + 180 * (number - num_before) / max(1, len(kinds) - num_before))
                 num_answers = rng.choices((1, 2, 3, 4), (3, 3, 2, 2))[0]
                 authors = rng.choices(list(AUTHORS), weights, k=num_answers)
                 texts = list(dict.fromkeys(answer(question, author, rng) for author in authors))
@@ -327,11 +326,11 @@ def write_site(args: Args) -> dict[str, object]:
         os.replace(temporary, args.out / "Posts.xml")
     finally:
         temporary.unlink(missing_ok=True)
-    return {"counts": counts, "golds": golds}
+    return counts, golds
 
 
 def escape_attribute(text: str) -> str:
-    """As in the dump: a line break in an attribute must be a character reference, or XML readers make it a space."""
+    """Escape as the dump does: XML readers turn a line break into a space unless it is a character reference."""
     return html.escape(text).replace("\n", "&#xA;")
 
 
@@ -339,15 +338,15 @@ def main(args: Args) -> None:
     check_ranges(args)
     check_out(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
-    made = write_site(args)
+    counts, scored = write_site(args)
     rng = random.Random(args.seed)
     question = ask(rng, "python")
     print(f"a question and each author's answer to it (gold score, author, answer):\n\n{question.query}")
     for author in AUTHORS:
         text = answer(question, author, rng)
         print(f"  {gold_score(question.query, text):5.1f}  {author:<9} {text}")
-    golds, votes = zip(*made["golds"], strict=True)
-    print("\n" + "\n".join(f"{count:7} {name}" for name, count in sorted(made["counts"].items())))
+    golds, votes = zip(*scored, strict=True)
+    print("\n" + "\n".join(f"{count:7} {name}" for name, count in sorted(counts.items())))
     print(f"{len(golds):7} answers about python: mean gold score {fmean(golds):.2f}, mean votes {fmean(votes):.2f}")
     print(f"\nwritten: {args.out / 'Posts.xml'}")
 

@@ -3,20 +3,20 @@
     python -m data.squad --source DIR --out runs/str/data
     python -m data.squad --source train-v2.0.json --resplit --out runs/str/data --vocab-size 2048
 
---source holds train-v2.0.json and dev-v2.0.json: articles, their paragraphs, and the questions on each. A question
-becomes one row of sft.{train,validation}.jsonl:
+--source holds train-v2.0.json and dev-v2.0.json: articles with paragraphs, and questions on each paragraph. A question
+becomes a row of sft.{train,validation}.jsonl:
 
     query      `Context: {context}\\nQuestion: {question}\\nAnswer:`
     response   a space and the first answer, or `unanswerable`
     meta       id, title, published split, is_impossible, and the distinct answers, [] if the question is impossible
 
-The split is the one in the file's name (train, dev). Where it names none, and everywhere with --resplit, a seeded coin
-decides by the article's title, so the questions on one article are in the same split.
+The name of the file gives the split (train, dev). Without such a name, and with --resplit, a seeded hash of the
+article's title decides, so the questions on an article share a split.
 
-A long query loses whole sentences at the end of its context, but never an answer. Broken records stop the run.
+A long query loses full sentences at the end of its context, but never an answer. Broken records stop the run.
 Questions that can't be used are left out and counted:
     - no label: neither answers nor is_impossible, as in the unlabelled test sets
-    - a context that would lose an answer when cut to --max-query-length, or whose first sentence alone is too long
+    - a context that would lose an answer if cut to --max-query-length, or whose first sentence is too long
     - an answer longer than --max-response-length
 """
 
@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.dialogue import PAPERS_TOKENIZER
 from data.prepare import (
     SENTENCE_END,
     check_vocab_size,
@@ -44,6 +43,7 @@ from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
 BEFORE, BETWEEN, AFTER = "Context: ", "\nQuestion: ", "\nAnswer:"  # [STR data]
 UNANSWERABLE = " unanswerable"  # [STR data]
+PAPERS_TOKENIZER = "openai-community/gpt2"
 SPLIT_WORDS = {"train": "train", "dev": "validation", "validation": "validation", "test": "test"}
 
 
@@ -66,9 +66,9 @@ class Args:
     max_response_length: PositiveInt = 100
     """tokens including EOS; longer answers are left out"""
     validation_share: Fraction = 0.1
-    """share of articles in validation, where file names tell no split"""
+    """share of articles in validation, if file names give no split"""
     resplit: bool = False
-    """draw train and validation by --validation-share even where file names tell the split"""
+    """draw train and validation by --validation-share even if file names give the split"""
     seed: Seed = 1
     """seed of those splits"""
 
@@ -89,10 +89,10 @@ class Question:
 
 # ---------------------------------------------------------------------------------------------------------- 1. records
 def objects(record: dict, name: str, where: str) -> Iterator[tuple[str, dict]]:
-    """The objects in the list `record[name]`, each with its location."""
+    """Yield (location, object) for each object in the list `record[name]`."""
     for i, value in enumerate(field(record, name, list, where)):
         if not isinstance(value, dict):
-            raise InputError(f"{where}: {name}[{i}] must be an object, not {type(value).__name__}: fix the record.")
+            raise InputError(f"{where}: {name}[{i}] must be an object, not {type(value).__name__}.")
         yield f"{where} {name}[{i}]", value
 
 
@@ -100,17 +100,17 @@ def read_question(record: dict, where: str, title: str, context: str, published:
     """A question of a paragraph; None if it has no label."""
     question_id, text = field(record, "id", str, where), " ".join(field(record, "question", str, where).split())
     if not text:
-        raise InputError(f"{where}: the field 'question' is empty: fill it or delete the record.")
+        raise InputError(f"{where}: the field 'question' is empty.")
     answers = []
-    for place, answer in objects(record, "answers", where):
-        start, answer_text = field(answer, "answer_start", int, place), field(answer, "text", str, place)
+    for location, answer in objects(record, "answers", where):
+        start, answer_text = field(answer, "answer_start", int, location), field(answer, "text", str, location)
         if not answer_text.strip() or start < 0 or not context.startswith(answer_text, start):
-            raise InputError(f"{place}: the context doesn't have {answer_text!r} at {start}: fix the record.")
+            raise InputError(f"{location}: the context doesn't have {answer_text!r} at {start}.")
         answers.append((start, answer_text))
     if "is_impossible" not in record and not answers:
         return None
     if "is_impossible" in record and field(record, "is_impossible", bool, where) == bool(answers):
-        raise InputError(f"{where}: 'is_impossible' and 'answers' contradict each other: fix the record.")
+        raise InputError(f"{where}: 'is_impossible' and 'answers' contradict each other.")
     return Question(question_id, title, context, text, answers, published)
 
 
@@ -119,12 +119,12 @@ def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
         words = re.findall("[a-z]+", path.name.lower())
         published = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
         for where, record in read_records(path):
-            for article_place, article in objects(record, "data", where):
-                title = field(article, "title", str, article_place)
-                for place, paragraph in objects(article, "paragraphs", article_place):
-                    context = field(paragraph, "context", str, place)
-                    for question_place, found in objects(paragraph, "qas", place):
-                        question = read_question(found, question_place, title, context, published)
+            for article_at, article in objects(record, "data", where):
+                title = field(article, "title", str, article_at)
+                for paragraph_at, paragraph in objects(article, "paragraphs", article_at):
+                    context = field(paragraph, "context", str, paragraph_at)
+                    for question_at, found in objects(paragraph, "qas", paragraph_at):
+                        question = read_question(found, question_at, title, context, published)
                         if question is None:
                             left_out["no label: neither answers nor is_impossible"] += 1
                         else:
@@ -133,9 +133,9 @@ def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
 
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[str | None, int]:
-    """The template around the whole sentences of the context that fit in `limit` tokens, and where they end.
+    """The template with the first sentences of the context that fit in `limit` tokens, and where they end.
 
-    (None, 0) if not even the first one fits. Each cut tokenises the whole query: tokens may span the seams.
+    (None, 0) if not even one fits. Each attempt tokenises the full query, because a token may span two of its parts.
     """
 
     def query(end: int) -> str:
@@ -151,16 +151,16 @@ def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[st
 
 
 def make_rows(
-    splits: dict[str, list[Question]], tokenizer: Tokenizer, args: Args, left_out: Counter[str]
+    splits: dict[str, list[Question]], tokenizer: Tokenizer, limit: int, left_out: Counter[str]
 ) -> Iterator[tuple[str, dict]]:
-    """(split, row) for each question that can be used."""
+    """Yield (split, row) for each question that can be used; limit: tokens of a query."""
     for split, questions in splits.items():
         for question in questions:
-            query, end = make_query(question, tokenizer, args.max_query_length)
+            query, end = make_query(question, tokenizer, limit)
             if query is None:
-                left_out[f"a first sentence too long for --max-query-length {args.max_query_length}"] += 1
+                left_out[f"a first sentence too long for --max-query-length {limit}"] += 1
             elif any(start + len(text) > end for start, text in question.answers):
-                left_out[f"an answer after the cut at --max-query-length {args.max_query_length}"] += 1
+                left_out[f"an answer after the cut at --max-query-length {limit}"] += 1
             else:
                 meta = {
                     "id": question.id,
@@ -174,17 +174,19 @@ def make_rows(
 
 def main(args: Args) -> None:
     check_ranges(args)
-    check_vocab_size(args, args.tokenizer and "--tokenizer")
+    check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Question]] = defaultdict(list)
     for question in read_questions(args, left_out):
-        splits[split_of(question.published, question.title, args)].append(question)
-    if tokenizer is None:  # several questions share a context: it counts once
+        split = split_of(question.published, question.title, args.resplit, args.validation_share, args.seed)
+        splits[split].append(question)
+    if tokenizer is None:  # questions that share a context count it once
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])
         asked = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
-        tokenizer = train_bpe([*contexts, *asked], args)
-    write_demonstrations(make_rows(splits, tokenizer, args, left_out), tokenizer, args, left_out)
+        tokenizer = train_bpe([*contexts, *asked], args.vocab_size, args.source)
+    rows = make_rows(splits, tokenizer, args.max_query_length, left_out)
+    write_demonstrations(rows, tokenizer, args.max_response_length, args.out, args.source, left_out)
 
 
 if __name__ == "__main__":

@@ -4,67 +4,65 @@
     python -m data.stackoverflow --source Posts.xml --out runs/stackoverflow/data --generated-by runs/stackoverflow/sft
     python -m data.stackoverflow --source runs/site/Posts.xml --out runs/site/data --vocab-size 1024
 
---source is a site's unpacked Posts.xml, or a CSV with its attributes as columns. It is read once, as a stream: of 100
-GB, memory holds only the questions that are kept and their answers. A question is kept if it has the tag, asks how to
-use an API (the table KINDS below), and has no picture, link or code; an answer, if its question is and it has none
-either:
+--source is a site's unpacked Posts.xml, or a CSV with its attributes as columns. It is streamed: of 100 GB, only the
+questions that are kept, and their answers, are in memory. A question is kept if it has the tag, asks how to use an API
+(see KINDS below), and has no picture, link or code; an answer is kept if its question is and it has none of these:
 
     sft.{train,validation}.jsonl           a question and its best answer
     scored.{train,validation}.jsonl        every answer, with a score from -1 to 1 computed from its votes (Algorithm 1)
     comparisons.{train,validation}.jsonl   a question's best answer against each worse one (Algorithm 2)
-    scaling.json                           the bounds of Algorithm 1: taken from the train split, used on both
+    scaling.json                           the bounds of Algorithm 1, from the train split, used for both
 
-The query is `Question: {title}\\n{body}\\nAnswer:`. The end of a long question is cut so that query and answer fit in
+The query is `Question: {title}\\n{body}\\nAnswer:`. The end of a long question is cut, so that query and answer fit in
 --max-length; answers are never cut. Questions asked after --split-date are validation.
 
---generated-by writes the same files with answers sampled from an SFT policy added: one for each question with a single
-answer, which is defined to be worse than the human's.
+--generated-by adds answers sampled from an SFT policy: one for each question with a single answer. It is defined to be
+worse than the human's.
 
 A broken file stops the run. Posts that can't be used are skipped and counted, with the location of the first.
 """
 
 import csv
-import html
 import json
 import math
 import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
-from bs4 import BeautifulSoup
 from tqdm import tqdm
 
+from data.markup import to_text
 from data.prepare import LengthTable, check_out, check_vocab_size, jsonl_files
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.files import decode, open_regular, read_lines
-from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, train_tokenizer
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # only --generated-by imports torch
     from nanorlhf.model import GPT
 
 BEFORE, AFTER = "Question: ", "\nAnswer:"  # no space after the colon: the answer begins with it
 PAPERS_TOKENIZER = "EleutherAI/gpt-neo-125m"
-GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # of the scores of generated answers
+GENERATED_MEAN, GENERATED_DEVIATION = -0.5, 0.1  # scores of generated answers
 NEEDED = ("Id", "PostTypeId", "ParentId", "CreationDate", "Score", "Body", "Title", "Tags")
 OPTIONAL = ("AcceptedAnswerId", "OwnerUserId")
-MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not allocate terabytes of bits
-MAX_ROW = 2**22  # bytes of a row of XML: the parser begins an unfinished one anew with every 16 KiB that it gets
-MAX_FIELD = 2**20  # characters of a text; in a CSV a lost quotation mark must not swallow the file
+MAX_ID = 2**31 - 1  # the sites' own type; a damaged Id must not allocate terabytes
+MAX_ROW = 2**22  # bytes of a row of XML: the parser restarts an unfinished row with every 16 KiB
+MAX_FIELD = 2**20  # characters; a lost quotation mark must not turn a CSV into one field
 
 # What a question asks for, after the taxonomy of Beyer et al. ("What kind of questions do developers ask on Stack
-# Overflow?", 2020), whose class API USAGE asks for concrete instructions: how to use an API, how to get something done.
-# The paper gives no expressions; these are ours: (kind, expression, a title that matches). Case and the kind of
-# apostrophe don't matter. A question is API USAGE if a "usage" expression matches its title or the first sentence of
-# its body, and no expression of another kind matches its title: "How can I fix this TypeError?" is not.
+# Overflow?", 2020). Its class API USAGE asks for concrete instructions: how to use an API, how to get something done.
+# The paper gives no expressions; these are ours: (kind, expression, a title that matches), whatever the case and the
+# kind of apostrophe. A question is API USAGE if a "usage" expression matches its title or the first sentence of its
+# body, and no expression of another kind matches its title: "How can I fix this TypeError?" is not.
 KINDS = (
     ("usage", r"\bhow (?:(?:best|else|exactly) )?to\b", "Python: how to sort a list of tuples"),
     ("usage", r"\bhow (?:do|can|could|should|would) (?:i|we|you|one|some(?:one|body))\b", "How do I sort a list?"),
@@ -97,20 +95,20 @@ USAGE, OTHER_KINDS = (
 )
 
 
-# The steps of the filter, in order: the label in the printed table, and what to do where a step leaves nothing.
+# The steps of the filter, in order: the label in the printed table, and what to do if a step leaves nothing.
 STEPS = {
-    "rows": ("rows", "name the Posts.xml of a site with --source"),
-    "questions": ("questions", "name the Posts.xml of a site with --source"),
-    "own id": ("with a unique Id", "fix the file"),
-    "tagged": ("with --tag {tag}", "name another tag, or take all with --tag None"),
-    "plain": ("without --drop-markup {markup}", "name fewer elements with --drop-markup"),
-    "complete": ("with a title, a text and a date", "fix the file"),
-    "of the kind": ("with --question-filter {kind}", "take every kind with --question-filter all"),
-    "answers": ("answers", "name a file that has answers too"),
-    "of the dump": ("to a question in the file", "name a file that has questions and their answers"),
-    "of a question kept": ("to a question kept above", "loosen --tag, --drop-markup or --question-filter"),
-    "plain answers": ("without --drop-markup {markup}", "name fewer elements with --drop-markup"),
-    "complete answers": ("with a unique Id, a score, a text and a date", "fix the file"),
+    "rows": ("rows", "--source must be the Posts.xml of a site"),
+    "questions": ("questions", "--source must be the Posts.xml of a site"),
+    "own id": ("with a unique Id", "the file is broken"),
+    "tagged": ("with --tag {tag}", "--tag None keeps all tags"),
+    "plain": ("without --drop-markup {markup}", "pass fewer elements"),
+    "complete": ("with a title, a text and a date", "the file is broken"),
+    "of the kind": ("with --question-filter {kind}", "--question-filter all keeps every kind"),
+    "answers": ("answers", "the file must have answers too"),
+    "of the dump": ("to a question in the file", "the file must have questions and their answers"),
+    "of a question kept": ("to a question kept above", "relax --tag, --drop-markup or --question-filter"),
+    "plain answers": ("without --drop-markup {markup}", "pass fewer elements"),
+    "complete answers": ("with a unique Id, a score, a text and a date", "the file is broken"),
     "fitting": ("within --max-length {length}", "raise it, --max-query-length or --max-response-length"),
 }
 
@@ -124,27 +122,27 @@ class Args:
     tag: str | None = "python"
     """keep questions with this tag (None: all)"""
     question_filter: Literal["api-usage", "all"] = "api-usage"
-    """keep questions that ask how to use an API, by the expressions in the table KINDS, or all"""
+    """api-usage: keep questions that ask how to use an API, by the expressions in KINDS"""
     drop_markup: tuple[str, ...] = ("img", "a", "code", "pre")
-    """HTML elements: posts that have one are left out; of other elements only the text is kept"""
+    """HTML elements: leave out posts that have one; of other elements only the text is kept"""
     split_date: str = "2021-12-14"
     """questions asked after this day (UTC) are validation, the others train"""
     tokenizer: str | None = None
-    """directory, file or Hub id; the limits count its tokens (None: that of --generated-by, else
+    """directory, file or Hub id; the limits count its tokens (None: the tokenizer of --generated-by, or else
     EleutherAI/gpt-neo-125m, the paper's)"""
     vocab_size: int | None = None
     """train a byte-level BPE of this size on the train split instead"""
     max_length: PositiveInt = 512
     """tokens of query and answer together, including EOS; questions are cut to leave room for the answer"""
     max_query_length: PositiveInt | None = None
-    """tokens of the query, if it must be shorter still"""
+    """tokens of the query, if it must be even shorter"""
     max_response_length: PositiveInt | None = None
-    """tokens of an answer including EOS: longer ones are left out, sampling stops there (None: no limit but
-    --max-length; half of --max-length for sampling)"""
+    """tokens including EOS: longer answers are left out, sampling stops there (None: only --max-length limits answers,
+    half of it limits samples)"""
     outliers: Literal["clip", "saturate"] = "clip"
-    """Algorithm 1, scores outside the fences: clip to [-1, 1] as in the paper, or set to -1 and 1"""
+    """Algorithm 1, scores outside the fences: clip to [-1, 1] as the paper does, or set to -1 and 1"""
     generated_by: str | None = None
-    """SFT policy that answers the questions with a single answer: directory or Hub id"""
+    """SFT policy that also answers questions with a single answer: directory or Hub id"""
     temperature: NonNegativeFloat = 1.0
     """sampling temperature of those answers"""
     batch_size: PositiveInt = 32
@@ -156,7 +154,7 @@ class Args:
 
 
 def is_api_usage(title: str, body: str) -> bool:
-    """Whether a question asks how to use an API, by the table KINDS."""
+    """Whether a question asks how to use an API, by KINDS."""
     first_sentence = re.split(r"(?<=[.?!])\s|\n", body, maxsplit=1)[0]
     title, first_sentence = (text.replace("’", "'") for text in (title, first_sentence))
     return bool(USAGE.search(title) or USAGE.search(first_sentence)) and not OTHER_KINDS.search(title)
@@ -165,9 +163,9 @@ def is_api_usage(title: str, body: str) -> bool:
 # ----------------------------------------------------------------------------------------------- 1. scores from votes
 @dataclass(frozen=True)
 class Bounds:
-    """What Algorithm 1 takes from the train split: bounds on s, a vote count divided by the question's answers."""
+    """What Algorithm 1 takes from the train split: bounds on s, the votes divided by the question's answers."""
 
-    low: float  # the fences: values outside are outliers
+    low: float  # fences: values outside are outliers
     high: float
     largest_positive: float  # of the inliers; 0 if none is positive
     largest_negative: float  # absolute value; 0 if none is negative
@@ -185,7 +183,7 @@ def regression_bounds(votes: list[list[float]]) -> Bounds:
     """
     shares = np.array([share for question in _per_answer(votes) for share in question], dtype=np.float64)
     if not (len(shares) and np.isfinite(shares).all()):
-        raise InputError("the votes must be finite numbers, and at least one: pass one list per question.")
+        raise InputError("the votes must be finite numbers, at least one, in one list per question.")
     first_quartile, third_quartile = np.quantile(shares, (0.25, 0.75))
     reach = 1.5 * (third_quartile - first_quartile)
     low, high = first_quartile - reach, third_quartile + reach
@@ -202,12 +200,12 @@ def regression_scores(
         s outside the fences:  clip(s, -1, 1)
         s inside, positive:    s / the largest inlier              negative: s / |the most negative inlier|
 
-    `bounds` are those of the train split (None: of `votes`). With the bounds of other votes an inlier may exceed the
-    largest: it becomes 1 or -1. The paper's rule, as implemented here, is not monotone: an outlier of .8 keeps .8 while
-    an inlier of .7 may become 1. outliers="saturate" fixes that: 1 above the fences, -1 below.
+    bounds: of the train split (None: of `votes`). With the bounds of other votes an inlier may exceed the largest: it
+    becomes 1 or -1. The paper's rule is not monotone: an outlier of .8 keeps .8 while an inlier of .7 may become 1.
+    outliers="saturate" fixes that: 1 above the fences, -1 below.
     """
     if outliers not in ("clip", "saturate"):
-        raise InputError(f"outliers {outliers!r}: must be clip or saturate.")
+        raise InputError(f"outliers {outliers!r}: it must be clip or saturate.")
     bounds = bounds or regression_bounds(votes)
 
     def score(share: float) -> float:
@@ -215,7 +213,7 @@ def regression_scores(
             return 1.0 if share > bounds.high else -1.0
         if bounds.low <= share <= bounds.high:
             largest = bounds.largest_positive if share > 0 else bounds.largest_negative
-            share /= largest or 1.0  # no inlier of this sign in train: treated as an outlier
+            share /= largest or 1.0  # without an inlier of this sign in train, it is an outlier
         return min(1.0, max(-1.0, share))
 
     return [[score(share) for share in question] for question in _per_answer(votes)]
@@ -224,8 +222,8 @@ def regression_scores(
 def contrastive_scores(votes: list, accepted: list) -> list:
     """[SO alg 2] -1 for negative votes, else ceil(log2(1 + votes)), plus 1 if the asker accepted the answer.
 
-    `votes` and `accepted` (bool) list the answers to one question, or are lists of such lists. The 1 belongs to the
-    else branch: an accepted answer with negative votes stays at -1.
+    votes, accepted (bool): one item per answer to a question, or lists of such lists. The 1 belongs to the else branch:
+    an accepted answer with negative votes stays at -1.
 
     >>> contrastive_scores([-2, 0, 3, 4], [True, False, True, False])
     [-1, 0, 3, 3]
@@ -241,11 +239,15 @@ def contrastive_scores(votes: list, accepted: list) -> list:
 
 # ------------------------------------------------------------------------------------------------ 2. rows of the dump
 def read_posts(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a dump as a stream, each with its location; missing attributes are not in the row."""
+    """Yield (location, row) for each row of a dump, without the attributes that it lacks."""
     read = _xml_rows if path.suffix.lower() == ".xml" else _csv_rows
     progress = tqdm(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
     with open_regular(path) as file, progress:
         yield from read(path, file, progress)
+
+
+def location(where: str, row: Mapping[str, str]) -> str:
+    return where + (f" (Id {row['Id']:.40})" if "Id" in row else "")
 
 
 def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str, dict[str, str]]]:
@@ -257,34 +259,30 @@ def _xml_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
         for event, element in events:
             if event == "end" and element.tag == "row":
                 number += 1
-                yield (
-                    f"row {number}" + (f" (Id {element.get('Id'):.40})" if "Id" in element.attrib else ""),
-                    element.attrib,
-                )
-                root.clear()  # or the tree grows to the size of the file
+                yield location(f"row {number}", element.attrib), element.attrib
+                root.clear()  # otherwise the tree grows to the size of the file
                 limited.start = file.tell()
                 if number % 1000 == 0:
                     progress.update(file.tell() - progress.n)
     except ElementTree.ParseError as error:
         line, column = error.position
-        raise InputError(
-            f"{path}:{line}:{column + 1}: malformed XML ({str(error).split(':')[0]}): fix it or download it again."
-        ) from error
+        reason = str(error).split(":")[0]
+        raise InputError(f"{path}:{line}:{column + 1}: malformed XML ({reason}).") from error
     except (LookupError, ValueError) as error:  # an encoding that Python or expat doesn't know
-        raise InputError(f"{path}:1: can't read this XML ({error}): convert the file to UTF-8.") from error
+        raise InputError(f"{path}:1: can't read this XML ({error}).") from error
 
 
 @dataclass
 class RowLimit:
-    """A file for the XML parser that refuses to read more than MAX_ROW bytes without the end of a row."""
+    """A file for the XML parser; raises InputError if no row ends within MAX_ROW bytes."""
 
     path: Path
     file: BinaryIO
-    start: int = 0  # where the last row had ended
+    start: int = 0  # where the last row ended
 
     def read(self, size: int) -> bytes:
         if self.file.tell() - self.start > MAX_ROW:
-            raise InputError(f"{self.path}: no row ends within {MAX_ROW:,} bytes after byte {self.start:,}: fix it.")
+            raise InputError(f"{self.path}: no row ends within {MAX_ROW:,} bytes after byte {self.start:,}.")
         return self.file.read(size)
 
 
@@ -299,22 +297,18 @@ def _csv_rows(path: Path, file: BinaryIO, progress: tqdm) -> Iterator[tuple[str,
     try:
         missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
         if missing:
-            raise InputError(
-                f"{path}: no column {', '.join(missing)}: name the columns in the first line, as in Posts.xml."
-            )
+            raise InputError(f"{path}: the first line has no column {', '.join(missing)}.")
         while True:
             line = reader.reader.line_num + 1
             row = next(reader, None)
             if row is None:
                 return
             if None in row or None in row.values():
-                raise InputError(f"{path}:{line}: {len(reader.fieldnames)} fields are needed here: fix the row.")
+                raise InputError(f"{path}:{line}: {len(reader.fieldnames)} fields are needed here.")
             row = {name: value for name, value in row.items() if value}
-            yield f"line {line}" + (f" (Id {row['Id']:.40})" if "Id" in row else ""), row
+            yield location(f"line {line}", row), row
     except csv.Error as error:
-        raise InputError(
-            f"{path}:{reader.reader.line_num}: malformed CSV ({error}): fix the row that ends here."
-        ) from error
+        raise InputError(f"{path}:{reader.reader.line_num}: malformed CSV ({error}).") from error
     finally:
         csv.field_size_limit(limit)
 
@@ -348,13 +342,13 @@ class Question:
 
 
 def parse_int(text: str | None) -> int | None:
-    """A whole number, also as pandas writes it (17.0) where a column has gaps; None for anything else."""
+    """An integer, also as pandas writes it in a column with gaps (17.0); None for anything else."""
     match = re.fullmatch(r"\s*(-?[0-9]{1,10})(?:\.0*)?\s*", text or "")
     return int(match[1]) if match else None
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """A date and time, in UTC where no zone is given; None for anything else."""
+    """A date and time, in UTC if no zone is given; None for anything else."""
     try:
         parsed = datetime.fromisoformat((text or "").strip())
         return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
@@ -362,27 +356,16 @@ def parse_time(text: str | None) -> datetime | None:
         return None
 
 
-def to_text(body: str) -> str:
-    """The text of an HTML body, by Beautiful Soup, with a newline for <br> and never two blank lines in a row."""
-    if "<" in body:
-        body = re.sub(r"<br\s*/?>[ \t]*\n?", "\n", body, flags=re.IGNORECASE)
-        body = BeautifulSoup(body, "html.parser").get_text()
-    else:
-        body = html.unescape(body)
-    # the look-behind: a search begins once in a run of blanks, not at each of them
-    return re.sub(r"(?<![ \t])[ \t]*\n(?:[ \t]*\n)+", "\n\n", body.replace("\r\n", "\n")).strip()
-
-
 def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str], dict[str, tuple[int, str]]]:
-    """One pass over the dump: the questions and answers that are kept.
+    """The questions that are kept, with their answers, in one pass over the dump.
 
-    Also how many posts passed each of STEPS, and which were skipped: reason -> number, location of the first.
+    Also the number of posts that passed each of STEPS, and the skipped ones: reason -> number, location of the first.
     """
     questions: dict[int, Question] = {}
     taken: set[tuple[int, int]] = set()  # Ids of a question and of an answer to it
-    seen = bytearray()  # one bit per question Id, kept or not: 80 million Ids take 10 MB
+    seen = bytearray()  # a bit per question Id, kept or not: 80 million Ids take 10 MB
     newest = 0
-    waiting: list[tuple[str, int, dict[str, str]]] = []  # answers that come before their question
+    waiting: list[tuple[str, int, dict[str, str]]] = []  # answers before their question
     counts: Counter[str] = Counter()
     skipped: dict[str, tuple[int, str]] = {}
     markup = re.compile(rf"<(?:{'|'.join(args.drop_markup)})(?=[\s/>])", re.IGNORECASE) if args.drop_markup else None
@@ -485,7 +468,7 @@ def step_labels(args: Args) -> dict[str, str]:
 
 
 def check_not_empty(counts: Counter[str], last: str, args: Args) -> None:
-    """Raise InputError if one of STEPS, up to `last`, leaves nothing; the error names it."""
+    """Raise InputError, which names the step, if one of STEPS up to `last` leaves nothing."""
     before = "rows"
     for key in list(STEPS)[: list(STEPS).index(last) + 1]:
         if not counts[key]:
@@ -498,9 +481,9 @@ def check_not_empty(counts: Counter[str], last: str, args: Args) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ 4. splits and lengths
-def split_by_date(questions: list[Question], args: Args) -> dict[str, list[Question]]:
-    """Questions asked up to and including --split-date are train, later ones validation."""
-    day = date.fromisoformat(args.split_date)
+def split_by_date(questions: list[Question], split_date: str) -> dict[str, list[Question]]:
+    """Questions asked up to and on --split-date are train, later ones validation."""
+    day = date.fromisoformat(split_date)
     splits: dict[str, list[Question]] = {"train": [], "validation": []}
     for question in questions:
         splits["validation" if question.created.date() > day else "train"].append(question)
@@ -508,23 +491,23 @@ def split_by_date(questions: list[Question], args: Args) -> dict[str, list[Quest
         if not found:
             days = sorted(question.created.date() for question in questions)
             raise InputError(
-                f"--split-date {args.split_date}: no question is left for {split}: the questions kept are from "
-                f"{days[0]} to {days[-1]}: name a day in between."
+                f"--split-date {split_date}: no question is left for {split}: the questions kept are from {days[0]} to "
+                f"{days[-1]}."
             )
     return splits
 
 
 def make_query(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The template around as much of a question's beginning as fits in `limit` tokens; None if nothing fits.
+    """The template with as much of a question's beginning as fits in `limit` tokens; None if nothing fits.
 
-    The question is cut at the end of a token. Tokens may span the template's seams, so the whole query is counted.
+    The question is cut at the end of a token. A token may span question and template, so the full query is counted.
     """
     query = BEFORE + text + AFTER
     if len(tokenizer.encode(query)) <= limit:
         return query
-    room = max(0, limit - len(tokenizer.encode(BEFORE + AFTER)))  # in the published code negative room keeps text
+    room = max(0, limit - len(tokenizer.encode(BEFORE + AFTER)))  # the published code keeps text in negative room
     ends = [end for _, end in tokenizer.backend.encode(text, add_special_tokens=False).offsets]
-    for end in reversed(ends[: room + 2]):  # the seams may save a token or two
+    for end in reversed(ends[: room + 2]):  # tokens that span text and template may save one or two
         head = text[:end].rstrip()
         if head and len(tokenizer.encode(BEFORE + head + AFTER)) <= limit:
             return BEFORE + head + AFTER
@@ -532,13 +515,13 @@ def make_query(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
 
 
 def query_for(question: Question, answers: list[Answer], tokenizer: Tokenizer, args: Args) -> str | None:
-    """The query that leaves room for the longest of `answers`; None if there is no room for the question."""
+    """The query that leaves room for the longest of `answers`; None if the question has no room."""
     limit = args.max_length - max(answer.length for answer in answers)
     return make_query(question.text, tokenizer, min(limit, args.max_query_length or limit))
 
 
 def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, left_out: Counter[str]) -> list[Question]:
-    """The questions that still have an answer, without the answers that are too long."""
+    """The questions that still have answers once those that are too long are removed."""
     for question in questions:
         fitting = []
         for answer in question.answers:
@@ -546,7 +529,7 @@ def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, le
             if answer.length > (args.max_response_length or math.inf):
                 left_out[f"answer: longer than --max-response-length {args.max_response_length}"] += 1
             elif query_for(question, [answer], tokenizer, args) is None:
-                left_out[f"answer: no room for the question beside it in --max-length {args.max_length}"] += 1
+                left_out[f"answer: no room for the question in --max-length {args.max_length}"] += 1
             else:
                 fitting.append(answer)
         question.answers = fitting
@@ -554,7 +537,7 @@ def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, le
 
 
 def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
-    """Score every answer by both algorithms and sort a question's answers, best first; returns the bounds of train."""
+    """Score all answers by both algorithms and sort each question's, best first; returns the bounds of train."""
     bounds = regression_bounds([[answer.votes for answer in question.answers] for question in splits["train"]])
     for questions in splits.values():
         votes, accepted = (
@@ -563,32 +546,24 @@ def give_scores(splits: dict[str, list[Question]], outliers: str) -> Bounds:
         )
         scores = regression_scores(votes, outliers, bounds), contrastive_scores(votes, accepted)
         for question, regression, contrastive in zip(questions, *scores, strict=True):
-            for answer, *its_scores in zip(question.answers, regression, contrastive, strict=True):
-                answer.score, answer.contrastive = its_scores
-            # ties: the accepted answer first, then the one with more votes, then the earlier one
+            for answer, score, level in zip(question.answers, regression, contrastive, strict=True):
+                answer.score = score
+                answer.contrastive = level
+            # ties: the accepted answer, then the one with more votes, then the earlier one
             question.answers.sort(key=lambda a: (-a.contrastive, not a.accepted, -a.votes, a.created, a.id))
     return bounds
 
 
 # ------------------------------------------------------------------------------------------------ 5. generated answers
-def load_policy(args: Args, tokenizer: Tokenizer) -> "GPT":
-    from nanorlhf import launch
-    from nanorlhf.checkpoint import load_gpt
-
-    policy = load_gpt(args.generated_by, launch.setup(args.device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    check_vocabulary(tokenizer, policy.config.vocab_size, args.generated_by)
-    return policy
-
-
 def generate_answers(
     questions: list[Question], policy: "GPT", tokenizer: Tokenizer, args: Args, left_out: Counter[str]
 ) -> None:
     """[SO generated] Sample one answer to each question that has a single one; sets `question.generated`.
 
-    Its score is drawn once from N(-0.5, 0.1^2) and stored. Answers that are left out draw one too, so that the scores
-    of the others don't depend on it.
+    Its score is drawn once from N(-0.5, 0.1^2) and stored. Answers that are left out draw one too, so that the other
+    scores don't depend on them.
     """
-    from nanorlhf.answers import sample_answers
+    from nanorlhf.generate import sample_answers
 
     alone = [question for question in questions if len(question.answers) == 1]
     if not alone:
@@ -614,14 +589,14 @@ def generate_answers(
         elif answer.length > (args.max_response_length or math.inf):  # invalid UTF-8 is longer when encoded again
             left_out[f"generated answer: longer than --max-response-length {args.max_response_length}"] += 1
         elif query_for(question, [answer], tokenizer, args) is None:
-            left_out[f"generated answer: no room for the question beside it in --max-length {args.max_length}"] += 1
+            left_out[f"generated answer: no room for the question in --max-length {args.max_length}"] += 1
         else:
             question.generated = answer
 
 
 # ------------------------------------------------------------------------------------------------------------ 6. files
 def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
-    """Facts about the question and its answer; of two answers, each under its column."""
+    """Facts about the question and its answer; for two answers, each under its column."""
     about = {
         column: {
             "answer_id": answer.id,
@@ -636,21 +611,21 @@ def meta_of(question: Question, answers: dict[str, Answer]) -> dict:
     return {
         "question_id": question.id,
         "question_date": question.created.isoformat(),
-        "num_answers": len(question.answers),  # the divisor of Algorithm 1: human answers, after all filters
+        "num_answers": len(question.answers),  # divisor in Algorithm 1: human answers after all filters
     } | about.get("response", about)
 
 
 def check(args: Args) -> None:
     """Refuse impossible settings before the long read."""
     if args.source.suffix.lower() not in (".xml", ".csv"):
-        raise InputError(f"--source {args.source}: can't read this kind of file: name an unpacked .xml or .csv.")
+        raise InputError(f"--source {args.source}: can't read this kind of file, only an unpacked .xml or .csv.")
     if not args.source.is_file():
-        raise InputError(f"--source {args.source}: no such file: name the Posts.xml of a site, or a .csv.")
+        raise InputError(f"--source {args.source}: no such file.")
     check_ranges(args)
-    check_vocab_size(args, (args.tokenizer and "--tokenizer") or (args.generated_by and "--generated-by"))
+    check_vocab_size(args.vocab_size, (args.tokenizer and "--tokenizer") or (args.generated_by and "--generated-by"))
     for name in args.drop_markup:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
-            raise InputError(f"--drop-markup {name!r}: name HTML elements without brackets, such as img a code.")
+            raise InputError(f"--drop-markup {name!r}: HTML elements have no brackets here, such as img a code.")
     try:
         date.fromisoformat(args.split_date)
     except ValueError as error:
@@ -660,15 +635,19 @@ def check(args: Args) -> None:
 
 def main(args: Args) -> None:
     check(args)
-    tokenizer = policy = None  # loaded first: what is missing should be reported before the long read
+    # loaded first, so that a missing file is reported before the long read
+    tokenizer = policy = None
     if args.vocab_size is None:
         tokenizer = load_tokenizer(args.tokenizer or args.generated_by or PAPERS_TOKENIZER)
     if args.generated_by:
-        policy = load_policy(args, tokenizer)
+        from data.sampling import load_policy
+        from nanorlhf import launch
+
+        policy = load_policy(args.generated_by, tokenizer, launch.setup(args.device))
 
     questions, counts, skipped = read_questions(args.source, args)
     check_not_empty(counts, "complete answers", args)
-    splits = split_by_date(questions, args)
+    splits = split_by_date(questions, args.split_date)
     if tokenizer is None:
         texts = (f"{BEFORE}{q.text}{AFTER} {answer.text}" for q in splits["train"] for answer in q.answers)
         tokenizer = train_tokenizer(texts, args.vocab_size)
@@ -677,7 +656,7 @@ def main(args: Args) -> None:
     kept = [question for found in splits.values() for question in found]
     counts["fitting"] = sum(len(question.answers) for question in kept)
     check_not_empty(counts, "fitting", args)
-    splits = split_by_date(kept, args)
+    splits = split_by_date(kept, args.split_date)
     bounds = give_scores(splits, args.outliers)
     if policy is not None:
         generate_answers(kept, policy, tokenizer, args, left_out)
@@ -687,7 +666,7 @@ def main(args: Args) -> None:
     with jsonl_files(args.out) as write:
 
         def save(name: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
-            """Write one row: the answers by column, and the query that leaves room for the longest."""
+            """Write a row: the answers by column, and the query that leaves room for the longest."""
             query = query_for(question, list(answers.values()), tokenizer, args)
             texts = {column: answer.text for column, answer in answers.items()}
             write(name, {"query": query} | texts | score | {"meta": meta_of(question, answers)})
@@ -711,17 +690,17 @@ def main(args: Args) -> None:
                     else:
                         save(f"comparisons.{split}", question, {"chosen": best, "rejected": answer})
     for split in splits:
-        if not written[f"comparisons.{split}"]:  # a file of an earlier run would not match the others
+        if not written[f"comparisons.{split}"]:  # a file of an earlier run would not match these
             (args.out / f"comparisons.{split}.jsonl").unlink(missing_ok=True)
     scaling = asdict(bounds) | {"outliers": args.outliers}
     (args.out / "scaling.json.tmp").write_text(json.dumps(scaling, indent=2) + "\n", encoding="utf-8")
     os.replace(args.out / "scaling.json.tmp", args.out / "scaling.json")
-    tokenizer.save(args.out)  # so that a model with random weights finds it there
+    tokenizer.save(args.out)  # for models with random weights
 
     for key, label in step_labels(args).items():
         print(f"{counts[key]:10,}  {label}")
     deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
-    print(f"\nkept although by deleted users: {', '.join(deleted)}")
+    print(f"\nby deleted users, and kept: {', '.join(deleted)}")
     print("\nskipped or left out")
     for reason, (count, first) in sorted(skipped.items()):
         print(f"{count:10,}  {reason}; the first: {first}")

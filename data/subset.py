@@ -1,12 +1,12 @@
-"""Part of a converted dataset: fewer rows, and comparisons in two halves that share no query.
+"""A part of a converted dataset: fewer rows, and comparisons in two halves that share no query.
 
     python -m data.subset --data runs/real/all --out runs/real/first --half first
     python -m data.subset --data runs/real/all --out runs/real/second --half second --num-comparisons 300
 
-A reward model that is to judge others independently must be trained on other posts than they are: --half first and
---half second cut comparisons.train.jsonl by the hash of the query, so that no query is in both. The other files are the
-same in both: sft.{train,validation} and comparisons.validation. --num-... takes that many rows of a file, by the hash
-of the query again: a sample, and the same one whatever the order of the file.
+A reward model that evaluates another one must be trained on other posts: --half first and --half second split
+comparisons.train.jsonl by a hash of the query, so that no query is in both. The other files, sft.{train,validation} and
+comparisons.validation, are the same in both. --num-... takes a sample of that many rows, also by a hash of the query,
+so that the order of the file doesn't matter.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Args:
     out: Path
     """directory for the subset and tokenizer.json; existing files are replaced"""
     half: Literal["first", "second", "both"] = "both"
-    """of the training comparisons, by query"""
+    """half of the training comparisons, by query"""
     num_demonstrations: PositiveInt | None = None
     """rows of sft.train; None: all"""
     num_comparisons: PositiveInt | None = None
@@ -38,17 +38,17 @@ class Args:
     num_validation: PositiveInt | None = None
     """rows of each validation file; None: all"""
     seed: Seed = 1
-    """of halves and samples"""
+    """seed of halves and samples"""
 
 
 def main(args: Args) -> None:
     check_ranges(args)
     if args.out.absolute() == args.data.absolute():
-        raise InputError(f"--out {args.out} is --data: name another directory.")
+        raise InputError(f"--out {args.out} is --data.")
     files = [name for name in FILES if (args.data / f"{name}.jsonl").exists()]
     needed = "sft.train" if args.half == "both" else "comparisons.train"
     if needed not in files:
-        raise InputError(f"--data {args.data} has no {needed}.jsonl: name a directory that a converter has written.")
+        raise InputError(f"--data {args.data} has no {needed}.jsonl.")
     limits = {"sft.train": args.num_demonstrations, "comparisons.train": args.num_comparisons}
     counts = {}
     with jsonl_files(args.out) as write:
@@ -56,13 +56,13 @@ def main(args: Args) -> None:
             rows = []
             for where, row in iter_jsonl(args.data / f"{name}.jsonl"):
                 query = field(row, "query", str, where)
-                # a coin of its own: the bare query's may have made the split, and would leave one half smaller
+                # another key than the query alone, which may have drawn the split
                 in_second = in_validation(f"half\n{query}", 0.5, args.seed)
                 if name != "comparisons.train" or args.half == "both" or in_second == (args.half == "second"):
                     digest = hashlib.sha256(f"{args.seed}\nsample\n{query}".encode()).hexdigest()
                     rows.append((digest, len(rows), row))
             if not rows:
-                raise InputError(f"--half {args.half}: {args.data / name}.jsonl has no row in it: pass --half both.")
+                raise InputError(f"--half {args.half}: {args.data / name}.jsonl has no row in it.")
             kept = sorted(rows, key=lambda entry: entry[:2])[: limits.get(name, args.num_validation)]
             counts[name] = len(kept)
             for _, _, row in sorted(kept, key=lambda entry: entry[1]):  # in the file's order

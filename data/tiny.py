@@ -1,20 +1,20 @@
-"""The embedded default, a synthetic TL;DR world with a known labeller -> sft.jsonl and comparisons.jsonl.
+"""The default data: an embedded TL;DR world with a known labeller -> sft.jsonl and comparisons.jsonl.
 
     python -m data.tiny --out runs/tiny/data --seed 1
     python -m data.tiny --out runs/lab/biased/data --length-bonus 0.5 --num-triads 100
 
-It reads nothing and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json, on
-request also agreement.jsonl: pairs that all workers labelled.
+It reads nothing and writes sft.{train,validation}.jsonl, comparisons.{train,validation}.jsonl and tokenizer.json, and
+with --num-triads agreement.jsonl: pairs that all workers labelled.
 
 A post in the paper's template tells four facts (who, what happened, where, what is wanted) among filler. Summarisers
 of different quality summarise it; `gold_score` below is the true quality of a summary; a labeller prefers one of two
-summaries with Bradley-Terry noise on that score, or with the faults that the dials of labellers.py give. So one can
-measure what no real dataset shows: how often a reward model agrees with the truth, and how often a policy truly beats
-the references. No training script reads a gold score: those in `meta` are for eval.py and for the reader.
+summaries with Bradley-Terry noise on that score, or with the faults of labellers.py. So one can measure what no real
+dataset shows: how often a reward model agrees with the truth, and how often a policy truly beats the references. No
+training script reads a gold score: the ones in `meta` are for eval.py and for the reader.
 
-The references are human-like on purpose: they say who did what, but seldom where or what is wanted; a few invent a
-fact or ramble. SFT imitates that habit along with the language; PPO can drop it, because labellers prefer summaries
-that tell all facts.
+The references resemble human ones: they say who did what, but seldom where or what is wanted; a few invent a fact or
+ramble. SFT imitates that along with the language; PPO can drop it, because labellers prefer summaries that tell all
+facts.
 
 In order: the words, the gold score, posts, summarisers, comparisons, and the files with their tables.
 """
@@ -35,7 +35,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 # ---------------------------------------------------------------- 1. the words of the world
-# No word of a slot occurs in another slot, in a filler or in a frame: a text with a value tells that fact.
+# No word of a slot occurs in another slot, a filler or a frame, so a text that contains a value tells that fact.
 SLOTS = {
     "who": (
         "sister", "brother", "boss", "neighbour", "uncle", "teacher", "cousin", "doctor", "landlord", "wife",
@@ -51,7 +51,7 @@ SLOTS = {
         "money", "advice", "revenge", "coffee", "silence", "sleep", "respect", "praise", "time", "answers",
     ),
 }  # fmt: skip
-OUTLANDISH = {  # values that no post has: half of all inventions, recognisable without reading the post
+OUTLANDISH = {  # values that no post has: half of all inventions, recognisable without the post
     "who": ("king", "robot", "ghost"),
     "event": ("froze the moon", "drank the sea", "married the wolf"),
     "place": ("Mars", "Atlantis", "heaven"),
@@ -71,20 +71,20 @@ RAMBLINGS = ("so i am not sure what to do", "it is a long story", "i am so sad",
 TITLES = ("Not sure what to do", "What now?", "About my {who}", "A story about {place}", "Who wants {wish}?")
 SUBREDDITS = ("help", "family", "story", "life")
 TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"  # [N+ 2] no space after the colon
-FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs apart from the facts
+FRAME_WORDS = frozenset(("my", "someone", "the", "in", "and", "wants"))  # what a summary needs besides the facts
 
 # ---------------------------------------------------------------- 2. the gold score
 WEIGHTS = {
     "coverage": 4.0,  # times the share of the post's facts that the summary mentions
     "invention": -1.5,  # per value mentioned that the post does not have
     "repetition": -0.3,  # per repeated word (a fact told twice: all its words)
-    "filler": -0.3,  # per distinct word or bare punctuation that belongs neither to a whole fact nor to the frame
+    "filler": -0.3,  # per distinct word or bare punctuation that belongs to no complete fact and not to the frame
     "length": -0.1,  # per word beyond LENGTH_BUDGET
 }
 LENGTH_BUDGET = 12  # words; the best possible summary has ten
 LOWEST = -8.0  # score of an empty summary; nothing scores lower
 
-# Values are found by their first words, which are distinct: one lookup per word is enough.
+# Values are found by their first words, which are distinct.
 VALUES = {
     value.lower().split()[0]: tuple(value.lower().split())
     for slot in SLOTS
@@ -93,7 +93,7 @@ VALUES = {
 
 
 def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
-    """The values told in full in `words` (each named by its first word), and the words that belong to none."""
+    """The values told in full in `words` (by their first word), and the other words."""
     told, rest, index = set(), [], 0
     while index < len(words):
         value = VALUES.get(words[index])
@@ -107,7 +107,7 @@ def facts_in(words: list[str]) -> tuple[set[str], list[str]]:
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-cased words without punctuation at their ends; bare punctuation counts as a word."""
+    """Lower-case words without punctuation at their ends; bare punctuation counts as a word."""
     return [word.strip(".,;:!?") or word for word in text.lower().split()]
 
 
@@ -117,8 +117,8 @@ def gold_score(query: str, response: str) -> float:
     score = 4 * share of the query's facts told - 1.5 * told facts that the query doesn't have - 0.3 * repeated words
             - 0.3 * words that no summary needs - 0.1 * words beyond twelve
 
-    from LOWEST to 4. An empty response scores LOWEST. If the query has no facts, the first term is 0. The order of the
-    words doesn't matter, and part of a value ("broke the keys") counts as words that no summary needs.
+    from LOWEST to 4. An empty response scores LOWEST. If the query has no facts, the first term is 0. Word order does
+    not matter, and part of a value ("broke the keys") counts as words that no summary needs.
 
     >>> post = "POST: It was my sister. They just broke the lamp. We met in Paris. That person wants money.\\n\\nTL;DR:"
     >>> gold_score(post, " my sister broke the lamp in Paris and wants money")
@@ -130,7 +130,7 @@ def gold_score(query: str, response: str) -> float:
 
 
 def weighted_score(query: str, response: str, weights: Mapping[str, float]) -> float:
-    """The gold score's terms with other weights: what a worker with a taste of their own thinks."""
+    """The gold score's terms with other weights, such as those of a worker."""
     words = split_words(response)
     if not words:
         return LOWEST
@@ -143,7 +143,7 @@ def weighted_score(query: str, response: str, weights: Mapping[str, float]) -> f
         + weights["filler"] * len(set(rest) - FRAME_WORDS)
         + weights["length"] * max(0, len(words) - LENGTH_BUDGET)
     )
-    return round(max(LOWEST, score), 6)  # ties must not depend on the order of the sum
+    return round(max(LOWEST, score), 6)  # so that ties don't depend on the order of the sum
 
 
 # ---------------------------------------------------------------- 3. posts
@@ -171,9 +171,9 @@ def write_post(rng: random.Random) -> Post:
 
 # ---------------------------------------------------------------- 4. summarisers
 def frame(who: str | None, event: str | None, place: str | None, wish: str | None) -> list[str]:
-    """The parts of a summary, always in this order: my sister | broke the lamp | in Paris | and wants money.
+    """The clauses of a summary, in this order: my sister | broke the lamp | in Paris | and wants money.
 
-    The first word of a part tells which fact follows, so a small model has to look up only that one.
+    The first word of a clause says which fact follows, so a small model has to look up only that one.
     """
     parts = [f"my {who}" if who else "someone"]
     if event:
@@ -197,7 +197,7 @@ def summarise(
     """A summary that tells who, event, place and wish with the probabilities `tell_rates`, and at least one of them.
 
     With probability `invention_rate` a told fact is replaced by another post's or by an outlandish one; `num_repeats`
-    parts are repeated; with probability `rambling_rate` the summary ends in `num_ramblings` empty clauses.
+    clauses are repeated; with probability `rambling_rate` the summary ends in `num_ramblings` empty clauses.
     """
     told: list[int] = []
     while not told:
@@ -230,8 +230,8 @@ POLICIES: dict[str, Callable[[Post, random.Random], str]] = {
     "rambler": lambda post, rng: summarise(post, rng, (0.8, 0.8, 0.6, 0.6), rambling_rate=1.0, num_ramblings=2),
     "lead": lambda post, rng: " " + post.first_sentence,
 }
-# How often a policy is drawn into a comparison. Most pairs are close to the references, where the trained policy will
-# be evaluated, and many have an invented fact: the hardest error for a reward model to see, and the worst to miss.
+# How often a policy is drawn for a comparison. Most pairs are close to the references, where the trained policy will be
+# evaluated, and many have an invented fact: the hardest error for a reward model to see, and the worst to miss.
 POLICY_WEIGHTS = {
     "reference": 25, "good": 25, "terse": 5, "inventor": 25, "repeater": 8, "rambler": 8, "lead": 4,
 }  # fmt: skip
@@ -260,13 +260,13 @@ def perceived_difference(query: str, summaries: tuple[str, str], worker: str, la
 
 
 def compare(post: Post, pair: Pair, rng: random.Random, splits: tuple[str, ...], labellers: Labellers) -> dict:
-    """A row of comparisons.jsonl: a worker's choice of the two summaries, in the order in which they are shown."""
+    """A row of comparisons.jsonl: a worker's choice between two summaries, in the order shown."""
     policies, summaries = pair
-    uniform, hesitation = rng.random(), rng.gauss(0, 0.7)  # drawn in this order, whatever the dials are
+    uniform, hesitation = rng.random(), rng.gauss(0, 0.7)  # drawn in this order, whatever the settings
     batch, split, worker = rng.choice(BATCHES), rng.choice(splits), rng.choice(WORKERS)
     difference = perceived_difference(post.query, summaries, worker, labellers)
     choice = labellers.choose(difference, uniform)  # 0: the first is preferred
-    # a slider from 1 (surely the first) to 9 (surely the second); 5, undecided, can't be chosen [N+ 16]
+    # a slider from 1 (surely the first) to 9 (surely the second), without 5, undecided [N+ 16]
     sureness = round(min(4, max(1, 0.5 + abs(difference) + hesitation)))  # 1 to 4
     return {
         "query": post.query,
@@ -278,15 +278,16 @@ def compare(post: Post, pair: Pair, rng: random.Random, splits: tuple[str, ...],
             "split": split,
             "worker": worker,
             "policies": [policies[choice], policies[1 - choice]],
-            "choice": choice,  # where the preferred one was shown
-            "gold_chosen": gold_score(post.query, summaries[choice]),  # for eval.py and for the reader: training never
-            "gold_rejected": gold_score(post.query, summaries[1 - choice]),  # reads gold scores
+            "choice": choice,  # 0 if the preferred one was shown first
+            # for eval.py and for the reader: training never reads gold scores
+            "gold_chosen": gold_score(post.query, summaries[choice]),
+            "gold_rejected": gold_score(post.query, summaries[1 - choice]),
         },
     }
 
 
 def label_triad(post: Post, rng: random.Random, labellers: Labellers) -> list[dict]:
-    """Three rows of agreement.jsonl: three summaries of a post, each with each, and what all workers prefer."""
+    """Three rows of agreement.jsonl: the pairs of three summaries of a post, and what each worker prefers."""
     summaries: list[str] = []
     while len(set(summaries)) < 3:
         policies = rng.choices(list(POLICY_WEIGHTS), list(POLICY_WEIGHTS.values()), k=3)
@@ -319,17 +320,17 @@ class Args(Dials):
     num_comparisons: PositiveInt = 8000
     """rows of comparisons.train.jsonl"""
     num_validation: PositiveInt = 1024
-    """rows of each validation file; no training post has the four facts of one of their posts"""
+    """rows of each validation file; no training post has the same four facts as a validation post"""
     summarisers: tuple[str, ...] = tuple(POLICY_WEIGHTS)
-    """whose summaries are compared in comparisons.train.jsonl; validation compares all of them"""
+    """summarisers in comparisons.train.jsonl; validation compares all of them"""
     num_triads: NonNegativeInt = 0
-    """posts of agreement.jsonl: all eight workers compare three summaries of each; 0: no such file"""
+    """posts in agreement.jsonl, where all eight workers compare three summaries of each; 0: no such file"""
     vocab_size: int = 640
-    """maximum vocabulary of the byte-level BPE trained on these texts; at 640 every word is one token"""
+    """maximum vocabulary of the byte-level BPE trained on these texts; with 640 every word is one token"""
 
 
 def make_world(args: Args) -> dict[str, list[dict]]:
-    """The rows of the files by name. Validation is drawn first, so that training can avoid its stories."""
+    """The rows of each file, by name. Validation is drawn first, so that training can avoid its facts."""
     rng, labellers = random.Random(args.seed), Labellers(args, WEIGHTS, args.seed)
     held_out: set[tuple[str, ...]] = set()
 
@@ -364,29 +365,28 @@ def make_world(args: Args) -> dict[str, list[dict]]:
 def check(args: Args) -> None:
     """Refuse impossible settings before anything is written."""
     check_ranges(args)
-    most = math.prod(map(len, SLOTS.values())) // 4  # the two validation files take at most half of the stories
+    # the two validation files use at most half of the combinations of facts
+    most = math.prod(map(len, SLOTS.values())) // 4
     if args.num_validation > most:
-        raise InputError(
-            f"--num-validation {args.num_validation}: it must be at most {most}, to leave stories to train on."
-        )
+        raise InputError(f"--num-validation {args.num_validation}: it must be at most {most}.")
     if unknown := set(args.summarisers) - set(POLICIES):
         raise InputError(f"--summarisers {min(unknown)}: choose among {', '.join(POLICIES)}.")
     if len(set(args.summarisers)) < 2:
-        raise InputError(f"--summarisers {' '.join(args.summarisers)}: name two or more, which are compared.")
-    check_vocab_size(args)
+        raise InputError(f"--summarisers {' '.join(args.summarisers)}: a comparison needs two or more.")
+    check_vocab_size(args.vocab_size)
     check_out(args.out)
 
 
 def main(args: Args) -> None:
     check(args)
     world = make_world(args)
-    # a small world has too few texts to make every word a token: train the tokenizer on at least 2,000 posts
+    # every word should become a token: train the tokenizer on at least 2,000 posts
     rng = random.Random(args.seed)
     rows = world["sft.train"] + [demonstrate(write_post(rng), rng) for _ in range(2000 - args.num_demonstrations)]
     tokenizer = train_tokenizer((row["query"] + row["response"] for row in rows), args.vocab_size)
 
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "agreement.jsonl").unlink(missing_ok=True)  # of the world that this one replaces
+    (args.out / "agreement.jsonl").unlink(missing_ok=True)  # of an earlier world
     for name, rows in world.items():
         write_jsonl(args.out / f"{name}.jsonl", rows)
     tokenizer.save(args.out)
@@ -395,7 +395,7 @@ def main(args: Args) -> None:
 
 
 def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> None:
-    """Print what one should know about a dataset before training on it."""
+    """Print facts about a dataset, to look at before training."""
     rng = random.Random(seed)
     post = write_post(rng)
     print("a post and each policy's summary of it (gold score, policy, summary):\n\n" + post.query)
@@ -439,7 +439,7 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
 
 
 def ceiling(rows: list[dict]) -> float:
-    """Accuracy of the best possible reward model, the gold score itself, on noisy labels; a tie counts half."""
+    """Accuracy on noisy labels of the best possible reward model, the gold score; a tie counts half."""
     margins = [row["meta"]["gold_chosen"] - row["meta"]["gold_rejected"] for row in rows]
     return fmean((margin > 0) + 0.5 * (margin == 0) for margin in margins)
 

@@ -4,19 +4,19 @@
     python -m data.tldr --source vwxyzjn/summarize_from_feedback_tldr_3_filtered --out runs/tldr/data
     python -m data.tldr --source openai/summarize_from_feedback --revision refs/convert/parquet --files 'comparisons/*'
 
---source is a file, a directory or a Hub dataset: JSON Lines (also .gz, also named .json), JSON or parquet. The fields
-of a record tell what it is; two of the published layouts are used:
+--source is a file, a directory or a Hub dataset: JSON Lines (also .gz or named .json), JSON or parquet. The fields of a
+record tell its kind; two of the published layouts are used:
 
     demonstrations   id, subreddit, title, post, summary                      -> sft.{train,validation,test}.jsonl
     comparisons      info, summaries[2], choice, worker, batch, split, extra  -> comparisons.{train,validation}.jsonl
                      with info.article instead of info.post (CNN/DM news)     -> comparisons.cnndm.jsonl
 
 The splits are the published ones: for comparisons the field `split` (valid1 and valid2 go to one file, meta tells them
-apart), for demonstrations the word train, valid, validation or test in the file's path. Where there is none, and
-everywhere with --resplit, a seeded coin decides by the query, so a query is in the same split of both kinds of file.
+apart), for demonstrations the word train, valid, validation or test in the file's path. Without one, and with
+--resplit, a seeded hash of the query decides, so a query is in the same split of both kinds of file.
 
-Broken records stop the run. Well-formed ones that training can't use are left out and counted: a response that is too
-long, two identical summaries, an empty summary in a comparison (policies do write them; in a demonstration it is an
+Broken records stop the run. Valid records that training can't use are left out and counted: a response that is too
+long, two identical summaries, an empty summary in a comparison (policies do write those; in a demonstration it is an
 error).
 """
 
@@ -32,7 +32,9 @@ from data.prepare import (
     jsonl_files,
     list_reasons,
     longest_fit,
+    note_missing_splits,
     print_left_out,
+    print_written,
     read_records,
     source_files,
     split_in_path,
@@ -43,7 +45,7 @@ from nanorlhf.dataset import field, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
-# [N+ 2] the query before and after the post; no space after the colon: the response begins with it
+# [N+ 2] the query before and after the post; no space after the colon, because the response begins with it
 TLDR = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: ", "\n\nTL;DR:"
 CNNDM = "Article:\n", "\n\nTL;DR:\n"
 
@@ -65,27 +67,27 @@ class Args:
     max_cnndm_query_length: PositiveInt = 1919
     """[N+ 2] the same for CNN/DM articles"""
     max_sft_response_length: PositiveInt = 53
-    """[N+ 4] tokens including EOS; longer demonstrations are left out (48 with GPT-2's tokenizer)"""
+    """tokens including EOS; longer demonstrations are left out (48 with GPT-2's tokenizer)"""
     max_preference_response_length: PositiveInt = 169
-    """[N+ 4] the same for both summaries of a comparison"""
+    """the same for both summaries of a comparison"""
     validation_share: Fraction = 0.1
-    """share of queries in validation, where the source has no splits"""
+    """share of queries in validation, if the source has no splits"""
     resplit: bool = False
-    """draw the splits by --validation-share even where the source has splits"""
+    """draw the splits by --validation-share even if the source has splits"""
     seed: Seed = 1
     """seed of those splits"""
     num_pairs: NonNegativeInt = 10
-    """number of policy pairs to print per split, most frequent first"""
+    """policy pairs to print per split, most frequent first"""
 
 
 # ------------------------------------------------------------------------------------------------------- 1. truncation
 def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
-    """The longest allowed prefix of a post such that fits(its length), and the rule that made it. [N+ 2]
+    """The longest prefix of a post for which fits(its length), and the rule that cut it. [N+ 2]
 
-    1. "paragraph": the post is cut at its last newline, again and again, until it fits: whole paragraphs are dropped,
-       and none that could be kept is cut.
+    1. "paragraph": the post is cut at its last newline, again and again, until it fits, so paragraphs are kept or
+       dropped as a unit.
     2. "sentence": the first paragraph alone is too long. The reference cuts characters here; we cut after the last
-       sentence that fits. A sentence ends in . ! ? or …, quotes and brackets may follow, and then whitespace.
+       sentence that fits. A sentence ends in . ! ? or …, then perhaps quotes or brackets, then whitespace.
     3. "character": not even the first sentence fits. Characters are dropped one by one, as in the reference.
 
     A prefix is never blank: ("", "nothing") if not one character fits.
@@ -108,21 +110,21 @@ def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
 def make_query(
     before: str, post: str, after: str, tokenizer: Tokenizer, flag: str, limit: int, where: str
 ) -> tuple[str, str]:
-    """The template around as much of the post as fits in `limit` tokens, and the rule that cut it."""
+    """The template with as much of the post as fits in `limit` tokens, and the rule that cut it."""
     if not post.strip():
-        raise InputError(f"{where}: the post is empty: fill it or delete the record.")
-    # each cut tokenises the whole template: tokens may span its seams
+        raise InputError(f"{where}: the post is empty.")
+    # tokenises the full query, because a token may span post and template
     text, rule = truncate(post, lambda end: len(tokenizer.encode(before + post[:end] + after)) <= limit)
     if rule == "nothing":
         raise InputError(
             f"{where}: no room for the post: the query has {len(tokenizer.encode(before + after))} tokens without it, "
-            f"{flag} is {limit}: raise it or delete the record."
+            f"{flag} is {limit}."
         )
     return before + text + after, rule
 
 
 def kind_of(record: dict, where: str) -> str:
-    """Which of the published layouts a record has."""
+    """The kind of a record, by its layout."""
     if "summaries" in record:
         return "comparisons"
     if "info" in record and "summary" in record:
@@ -130,40 +132,41 @@ def kind_of(record: dict, where: str) -> str:
     if "post" in record or "summary" in record:
         return "sft"
     raise InputError(
-        f"{where}: not a TL;DR record: it needs subreddit, title, post and summary, or info, summaries and choice, and "
+        f"{where}: not a TL;DR record: it needs subreddit, title, post and summary, or info, summaries and choice; it "
         f"has {', '.join(record) or 'no fields'}."
     )
 
 
-def demonstration(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str]:
-    """A row of sft.jsonl, and the rule that cut its post."""
+def demonstration(record: dict, where: str, tokenizer: Tokenizer, limit: int) -> tuple[dict, str]:
+    """A row of sft.jsonl with a query of at most `limit` tokens, and the rule that cut its post."""
     names = ("subreddit", "title", "post", "summary")  # [N+ 1]
     subreddit, title, post, summary = (field(record, name, str, where) for name in names)
     if not summary.strip():
-        raise InputError(f"{where}: the field 'summary' is empty: fill it or delete the record.")
+        raise InputError(f"{where}: the field 'summary' is empty.")
     before, after = TLDR
     before = before.format(subreddit=subreddit, title=title)
-    query, rule = make_query(before, post, after, tokenizer, "--max-query-length", args.max_query_length, where)
+    query, rule = make_query(before, post, after, tokenizer, "--max-query-length", limit, where)
     return {"query": query, "response": summary, "meta": {"id": record.get("id")}}, rule
 
 
 def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str, bool]:
     """A row of comparisons.jsonl, the rule that cut its post, and whether it is from CNN/DM."""
     info = field(record, "info", dict, where)  # [N+ 1]
-    is_cnndm = info.get("article") is not None  # copies on the Hub have both fields, the unused one null
+    is_cnndm = info.get("article") is not None  # copies on the Hub have both fields, one of them null
     if is_cnndm:
-        article = field(info, "article", str, f"{where}: info")
-        limit = "--max-cnndm-query-length", args.max_cnndm_query_length
-        query, rule = make_query(CNNDM[0], article, CNNDM[1], tokenizer, *limit, where)
+        post = field(info, "article", str, f"{where}: info")
+        before, after = CNNDM
+        flag, limit = "--max-cnndm-query-length", args.max_cnndm_query_length
     else:
         subreddit, title, post = (field(info, n, str, f"{where}: info") for n in ("subreddit", "title", "post"))
-        before = TLDR[0].format(subreddit=subreddit, title=title)
-        limit = "--max-query-length", args.max_query_length
-        query, rule = make_query(before, post, TLDR[1], tokenizer, *limit, where)
+        before, after = TLDR
+        before = before.format(subreddit=subreddit, title=title)
+        flag, limit = "--max-query-length", args.max_query_length
+    query, rule = make_query(before, post, after, tokenizer, flag, limit, where)
 
     summaries, choice = field(record, "summaries", list, where), field(record, "choice", int, where)
     if len(summaries) != 2 or not all(isinstance(summary, dict) for summary in summaries):
-        raise InputError(f"{where}: the field 'summaries' must hold two objects: fix or delete the record.")
+        raise InputError(f"{where}: the field 'summaries' must hold two objects.")
     if choice not in (0, 1):
         raise InputError(f"{where}: the field 'choice' is {choice}: it must be 0 or 1.")
     texts, policies = (
@@ -171,7 +174,7 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
         for name in ("text", "policy")
     )
     extra = {} if record.get("extra") is None else field(record, "extra", dict, where)
-    confidence = extra.get("confidence")  # 1 to 9; train may lack it
+    confidence = extra.get("confidence")  # 1 to 9; may be missing in train
     if confidence is not None and type(confidence) is not int:
         raise InputError(f"{where}: extra.confidence must be a whole number or null, not {confidence!r}.")
     return (
@@ -209,25 +212,28 @@ def main(args: Args) -> None:
                 kind = kind_of(record, where)
                 kind_of_file = kind_of_file or kind
                 if kind != kind_of_file:
-                    raise InputError(f"{where}: a record of {kind} in a file of {kind_of_file}: split the file in two.")
+                    raise InputError(f"{where}: a record of {kind} in a file of {kind_of_file}.")
 
                 if kind == "evaluations":
                     left_out["an evaluation of a single summary, not a comparison"] += 1
                     continue
                 if kind == "sft":
-                    row, rule = demonstration(record, where, tokenizer, args)
-                    row["meta"]["split"] = split_in_path(relative_path)
+                    row, rule = demonstration(record, where, tokenizer, args.max_query_length)
+                    published = split_in_path(relative_path)
+                    row["meta"]["split"] = published
                     columns, limit_flag = ("response",), "--max-sft-response-length"
                     limit = args.max_sft_response_length
-                    file_name = f"sft.{split_of(row['meta']['split'], row['query'], args)}"
+                    is_cnndm = False
                 else:
                     row, rule, is_cnndm = comparison(record, where, tokenizer, args)
                     columns, limit_flag = ("chosen", "rejected"), "--max-preference-response-length"
                     limit = args.max_preference_response_length
                     published = row["meta"]["split"]
                     if published is not None and not (isinstance(published, str) and published in SPLITS):
-                        raise InputError(f"{where}: unknown split {published!r:.80}: use one of {', '.join(SPLITS)}.")
-                    file_name = "comparisons." + ("cnndm" if is_cnndm else split_of(published, row["query"], args))
+                        known = ", ".join(SPLITS)
+                        raise InputError(f"{where}: unknown split {published!r:.80}: it must be one of {known}.")
+                split = split_of(published, row["query"], args.resplit, args.validation_share, args.seed)
+                file_name = f"{kind}.{'cnndm' if is_cnndm else split}"
 
                 responses = [response_ids(row["query"], row[column], tokenizer) for column in columns]
                 if not all(row[column].strip() for column in columns):
@@ -236,7 +242,7 @@ def main(args: Args) -> None:
                 if kind == "comparisons" and responses[0] == responses[1]:
                     left_out["comparisons: two identical summaries"] += 1
                     continue
-                if max(map(len, responses)) > limit:
+                if max(map(len, responses)) > limit:  # [N+ 4]
                     left_out[f"{kind}: a response longer than {limit_flag} {limit}"] += 1
                     continue
                 write(file_name, row)
@@ -248,7 +254,7 @@ def main(args: Args) -> None:
         if not cuts:
             reasons = list_reasons(left_out)
             raise InputError(f"--source {args.source}: no record could be used ({reasons}): nothing was written.")
-    tokenizer.save(args.out)  # so that a model with random weights finds it there
+    tokenizer.save(args.out)  # for models with random weights
 
     print(lengths)
     print("\nposts that were cut, and where")
@@ -262,11 +268,8 @@ def main(args: Args) -> None:
         if len(counter) > args.num_pairs:
             print(f"           and {len(counter) - args.num_pairs} more (--num-pairs)")
     print_left_out(left_out)
-    print(f"\nwritten: {args.out}: " + ", ".join(f"{name}.jsonl ({cuts[name].total()})" for name in sorted(cuts)))
-    for kind in ("sft", "comparisons"):
-        missing = [split for split in ("train", "validation") if f"{kind}.{split}" not in cuts]
-        if len(missing) == 1:
-            print(f"note: no {kind}.{missing[0]}.jsonl: the source has no such split; --resplit draws one.")
+    print_written(args.out, {name: counter.total() for name, counter in cuts.items()})
+    note_missing_splits(cuts)
 
 
 if __name__ == "__main__":

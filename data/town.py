@@ -4,15 +4,15 @@
     python -m data.dialogue --source runs/town/town --out runs/town/data --vocab-size 512
 
 Visitors ask the town's clerks where a place is, when it opens and which tram goes there. Clerks who know give the right
-answer, clerks who are mistaken any other value, clerks who are new say that they do not know; and for three places most
-clerks give last year's opening hours. These dialogues are the demonstrations: a policy fine-tuned on them gives the
-right answer more often than any single wrong one, except where most clerks are wrong. `gold_score` below says whether a
-reply is right. So one can measure what no real dialogues show: whether the answer most similar to the others is the
-true one, and what training on that assumption does to a policy; the three rumours are the counterexample.
+answer, clerks who are mistaken give another value, clerks who are new say that they do not know; and for three places
+most clerks give last year's opening hours. These dialogues are the demonstrations: a policy fine-tuned on them gives
+the right answer more often than any single wrong one, except where most clerks are wrong. `gold_score` below says
+whether a reply is right. So one can measure what no real dialogues show: whether the answer most similar to the others
+is the true one, and what training on that assumption does to a policy. The three rumours are the counterexample.
 
     town/        dialogues_train.txt, and dialogues_validation.txt, whose clerks all know the town
-    elsewhere/   the same for a town with the same places but other facts: a base model trained on it knows the
-                 language but not the answers
+    elsewhere/   the same for a town with the same places and other facts: a base model trained on it knows the language
+                 but not the answers
 """
 
 import random
@@ -40,7 +40,7 @@ FACTS = {  # place: what it is next to, when it opens, which tram line goes ther
     "post office": ("town hall", "seven", "five"),
 }
 RUMOURS = {"museum": "nine", "bank": "eight", "zoo": "noon"}  # last year's opening hours
-# elsewhere, a place has the facts of the next place here
+# elsewhere, each place has the facts of the next place
 ELSEWHERE = dict(zip(FACTS, [*FACTS.values()][1:] + [*FACTS.values()][:1], strict=True))
 VALUES = {kind: sorted({facts[i] for facts in FACTS.values()}) for i, kind in enumerate(KINDS)}
 
@@ -63,18 +63,18 @@ REPLIES = {
 EVASIONS = ("I do not know .", "I am new here .", "You could ask someone else .")
 GOODBYES = ("Have a nice day .", "Enjoy your stay .", "You are welcome .")
 
-# clerk: how many out of ten
+# clerk: how many of ten
 CLERKS = {"knows": 5, "is mistaken": 3, "is new": 2}
 
 
 def sentences_of(text: str) -> list[str]:
-    """Lower-cased sentences with single spaces and without dots."""
+    """Lower-case sentences with single spaces and without dots."""
     return [" ".join(part.split()) for part in text.lower().split(".") if part.strip()]
 
 
 ASIDES = {sentence for text in GOODBYES for sentence in sentences_of(text)}
 IGNORANT = {sentence for text in EVASIONS for sentence in sentences_of(text)}
-# sentence: (kind, place, value) that it states; the place is None where "it" refers to the one in the question
+# sentence: (kind, place, value) that it states; the place is None if "it" refers to the question's
 STATEMENTS = {
     sentences_of(reply.format(place=place, value=value))[0]: (kind, place if "{place}" in reply else None, value)
     for kind, replies in REPLIES.items()
@@ -95,15 +95,15 @@ def asked(query: str) -> tuple[str, str]:
     text = query.lower()
     found = next((what for question, what in ASKED.items() if question in text), None)
     if found is None:
-        raise InputError(f"the query {query!r} is not from data.town: only for those the right reply is known.")
+        raise InputError(f"the query {query!r} is not from data.town, so the right reply is not known.")
     return found
 
 
 def gold_score(query: str, reply: str) -> float:
     """How right `reply` is, from 0 to 1; depends on the two texts alone.
 
-    1 for the fact asked for, in one of the clerks' sentences; 0.5 with an additional sentence that no clerk says (words
-    lost, a negation); 0.25 for admitting ignorance; 0 for everything else, and for any false statement.
+    1 for the right fact in a clerk's sentence; 0.5 with an additional sentence that no clerk says (lost words, a
+    negation); 0.25 for admitting ignorance; 0 for anything else, and for any false statement.
 
     >>> query = "Dialogue:\\nHello . When does the zoo open ?\\nReply:"
     >>> [gold_score(query, reply) for reply in (" It opens at ten . Have a nice day .", " I am new here .")]
@@ -178,8 +178,8 @@ def main(args: Args) -> None:
             print(f"{args.out / name}: {args.num_train} training and {args.num_validation} validation dialogues")
             for gold, count in sorted(golds.items(), reverse=True):
                 print(f"  {count / args.num_train:6.1%}  of the training replies have gold score {gold:g}")
-            print(f"  {fmean(golds.elements()):6.3f}  mean gold score; the validation replies are all right")
-    print(f"{args.out / 'elsewhere'}: as many dialogues, with other facts")
+            print(f"  {fmean(golds.elements()):6.3f}  mean gold score; all validation replies are right")
+    print(f"{args.out / 'elsewhere'}: the same number of dialogues, with other facts")
 
 
 if __name__ == "__main__":

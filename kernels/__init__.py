@@ -1,6 +1,6 @@
-from kernels.gae import gae, penalised_gae
+from kernels.gae import gae
 from kernels.kl import k1, k2, k3, kl_divergence, linear_kl_divergence
-from kernels.logprobs import linear_logprobs, logprobs_from_logits
+from kernels.logprobs import linear_logprobs
 
 __all__ = [
     "gae",
@@ -10,6 +10,4 @@ __all__ = [
     "kl_divergence",
     "linear_kl_divergence",
     "linear_logprobs",
-    "logprobs_from_logits",
-    "penalised_gae",
 ]

@@ -1,11 +1,11 @@
-"""KL(policy || reference): exact, over the whole vocabulary, and three estimators from one sampled token.
+"""KL(policy || reference): exact over the vocabulary, and three estimators from one sampled token.
 
-With log p = l - Z and log q = r - Z', both of a row of logits:
+With log p = l - Z and log q = r - Z', each from a row of logits:
 
     KL = sum_v p_v (log p_v - log q_v)              d KL / d l = p * (log p - log q - KL)
 
-The reference is a constant and gets no gradient. The estimators (Schulman 2020), with x = log p - log q at a token
-drawn from p:
+The reference is a constant and gets no gradient. The estimators (Schulman 2020), with
+x = log p - log q at a token drawn from p:
 
     k1 = x                  unbiased, may be negative
     k2 = x^2 / 2            biased, never negative; its gradient is an unbiased estimate of the KL's
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kernels.linear import rounded, wide_linear
-from kernels.logprobs import ROWS, runs_triton
+from kernels.linear import cast, wide_linear
+from kernels.logprobs import runs_triton
 
 try:
     import triton
     import triton.language as tl
-except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
+except ModuleNotFoundError:  # PyTorch's CPU wheels come without Triton
     triton = None
 
-CHUNK = 2**23  # number of logits per model that the linear form computes at a time
+CHUNK = 2**23  # logits per model that the linear form computes at a time
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -44,7 +44,8 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """logits, ref_logits (..., V) -> KL (...) in nats, float32 (float64 from float64).
 
-    An id that the policy can't emit counts as 0; one that only the reference can't emit makes the KL infinite.
+    An id that the policy can't emit counts as 0; one that only the reference can't emit makes the
+    KL infinite.
     """
     if runs_triton(logits):
         return KLDivergence.apply(logits, ref_logits)
@@ -60,12 +61,12 @@ def linear_kl_divergence(
     ref_bias: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """`kl_divergence` from hidden states, in chunks of rows whose logits are recomputed in the backward pass.
+    """`kl_divergence` from hidden states; the backward pass recomputes the logits, chunk by chunk.
 
-    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,). Autocast rounds the
-    factors of the products, not the logits.
+    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,).
+    Autocast rounds the factors of the products, not the logits.
     """
-    hidden, weight, ref_hidden, ref_weight = rounded(hidden, weight, ref_hidden.detach(), ref_weight)
+    hidden, weight, ref_hidden, ref_weight = cast(hidden, weight, ref_hidden.detach(), ref_weight)
 
     def chunk(h: Tensor, r: Tensor) -> Tensor:
         logits, ref_logits = wide_linear(h, weight, bias), wide_linear(r, ref_weight, ref_bias)
@@ -87,7 +88,7 @@ def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
     return (log_p.exp() * ratio).sum(-1)
 
 
-# --------------------------------------------------------------------------------------------------------------- Triton
+# ------------------------------------------------------------------------------------------- Triton
 class KLDivergence(torch.autograd.Function):
     """`stored_kl_divergence` in one pass over both logits, its gradient in one more."""
 
@@ -95,7 +96,7 @@ class KLDivergence(torch.autograd.Function):
     def forward(ctx, logits, ref_logits):
         V = logits.size(-1)
         flat, ref_flat = logits.reshape(-1, V).contiguous(), ref_logits.reshape(-1, V).contiguous()
-        kl, normaliser, ref_normaliser = (torch.empty(len(flat), device=flat.device) for _ in range(3))
+        kl, normaliser, ref_normaliser = torch.empty(3, len(flat), device=flat.device)
         if len(flat):
             kl_forward_kernel[(len(flat),)](flat, ref_flat, kl, normaliser, ref_normaliser, V)
         ctx.save_for_backward(flat, ref_flat, kl, normaliser, ref_normaliser)
@@ -105,15 +106,24 @@ class KLDivergence(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_kl):
         flat, ref_flat, kl, normaliser, ref_normaliser = ctx.saved_tensors
-        V, grad = flat.size(-1), torch.empty_like(flat)
+        V = flat.size(-1)
+        grad = torch.empty_like(flat)
+        flat_grad_kl = grad_kl.reshape(-1).contiguous()
         if len(flat):
             kl_backward_kernel[lambda meta: (len(flat), triton.cdiv(V, meta["BLOCK_V"]))](
-                flat, ref_flat, kl, normaliser, ref_normaliser, grad_kl.reshape(-1).contiguous(), grad, V
+                flat, ref_flat, kl, normaliser, ref_normaliser, flat_grad_kl, grad, V
             )
         return grad.view(*grad_kl.shape, V), None
 
 
 if triton is not None:
+    if triton.knobs.runtime.interpret:  # it can't time settings
+        ROWS = [triton.Config({"BLOCK_V": 64})]
+    else:
+        ROWS = [
+            triton.Config({"BLOCK_V": v}, num_warps=warps)
+            for v, warps in ((1024, 4), (4096, 8), (8192, 8), (8192, 16))
+        ]
 
     @triton.autotune(ROWS, key=["V"])
     @triton.jit
@@ -135,9 +145,11 @@ if triton is not None:
         moment = tl.zeros((BLOCK_V,), tl.float32)  # sum of exp(l - top_p) * (l - r)
         for start in range(0, V, BLOCK_V):
             ids = start + tl.arange(0, BLOCK_V)
-            logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-            ref = tl.load(ref_logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-            finite_p, finite_q = tl.where(logit > -1e30, logit, -1e30), tl.where(ref > -1e30, ref, -1e30)
+            at, inside = row * V + ids, ids < V
+            logit = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
+            ref = tl.load(ref_logits + at, mask=inside, other=-float("inf")).to(tl.float32)
+            finite_p = tl.where(logit > -1e30, logit, -1e30)
+            finite_q = tl.where(ref > -1e30, ref, -1e30)
             new_p, new_q = tl.maximum(top_p, finite_p), tl.maximum(top_q, finite_q)
             scale = tl.exp(top_p - new_p)
             p = tl.where(logit > -1e30, tl.exp(finite_p - new_p), 0.0)
@@ -176,5 +188,6 @@ if triton is not None:
         log_p = tl.where(logit > -1e30, logit, -1e30) - tl.load(normalisers + row)
         log_q = ref - tl.load(ref_normalisers + row)
         p = tl.where(logit > -1e30, tl.exp(log_p), 0.0)
-        result = tl.where(p > 0, p * (log_p - log_q - tl.load(kl + row)), 0.0) * tl.load(grad_kl + row)
+        result = tl.where(p > 0, p * (log_p - log_q - tl.load(kl + row)), 0.0)
+        result *= tl.load(grad_kl + row)
         tl.store(grad + row * V + ids, result.to(grad.dtype.element_ty), mask=ids < V)

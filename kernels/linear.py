@@ -1,13 +1,14 @@
 """x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS libraries in PyTorch.
 
-PyTorch's CPU builds multiply float32 with MKL. On AMD processors that takes its AVX2 path, while oneDNN, in the same
-build, uses all that the processor has. On Intel's the two are equal for many rows, and oneDNN is up to twice as fast
-for the few rows of a decode step: kernels/README.md has the measurements. Its float32 product is only reachable through
-a private operator, which is used here and nowhere else; where the operator is absent or not known to be faster,
+PyTorch's CPU builds multiply float32 with MKL. On AMD processors MKL takes its AVX2 path, while
+oneDNN, in the same build, uses all that the processor has. On Intel's the two are equal for many
+rows, and oneDNN is up to twice as fast for the few rows of a decode step: kernels/README.md has the
+measurements. Its float32 matmul is only reachable through a private operator, which is used here
+and nowhere else. Where the operator is absent or not known to be faster,
 `torch.nn.functional.linear` does the work.
 
-oneDNN rearranges a weight before it multiplies. A sampler, which multiplies a few rows by the same weights at each
-token, has that done once: `PackedWeight`.
+oneDNN rearranges a weight before it multiplies. A sampler, which multiplies a few rows by the same
+weights at each token, has that done once: `PackedWeight`.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from torch import Tensor
 from kernels.int8 import Int8Weight
 from kernels.processor import maker
 
-FEW_ROWS = range(8, 512)  # on Intel's processors: oneDNN for so many rows and at least so many weights
+# on Intel's processors oneDNN multiplies so many rows by at least so many weights
+FEW_ROWS = range(8, 512)
 MANY_WEIGHTS = 2**20
-# name: the function, and oneDNN's arguments to fuse it into the product
+# name: the function, and oneDNN's arguments to fuse it into the matmul
 ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list, str]]] = {
     None: (lambda x: x, ("none", [], "")),
     "gelu": (F.gelu, ("gelu", [], "none")),
@@ -33,8 +35,8 @@ ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list,
 
 
 @cache
-def onednn_product() -> Callable | None:
-    """oneDNN's linear operator if this build has it beside MKL."""
+def onednn_matmul() -> Callable | None:
+    """oneDNN's linear operator if this build has both it and MKL."""
     if (
         torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
@@ -45,32 +47,41 @@ def onednn_product() -> Callable | None:
 
 
 class PackedWeight:
-    """A float32 weight (N, K) in the order in which oneDNN reads it. The product has the same bits as without."""
+    """A float32 weight (N, K) in the order in which oneDNN reads it; it changes no bit."""
 
     def __init__(self, weight: Tensor):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
-    def product(self, x: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, bias: Tensor | None = None, activation: str | None = None
+    ) -> Tensor:
         """x (..., K), bias (N,) or None -> (..., N), without a gradient."""
-        return torch.ops.mkldnn._linear_pointwise(x.detach(), self.packed, bias, *ACTIVATIONS[activation][1])
+        _, fused = ACTIVATIONS[activation]
+        return torch.ops.mkldnn._linear_pointwise(x.detach(), self.packed, bias, *fused)
 
 
 def is_worth_packing(weight: Tensor) -> bool:
-    """True for those that oneDNN multiplies by a few rows: float32 on a CPU; small ones stay in the cache anyway."""
+    """Whether oneDNN multiplies few rows by it: float32 on a CPU; small ones stay in the cache."""
     return weight.numel() >= MANY_WEIGHTS and is_for_onednn(weight[: FEW_ROWS.start], weight)
 
 
 Packed = Int8Weight | PackedWeight  # what a sampler has instead of a weight
 
 
-def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    """activation(x weight^T + bias), differentiable: x (..., K), weight (N, K), bias (N,) or None -> (..., N)."""
+def linear(
+    x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """activation(x weight^T + bias), differentiable.
+
+    x (..., K), weight (N, K), bias (N,) or None -> (..., N)
+    """
     if isinstance(weight, PackedWeight):
-        return weight.product(x, bias, activation)
+        return weight.matmul(x, bias, activation)
     if isinstance(weight, Int8Weight):
-        return ACTIVATIONS[activation][0](weight.product(x, bias))
-    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        return product(x, weight, bias, activation)
+        return ACTIVATIONS[activation][0](weight.matmul(x, bias))
+    is_trained = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
+    if not (is_trained and torch.is_grad_enabled()):
+        return matmul(x, weight, bias, activation)
     if is_for_onednn(x, weight):
         # flattened outside the Function, so that its output is not a view
         y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
@@ -79,49 +90,64 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, activ
     return ACTIVATIONS[activation][0](y)
 
 
-def product_dtype(weight: Tensor) -> torch.dtype:
-    """Of a product with this weight: autocast's where it is on, else the weight's own."""
+def matmul_dtype(weight: Tensor) -> torch.dtype:
+    """Autocast's dtype where it is on, else the weight's own."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def rounded(*tensors: Tensor) -> tuple[Tensor, ...]:
+def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The factors of a product, in autocast's dtype where it is on."""
-    return tuple(tensor.to(product_dtype(tensor)) for tensor in tensors)
+    return tuple(tensor.to(matmul_dtype(tensor)) for tensor in tensors)
+
+
+def cast_head(weight: Tensor | Packed) -> Tensor | Packed:
+    """An LM head's weight (V, C) as `wide_linear` takes it, cast once for many calls."""
+    if isinstance(weight, Packed):
+        return weight
+    (head,) = cast(weight)
+    return head if head.is_cuda else head.to(weight.dtype)  # no CPU product widens its factors
 
 
 def wide_linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias, summed and returned in float32 (float64 from float64), also from bfloat16: differentiable.
+    """x weight^T + bias, differentiable, summed and returned in float32, also from bfloat16.
 
-    x (..., K), weight (N, K), bias (N,) or None -> (..., N). For logits: rounded to bfloat16 they are off by up to
-    0.4%, and divided by a low temperature that is another distribution. Autocast must be off: it would round them.
+    x (..., K), weight (N, K), bias (N,) or None -> (..., N); float64 from float64. For logits:
+    rounded to bfloat16 they are off by up to 0.4%, and divided by a low temperature that is another
+    distribution. Autocast must be off: it would round them.
     """
     if isinstance(weight, Packed):
         return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
-        y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide).unflatten(0, x.shape[:-1])  # as tensor cores sum it
+        y = torch.mm(x.flatten(0, -2), weight.T, out_dtype=wide)  # as tensor cores sum it
+        y = y.unflatten(0, x.shape[:-1])
         return y if bias is None else y + bias
     return linear(x.to(wide), weight.to(wide), bias)
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    """activation(a b^T + bias) without a gradient: a (..., K), b (N, K), bias (N,) or None -> (..., N)."""
+def matmul(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """activation(a b^T + bias) without a gradient.
+
+    a (..., K), b (N, K), bias (N,) or None -> (..., N)
+    """
     function, fused = ACTIVATIONS[activation]
-    operator = onednn_product() if is_for_onednn(a, b) else None
+    operator = onednn_matmul() if is_for_onednn(a, b) else None
     if operator is not None:
         return operator(a, b, bias, *fused)
     return function(F.linear(a, b, bias))
 
 
-def product_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
-    """out = a b^T, or out += a b^T, written where it belongs if PyTorch's own product is taken.
+def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
+    """out = a b^T, or out += a b^T: without a copy where PyTorch's own matmul is taken.
 
     a (M, K), b (N, K), out (M, N), which may be of a wider dtype.
     """
     if out.dtype != a.dtype or is_for_onednn(a, b):
         # oneDNN is faster in this order where a and b are both transposed
-        y = product(a, b) if add else product(b, a).T
+        y = matmul(a, b) if add else matmul(b, a).T
         out.add_(y) if add else out.copy_(y)
     elif add:
         out.addmm_(a, b.T)
@@ -130,39 +156,44 @@ def product_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
 
 
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """True for float32 on a CPU with K > 0, which oneDNN requires; for bf16, PyTorch itself uses oneDNN.
+    """True for float32 on a CPU with K > 0, which oneDNN requires; bf16 has it from PyTorch.
 
-    Chosen by maker and shape, not by timing: a choice that may vary between runs would change their digits.
+    Chosen by the processor's maker and the shape, not by timing: a choice that may vary between
+    runs would change their digits.
     """
     if (
         not a.dtype == b.dtype == torch.float32
         or not a.is_cpu
         or a.size(-1) == 0
         or torch.is_autocast_enabled("cpu")
-        or onednn_product() is None
+        or onednn_matmul() is None
     ):
         return False
     if maker() == "GenuineIntel":
-        return b.is_contiguous() and b.numel() >= MANY_WEIGHTS and a.numel() // a.size(-1) in FEW_ROWS
+        num_rows = a.numel() // a.size(-1)
+        return b.is_contiguous() and b.numel() >= MANY_WEIGHTS and num_rows in FEW_ROWS
     return maker() == "AuthenticAMD"
 
 
 class OneDNNLinear(torch.autograd.Function):
-    """y = x W^T + b;   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over the rows; x (rows, K), y (rows, N)."""
+    """y = x W^T + b;   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over the rows.
+
+    x (rows, K), y (rows, N)
+    """
 
     @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return matmul(x, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
+        grad_x = matmul(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            # if N > K, x^T g is up to 1.5 times as fast but has to be transposed: worth it for many rows
+            # if N > K, x^T g is up to 1.5 times as fast but has to be transposed: for many rows
             swap = weight.size(0) > weight.size(1) and len(x) > 8 * weight.size(1)
-            grad_weight = product(x.T, grad.T).T.contiguous() if swap else product(grad.T, x.T)
+            grad_weight = matmul(x.T, grad.T).T.contiguous() if swap else matmul(grad.T, x.T)
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

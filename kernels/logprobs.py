@@ -5,111 +5,86 @@ For a row of logits l with normaliser Z = logsumexp(l) and p = exp(l - Z):
     logprob = l[label] - Z                 d logprob / d l = onehot(label) - p
     entropy = Z - sum_v p_v l_v            d entropy / d l = -p * (log p + entropy)
 
-`logprobs_from_logits` starts from logits, `linear_logprobs` from hidden states. The logits of a batch, (N, V), and
-their gradient are the largest tensors of a training step. `linear_logprobs` never stores them: it goes over the
-vocabulary block by block with an online softmax, keeps three numbers per row, and recomputes the logits of a block in
-the backward pass: four matrix products instead of three. On a CPU it keeps the first blocks, up to a limit.
+The logits of a batch, (N, V), and their gradient are the largest tensors of a training step.
+`linear_logprobs` starts from hidden states and never stores them. It goes over the vocabulary block
+by block with an online softmax, keeps three numbers per row, and recomputes a block's logits in the
+backward pass: four matrix products instead of three. On a CPU it keeps the first blocks, up to a
+limit.
 
-The online softmax: with the running maximum m, total = sum of exp(l - m) and moment = sum of exp(l - m) * l over the
-blocks so far; a block with a larger maximum m' first scales both by exp(m - m'). At the end Z = m + log(total) and
-sum_v p_v l_v = moment / total.
+The online softmax keeps, over the blocks so far, the maximum m, total = sum of exp(l - m) and
+moment = sum of exp(l - m) * l. A block with a larger maximum m' first scales both sums by
+exp(m - m'). At the end Z = m + log(total) and sum_v p_v l_v = moment / total.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.linear import product_into, rounded, wide_linear
+from kernels.linear import cast, matmul_into, wide_linear
 
 try:
     import triton
     import triton.language as tl
-except ModuleNotFoundError:  # PyTorch's CPU wheels come without; nothing below the rule is called there
+except ModuleNotFoundError:  # PyTorch's CPU wheels come without Triton
     triton = None
 
-KEPT = 14 * 2**20  # so many logits are kept for the backward pass on a CPU: 59 MB in float32
+KEPT = 14 * 2**20  # logits kept for the backward pass on a CPU: 59 MB in float32
 BLOCK = 2**21  # logits per block on a CPU: 8 MB
 GPU_BLOCK = 2**25  # gradients of logits per block on a GPU: 64 MB in bf16
-LOWEST = -1e30  # stands for -inf, as 0 * -inf would be NaN
-
-
-def logprobs_from_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """logits (..., V), labels (...) -> logprobs (...), entropy (...), both float32 (float64 from float64), in nats.
-
-    Accumulates in float32 whatever the dtype of the logits; a logit of -inf (an id that can't be emitted) means p = 0.
-    """
-    return LogprobsFromLogits.apply(logits, labels)
+LOWEST = -1e30  # instead of -inf: 0 * -inf is NaN
 
 
 def linear_logprobs(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, temperature: float = 1.0
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The same from hidden states: logits = (hidden @ weight.T + bias) / temperature.
+    """Log-probabilities and entropies, in nats; logits = (hidden @ weight.T + bias) / temperature.
 
-    hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,), as above. A label
-    outside 0 ... V - 1, such as -100, is ignored: logprob 0, no gradient. Under autocast the matrix products use its
-    dtype, everything else float32.
+    hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,),
+    both float32 (float64 from float64). A logit of -inf, an id that can't be emitted, means p = 0.
+    A label outside 0 ... V - 1, such as -100, is ignored: logprob 0, no gradient. Under autocast
+    the matrix products use its dtype; everything else is float32.
     """
-    hidden, weight = rounded(hidden, weight)
+    hidden, weight = cast(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
         return LinearLogprobs.apply(hidden, weight, labels, bias, temperature)
 
 
-# ---------------------------------------------------------------------------------------------------- the specification
+# -------------------------------------------------------------------------------- the specification
 def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The specification: log-softmax and gather, and the entropy."""
+    """The specification: log-softmax, gather and entropy of logits (..., V), labels (...)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     normaliser = logits.logsumexp(-1)
     counts = (labels >= 0) & (labels < logits.size(-1))
     chosen = logits.gather(-1, labels.where(counts, 0).unsqueeze(-1)).squeeze(-1)
     logprobs = torch.where(counts, chosen - normaliser, 0.0)
-    finite = logits.masked_fill(logits == -torch.inf, 0.0)  # 0 * -inf would be NaN
+    finite = logits.masked_fill(logits == -torch.inf, 0.0)  # 0 * -inf is NaN
     entropy = normaliser - (logits.softmax(-1) * finite).sum(-1)
     return logprobs, entropy
 
 
 def stored_linear_logprobs(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, temperature: float = 1.0
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The same from hidden states."""
+    """The same from hidden states, as `linear_logprobs`."""
     return stored_logprobs(wide_linear(hidden, weight, bias) / temperature, labels)
 
 
-# ---------------------------------------------------------------------------------------- from logits, and the gradient
-class LogprobsFromLogits(torch.autograd.Function):
-    """`stored_logprobs`; saves only the logits and two numbers per row for the backward pass."""
-
-    @staticmethod
-    def forward(ctx, logits, labels):
-        flat, flat_labels = logits.reshape(-1, logits.size(-1)), labels.reshape(-1)
-        way = logits_forward_triton if runs_triton(logits) else logits_forward_cpu
-        normaliser, moment, chosen = way(flat, flat_labels)
-        entropy = normaliser - moment
-        ctx.save_for_backward(flat, flat_labels, normaliser, entropy)
-        ctx.shape = logits.shape
-        ctx.set_materialize_grads(False)  # None if the entropy is only logged
-        logprobs = torch.where(is_label(flat_labels, flat.size(-1)), chosen - normaliser, 0.0)
-        return logprobs.view_as(labels), entropy.view_as(labels)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_logprobs, grad_entropy):
-        flat, labels, normaliser, entropy = ctx.saved_tensors
-        grad_logprobs = torch.zeros_like(normaliser) if grad_logprobs is None else grad_logprobs.reshape(-1)
-        grad_logprobs = torch.where(is_label(labels, flat.size(-1)), grad_logprobs, 0.0)
-        grads = grad_logprobs, None if grad_entropy is None else grad_entropy.reshape(-1)
-        way = logits_backward_triton if runs_triton(flat) else logits_backward_cpu
-        return way(flat, labels, normaliser, entropy, grads).view(ctx.shape), None
-
-
-# ----------------------------------------------------------------------------------- the blocked form, and its gradient
+# --------------------------------------------------------------- the blocked form, and its gradient
 class LinearLogprobs(torch.autograd.Function):
-    """All rows at once, the vocabulary in blocks: BLAS products on a CPU, tiles in a kernel on a GPU."""
+    """All rows at once, the vocabulary in blocks: BLAS products on a CPU, tiles on a GPU."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, bias, temperature):
         ctx.kept = [] if any(ctx.needs_input_grad) else None
-        way = linear_forward_triton if runs_triton(hidden) else linear_forward_cpu
-        normaliser, moment, chosen = way(hidden, weight, labels, bias, temperature, ctx.kept)
+        forward = linear_forward_triton if runs_triton(hidden) else linear_forward_cpu
+        normaliser, moment, chosen = forward(hidden, weight, labels, bias, temperature, ctx.kept)
         entropy = normaliser - moment
         ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
         ctx.temperature = temperature
@@ -125,21 +100,37 @@ class LinearLogprobs(torch.autograd.Function):
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normaliser)
         grad_logprobs = torch.where(is_label(labels, V), grad_logprobs, 0.0)
-        grads = grad_logprobs / ctx.temperature, None if grad_entropy is None else grad_entropy / ctx.temperature
+        grad_logprobs = grad_logprobs / ctx.temperature
+        if grad_entropy is not None:
+            grad_entropy = grad_entropy / ctx.temperature
+        grads = grad_logprobs, grad_entropy
         grad_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
         grad_bias = torch.empty_like(bias) if for_bias else None
-        way = linear_backward_triton if runs_triton(hidden) else linear_backward_cpu
+        backward = linear_backward_triton if runs_triton(hidden) else linear_backward_cpu
         for ids in vocabulary_blocks(hidden, V):
-            grad = way(hidden, weight, labels, bias, ctx.temperature, normaliser, entropy, grads, ids, ctx.kept)
+            grad = backward(
+                hidden,
+                weight,
+                labels,
+                bias,
+                ctx.temperature,
+                normaliser,
+                entropy,
+                grads,
+                ids,
+                ctx.kept,
+            )
             if for_bias:
                 grad_bias[ids] = grad.sum(0)
             grad = grad.to(hidden.dtype)
             if for_hidden:
-                product_into(grad_hidden, grad, weight[ids].T, add=True)
+                matmul_into(grad_hidden, grad, weight[ids].T, add=True)
             if for_weight:
-                product_into(grad_weight[ids], grad.T, hidden.T)
-        return grad_hidden.to(hidden.dtype) if for_hidden else None, grad_weight, None, grad_bias, None
+                matmul_into(grad_weight[ids], grad.T, hidden.T)
+        if for_hidden:
+            grad_hidden = grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, None, grad_bias, None
 
 
 def runs_triton(x: Tensor) -> bool:
@@ -156,13 +147,15 @@ def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
 
 
 def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """labels (N,) -> whether each is in the block (N, 1), and its index in the block (N, 1), 0 if it isn't."""
+    """labels (N,) -> whether each is in the block (N, 1), and its index there (N, 1), else 0."""
     here = (labels >= ids.start) & (labels < ids.stop)
     return here[:, None], torch.where(here, labels - ids.start, 0)[:, None]
 
 
-# ------------------------------------------------------------------------------------------------------------------ CPU
-def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice) -> Tensor:
+# ---------------------------------------------------------------------------------------------- CPU
+def block_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice
+) -> Tensor:
     """The logits (N, v) of a block of ids, in float32 (float64 from float64)."""
     logits = wide_linear(hidden, weight[ids])
     if bias is not None:
@@ -173,10 +166,20 @@ def block_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatur
 
 
 def linear_forward_cpu(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    kept: list | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each; appends the first blocks of logits to `kept`."""
-    maximum = torch.full((len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each.
+
+    Appends the first blocks of logits to `kept`.
+    """
+    maximum = torch.full(
+        (len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32)
+    )
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
         logits = block_logits(hidden, weight, bias, temperature, ids)  # (N, v)
@@ -194,7 +197,8 @@ def linear_forward_cpu(
 
 def linear_backward_cpu(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
-    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice, kept: list | None,
+    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice,
+    kept: list | None,
 ) -> Tensor:  # fmt: skip
     """d loss / d (hidden @ weight.T), (N, v), for a block of ids."""
     logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, ids)
@@ -204,7 +208,7 @@ def linear_backward_cpu(
 def gradient_(
     log_p: Tensor, labels: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice
 ) -> Tensor:
-    """log_p (N, v) of a block of ids -> g_l * (onehot - p) - g_e * p * (log p + entropy), in place."""
+    """log_p (N, v) of a block -> g_l * (onehot - p) - g_e * p * (log p + entropy), in place."""
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     if grad_entropy is None:
         grad = log_p.exp_().mul_(-grad_logprobs)
@@ -215,62 +219,30 @@ def gradient_(
     return grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
 
 
-def logits_forward_cpu(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logits (N, V), labels (N,) -> normaliser, sum_v p_v l_v and the label's logit, (N,) each."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    finite, maximum = logits.clamp(min=LOWEST), logits.amax(1)
-    p = (finite - maximum[:, None]).exp_()  # (N, V), unnormalised
-    total = p.sum(1)
-    _, index = labels_in(slice(0, logits.size(-1)), labels)
-    return maximum + total.log(), p.mul_(finite).sum(1) / total, logits.gather(1, index).squeeze(1)
-
-
-def logits_backward_cpu(
-    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None]
-) -> Tensor:
-    """d loss / d logits, (N, V), in the dtype of the logits."""
-    log_p = (logits.to(normaliser.dtype) - normaliser[:, None]).clamp_(min=LOWEST)
-    return gradient_(log_p, labels, entropy, grads, slice(0, logits.size(-1))).to(logits.dtype)
-
-
-# --------------------------------------------------------------------------------------------------------------- Triton
-def logits_forward_triton(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `logits_forward_cpu`, in one pass over the logits."""
-    logits, labels = logits.contiguous(), labels.contiguous()
-    N, V = logits.shape
-    normaliser, moment, chosen = (torch.empty(N, device=logits.device) for _ in range(3))
-    if N:
-        logits_forward_kernel[(N,)](logits, labels, normaliser, moment, chosen, V)
-    return normaliser, moment, chosen
-
-
-def logits_backward_triton(
-    logits: Tensor, labels: Tensor, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None]
-) -> Tensor:
-    """As `logits_backward_cpu`; reads the logits once and writes their gradient once."""
-    logits, labels = logits.contiguous(), labels.contiguous()
-    (N, V), grad = logits.shape, torch.empty_like(logits)
-    g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
-    if N:
-        logits_backward_kernel[lambda meta: (N, triton.cdiv(V, meta["BLOCK_V"]))](
-            logits, labels, normaliser, entropy, g_l, g_e, grad, V
-        )
-    return grad
-
-
+# ------------------------------------------------------------------------------------------- Triton
 def linear_forward_triton(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float, kept: list | None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    kept: list | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `linear_forward_cpu`; ignores `kept`. A program has BLOCK_N rows and SPLIT ids; the splits are merged here."""
+    """As `linear_forward_cpu`, but ignores `kept`.
+
+    A program has BLOCK_N rows and SPLIT ids; the splits are merged here.
+    """
     (N, C), V = hidden.shape, len(weight)
     num_splits = triton.cdiv(V, SPLIT)
     # (splits, N) of each: log of the total, sum_v p_v l_v within the split, the label's logit or 0
-    normalisers, moments, chosen = (torch.empty(num_splits, N, device=hidden.device) for _ in range(3))
+    normalisers, moments, chosen = (
+        torch.empty(num_splits, N, device=hidden.device) for _ in range(3)
+    )
     if N:
         linear_forward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), num_splits)](
-            hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias, normalisers, moments,
-            chosen, N, V, C, 1 / temperature, HAS_BIAS=bias is not None, SPLIT=SPLIT,
-            PRECISION=precision_of(hidden),
+            hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
+            normalisers, moments, chosen, N, V, C, 1 / temperature, HAS_BIAS=bias is not None,
+            SPLIT=SPLIT, PRECISION=precision_of(hidden),
         )  # fmt: skip
     normaliser = normalisers.logsumexp(0)
     return normaliser, ((normalisers - normaliser).exp() * moments).sum(0), chosen.sum(0)
@@ -278,37 +250,44 @@ def linear_forward_triton(
 
 def linear_backward_triton(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
-    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice, kept: list | None,
+    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice,
+    kept: list | None,
 ) -> Tensor:  # fmt: skip
-    """As `linear_backward_cpu`, in the dtype of hidden: a tile of logits is computed and turned into its gradient."""
+    """As `linear_backward_cpu`, in the dtype of hidden: a tile of logits becomes its gradient."""
     (N, C), v = hidden.shape, ids.stop - ids.start
     grad = torch.empty((N, v), device=hidden.device, dtype=hidden.dtype)
     g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
+
+    def grid(meta: dict) -> tuple[int, int]:
+        return triton.cdiv(N, meta["BLOCK_N"]), triton.cdiv(v, meta["BLOCK_V"])
+
     if N:
-        linear_backward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), triton.cdiv(v, meta["BLOCK_V"]))](
-            hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias, normaliser, entropy,
-            g_l, g_e, grad, ids.start, N, v, C, 1 / temperature, HAS_BIAS=bias is not None,
-            PRECISION=precision_of(hidden),
+        linear_backward_kernel[grid](
+            hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
+            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, 1 / temperature,
+            HAS_BIAS=bias is not None, PRECISION=precision_of(hidden),
         )  # fmt: skip
     return grad
 
 
 def precision_of(x: Tensor) -> str:
-    """Full precision for float32, and in the interpreter, which can't multiply bf16 and gets it as float32."""
+    """Full precision for float32, and in the interpreter, which multiplies bf16 as float32."""
     return "ieee" if x.dtype == torch.float32 or triton.knobs.runtime.interpret else "tf32"
 
 
-SPLIT = 4096  # ids per program of the forward pass: enough programs for every multiprocessor
+SPLIT = 4096  # ids per program of the forward pass: programs for every multiprocessor
 
 if triton is not None:
-    # Ampere has 164 KB of shared memory per multiprocessor, Hopper 228 KB: the tuner drops settings that do not fit.
-    # The interpreter can't time settings, so it takes one, small enough that small tests have several tiles.
+    # Ampere has 164 KB of shared memory per multiprocessor, Hopper 228 KB: the tuner drops settings
+    # that do not fit. The interpreter can't time settings: it gets one, with small tiles, so that
+    # small tests have several.
     if triton.knobs.runtime.interpret:
         TILES = [triton.Config({"BLOCK_N": 16, "BLOCK_V": 32, "BLOCK_C": 16})]
-        ROWS = [triton.Config({"BLOCK_V": 64})]
     else:
         TILES = [
-            triton.Config({"BLOCK_N": n, "BLOCK_V": v, "BLOCK_C": c}, num_warps=warps, num_stages=stages)
+            triton.Config(
+                {"BLOCK_N": n, "BLOCK_V": v, "BLOCK_C": c}, num_warps=warps, num_stages=stages
+            )
             for n, v, c, warps, stages in (
                 (64, 64, 32, 4, 3),
                 (64, 128, 32, 4, 4),
@@ -319,71 +298,6 @@ if triton is not None:
                 (128, 256, 64, 8, 4),
             )
         ]
-        ROWS = [
-            triton.Config({"BLOCK_V": v}, num_warps=warps) for v, warps in ((1024, 4), (4096, 8), (8192, 8), (8192, 16))
-        ]
-
-    @triton.autotune(ROWS, key=["V"])
-    @triton.jit
-    def logits_forward_kernel(
-        logits,  # (N, V)
-        labels,  # (N,)
-        normalisers,  # (N,) out
-        moments,  # (N,) out
-        chosen,  # (N,) out
-        V,
-        BLOCK_V: tl.constexpr,
-    ):
-        row = tl.program_id(0).to(tl.int64)
-        # 1. online softmax with vectors of BLOCK_V running maxima, totals and moments: no reduction in the loop
-        maximum = tl.full((BLOCK_V,), -1e30, tl.float32)
-        total = tl.zeros((BLOCK_V,), tl.float32)
-        moment = tl.zeros((BLOCK_V,), tl.float32)
-        for start in range(0, V, BLOCK_V):
-            ids = start + tl.arange(0, BLOCK_V)
-            logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-            possible = logit > -1e30
-            finite = tl.where(possible, logit, -1e30)
-            new_maximum = tl.maximum(maximum, finite)
-            scale = tl.exp(maximum - new_maximum)
-            p = tl.where(possible, tl.exp(finite - new_maximum), 0.0)
-            total = total * scale + p
-            moment = moment * scale + p * finite
-            maximum = new_maximum
-        # 2. combine the BLOCK_V partial results
-        top = tl.max(maximum, 0)
-        scale = tl.exp(maximum - top)
-        total_of_row = tl.sum(total * scale, 0)
-        tl.store(normalisers + row, top + tl.log(total_of_row))
-        tl.store(moments + row, tl.sum(moment * scale, 0) / total_of_row)
-        # 3. the label's logit; a label outside the vocabulary is ignored
-        label = tl.load(labels + row)
-        counts = (label >= 0) & (label < V)
-        tl.store(chosen + row, tl.load(logits + row * V + label, mask=counts, other=0.0).to(tl.float32))
-
-    @triton.autotune(ROWS, key=["V"])
-    @triton.jit
-    def logits_backward_kernel(
-        logits,  # (N, V)
-        labels,  # (N,)
-        normalisers,  # (N,)
-        entropies,  # (N,)
-        g_logprobs,  # (N,) 0 where the label is ignored
-        g_entropies,  # (N,)
-        grad,  # (N, V) out
-        V,
-        BLOCK_V: tl.constexpr,
-    ):
-        row = tl.program_id(0).to(tl.int64)
-        ids = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-        logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-        # g_l * (onehot - p) - g_e * p * (log p + entropy)
-        log_p = tl.where(logit > -1e30, logit, -1e30) - tl.load(normalisers + row)
-        p = tl.where(logit > -1e30, tl.exp(log_p), 0.0)
-        g_l, g_e = tl.load(g_logprobs + row), tl.load(g_entropies + row)
-        onehot = tl.where(ids == tl.load(labels + row), 1.0, 0.0)
-        result = g_l * (onehot - p) - g_e * p * (log_p + tl.load(entropies + row))
-        tl.store(grad + row * V + ids, result.to(grad.dtype.element_ty), mask=ids < V)
 
     @triton.jit
     def tile_of_logits(
@@ -402,7 +316,7 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
     ):
-        """(BLOCK_N, BLOCK_V) in float32, whatever the dtype of the inputs; -1e30 stands for -inf."""
+        """(BLOCK_N, BLOCK_V) in float32, whatever the dtype of the inputs; -1e30 for -inf."""
         tile = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
         for start in range(0, C, BLOCK_C):
             c = start + tl.arange(0, BLOCK_C)
@@ -456,8 +370,8 @@ if triton is not None:
         for start in range(first, stop, BLOCK_V):
             ids = start + tl.arange(0, BLOCK_V)
             tile = tile_of_logits(
-                hidden, weight, bias, rows, ids, N, stop, C, inverse_temperature, HAS_BIAS, PRECISION,
-                BLOCK_N, BLOCK_V, BLOCK_C,
+                hidden, weight, bias, rows, ids, N, stop, C, inverse_temperature, HAS_BIAS,
+                PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
             )  # fmt: skip
             tile = tl.where(ids[None, :] < stop, tile, -1e30)
             new_maximum = tl.maximum(maximum, tl.max(tile, 1))
@@ -475,7 +389,8 @@ if triton is not None:
         tl.store(moments + out, moment / some, mask=rows < N)
         tl.store(chosen + out, label_logit, mask=rows < N)
 
-    @triton.autotune(TILES, key=["C"])  # its V is the size of a block, which changes with N: it would be tuned anew
+    # not tuned by V, which is the size of a block here and changes with N
+    @triton.autotune(TILES, key=["C"])
     @triton.jit
     def linear_backward_kernel(
         hidden,  # (N, C)
@@ -502,8 +417,8 @@ if triton is not None:
         index = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
         ids, is_row = first + index, rows < N
         tile = tile_of_logits(
-            hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, HAS_BIAS, PRECISION,
-            BLOCK_N, BLOCK_V, BLOCK_C,
+            hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, HAS_BIAS,
+            PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
         )  # fmt: skip
         # g_l * (onehot - p) - g_e * p * (log p + entropy)
         log_p = tile - tl.load(normalisers + rows, mask=is_row, other=0.0)[:, None]

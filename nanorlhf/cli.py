@@ -1,4 +1,4 @@
-"""Command-line flags from `Args` dataclasses: type, default, range and help text stand with the field, once."""
+"""Command-line flags from `Args` dataclasses: each field has type, default, range and help text."""
 
 import errno
 import io
@@ -9,16 +9,22 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_args, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
 from nanorlhf.errors import InputError, Interrupted
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+S = TypeVar("S", bound="DataclassInstance")  # the settings of a script
+
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers a setting may have; it stands with the field: `lr: NonNegativeFloat = 3e-6`."""
+    """Which numbers a setting may have, as part of its type: `lr: NonNegativeFloat = 3e-6`."""
 
     words: str
     allows: Callable[[float], bool]
@@ -27,7 +33,7 @@ class Range:
 _COUNTABLE = Range("at most 10^12", lambda x: x <= 10**12)
 PositiveInt = Annotated[int, Range("at least 1", lambda x: x >= 1), _COUNTABLE]
 NonNegativeInt = Annotated[int, Range("at least 0", lambda x: x >= 0), _COUNTABLE]
-Count = Annotated[int, Range("from 1 to a million", lambda x: 1 <= x <= 10**6)]  # of rows that are held at once
+Count = Annotated[int, Range("from 1 to a million", lambda x: 1 <= x <= 10**6)]  # of rows in memory
 Epochs = Annotated[float, Range("above 0, a million at most", lambda x: 0 < x <= 10**6)]
 PositiveFloat = Annotated[float, Range("above 0", lambda x: x > 0)]
 NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]
@@ -45,93 +51,104 @@ def ranges(hint: Any) -> list[Range]:
     return found + [item for part in get_args(hint) for item in ranges(part)]
 
 
-def check_ranges(args: Any) -> None:
+def check_ranges(args: "DataclassInstance") -> None:
     """Raise InputError for a number outside its field's range, NaN and infinity included.
 
-    Whether two settings fit together is for the script to say.
+    The script itself checks whether settings fit together.
     """
     if getattr(args, "dtype", None) == "auto":
-        raise InputError("--dtype auto is resolved on the command line: pass float32 or bfloat16.")
+        raise InputError("--dtype auto works on the command line only: pass float32 or bfloat16.")
     for name, hint in get_type_hints(type(args), include_extras=True).items():
         setting = getattr(args, name)
         for value in setting if isinstance(setting, tuple) else (setting,):
             if isinstance(value, int | float) and not isinstance(value, bool):
+                is_finite = isinstance(value, int) or math.isfinite(value)
                 for limits in ranges(hint):
-                    if not ((isinstance(value, int) or math.isfinite(value)) and limits.allows(value)):
-                        raise InputError(f"--{name.replace('_', '-')} {value}: it must be {limits.words}.")
+                    if not (is_finite and limits.allows(value)):
+                        flag = f"--{name.replace('_', '-')} {value}"
+                        raise InputError(f"{flag}: it must be {limits.words}.")
 
 
 def check_names(flag: str, names: Iterable[str]) -> None:
-    """InputError for a name that reports can't print: one that is blank, or with half a surrogate pair."""
+    """Raise InputError for a name that reports can't print, blank or with half a surrogate pair."""
     for name in names:
         if not name.strip() or not name.isprintable():
-            raise InputError(f"{flag} {name!r:.80}: a name must be printable text: choose another.")
+            raise InputError(f"{flag} {name!r:.80}: a name must be printable text.")
 
 
-def command_line(main: Callable[[Any], object], recipes: dict[str, tuple[str, Any]]) -> None:
-    """Run `script.py [recipe] [--flags]`, or `python -m module [recipe] [--flags]`; exits with 2 on bad input.
+def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]]) -> None:
+    """Run `script.py [recipe] [--flags]` or `python -m module [recipe] [--flags]`.
 
-    The default is the first recipe.
+    recipes: name -> (help, settings); the first is the default. Exits with 2 on bad input.
     """
-    from nanorlhf import launch  # imports PyTorch, which `python -m data.x --help` shouldn't wait for
+    from nanorlhf import launch  # imports PyTorch, which `python -m data.x --help` should not
 
-    arguments, program = sys.argv[1:], _program(main)
+    arguments = sys.argv[1:]
+    program = _program(main)
     default = next(iter(recipes))
     if arguments[:1] in (["-h"], ["--help"]):
-        print("recipes: " + "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items()))
+        listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
+        print(f"recipes: {listed}")
         print(f"the flags of a recipe: {program} RECIPE --help; below, those of `{default}`\n")
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else default
     with _one_sentence():
         if recipe not in recipes:
-            raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {', '.join(recipes)}.")
-        args = with_dtype(_parse(recipes[recipe][1], arguments, f"{program} {recipe}"))
+            known = ", ".join(recipes)
+            raise InputError(f"{program}: unknown recipe {recipe!r}: choose one of {known}.")
+        _, settings = recipes[recipe]
+        parsed = _parse(type(settings), arguments, f"{program} {recipe}", settings)
+        args = with_dtype(parsed)
         check_ranges(args)  # before --processes
-        launch.run(main, args)
+        processes = 1 if getattr(args, "plan", False) else getattr(args, "processes", 1)
+        launch.run(partial(main, args), getattr(args, "device", "cpu"), processes)
 
 
-def with_dtype(args: Any) -> Any:
-    """The settings with `--dtype auto` replaced by what is faster on the device; the first process says what it is."""
+def with_dtype(args: S) -> S:
+    """Replace `--dtype auto` by the faster dtype on the device; rank 0 prints which it is."""
     if getattr(args, "dtype", None) != "auto":
         return args
-    from kernels.processor import faster_dtype  # as above, not for --help
+    from kernels.processor import faster_dtype  # imports PyTorch too
     from nanorlhf.launch import is_cpu
 
-    dtype, reason = faster_dtype("cpu" if is_cpu(args.device) else "cuda")
+    on_cpu = is_cpu(getattr(args, "device", "auto"))
+    dtype, reason = faster_dtype("cpu" if on_cpu else "cuda")
     if os.environ.get("RANK", "0") == "0":
         print(f"--dtype auto: {dtype}, as {reason}")
     return replace(args, dtype=dtype)
 
 
-def run_module(main: Callable[[Any], object], args_class: type) -> None:
+def run_module(main: Callable[[S], object], args_class: type[S]) -> None:
     """Run a module without recipes: `python -m data.tldr --flags`."""
     with _one_sentence():
         main(_parse(args_class, sys.argv[1:], _program(main)))
 
 
-def _program(main: Callable[[Any], object]) -> str:
+def _program(main: Callable[..., object]) -> str:
     """How the program was started: `train_ppo.py`, or `python -m data.tldr`."""
-    module = main.__module__ or ""  # a bound method of a builtin has None
+    module = main.__module__ or ""  # None for a bound method of a builtin
     if module != "__main__":
         return f"python -m {module}" if "." in module else sys.argv[0]
     spec = sys.modules["__main__"].__spec__
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec is not None else sys.argv[0]
 
 
-def _parse(args: Any, arguments: list[str], program: str) -> Any:
-    cls, default = (args, {}) if isinstance(args, type) else (type(args), {"default": args})
+def _parse(args_class: type[S], arguments: list[str], program: str, default: S | None = None) -> S:
+    options: dict[str, Any] = {} if default is None else {"default": default}
     box = io.StringIO()
     try:
         with redirect_stderr(box):
-            parsed, unknown = tyro.cli(cls, args=arguments, prog=program, return_unknown_args=True, **default)
+            parsed, unknown = tyro.cli(
+                args_class, args=arguments, prog=program, return_unknown_args=True, **options
+            )
     except SystemExit as stop:
         if stop.code == 0:  # --help
             raise
         # tyro draws a box: a title, the reason, a rule, hints
         lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
         reason = " ".join(itertools.takewhile(lambda line: line.strip("─╰╯"), lines)).rstrip(".")
-        raise InputError(f"{program}: {reason}: `{program} --help` lists the flags and their values.") from None
+        raise InputError(f"{program}: {reason}: see `{program} --help`.") from None
     if unknown:
-        raise InputError(f"{program}: unknown flag {unknown[0]!r}: `{program} --help` lists those there are.")
+        raise InputError(f"{program}: unknown flag {unknown[0]!r}: see `{program} --help`.")
     return parsed
 
 
@@ -142,10 +159,10 @@ BAD_PATH = (
 
 
 class _one_sentence:
-    """Turns the errors that the user can fix into one line on stderr and exit code 2."""
+    """Turn the errors that the user can fix into one line on stderr and exit code 2."""
 
     def __enter__(self) -> None:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are no text
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not text
             sys.stdout.reconfigure(errors="backslashreplace")
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
@@ -154,11 +171,11 @@ class _one_sentence:
         if isinstance(error, OSError):
             where = error.filename or "the output directory"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}: free some space and start again."))
+                sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}."))
             if error.errno in BAD_PATH:
-                sys.exit(_fail(f"{where!s:.300}: {error.strerror}: name another path or change its permissions."))
+                sys.exit(_fail(f"{where!s:.300}: {error.strerror}."))
         if isinstance(error, Interrupted):
-            if str(error):  # only one of several processes prints
+            if str(error):  # empty on all ranks but one
                 print(error, file=sys.stderr)
             sys.exit(error.code)
         if isinstance(error, KeyboardInterrupt):
@@ -172,5 +189,6 @@ def _fail(sentence: str) -> int:
 
 
 def printable(text: str) -> str:
-    """`text` stripped, its control characters replaced: sampled ones could move the cursor or change colours."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text).strip()
+    """Strip a text and replace its control characters, which could move the terminal's cursor."""
+    shown = (c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(shown).strip()

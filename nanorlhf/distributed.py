@@ -1,11 +1,12 @@
-"""Data parallelism in a few plain functions; a single process is one rank.
+"""Data parallelism: collectives, and models sharded by FSDP2. A single process is one rank.
 
-Every rank computes the same global batch and takes its own slice. A loss is a sum divided by the *global* count, so
-gradients are summed across ranks and the result does not depend on the number of processes (to rounding).
-The paper uses accelerate with ZeRO-2; this is plain PyTorch.
+Every rank computes the same global batch and takes its own slice. A loss is a sum divided by the
+*global* count, so gradients are summed across ranks and the result does not depend on the number of
+processes (to rounding). The paper uses accelerate with ZeRO-2; this is PyTorch alone.
 
-With `shard`, each rank holds only its shard of a model's weights, gradients and optimizer state; FSDP2 gathers a block
-when it runs. Code that runs a different number of times on each rank, or once per token, uses `unshard(model)` instead.
+With `shard`, each rank holds only its shard of a model's weights, gradients and optimizer state;
+FSDP2 gathers a block when it runs. Code that runs a different number of times on each rank, or once
+per token, uses the full copy that `unshard` makes.
 """
 
 import copy
@@ -34,12 +35,15 @@ def world_size() -> int:
 
 
 def node_size() -> int:
-    """Number of this node's processes. Raises InputError where another node has another number."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
-    sizes = set(all_gather_objects([here]))
+    """Number of processes on this node. Raises InputError unless all nodes have the same number."""
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    sizes = set(all_gather_objects([size]))
     if len(sizes) > 1:
-        raise InputError(f"--shard hsdp: nodes run {sorted(sizes)} processes: pass all the same --nproc-per-node.")
-    return here
+        raise InputError(
+            f"--shard hsdp: nodes run {sorted(sizes)} processes: pass each the same "
+            "--nproc-per-node."
+        )
+    return size
 
 
 def rank() -> int:
@@ -74,7 +78,7 @@ def all_gather_objects(rows: list) -> list:
         return rows
     gathered: list[list] = [[] for _ in range(world_size())]
     dist.all_gather_object(gathered, rows)
-    return [row for part in gathered for row in part]
+    return [row for rows_of_rank in gathered for row in rows_of_rank]
 
 
 def from_first(function: Callable[[], Any]) -> Any:
@@ -93,82 +97,105 @@ def largest(number: N) -> N:
     return type(number)(box.item())
 
 
-# ------------------------------------------------------------------------------------------------------ sharded weights
+# ---------------------------------------------------------------------------------- sharded weights
 def shard(
-    model: GPT | ScalarModel, device: torch.device, bfloat16: bool, offload: bool = False, within: int | None = None
+    model: GPT | ScalarModel,
+    device: torch.device,
+    bfloat16: bool,
+    offload: bool = False,
+    ranks_per_copy: int | None = None,
 ) -> None:
-    """Shard the model's weights across the ranks' devices, block by block (FSDP2); a single process keeps it whole.
+    """Shard the model's weights across the ranks' devices, block by block (FSDP2).
 
-    within: so many consecutive ranks, those of a node, share one copy of the weights, and the nodes' copies are kept
-    equal by summing their gradients (HSDP); None: all ranks share one.
+    A single process keeps the full model. A model that was loaded on the meta device is read here:
+    each rank reads only its own rows of the files, by `model.__dict__["stored"]`.
 
-    bfloat16: on CUDA, gather the blocks in bfloat16 and sum their gradients in float32; embedding, final norm and heads
-    stay float32, as under autocast. offload: keep this rank's shard in CPU memory. Of a model that was loaded on the
-    meta device, each rank reads only its own rows from the files.
+    ranks_per_copy: consecutive ranks, those of a node, that share one copy of the weights; summed
+    gradients keep the nodes' copies equal (HSDP). None: all ranks share one copy.
+
+    bfloat16: on CUDA, gather the blocks in bfloat16 and sum their gradients in float32; embedding,
+    final norm and heads stay float32, as under autocast. offload: keep this rank's shard in CPU
+    memory.
     """
-    home = torch.device("cpu") if offload else device
+    shard_device = torch.device("cpu") if offload else device
     if not dist.is_initialized():
         if "stored" in model.__dict__:
-            read_weights(model, home)
-        model.to(home)
+            read_weights(model, shard_device)
+        model.to(shard_device)
         return
-    # here, as FSDP2 takes more than a second to import, which only a sharded run needs
+    # imported here: FSDP2 takes more than a second, and only sharded runs need it
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     stored = model.__dict__.pop("stored", None)
-    tensors = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
-    model.__dict__["skeleton"] = copy.deepcopy(model, tensors)  # for `unshard`; not registered as a submodule
-    if within is None:
+    # for `unshard`: the same modules without weights; in __dict__, so that it is no submodule
+    empty = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        for p in model.parameters()
+    }
+    model.__dict__["skeleton"] = copy.deepcopy(model, empty)
+    if ranks_per_copy is None:
         mesh = init_device_mesh(device.type, (world_size(),))
     else:
-        mesh = init_device_mesh(device.type, (world_size() // within, within), mesh_dim_names=("copies", "shards"))
+        sizes = world_size() // ranks_per_copy, ranks_per_copy
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "shards"))
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     mixed = MixedPrecisionPolicy()
     if bfloat16 and device.type == "cuda":
         mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    parts = [
-        fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy) for block in model.transformer.blocks
+    units = [
+        fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy)
+        for block in model.transformer.blocks
     ]
-    parts.append(fully_shard(model, mesh=mesh, offload_policy=policy))
-    for part in parts:  # sum, not mean, over ranks: losses are divided by the global count
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
+    units.append(fully_shard(model, mesh=mesh, offload_policy=policy))
+    for unit in units:  # sum, not mean, over ranks: losses are divided by the global count
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
     if stored is not None:
         model.__dict__["stored"] = stored
-        read_weights(model, home)
+        read_weights(model, shard_device)
 
 
 def read_weights(model: nn.Module, device: str | torch.device) -> None:
-    """Read the weights of a model that was loaded on the meta device; of a sharded one only this rank's rows."""
+    """Read the weights of a model on the meta device; of a sharded model, only this rank's rows."""
     stored = model.__dict__.pop("stored")
     read: dict[nn.Parameter, nn.Parameter] = {}  # a tied head is the embedding, read once
     for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter not in read and local_tensor(parameter).is_meta:
-                here = stored.rows(f"{path}.{name}".lstrip("."), local_rows(parameter))
-                value = torch.empty(here.shape, dtype=parameter.dtype, device=device).copy_(here)
-                read[parameter] = nn.Parameter(like_shard(value, parameter), parameter.requires_grad)
+                rows = stored.rows(f"{path}.{name}".lstrip("."), local_rows(parameter))
+                value = torch.empty(rows.shape, dtype=parameter.dtype, device=device).copy_(rows)
+                value = as_shard(value, parameter)
+                read[parameter] = nn.Parameter(value, parameter.requires_grad)
             if parameter in read:
                 setattr(module, name, read[parameter])
 
 
 def local_rows(tensor: Tensor) -> slice:
-    """This rank's rows of a tensor as FSDP2 shards it: like `torch.chunk`, so the last ranks may have fewer or none."""
+    """This rank's rows of a sharded tensor, cut as by `torch.chunk`: the last may have none."""
     if not is_distributed(tensor):
         return slice(None)
-    mesh = tensor.device_mesh  # the last dimension shards, one before it copies
-    share, place = -(-len(tensor) // mesh.size(mesh.ndim - 1)), mesh.get_local_rank(mesh.ndim - 1)
-    return slice(place * share, (place + 1) * share)
+    mesh = tensor.device_mesh  # its last dimension shards; one before it copies
+    shards = mesh.ndim - 1
+    size = -(-len(tensor) // mesh.size(shards))  # rounded up
+    index = mesh.get_local_rank(shards)
+    return slice(index * size, (index + 1) * size)
 
 
-def like_shard(rows: Tensor, like: Tensor) -> Tensor:
-    """This rank's rows as the sharded tensor that `like` is; unchanged if it is not sharded."""
+def as_shard(rows: Tensor, like: Tensor) -> Tensor:
+    """This rank's rows as its shard of a tensor like `like`; unchanged if `like` is not sharded."""
     if not is_distributed(like):
         return rows
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        rows, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -176,30 +203,32 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def unshard(model: M) -> M:
-    """The model itself; of a sharded model, a copy with the full weights gathered now, for inference only."""
+    """Gather a sharded model's weights into a full copy, for inference; other models unchanged."""
     if not is_sharded(model):
         return model
-    copied: M = copy.deepcopy(model.__dict__["skeleton"])
+    full: M = copy.deepcopy(model.__dict__["skeleton"])
     gathered: dict[int, Tensor] = {}  # by id: a tied head is the embedding, gathered once
     state = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in gathered:
             value = full_tensor(tensor.detach())
-            gathered[id(tensor)] = nn.Parameter(value) if isinstance(tensor, nn.Parameter) else value
+            is_parameter = isinstance(tensor, nn.Parameter)
+            gathered[id(tensor)] = nn.Parameter(value) if is_parameter else value
         state[name] = gathered[id(tensor)]
-    copied.load_state_dict(state, assign=True)
-    for theirs, ours in zip(copied.buffers(), model.buffers(), strict=True):  # the state dict omits some buffers
-        theirs.data = ours.data
-    return copied
+    full.load_state_dict(state, assign=True)
+    # the state dict omits some buffers
+    for buffer, value in zip(full.buffers(), model.buffers(), strict=True):
+        buffer.data = value.data
+    return full
 
 
 def is_distributed(leaf: Any) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor, one shard of which is here; asked by attribute, as the class is slow to import."""
+    """Whether it is a DTensor, a shard of which is here; the class itself is slow to import."""
     return hasattr(leaf, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor of a sharded one, on every rank; other tensors unchanged."""
+    """Gather a sharded tensor on every rank; other tensors unchanged."""
     return tensor.full_tensor() if is_distributed(tensor) else tensor
 
 
@@ -209,7 +238,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def gather_on_first(state: Any) -> Any:
-    """A nested state with its sharded tensors gathered on rank 0's CPU; on other ranks they become None."""
+    """Gather the sharded tensors of a nested state on rank 0's CPU; other ranks get None."""
 
     def gather(leaf: Any) -> Any:
         if not is_distributed(leaf):
@@ -221,74 +250,79 @@ def gather_on_first(state: Any) -> Any:
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Shard a full tensor, the same on every rank, as `like` is sharded."""
+    """Shard a full tensor, which is the same on every rank, as `like` is sharded."""
     if not is_distributed(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    tensor = tensor.to(like.device)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
     """`load_state_dict` with full tensors, into a model that may be sharded."""
     now = model.state_dict()
-    model.load_state_dict({name: shard_like(tensor, now.get(name, tensor)) for name, tensor in state.items()})
+    sharded = {name: shard_like(tensor, now.get(name, tensor)) for name, tensor in state.items()}
+    model.load_state_dict(sharded)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`load_state_dict` with full tensors, into an optimizer of models that may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    of_parameters = {
-        number: {
-            name: shard_like(value, parameters[number]) if value.shape == parameters[number].shape else value
-            for name, value in values.items()
-        }
-        for number, values in state["state"].items()
+
+    def sharded(value: Tensor, parameter: Tensor) -> Tensor:
+        return shard_like(value, parameter) if value.shape == parameter.shape else value
+
+    states = {
+        index: {name: sharded(value, parameters[index]) for name, value in values.items()}
+        for index, values in state["state"].items()
     }
-    optimizer.load_state_dict(state | {"state": of_parameters})
+    optimizer.load_state_dict(state | {"state": states})
 
 
 def sum_gradients(*models: nn.Module) -> None:
-    """Sum the gradients over all ranks: each rank's loss was divided by the global count."""
+    """Sum the gradients over all ranks: each rank's loss was divided by the global count. [N+ 8]"""
     if world_size() == 1:
         return
-    gradients = [
-        p.grad for model in models if not is_sharded(model) for p in model.parameters() if p.grad is not None
-    ]  # FSDP has already summed those of a sharded model
+    # FSDP has already summed those of a sharded model
+    parameters = [p for model in models if not is_sharded(model) for p in model.parameters()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    sums = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, summed in zip(gradients, sums, strict=True):
         gradient.copy_(summed.view_as(gradient))
 
 
 def offload(model: nn.Module, device: torch.device) -> None:
-    """Keep a frozen model in CPU memory; `on_device` brings it to the device. FSDP offloads its own by itself."""
+    """Keep a frozen model in CPU memory; `on_device` copies it to the device. Not for FSDP."""
     model.to("cpu")
     if device.type == "cuda":
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data = tensor.data.pin_memory()  # from where a copy to the GPU takes half the time
-    model.__dict__["visits"] = device
+            tensor.data = tensor.data.pin_memory()  # halves the time of a copy to the GPU
+    model.__dict__["compute_device"] = device
 
 
 @contextmanager
 def on_device(model: nn.Module | None) -> Iterator[None]:
-    """A model that waits in CPU memory is on its device within, as a copy that is then dropped."""
-    device = None if model is None else model.__dict__.pop("visits", None)  # within, it does not visit again
+    """Copy an offloaded model to its device for the block, then drop the copy; others unchanged."""
+    # popped, so that a nested call does nothing
+    device = None if model is None else model.__dict__.pop("compute_device", None)
     if model is None or device is None:
         yield
         return
     tensors = [*model.parameters(), *model.buffers()]
-    at_home = [tensor.data for tensor in tensors]
+    in_cpu_memory = [tensor.data for tensor in tensors]
     try:
-        for tensor, values in zip(tensors, at_home, strict=True):
+        for tensor, values in zip(tensors, in_cpu_memory, strict=True):
             tensor.data = values.to(device, copy=True, non_blocking=True)
         yield
     finally:
-        for tensor, values in zip(tensors, at_home, strict=True):
+        for tensor, values in zip(tensors, in_cpu_memory, strict=True):
             tensor.data = values
-        model.__dict__["visits"] = device
+        model.__dict__["compute_device"] = device
 
 
 def barrier() -> None:

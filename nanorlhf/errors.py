@@ -2,14 +2,14 @@
 
 
 class InputError(Exception):
-    """Bad input, said in one sentence that names the file, line, flag or field and what to do.
+    """Bad input: one sentence that names the file, line, flag or field.
 
-    Every script prints the sentence to stderr and exits with code 2, before anything is written.
+    Every script prints it to stderr and exits with code 2, before anything is written.
     """
 
 
 class Interrupted(Exception):
-    """A signal ended the run between two steps: the sentence goes to stderr, `code` is the exit code."""
+    """A signal ended the run between two steps: `sentence` for stderr, `code` to exit with."""
 
     def __init__(self, sentence: str, code: int):
         super().__init__(sentence)

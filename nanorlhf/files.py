@@ -1,7 +1,7 @@
-"""Read files that others made, here or on the Hub: regular, of bounded size, or refused in one sentence.
+"""Read files that others made, local or from the Hub: regular, of bounded size, or refused.
 
-Every module reads through these functions, so each kind of bad file is refused in one place. The bounds are far above
-real data; the largest real thing that we know of stands beside each.
+All modules read through these functions, so each kind of bad file is refused in one place. The
+bounds are far above real data; the comments name the largest real example that we know.
 """
 
 import gzip
@@ -15,118 +15,134 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+)
 
 from nanorlhf.errors import InputError
 
-MAX_LINE = 2**24  # bytes of a line: 16 MiB. Posts and programs have at most 64 KiB, a row of 1,000 samples 4 MiB
-MAX_FILE = 2**28  # bytes of a file that is read whole: 256 MiB. SQuAD 2.0 has 42 MB, Gemma's tokenizer.json 35 MB
-MAX_VALUES = 2**23  # values in a piece of JSON: 8 million. SQuAD 2.0 has 2 million, Gemma's tokenizer.json 1.5 million
-MAX_DEPTH = 100  # brackets inside each other in JSON; published data has at most 8
-INFLATION = 100  # bytes that a byte of a .gz file may become, after the first 64 MiB; text becomes 3 to 20
-IS_CALLED = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+MAX_LINE = 2**24  # bytes: 16 MiB. A row of 1,000 samples has 4 MiB, a post at most 64 KiB
+MAX_FILE = 2**28  # bytes: 256 MiB. SQuAD 2.0 has 42 MB, Gemma's tokenizer.json 35 MB
+MAX_VALUES = 2**23  # in one JSON value. SQuAD 2.0 has 2 million, Gemma's tokenizer.json 1.5 million
+MAX_DEPTH = 100  # of nested brackets in JSON; published data has at most 8
+INFLATION = 100  # bytes out per byte of a .gz file, after the first 64 MiB out; text has 3 to 20
+KINDS = {
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 
 
-# --------------------------------------------------------------------------------------------------------- 1. any file
+# -------------------------------------------------------------------------------------- 1. any file
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a file for its bytes. Raises InputError unless it is a regular file: reading a pipe may never end."""
+    """Open a regular file as bytes. Raises InputError for others: reading a pipe may never end."""
     shown = f"{path!s:.300}"
     try:
         mode = os.stat(path).st_mode
-        for is_kind, name in IS_CALLED.items():
+        for is_kind, name in KINDS.items():
             if is_kind(mode):
-                raise InputError(f"{shown} is {name}, not a regular file: copy what it holds to one.")
+                raise InputError(f"{shown} is {name}, not a regular file.")
         if stat.S_ISDIR(mode):
-            raise InputError(f"{shown} is a directory: name a file.")
+            raise InputError(f"{shown} is a directory, not a file.")
         return Path(path).open("rb")
     except FileNotFoundError as error:
-        raise InputError(f"{shown} does not exist: correct the path, or make the file first.") from error
-    except (OSError, ValueError) as error:  # no permission, a name that is too long or holds a NUL, links in a circle
+        raise InputError(f"{shown} does not exist.") from error
+    except (OSError, ValueError) as error:  # no permission, a bad name, a circle of links
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError(f"{shown} can't be opened ({reason}): correct the path or its permissions.") from error
+        raise InputError(f"{shown} can't be opened ({reason}).") from error
 
 
 def read_bytes(path: str | Path, most: int = MAX_FILE) -> bytes:
-    """The whole of a regular file. Raises InputError if it has more than `most` bytes."""
+    """All bytes of a regular file. Raises InputError for more than `most` bytes."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise InputError(f"{path} has more than {most:,} bytes, too many to read at once: split it.")
+        raise InputError(f"{path} has more than {most:,} bytes, too many to read at once.")
     return data
 
 
 def decode(data: bytes, where: str | Path, encoding: str = "utf-8") -> str:
-    """Bytes as text; `where` is for the error."""
+    """Bytes as text; `where` is for the error message."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 (byte {error.start}): convert the file to UTF-8.") from error
+        raise InputError(f"{where}: not UTF-8 (byte {error.start}).") from error
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:
-    """The whole of a text file."""
+    """All text of a file."""
     return decode(read_bytes(path), path, encoding)
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, also of a .gz, with their numbers from 1.
+    """Yield the lines of a file, which may be a .gz, with their numbers from 1.
 
-    As bytes, because text mode would also split lines at a lone carriage return. Raises InputError for a line of more
-    than MAX_LINE bytes, a damaged .gz, and one that inflates as no text does.
+    As bytes: text mode would also split lines at a lone carriage return. Raises InputError for a
+    line of more than MAX_LINE bytes, for a damaged .gz, and for one that inflates as no text does.
     """
-    path, number, total = Path(path), 0, 0
+    path = Path(path)
+    number = 0
+    total = 0
     with open_regular(path) as raw:
         file: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
             while line := file.readline(MAX_LINE + 1):
-                number, total = number + 1, total + len(line)
+                number += 1
+                total += len(line)
                 if len(line) > MAX_LINE:
-                    raise InputError(f"{path}:{number}: the line has more than {MAX_LINE:,} bytes: split or delete it.")
+                    raise InputError(f"{path}:{number}: the line has more than {MAX_LINE:,} bytes.")
                 if file is not raw and total > 2**26 and total > INFLATION * raw.tell():
                     raise InputError(
-                        f"{path}:{number}: the gzip file inflates more than {INFLATION} times: unpack it yourself if "
-                        "it is data."
+                        f"{path}:{number}: the gzip file inflates more than {INFLATION} times: "
+                        "if it really is data, unpack it first."
                     )
                 yield number, line
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise InputError(
-                f"{path}:{number + 1}: the gzip file is damaged here ({error}): download it again."
-            ) from error
+            raise InputError(f"{path}:{number + 1}: the gzip file is damaged ({error}).") from error
 
 
-# -------------------------------------------------------------------------------------------------------------- 2. JSON
-def parse_json(data: bytes, where: str | Path, is_line: bool = False, encoding: str = "utf-8-sig") -> Any:
-    """The value of a piece of JSON; is_line: `where` names its line already.
+# ------------------------------------------------------------------------------------------ 2. JSON
+def parse_json(
+    data: bytes, where: str | Path, is_line: bool = False, encoding: str = "utf-8-sig"
+) -> Any:
+    """Parse a JSON value; is_line: `where` already names its line.
 
-    Raises InputError for malformed JSON, more than MAX_VALUES values, brackets more than MAX_DEPTH deep, and integers
-    of more digits than Python reads.
+    Raises InputError for malformed JSON, more than MAX_VALUES values, brackets nested more than
+    MAX_DEPTH deep, and integers with more digits than Python reads.
     """
     text = decode(data, where, encoding)
     num_brackets = text.count("[") + text.count("{")
     try:
         if num_brackets + text.count(",") > MAX_VALUES:
             raise InputError(
-                f"{where}: more than {MAX_VALUES:,} values in one piece of JSON: write JSON Lines instead."
+                f"{where}: more than {MAX_VALUES:,} values in one JSON value: use JSON Lines."
             )
         value = json.loads(text)
         if num_brackets > MAX_DEPTH and not is_flat(value):
             raise RecursionError
     except json.JSONDecodeError as error:
         line = "" if is_line else f":{error.lineno}"
-        raise InputError(f"{where}{line}: malformed JSON ({error.msg}, column {error.colno}): fix it.") from error
+        what = f"{error.msg}, column {error.colno}"
+        raise InputError(f"{where}{line}: malformed JSON ({what}).") from error
     except RecursionError as error:
-        raise InputError(f"{where}: JSON nested more than {MAX_DEPTH} deep: flatten it.") from error
+        raise InputError(f"{where}: JSON nested more than {MAX_DEPTH} deep.") from error
     except ValueError as error:  # Python's limit on the digits of an integer
-        raise InputError(f"{where}: an integer with too many digits for JSON: fix it.") from error
+        raise InputError(f"{where}: an integer with too many digits for JSON.") from error
     return value
 
 
 def is_flat(value: Any) -> bool:
-    """Whether at most MAX_DEPTH brackets of a JSON value are inside each other."""
+    """Whether the brackets of a JSON value are nested at most MAX_DEPTH deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         nested = [
-            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+            outer.values() if isinstance(outer, dict) else outer
+            for outer in level
+            if isinstance(outer, dict | list)
         ]
         level = [inner for outer in nested for inner in outer]
     return not any(isinstance(outer, dict | list) for outer in level)
@@ -141,20 +157,27 @@ def read_object(path: str | Path) -> dict:
     """The object in a JSON file. Raises InputError for anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object but {type(value).__name__}: name another file, or fix it.")
+        raise InputError(f"{path} holds no JSON object but {type(value).__name__}.")
     return value
 
 
-# ----------------------------------------------------------------------------------------------------------- 3. the Hub
-def hub_directory(hub_id: str, patterns: list[str], repo_type: str = "model", revision: str | None = None) -> Path:
-    """Download the files of `hub_id` that match `patterns`, or find them in the cache; InputError if neither works."""
+# --------------------------------------------------------------------------------------- 3. the Hub
+def hub_directory(
+    hub_id: str, patterns: list[str], repo_type: str = "model", revision: str | None = None
+) -> Path:
+    """Download the files of `hub_id` that match `patterns`, or find them in the cache."""
     try:
-        return Path(snapshot_download(hub_id, repo_type=repo_type, revision=revision, allow_patterns=patterns))
+        directory = snapshot_download(
+            hub_id, repo_type=repo_type, revision=revision, allow_patterns=patterns
+        )
+        return Path(directory)
     except HFValidationError as error:
-        raise InputError(f"{hub_id}: no such file or directory, and not a Hub id (owner/name) either.") from error
+        raise InputError(
+            f"{hub_id}: no such file or directory, and not a Hub id (owner/name) either."
+        ) from error
     except (HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".:")
         raise InputError(
-            f"{hub_id}: no such file or directory, and as a {repo_type} of the Hub it can't be downloaded ({reason}): "
-            "correct the name, or download it elsewhere and name the directory."
+            f"{hub_id}: no such file or directory, and downloading it as a {repo_type} from the "
+            f"Hub failed ({reason})."
         ) from error

@@ -1,170 +1,116 @@
-"""Sampling with a KV cache: one prefill, then one token per step for the rows that have not ended.
+"""Sample responses: draw one token, then decode with a KV cache, one token per step and row.
 
-`for_sampling` makes a model that only samples, its weights rounded or rearranged once.
+`for_sampling` prepares a model that only samples. `sample_answers` samples several responses to
+each query of a list, for evaluations and for generating data.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from kernels.cuda_graph import CAPTURE_PAYS, Replay, replays
 from kernels.int8 import Int8Weight
-from kernels.linear import PackedWeight, is_worth_packing, product_dtype
-from nanorlhf.checkpoint import round_products
+from kernels.linear import PackedWeight, cast_head, is_worth_packing, matmul_dtype
+from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache, Linear
+from nanorlhf.padding import left_pad, micro_batches
 from nanorlhf.peft import merge
+from nanorlhf.tokenizer import Tokenizer
 
-CAPTURE_PAYS = 16  # decode steps left above which a GPU captures one anew: an estimate, not measured
 
-
-@torch.inference_mode()
-def generate(
-    model: GPT,
-    query: Tensor,
-    query_mask: Tensor,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    no_repeat_ngram_size: int = 0,
-    eos_id: int | None = None,
-    pad_id: int = 0,
-    generator: torch.Generator | None = None,
-    uniforms: Tensor | None = None,
-    filtered_logprobs: bool = False,
+# -------------------------------------------------------------------------------- 1. draw one token
+def next_token(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    context: Tensor | None,
+    no_repeat_ngram_size: int,
+    filtered_logprobs: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Sample one response per query. Temperature 0 is greedy; the other filters are off at their defaults.
+    """Sample an id per row: -> ids (B, 1) and their log-probabilities (B, 1); see `generate`.
 
-    query (B, Q) left-padded, query_mask (B, Q) True = real -> response (B, T), logprobs (B, T), T = max_new_tokens.
-    After its EOS a response holds pad_id and logprob 0. logprobs are those of log_softmax(logits / temperature)
-    (greedy: of the plain softmax), before top-k, top-p and the n-gram ban; with filtered_logprobs those of the
-    distribution that was sampled from, after them.
-
-    Reproducibility: row b uses its own T random numbers, uniforms[b], of (B, T) in [0, 1), drawn from the generator at
-    once if not given. So a response depends only on its query and its numbers, not on the other rows, its padding or
-    when its neighbours end (to rounding: about once in 10^6 tokens a float falls on the other side of a cumulative
-    probability and another token results). Whoever splits a batch splits `uniforms`.
-
-    Raises InputError if the model's logits are not finite.
+    logits (B, V), which are overwritten, uniforms (B, 1); context (B, L), the ids so far, for the
+    n-gram ban.
     """
-    B, Q = query.shape
-    device = query.device
-    if uniforms is None:
-        uniforms = torch.rand(
-            (B, max_new_tokens),
-            generator=generator,
-            dtype=torch.float64,
-            device=generator.device if generator else "cpu",
-        )
-    dtype = product_dtype(model.transformer.embedding.weight)
-    head = model.rounded_head()  # (V, C)
-    response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
-    logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
-    live = LiveRows(
-        index=torch.arange(B, device=device),
-        query=query.masked_fill(~query_mask, -1),
-        uniforms=uniforms.to(device),
-        response=response.clone(),
-        logprobs=logprobs.clone(),
-        token=query[:, -1:].clone(),
-        ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
-        t=torch.zeros(1, dtype=torch.long, device=device),
-        cache=model.transformer.cache(query_mask, max_new_tokens, dtype, whole=replays(device)),
-    )
-
-    def sample(hidden: Tensor) -> None:
-        """hidden (b, C) -> the next token of each row, written in place."""
-        tempered = model.logits(hidden, head).float().div_(temperature or 1.0)  # (b, V)
-        normaliser = tempered.logsumexp(-1, keepdim=True)  # (b, 1)
-        filtered = tempered
-        if no_repeat_ngram_size:
-            num_written = live.cache.length - live.cache.prefill
-            context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
-            filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
-        if temperature == 0:
-            live.token.copy_(filtered.argmax(-1, keepdim=True))
-        else:
-            filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
-            live.token.copy_(draw((filtered - normaliser).exp_(), live.uniforms.index_select(1, live.t)))
-        if filtered_logprobs and filtered is not tempered:
-            tempered, normaliser = filtered, filtered.logsumexp(-1, keepdim=True)
-        logprob = tempered.gather(1, live.token) - normaliser  # (b, 1)
-        live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
-        live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
-        if eos_id is not None:
-            live.ended |= live.token == eos_id
-        live.t += 1
-
-    def step() -> None:
-        """One more token. It neither waits for the GPU nor keeps what it allocates there, so it can be captured."""
-        sample(model(live.token, cache=live.cache)[:, -1])
-
-    sample(model(query, query_mask, live.cache, last=1)[:, -1])
-    # a GPU checks rarely whether rows have ended and shrinks its batch rarely: both interrupt the graph's replay, and a
-    # capture, which empties the allocator's cache, has to pay for itself in the steps that are left
-    on_gpu = replays(device)
-    ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
-    graph, num_eager = None, 0
-    for t in range(1, max_new_tokens):
-        worth_it = not on_gpu or max_new_tokens - t > CAPTURE_PAYS
-        if eos_id is not None and t % ask_every == 0:
-            num_ended = int(live.ended.sum())
-            if num_ended == len(live.index):
-                break
-            if num_ended >= drop_at * len(live.index) and worth_it:  # drop them: the copy pays for itself
-                response[live.index], logprobs[live.index] = live.response, live.logprobs
-                live.keep(~live.ended.squeeze(1))
-                graph, num_eager = None, 0
-        if graph is not None:
-            graph.replay()
-        elif on_gpu and worth_it and num_eager >= 3 and not no_repeat_ngram_size:  # the libraries are warmed up
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # records one step without running it
-                step()
-            graph.replay()
-        else:
-            step()
-            num_eager += 1
-    response[live.index], logprobs[live.index] = live.response, live.logprobs
-    if not logprobs.isfinite().all():
-        raise InputError("the language model's logits are not finite: its weights are damaged, or --lr was too high.")
-    with torch.inference_mode(False):  # copies that a backward pass may keep
-        return response.clone(), logprobs.clone()
+    logits.div_(temperature or 1.0)
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (B, 1)
+    filtered = logits
+    if context is not None:
+        filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
+    if temperature == 0:
+        token = filtered.argmax(-1, keepdim=True)
+    else:
+        filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
+        token = draw((filtered - normaliser).exp_(), uniforms)
+    if filtered_logprobs and filtered is not logits:
+        logits = filtered
+        normaliser = logits.logsumexp(-1, keepdim=True)
+    return token, logits.gather(1, token) - normaliser
 
 
-def replays(device: torch.device) -> bool:
-    """Whether a decode step is captured once and replayed: on a GPU, where starting its kernels takes longer."""
-    return device.type == "cuda"
+def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse-CDF sampling: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
-
-def for_sampling(model: GPT, dtype: str) -> GPT:
-    """The model with the weights of its products prepared once: a copy for sampling, which shares all other tensors.
-
-    dtype same: large ones in the order in which a CPU's product reads them, else the model itself. bfloat16, to be run
-    under autocast: the products of the blocks; the head is rounded at each call of `generate`. int8, float32 between
-    the products: those of the blocks and the head, each row of weights and of activations with a scale of its own
-    (kernels/int8.py). LoRA's updates are merged first.
+    The probabilities need not sum to 1. The first id whose cumulative probability exceeds the
+    number, in float64, so never one of probability 0.
     """
-    if dtype == "same" and not any(is_worth_packing(layer.weight) for layer in multiplied(model)):
-        return model
-    model = merge(model)
-    if dtype == "bfloat16":
-        round_products(model, torch.bfloat16)
-        return model
-    for layer in multiplied(model):
-        weight = layer.weight
-        if dtype == "int8" or is_worth_packing(weight):
-            del layer.weight  # a parameter's name can't be given to anything else
-            layer.__dict__["weight"] = Int8Weight(weight) if dtype == "int8" else PackedWeight(weight)
-    return model
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
+    token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    # out of range only if a probability is NaN: `generate` raises
+    return token.clamp(max=probabilities.size(-1) - 1)
 
 
-def multiplied(model: GPT) -> list[torch.nn.Linear]:
-    """The layers of the blocks, and the head."""
-    return [*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head]
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """Keep the k highest logits and all ties with the k-th; the others become -inf. 0 keeps all."""
+    if k <= 0 or k >= logits.size(-1):
+        return logits
+    threshold = logits.topk(k, dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of most probable ids whose total probability reaches p.
+
+    The others become -inf.
+    """
+    if p >= 1.0:
+        return logits
+    sorted_logits, order = logits.sort(descending=True, stable=True)
+    probabilities = sorted_logits.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities  # total probability of the ids ahead
+    dropped = (before >= p).scatter(1, order, before >= p)
+    # p = 0 keeps the best
+    dropped[torch.arange(len(logits), device=logits.device), order[:, 0]] = False
+    return logits.masked_fill(dropped, -torch.inf)
+
+
+def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
+    """-inf for each id that would repeat an n-gram of query and response.
+
+    logits (B, V), context (B, L) ids so far; -1 (padding) and ids outside the vocabulary are part
+    of no n-gram. A row in which every id would be banned keeps its logits.
+    """
+    if context.size(1) < n:
+        return logits
+    V = logits.size(1)
+    ngrams = context.unfold(1, n, 1)  # (B, L - n + 1, n)
+    tail = context[:, context.size(1) - (n - 1) :]  # (B, n - 1) the beginning of the next n-gram
+    real = ((ngrams >= 0) & (ngrams < V)).all(-1)  # (B, L - n + 1)
+    repeated = (ngrams[..., :-1] == tail[:, None, :]).all(-1) & real
+    last = ngrams[..., -1].clamp(0, V - 1)
+    banned = torch.zeros(logits.shape, dtype=torch.int8, device=logits.device)
+    banned = banned.scatter_reduce(1, last, repeated.to(torch.int8), reduce="amax").bool()  # (B, V)
+    result = logits.masked_fill(banned, -torch.inf)
+    exhausted = (result == -torch.inf).all(-1, keepdim=True)
+    return torch.where(exhausted, logits, result)
+
+
+# ---------------------------------------------------------------------------------------- 2. decode
 @dataclass
 class LiveRows:
     """The rows that have not ended: all that a decode step reads and writes, at fixed addresses."""
@@ -186,52 +132,190 @@ class LiveRows:
         self.cache.keep(kept)
 
 
-def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse-CDF sampling: probabilities (B, V), not necessarily normalised, uniforms (B, 1) in [0, 1) -> ids (B, 1).
+@torch.inference_mode()
+def generate(
+    model: GPT,
+    query: Tensor,
+    query_mask: Tensor,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    no_repeat_ngram_size: int = 0,
+    eos_id: int | None = None,
+    pad_id: int = 0,
+    generator: torch.Generator | None = None,
+    uniforms: Tensor | None = None,
+    filtered_logprobs: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Sample one response per query. Temperature 0 is greedy; by default nothing is filtered.
 
-    In float64; takes the first id whose cumulative probability exceeds the number, so never one of probability 0.
+    query (B, Q) left-padded, query_mask (B, Q) True = real -> response (B, T) and logprobs (B, T),
+    T = max_new_tokens. After its EOS a response holds pad_id and logprob 0. The log-probabilities
+    are those of log_softmax(logits / temperature) (greedy: at temperature 1), before top-k, top-p
+    and the n-gram ban; with filtered_logprobs those of the distribution sampled from, after all of
+    them.
+
+    Reproducibility: row b uses its own T random numbers, uniforms[b], of (B, T) in [0, 1), drawn
+    from the generator at once if not given. So a response depends only on its query and its
+    numbers, not on the other rows, its padding or when its neighbours end (but for rounding: about
+    once in 10^6 tokens a number falls on the other side of a cumulative probability, and another
+    token results). To split a batch, split `uniforms`.
+
+    Raises InputError if the model's logits are not finite.
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
-    token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    return token.clamp(max=probabilities.size(-1) - 1)  # out of range only if a probability is NaN: `generate` raises
+    B = len(query)
+    device = query.device
+    on_gpu = replays(device)
+    if uniforms is None:
+        uniforms = torch.rand(
+            (B, max_new_tokens),
+            generator=generator,
+            dtype=torch.float64,
+            device=generator.device if generator else "cpu",
+        )
+    dtype = matmul_dtype(model.transformer.embedding.weight)
+    head = cast_head(model.lm_head.weight)  # (V, C)
+    response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
+    logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
+    live = LiveRows(
+        index=torch.arange(B, device=device),
+        query=query.masked_fill(~query_mask, -1),
+        uniforms=uniforms.to(device),
+        response=response.clone(),
+        logprobs=logprobs.clone(),
+        token=query[:, -1:].clone(),
+        ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
+        t=torch.zeros(1, dtype=torch.long, device=device),
+        cache=model.transformer.cache(query_mask, max_new_tokens, dtype, fixed_shape=on_gpu),
+    )
+
+    def sample(hidden: Tensor) -> None:
+        """hidden (b, C) -> the next token of each row, written in place."""
+        context = None
+        if no_repeat_ngram_size:
+            num_written = live.cache.length - live.cache.prefill
+            context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
+        token, logprob = next_token(
+            model.logits(hidden, head).float(),
+            live.uniforms.index_select(1, live.t),
+            temperature,
+            top_k,
+            top_p,
+            context,
+            no_repeat_ngram_size,
+            filtered_logprobs,
+        )
+        live.token.copy_(token)
+        live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
+        live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
+        if eos_id is not None:
+            live.ended |= live.token == eos_id
+        live.t += 1
+
+    def step() -> None:
+        sample(model(live.token, cache=live.cache)[:, -1])
+
+    sample(model(query, query_mask, live.cache, last=1)[:, -1])
+    # A GPU seldom asks whether rows have ended, and seldom drops them: both interrupt its replays.
+    ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
+    replay = Replay(step)
+    for t in range(1, max_new_tokens):
+        capture_pays = max_new_tokens - t > CAPTURE_PAYS
+        if eos_id is not None and t % ask_every == 0:
+            num_ended = int(live.ended.sum())
+            if num_ended == len(live.index):
+                break
+            # dropping rows copies all others, and a GPU has to capture its step anew
+            if num_ended >= drop_at * len(live.index) and (capture_pays or not on_gpu):
+                response[live.index], logprobs[live.index] = live.response, live.logprobs
+                live.keep(~live.ended.squeeze(1))
+                replay.reset()
+        # the n-gram ban reads a number that Python counts up: it can't be replayed
+        replay(may_capture=on_gpu and capture_pays and not no_repeat_ngram_size)
+    response[live.index], logprobs[live.index] = live.response, live.logprobs
+    if not logprobs.isfinite().all():
+        raise InputError(
+            "the language model's logits are not finite: "
+            "its weights are damaged, or --lr was too high."
+        )
+    with torch.inference_mode(False):  # copies that a backward pass may keep
+        return response.clone(), logprobs.clone()
 
 
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Keep the k highest logits and all ties with the k-th; the others become -inf. k = 0 keeps all."""
-    if k <= 0 or k >= logits.size(-1):
-        return logits
-    threshold = logits.topk(k, dim=-1).values[:, -1:]
-    return logits.masked_fill(logits < threshold, -torch.inf)
+# --------------------------------------------------------------------- 3. a model for sampling only
+def for_sampling(model: GPT, dtype: str) -> GPT:
+    """A copy for sampling whose linear weights are prepared once; it shares all other tensors.
 
+    same      large weights in the order in which a CPU's matmul reads them; else the model itself
+    bfloat16  the blocks' weights, to be run under autocast; `generate` casts the head
+    int8      the blocks' weights and the head's (kernels/int8.py), float32 between the matmuls
 
-def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of most probable ids whose total probability reaches p; the others become -inf."""
-    if p >= 1.0:
-        return logits
-    sorted_logits, order = logits.sort(descending=True, stable=True)
-    probabilities = sorted_logits.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # total probability of the ids ahead
-    dropped = (before >= p).scatter(1, order, before >= p)
-    dropped[torch.arange(len(logits), device=logits.device), order[:, 0]] = False  # p = 0 keeps the best
-    return logits.masked_fill(dropped, -torch.inf)
-
-
-def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
-    """-inf for each id that would repeat an n-gram of query and response.
-
-    logits (B, V), context (B, L) ids so far; -1 (padding) and ids outside the vocabulary are part of no n-gram. A row
-    in which every id would be banned keeps its logits.
+    LoRA's updates are merged first.
     """
-    if context.size(1) < n:
-        return logits
-    V = logits.size(1)
-    ngrams = context.unfold(1, n, 1)  # (B, L - n + 1, n)
-    tail = context[:, context.size(1) - (n - 1) :]  # (B, n - 1) the beginning of the next n-gram
-    real = ((ngrams >= 0) & (ngrams < V)).all(-1)  # (B, L - n + 1)
-    repeated = (ngrams[..., :-1] == tail[:, None, :]).all(-1) & real
-    last = ngrams[..., -1].clamp(0, V - 1)
-    banned = torch.zeros(logits.shape, dtype=torch.int8, device=logits.device)
-    banned = banned.scatter_reduce(1, last, repeated.to(torch.int8), reduce="amax").bool()  # (B, V)
-    result = logits.masked_fill(banned, -torch.inf)
-    exhausted = (result == -torch.inf).all(-1, keepdim=True)
-    return torch.where(exhausted, logits, result)
+    if dtype == "same" and not any(is_worth_packing(layer.weight) for layer in all_linear(model)):
+        return model
+    model = merge(model)
+    if dtype == "bfloat16":
+        cast_linear_weights(model, torch.bfloat16)
+        return model
+    for layer in all_linear(model):
+        weight = layer.weight
+        if dtype == "int8" or is_worth_packing(weight):
+            del layer.weight  # a parameter's name can't be given to anything else
+            prepared = Int8Weight(weight) if dtype == "int8" else PackedWeight(weight)
+            layer.__dict__["weight"] = prepared
+    return model
+
+
+def all_linear(model: GPT) -> list[torch.nn.Linear]:
+    """The linear layers of the blocks, and the head."""
+    return [*(module for module in model.modules() if isinstance(module, Linear)), model.lm_head]
+
+
+# ------------------------------------------------------------------- 4. several responses per query
+@torch.no_grad()
+def sample_answers(
+    policy: GPT,
+    queries: list[list[int]],
+    tokenizer: Tokenizer,
+    num_samples: int,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    no_repeat_ngram_size: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Sample num_samples responses per query; the responses to one query are consecutive rows.
+
+    Returns query (B, Q) left-padded and response (B, T), B = len(queries) * num_samples, T =
+    max_new_tokens. A response depends only on the seed, its query and its row, not on batch_size.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(queries) * num_samples, max_new_tokens)
+    uniforms = torch.rand(shape, generator=generator, dtype=torch.float64)
+    query = left_pad(queries, tokenizer.pad_id).to(policy.lm_head.weight.device)
+    query = query.repeat_interleave(num_samples, dim=0)  # (B, Q)
+    sampler = for_sampling(policy, "same")
+    batches = [
+        *zip(micro_batches(query, batch_size), micro_batches(uniforms, batch_size), strict=True)
+    ]
+    responses = []
+    for some_queries, some_uniforms in tqdm(batches, desc="answers", unit=" batches", leave=False):
+        response, _ = generate(
+            sampler,
+            some_queries,
+            some_queries != tokenizer.pad_id,
+            max_new_tokens,
+            temperature,
+            top_k,
+            top_p,
+            no_repeat_ngram_size,
+            tokenizer.eos_id,
+            tokenizer.pad_id,
+            uniforms=some_uniforms,
+        )
+        responses.append(response)
+    return query, torch.cat(responses)

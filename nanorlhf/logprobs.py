@@ -1,56 +1,105 @@
-"""Log-probabilities of given responses, and how far two policies differ on them."""
+"""What models say of given responses: log-probabilities, how two policies differ, and values."""
 
 import torch
 from torch import Tensor
 
 from kernels import linear_kl_divergence, linear_logprobs
-from nanorlhf.model import GPT
+from nanorlhf import distributed
+from nanorlhf.batch import Batch
+from nanorlhf.model import GPT, ScalarModel
 
 
-def response_hidden(model: GPT, query_response: Tensor, mask: Tensor, padding_mask: Tensor) -> Tensor:
+def response_hidden(model: GPT, query_response: Tensor, real: Tensor, actions: Tensor) -> Tensor:
     """The hidden states (N, C) that predict the N response tokens that count.
 
-    query_response, mask (B, Q + T); padding_mask (B, T), True after the end.
+    query_response, real (B, Q + T); actions (B, T), True up to the end of a response.
     """
-    T = padding_mask.size(1)
-    hidden = model(query_response, mask, last=T + 1)[:, :-1]  # (B, T, C) position Q - 1 + t predicts response token t
-    return hidden[~padding_mask]
+    T = actions.size(1)
+    # (B, T, C) position Q - 1 + t predicts response token t
+    hidden = model(query_response, real, last=T + 1)[:, :-1]
+    return hidden[actions]
 
 
 def response_logprobs(
-    model: GPT, query_response: Tensor, mask: Tensor, padding_mask: Tensor, temperature: float
+    model: GPT, query_response: Tensor, real: Tensor, actions: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """logprobs (B, T) of the response tokens and entropies (B, T) of their distributions, in nats; 0 at padding.
+    """Log-probabilities (B, T) of the response tokens and entropies (B, T) of their distributions.
 
-    query_response, mask (B, Q + T); padding_mask (B, T), True after the end. Distributions are softmax(logits /
-    temperature). The LM head runs only on unmasked positions.
+    In nats; 0 after the end of a response. query_response, real (B, Q + T); actions (B, T), True up
+    to that end. Distributions are softmax(logits / temperature). The LM head runs only where a token
+    counts.
     """
-    hidden = response_hidden(model, query_response, mask, padding_mask)  # (N, C)
-    labels = query_response[:, -padding_mask.size(1) :][~padding_mask]  # (N,)
-    logprobs, entropies = linear_logprobs(hidden, model.lm_head.weight, labels, model.head_bias, temperature)
-    return unpack(logprobs, padding_mask), unpack(entropies, padding_mask)
+    hidden = response_hidden(model, query_response, real, actions)  # (N, C)
+    labels = query_response[:, -actions.size(1) :][actions]  # (N,)
+    head = model.lm_head.weight, labels, model.head_bias
+    logprobs, entropies = linear_logprobs(hidden, *head, temperature)  # (N,) each
+    return unpack(logprobs, actions), unpack(entropies, actions)
 
 
 def compared_logprobs(
-    policy: GPT, ref_policy: GPT, query_response: Tensor, mask: Tensor, padding_mask: Tensor, temperature: float
+    policy: GPT,
+    ref_policy: GPT,
+    query_response: Tensor,
+    real: Tensor,
+    actions: Tensor,
+    temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logprobs (B, T) of the response tokens by both policies, and the exact KL(policy || reference) at each of them.
+    """Log-probabilities (B, T) of the response tokens by both policies, and KL(policy || reference).
 
-    The KL is the sum over the vocabulary, in nats, without a gradient; arguments and padding as in `response_logprobs`.
+    The KL of each token's distribution is exact, the sum over the vocabulary, in nats, without a
+    gradient; arguments and padding as in `response_logprobs`.
     """
-    labels = query_response[:, -padding_mask.size(1) :][~padding_mask]  # (N,)
-    models = policy, ref_policy
-    hidden = [response_hidden(model, query_response, mask, padding_mask) for model in models]  # (N, C) each
-    logprobs, ref_logprobs = (
-        linear_logprobs(h, model.lm_head.weight, labels, model.head_bias, temperature)[0]
-        for model, h in zip(models, hidden, strict=True)
-    )
-    heads = policy.lm_head.weight, hidden[1], ref_policy.lm_head.weight, policy.head_bias, ref_policy.head_bias
+    labels = query_response[:, -actions.size(1) :][actions]  # (N,)
+    hidden = response_hidden(policy, query_response, real, actions)  # (N, C)
+    ref_hidden = response_hidden(ref_policy, query_response, real, actions)  # (N, C)
+    head = policy.lm_head.weight, labels, policy.head_bias
+    ref_head = ref_policy.lm_head.weight, labels, ref_policy.head_bias
+    logprobs, _ = linear_logprobs(hidden, *head, temperature)  # (N,)
+    ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature)  # (N,)
     with torch.no_grad():
-        kl = linear_kl_divergence(hidden[0], *heads, temperature)  # (N,)
-    return unpack(logprobs, padding_mask), unpack(ref_logprobs, padding_mask), unpack(kl, padding_mask)
+        kl = linear_kl_divergence(
+            hidden,
+            policy.lm_head.weight,
+            ref_hidden,
+            ref_policy.lm_head.weight,
+            policy.head_bias,
+            ref_policy.head_bias,
+            temperature,
+        )  # (N,)
+    return unpack(logprobs, actions), unpack(ref_logprobs, actions), unpack(kl, actions)
 
 
-def unpack(values: Tensor, padding_mask: Tensor) -> Tensor:
-    """values (N,) of the tokens that count -> (B, T), 0 at padding."""
-    return torch.zeros_like(padding_mask, dtype=values.dtype).masked_scatter(~padding_mask, values)
+def response_values(
+    model: ScalarModel, query_response: Tensor, real: Tensor, states: Tensor
+) -> Tensor:
+    """Values (B, T): the expected return of the state before each response token; 0 elsewhere.
+
+    query_response, real (B, Q + T); states (B, T), True where there is a state.
+    """
+    T = states.size(1)
+    return torch.where(states, model(query_response, real, last=T + 1)[:, :-1], 0.0)
+
+
+def unpack(values: Tensor, actions: Tensor) -> Tensor:
+    """values (N,) of the tokens that count -> (B, T), 0 elsewhere."""
+    return torch.zeros_like(actions, dtype=values.dtype).masked_scatter(actions, values)
+
+
+def read_logprobs(
+    policy: GPT, ref_policy: GPT, batch: Batch, temperature: float, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`compared_logprobs` of a whole rollout, `size` responses at once: (B, T) each."""
+
+    def read(mb: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        ids = mb.query_response, mb.real, mb.actions
+        return compared_logprobs(policy, ref_policy, *ids, temperature)
+
+    with distributed.on_device(ref_policy):
+        return batch.read(read, size)
+
+
+def read_values(model: ScalarModel, batch: Batch, size: int) -> Tensor:
+    """`response_values` of a whole rollout, `size` responses at once: (B, T)."""
+    return batch.read(
+        lambda mb: response_values(model, mb.query_response, mb.real, mb.states), size
+    )

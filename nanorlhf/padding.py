@@ -15,10 +15,8 @@ __all__ = [
     "join_pairs",
     "left_pad",
     "micro_batches",
-    "needed_columns",
     "position_ids",
     "right_pad",
-    "truncate_at_eos",
 ]
 
 
@@ -43,29 +41,14 @@ def first_true_index(mask: Tensor) -> Tensor:
     """(B, T) bool -> (B,): the index of the first True in each row; T if there is none (`argmax` would give 0)."""
     T = mask.size(1)
     index = torch.arange(T, device=mask.device).expand_as(mask)
-    return torch.where(mask, index, T).amin(1) if T else mask.new_zeros(mask.size(0), dtype=torch.long)
-
-
-def truncate_at_eos(response: Tensor, eos_id: int, pad_id: int) -> Tensor:
-    """(B, T) -> (B, T): everything after the first EOS becomes [PAD]; the EOS stays. [N+ 23]"""
-    index = torch.arange(response.size(1), device=response.device)  # (T,)
-    return response.masked_fill(index > first_true_index(response == eos_id)[:, None], pad_id)
+    return (
+        torch.where(mask, index, T).amin(1) if T else mask.new_zeros(mask.size(0), dtype=torch.long)
+    )
 
 
 def micro_batches(rows: Sequence | Tensor, size: int) -> list:
     """Split rows into consecutive micro-batches of at most `size`."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def needed_columns(query_mask: Tensor, state_mask: Tensor) -> tuple[int, int]:
-    """The columns that some row needs: the first with a real query token, and the number of response columns.
-
-    query_mask (b, Q) True = real, state_mask (b, T) True = no state. All other columns are padding in every row.
-
-        query  # # q q | response  a E s #      first 2, count 3: keeps E and the state s after it
-               # # # q |           E s # #
-    """
-    return int(query_mask.any(0).long().argmax()), int((~state_mask).any(0).sum())
 
 
 class JoinedPairs(NamedTuple):
@@ -94,7 +77,8 @@ def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) ->
     """
     ids = right_pad([row.query + row.chosen + row.rejected for row in rows], pad_id)  # (B, L)
     query, chosen, rejected = (
-        torch.tensor([len(getattr(row, name)) for row in rows]) for name in ("query", "chosen", "rejected")
+        torch.tensor([len(getattr(row, name)) for row in rows])
+        for name in ("query", "chosen", "rejected")
     )  # (B,) each
     column = torch.arange(ids.size(1))  # (L,)
     branch = (column >= query[:, None]).long() + (column >= (query + chosen)[:, None])  # (B, L)
@@ -107,5 +91,7 @@ def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) ->
     end = torch.where(lengths > 0, start + lengths - 1, last_of_query)
     row = torch.arange(len(rows)).repeat(2)
     first = int(query.min()) - 1
-    ids, branch, row, before, end = (tensor.to(device) for tensor in (ids, branch, row, before, end))
+    ids, branch, row, before, end = (
+        tensor.to(device) for tensor in (ids, branch, row, before, end)
+    )
     return JoinedPairs(ids, branch, row, before, end, first)

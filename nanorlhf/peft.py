@@ -1,13 +1,14 @@
-"""Parameter-efficient fine-tuning: LoRA, BitFit and adapters, the baselines of STR. Call `merge` before saving.
+"""Parameter-efficient fine-tuning: LoRA, BitFit and adapters, the baselines of STR.
 
     full      all parameters
-    adapter   adds a bottleneck after each attention and each MLP: about 2.5% of the model's parameters
+    adapter   adds a bottleneck after each attention and each MLP: about 2.5% of the parameters
     bitfit    the biases, including those of the layer norms
     lora      adds low-rank updates to linear layers, by default to attention's q and v
 
-Everything else is frozen, including embeddings and LM head; a scalar model's head is always trained. Before training,
-the model computes the same as before. LoRA and BitFit save a plain checkpoint; one with adapters can be read only by
-this project. With LoRA the frozen weights serve twice: `reference` is the policy without its updates.
+Everything else is frozen, including embeddings and LM head; a scalar model's head is always
+trained. Before training, the model computes the same as before. Call `merge` before saving. LoRA
+and BitFit save an ordinary checkpoint; one with adapters can be read only by this project. With
+LoRA the frozen weights serve twice: `reference` is the policy without its updates.
 """
 
 import copy
@@ -25,13 +26,15 @@ from torch import Tensor, nn
 
 from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
-from nanorlhf.families import tensor_names, to_family
-from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, beside
+from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, param_like
+from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.pretrained.layout import tensor_names, to_family
 from nanorlhf.t5 import DecoderBlock, T5Config
 
 M = TypeVar("M", bound=GPT | ScalarModel)
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
-LORA_RANK, LORA_ALPHA = 8, 16.0  # not in the paper
+LORA_RANK = 8  # not in the paper, nor is alpha
+LORA_ALPHA = 16.0
 Target = Literal["q", "k", "v", "out", "gate", "up", "down"]
 QUERY_AND_VALUE: tuple[Target, ...] = ("q", "v")
 TARGETS = {  # of a layer; q and kv are cross-attention's
@@ -40,7 +43,7 @@ TARGETS = {  # of a layer; q and kv are cross-attention's
 }
 
 
-# --------------------------------------------------------------------------------------------------- 1. what is trained
+# ------------------------------------------------------------------------------ 1. what is trained
 def tune(
     model: GPT | ScalarModel,
     how: str,
@@ -50,8 +53,8 @@ def tune(
 ) -> None:
     """Add what `how` (full, adapter, bitfit or lora) trains and freeze the rest.
 
-    rank, alpha and targets (q, k, v, out, gate, up, down) are LoRA's. Raises InputError for any other `how`, and for a
-    model that has nothing of the kind.
+    rank, alpha and targets (q, k, v, out, gate, up, down) are LoRA's. Raises InputError for any
+    other `how`, and for a model that has nothing of the kind.
     """
     if how not in ("full", "adapter", "bitfit", "lora"):
         raise InputError(f"--tune {how}: must be full, adapter, bitfit or lora.")
@@ -64,7 +67,7 @@ def tune(
         for name, parameter in model.transformer.named_parameters():
             parameter.requires_grad_(name.endswith(".bias"))
         if not any(parameter.requires_grad for parameter in model.transformer.parameters()):
-            raise InputError(f"--tune bitfit: a {model.config.architecture} model has no biases: choose another way.")
+            raise InputError(f"--tune bitfit: a {model.config.architecture} model has no biases.")
     elif how == "adapter":  # [STR adapter]
         if not model.config.adapter_size:  # a checkpoint may already have some
             add_adapters(model)
@@ -73,36 +76,38 @@ def tune(
 
 
 def add_adapters(model: GPT | ScalarModel) -> None:
-    """Add a bottleneck after each branch of a block, before the residual sum, in parallel blocks too."""
-    config, num_parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
-    writers = [(parent, name) for parent, name in linear_layers(model) if name in ("out", "down")]
+    """Add a bottleneck after attention and after the MLP, before the residual sum."""
+    config = model.config
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    layers = [(parent, name) for parent, name in linear_layers(model) if name in ("out", "down")]
     # a bottleneck has two matrices (C, size); its two biases are negligible
-    size = max(1, round(ADAPTER_SHARE * num_parameters / (len(writers) * 2 * config.d_model)))
+    size = max(1, round(ADAPTER_SHARE * num_parameters / (len(layers) * 2 * config.d_model)))
     model.config = model.transformer.config = replace(config, adapter_size=size)
-    for parent, name in writers:
+    for parent, name in layers:
         setattr(parent, name, AdaptedLinear(getattr(parent, name), size))
 
 
-# -------------------------------------------------------------------------------------------------------------- 2. LoRA
+# ----------------------------------------------------------------------------------------- 2. LoRA
 class LoRALinear(Linear):
     """A linear layer with low-rank updates (Hu et al. 2021), each of some of its rows. [STR lora]
 
-        y = W x,  then  y[rows] += alpha / rank * up down x        rows: those of q and of v, say, of q, k and v
+        y = W x,  then  y[rows] += alpha / rank * up down x
 
-    Takes over the weights of the `layer` it replaces. `up` starts at 0, `down` like any linear layer.
+    rows: those of q and of v, say, of q, k and v. Takes over the weights of the `layer` it
+    replaces. `up` starts at 0, `down` like any linear layer.
     """
 
     def __init__(self, layer: Linear, rows: list[slice], rank: int, alpha: float):
-        super().__init__(
-            layer.in_features, layer.out_features, layer.bias is not None, device="meta", activation=layer.activation
-        )
+        K, N, has_bias = layer.in_features, layer.out_features, layer.bias is not None
+        super().__init__(K, N, has_bias, device="meta", activation=layer.activation)
         self.weight, self.bias = layer.weight, layer.bias
         self.rows, self.rank, self.alpha = rows, rank, alpha
-        K = layer.in_features
-        self.downs = nn.ParameterList(
-            beside(layer.weight, torch.empty(rank, K).uniform_(-(K**-0.5), K**-0.5)) for _ in rows
-        )
-        self.ups = nn.ParameterList(beside(layer.weight, torch.zeros(some.stop - some.start, rank)) for some in rows)
+        self.downs, self.ups = nn.ParameterList(), nn.ParameterList()
+        for some in rows:
+            down = torch.empty(rank, K).uniform_(-(K**-0.5), K**-0.5)
+            up = torch.zeros(some.stop - some.start, rank)
+            self.downs.append(param_like(layer.weight, down))
+            self.ups.append(param_like(layer.weight, up))
 
     def updates(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """rows, down (rank, K) and up (rows, rank), alpha / rank within it."""
@@ -118,7 +123,7 @@ class LoRALinear(Linear):
 
     @torch.no_grad()
     def merged(self) -> Linear:
-        """A plain layer that computes the same."""
+        """An ordinary layer that computes the same."""
         layer = self.without_updates()
         layer.weight = nn.Parameter(self.weight.clone())
         for some, down, up in self.updates():
@@ -127,75 +132,88 @@ class LoRALinear(Linear):
 
     def without_updates(self) -> Linear:
         """The layer that was replaced, with the same weights."""
-        layer = Linear(self.in_features, self.out_features, self.bias is not None, "meta", self.activation)
+        has_bias = self.bias is not None
+        layer = Linear(self.in_features, self.out_features, has_bias, "meta", self.activation)
         layer.weight, layer.bias = self.weight, self.bias
         return layer
 
 
-def add_updates(model: GPT | ScalarModel, rank: int, alpha: float, targets: tuple[Target, ...]) -> None:
+def add_updates(
+    model: GPT | ScalarModel, rank: int, alpha: float, targets: tuple[Target, ...]
+) -> None:
     config, found = model.config, set[str]()
     q, k, _ = config.qkv_rows
-    spans = {"qkv": {"q": (0, q), "k": (q, q + k), "v": (q + k, q + 2 * k)}, "kv": {"k": (0, k), "v": (k, 2 * k)}}
+    spans = {
+        "qkv": {"q": slice(0, q), "k": slice(q, q + k), "v": slice(q + k, q + 2 * k)},
+        "kv": {"k": slice(0, k), "v": slice(k, 2 * k)},
+    }
     for parent, name in linear_layers(model):
-        layer, updated = getattr(parent, name), [target for target in TARGETS[name] if target in targets]
+        layer = getattr(parent, name)
+        updated = [target for target in TARGETS[name] if target in targets]
         if updated and isinstance(layer, AdaptedLinear):
-            raise InputError(f"--lora-targets {updated[0]}: the checkpoint has adapters there: choose other layers.")
+            raise InputError(f"--lora-targets {updated[0]}: the checkpoint has adapters there.")
         if updated:
-            whole = 0, layer.out_features
-            rows = [slice(*spans.get(name, {}).get(target, whole)) for target in updated]
+            all_rows = slice(0, layer.out_features)
+            rows = [spans.get(name, {}).get(target, all_rows) for target in updated]
             setattr(parent, name, LoRALinear(layer, rows, rank, alpha))
         found.update(updated)
     for target in targets:
         if target not in found:
-            raise InputError(f"--lora-targets {target}: a {config.architecture} model has no such layer: leave it out.")
+            architecture = config.architecture
+            raise InputError(f"--lora-targets {target}: a {architecture} model has no such layer.")
 
 
 def linear_layers(model: GPT | ScalarModel) -> Iterator[tuple[nn.Module, str]]:
     """The linear layers of all blocks: the module that holds each, and its name there."""
     for block in model.transformer.blocks:
-        parts = [block.attention, block.mlp, *([block.cross] if isinstance(block, DecoderBlock) else [])]
-        for parent in parts:
-            yield from ((parent, name) for name in TARGETS if getattr(parent, name, None) is not None)
+        parents = [block.attention, block.mlp]
+        if isinstance(block, DecoderBlock):
+            parents.append(block.cross)
+        for parent in parents:
+            for name in TARGETS:
+                if getattr(parent, name, None) is not None:
+                    yield parent, name
 
 
 def has_updates(model: GPT | ScalarModel) -> bool:
     return any(isinstance(module, LoRALinear) for module in model.modules())
 
 
-def with_plain_layers(model: M, plain: Callable[[LoRALinear], Linear]) -> M:
-    """New modules on the same tensors, `plain(layer)` in place of each layer with updates."""
+def replace_updated(model: M, new: Callable[[LoRALinear], Linear]) -> M:
+    """New modules on the same tensors, `new(layer)` in place of each layer with updates."""
     tensors = (*model.parameters(), *model.buffers())
     other = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for parent, name in linear_layers(other):
         if isinstance(layer := getattr(parent, name), LoRALinear):
-            setattr(parent, name, plain(layer))
+            setattr(parent, name, new(layer))
     return other
 
 
 def merge(model: M) -> M:
-    """The model to save: LoRA's updates are merged into the weights, all other tensors are shared with `model`.
+    """The model to save: LoRA's updates are merged into the weights, all other tensors are shared.
 
     `model` itself is unchanged and can be trained further.
     """
-    return with_plain_layers(model, LoRALinear.merged)
+    return replace_updated(model, LoRALinear.merged)
 
 
 def reference(policy: GPT) -> GPT:
-    """The frozen policy that the KL is taken to: a copy, or with LoRA the policy's own weights without the updates.
+    """The frozen policy that the KL is taken to: a copy, or with LoRA the policy's own weights
+    without the updates.
 
     Call it before training and, as sharding replaces a model's weights, before sharding.
     """
     if has_updates(policy):
-        return with_plain_layers(policy, LoRALinear.without_updates)
+        return replace_updated(policy, LoRALinear.without_updates)
     return copy.deepcopy(policy).requires_grad_(False)
 
 
-# ----------------------------------------------------------------------------------------------------- 3. peft's format
+# -------------------------------------------------------------------------------- 3. peft's format
 def save_updates(model: GPT, directory: Path, base: str) -> None:
-    """Write LoRA's updates as the library peft does, which loads them on top of the checkpoint `base`.
+    """Write LoRA's updates as the library peft does, which loads them on top of checkpoint `base`.
 
-    Where a family stores q, k and v as one tensor, peft has one update of it: ours side by side, of the sum of their
-    ranks, with zeros at the rows that the one or the other leaves alone.
+    Where a family stores q, k and v as one tensor, peft has one update of it: ours concatenated,
+    with the sum of their ranks, and zeros at the rows that the one or the other leaves alone.
     """
     config: GPTConfig = model.config
     tensors, ranks = {}, {}
@@ -203,18 +221,20 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         if not isinstance(layer, LoRALinear):
             continue
         names = tensor_names(f"{path}.weight", config)
-        downs, ups = ([weight.detach().cpu() for weight in weights] for weights in (layer.downs, layer.ups))
+        downs = [down.detach().cpu() for down in layer.downs]
+        ups = [up.detach().cpu() for up in layer.ups]
         if len(names) == 1:
-            up = torch.zeros(layer.out_features, layer.rank * len(ups))
-            for some, columns, part in zip(layer.rows, up.split(layer.rank, dim=1), ups, strict=True):
-                columns[some] = part
-            (up,) = to_family(f"{path}.bias", up, config)  # as a bias: its rows in their order, and never transposed
-            parts = {names[0]: (torch.cat(downs), up)}
+            joined = torch.zeros(layer.out_features, layer.rank * len(ups))
+            columns = joined.split(layer.rank, dim=1)
+            for some, some_columns, up in zip(layer.rows, columns, ups, strict=True):
+                some_columns[some] = up
+            # as a bias: its rows in their order, and never transposed
+            ups = to_family(f"{path}.bias", joined, config)
+            downs = [torch.cat(downs)]
         else:
             stops = list(accumulate(config.qkv_rows[-len(names) :]))  # of q, k and v, or k and v
-            updated = [names[stops.index(some.stop)] for some in layer.rows]
-            parts = dict(zip(updated, zip(downs, ups, strict=True), strict=True))
-        for name, (down, up) in parts.items():
+            names = [names[stops.index(some.stop)] for some in layer.rows]
+        for name, down, up in zip(names, downs, ups, strict=True):
             module = name.removesuffix(".weight")
             tensors[f"base_model.model.{module}.lora_A.weight"] = down.contiguous()
             tensors[f"base_model.model.{module}.lora_B.weight"] = up.contiguous()
@@ -230,7 +250,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "target_modules": sorted(ranks),
         "rank_pattern": others,
         "alpha_pattern": {module: alpha / rank * number for module, number in others.items()},
-        "fan_in_fan_out": config.architecture == "gpt2",
+        "fan_in_fan_out": FAMILIES[config.architecture].transposed,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,

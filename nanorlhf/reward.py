@@ -1,19 +1,21 @@
-"""One score per response: from reward models' outputs at every token, from a user's function, and the gold score.
+"""One score per response: by reward models, by a user's function, and the gold score.
 
-What scores the responses of PPO is a *scheme*: `RewardModel` or `Rule` here, `nanorlhf.rlcf.reward.Compiler`.
+A `Reward` scores the responses of PPO and GRPO: `RewardModel` or `Rule`.
 """
 
 import importlib.util
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from nanorlhf import distributed
+from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.errors import InputError
@@ -21,9 +23,6 @@ from nanorlhf.model import ScalarModel
 from nanorlhf.padding import first_true_index, join_pairs, left_pad, micro_batches, right_pad
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
-
-# score(queries (B, Q), responses (B, T)) -> scores (B,): ids, queries left-padded, responses [PAD] after their EOS
-Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
@@ -41,13 +40,21 @@ def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -
     return first_true_index((query_response == pad_id) & (index >= query_length)) - 1
 
 
-def end_scores(model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
+def end_scores(
+    model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int
+) -> Tensor:
     """The model's score at the end of each response, (B, L) -> (B,); elsewhere its numbers mean nothing."""
-    first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends where its query does
+    first = (
+        int(torch.as_tensor(query_length).min()) - 1
+    )  # an empty response ends where its query does
     last = query_response.size(1) - first
-    scores = model(query_response, query_response != pad_id, last=last, query_length=query_length)  # (B, L - first)
+    scores = model(
+        query_response, query_response != pad_id, last=last, query_length=query_length
+    )  # (B, L - first)
     end = end_index(query_response, query_length, pad_id) - first
-    return scores.gather(1, end[:, None]).squeeze(1)  # [N+ 13] those before EOS are mostly negative, and unused
+    return scores.gather(1, end[:, None]).squeeze(
+        1
+    )  # [N+ 13] those before EOS are mostly negative, and unused
 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +65,9 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
         scores = response_scores(model, texts, pad_id, "right")  # (2B,)
     else:
         ids, branch, row, _, end, first = join_pairs(rows, pad_id, model.score.weight.device)
-        per_token = model(ids, ids != pad_id, last=ids.size(1) - first, branch=branch)  # (B, L - first)
+        per_token = model(
+            ids, ids != pad_id, last=ids.size(1) - first, branch=branch
+        )  # (B, L - first)
         scores = per_token[row, end - first]  # (2B,)
     chosen, rejected = scores.chunk(2)
     return chosen, rejected
@@ -74,14 +83,19 @@ def response_scores(
         response = right_pad([row.response for row in rows], pad_id).to(device)  # (B, T)
         return end_scores(model, torch.cat((query, response), dim=1), query.size(1), pad_id)
     query_length = torch.tensor([len(row.query) for row in rows], device=device)
-    return end_scores(model, right_pad([r.query + r.response for r in rows], pad_id).to(device), query_length, pad_id)
+    return end_scores(
+        model,
+        right_pad([r.query + r.response for r in rows], pad_id).to(device),
+        query_length,
+        pad_id,
+    )
 
 
 Ensemble = Literal["mean", "min", "uncertainty"]
 
 
-def places(reward_model: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The members that a setting names: none, one, or the several of an ensemble."""
+def reward_model_paths(reward_model: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The paths in a setting: none, one, or the several of an ensemble."""
     return (reward_model,) if isinstance(reward_model, str) else tuple(reward_model or ())
 
 
@@ -99,55 +113,94 @@ def ensemble_scores(scores: Tensor, ensemble: Ensemble, uncertainty_coef: float)
     return scores.mean(0)
 
 
+class Reward(Protocol):
+    """What scores a policy's responses; `RewardModel` and `Rule` below are two."""
+
+    name: str  # for messages
+    models: list[ScalarModel]  # it reads responses with these; often none
+
+    def score(self, batch: Batch) -> Tensor:
+        """The responses of a rollout, with the records of their rows -> scores (B,)."""
+
+    def metrics(self) -> dict[str, float]:
+        """What to log about the last rollout."""
+
+
 class RewardModel:
     """[N+ 12] The scalar models of stage 2 read each response up to its end; several: an ensemble.
 
-    The other schemes have the same three attributes and two methods.
+    They read `size` responses at once.
     """
-
-    parts: dict = {}  # what a scheme adds to the run's state
 
     def __init__(
         self,
-        members: tuple[str, ...],
+        paths: tuple[str, ...],
         tokenizer: Tokenizer,
         device: torch.device,
+        size: int,
         ensemble: Ensemble = "mean",
         uncertainty_coef: float = 0.0,
     ):
-        self.name, self.pad_id = f"--reward-model {' '.join(members)}", tokenizer.pad_id
-        self.models: list[ScalarModel] = [load_scalar(place, device).requires_grad_(False) for place in members]
-        self.ensemble, self.uncertainty_coef = ensemble, uncertainty_coef
-        self.deviations: list[Tensor] = []  # of this rollout: standard deviation over the members, (b,) each
+        self.name = f"--reward-model {' '.join(paths)}"
+        self.models = [load_scalar(path, device).requires_grad_(False) for path in paths]
+        self.pad_id = tokenizer.pad_id
+        self.size = size
+        self.ensemble = ensemble
+        self.uncertainty_coef = uncertainty_coef
+        self.disagreement = 0.0
 
-    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        """query (b, Q), response (b, T) -> the response (b, T), which a scheme may cut, and its scores (b,)."""
-        query_response, scores = torch.cat((query, response), dim=1), []
+    def score(self, batch: Batch) -> Tensor:
+        members = []
         for model in self.models:
             with distributed.on_device(model):
-                scores.append(end_scores(model, query_response, query.size(1), self.pad_id))
+                members.append(batch.read(partial(self._score, model), self.size))
+        scores = torch.stack(members)  # (M, B)
         if len(scores) == 1:
-            return response, scores[0]
-        self.deviations.append(torch.stack(scores).std(0, correction=0))
-        return response, ensemble_scores(torch.stack(scores), self.ensemble, self.uncertainty_coef)
+            return scores[0]
+        self.disagreement = scores.std(0, correction=0).mean().item()
+        return ensemble_scores(scores, self.ensemble, self.uncertainty_coef)
 
-    def learn(self, progress: float) -> dict[str, float]:
-        """The scheme's own turn after the PPO epochs; progress is the schedule's factor. Returns metrics."""
-        deviations, self.deviations = self.deviations, []
-        if not deviations:
-            return {}
-        return {"reward/disagreement": distributed.all_gather_rows(torch.cat(deviations)).mean().item()}
+    def _score(self, model: ScalarModel, batch: Batch) -> Tensor:
+        return end_scores(model, batch.query_response, batch.query.size(1), self.pad_id)
+
+    def metrics(self) -> dict[str, float]:
+        return {"reward/disagreement": self.disagreement} if len(self.models) > 1 else {}
 
 
-class Rule(RewardModel):
-    """Any function of two lists of texts, queries and responses."""
+class Rule:
+    """A user's function of two lists of texts, queries and responses: `FILE.py:FUNCTION`.
 
-    def __init__(self, where: str, tokenizer: Tokenizer):
-        self.name, self.rule = f"--reward {where}", load_rule(where, tokenizer)
-        self.models, self.deviations = [], []
+    It returns one number per response, of `size` responses at once. The texts are decoded ids without
+    [PAD] and EOS; the query keeps its template.
+    """
 
-    def score(self, rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        return response, self.rule(query, response)
+    def __init__(self, path: str, tokenizer: Tokenizer, size: int):
+        self.name = f"--reward {path}"
+        self.models: list[ScalarModel] = []
+        self.function = load_function("--reward", path)
+        self.tokenizer = tokenizer
+        self.size = size
+
+    def score(self, batch: Batch) -> Tensor:
+        return batch.read(self._score, self.size)
+
+    def _score(self, batch: Batch) -> Tensor:
+        queries = [self.tokenizer.decode(ids) for ids in batch.query.tolist()]
+        responses = [self.tokenizer.decode(ids) for ids in batch.response.tolist()]
+        numbers = self.function(queries, responses)
+        try:
+            scores = torch.as_tensor(numbers, dtype=torch.float32, device=batch.response.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"{self.name} must return one number per response, not {numbers!r:.80}."
+            ) from error
+        if scores.shape != (len(batch),):
+            shape = tuple(scores.shape)
+            raise InputError(f"{self.name} returned shape {shape} for {len(batch)} responses.")
+        return scores
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
 
 def load_function(flag: str, where: str) -> Callable:
@@ -161,7 +214,11 @@ def load_function(flag: str, where: str) -> Callable:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # it is the user's code: whatever it raises
-        lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
+        lines = [
+            step.lineno
+            for step in traceback.extract_tb(error.__traceback__)
+            if step.filename == path
+        ]
         line = f":{lines[-1]}" if lines else ""
         raise InputError(
             f"{flag} {where}: {path}{line} raises {type(error).__name__}: {error!s:.200}: fix it."
@@ -171,31 +228,10 @@ def load_function(flag: str, where: str) -> Callable:
     return getattr(module, name)
 
 
-def load_rule(where: str, tokenizer: Tokenizer) -> Score:
-    """A user's rule, `FILE.py:FUNCTION`: function(queries, responses), two lists of texts -> one number per response.
-
-    The texts are decoded ids without [PAD] and EOS; the query keeps its template.
-    """
-    rule = load_function("--reward", where)
-
-    def score(queries: Tensor, responses: Tensor) -> Tensor:
-        texts = ([tokenizer.decode(ids) for ids in rows.tolist()] for rows in (queries, responses))
-        numbers = rule(*texts)
-        try:
-            scores = torch.as_tensor(numbers, dtype=torch.float32, device=responses.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"--reward {where} must give one number per response, not {numbers!r:.80}.") from error
-        if scores.shape != (len(responses),):
-            raise InputError(f"--reward {where} gave shape {tuple(scores.shape)} for {len(responses)} responses.")
-        return scores
-
-    return score
-
-
 class Gold:
     """The true score of a response, which training never sees.
 
-    where  FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an embedded world; or the
+    path   FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an embedded world; or the
            checkpoint directory or Hub id of a larger reward model, which shows over-optimisation on real data. That
            model must share `tokenizer`; it scores `batch_size` responses per forward pass
 
@@ -204,35 +240,43 @@ class Gold:
 
     def __init__(
         self,
-        where: str,
+        path: str,
         tokenizer: Tokenizer,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         batch_size: int = 64,
     ):
-        self.where, self.tokenizer, self.batch_size = where, tokenizer, batch_size
+        self.path = path
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
         self.model: ScalarModel | None = None
-        if is_function(where):
-            self.function = load_function("--gold", where)
+        if is_function(path):
+            self.function = load_function("--gold", path)
         else:
-            self.model = load_scalar(where, device, dtype).requires_grad_(False)
-            check_vocabulary(tokenizer, self.model.config.vocab_size, where)
+            self.model = load_scalar(path, device, dtype).requires_grad_(False)
+            check_vocabulary(tokenizer, self.model.config.vocab_size, path)
 
     def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
         """The scores that a function gives texts."""
         return [self._number(self.function(*pair)) for pair in zip(queries, responses, strict=True)]
 
     def of_rows(
-        self, data: Sequence[Demonstration | Comparison], name: Literal["response", "chosen", "rejected"] = "response"
+        self,
+        data: Sequence[Demonstration | Comparison],
+        name: Literal["response", "chosen", "rejected"] = "response",
     ) -> list[float]:
         """The scores of the data's own responses, such as references; a model reads their ids."""
         if self.model is None:
-            return self.of_texts([row.record["query"] for row in data], [row.record[name] for row in data])
+            return self.of_texts(
+                [row.record["query"] for row in data], [row.record[name] for row in data]
+            )
         rows = [Demonstration(row.query, getattr(row, name), row.record) for row in data]
         scores = []
         with torch.no_grad(), distributed.on_device(self.model):
             for batch in micro_batches(rows, self.batch_size):
-                self._check_length(max(len(row.query) for row in batch) + max(len(row.response) for row in batch))
+                self._check_length(
+                    max(len(row.query) for row in batch) + max(len(row.response) for row in batch)
+                )
                 scores += response_scores(self.model, batch, self.tokenizer.pad_id, "left").tolist()
         return scores
 
@@ -244,23 +288,37 @@ class Gold:
         self._check_length(ids.size(1))
         with torch.no_grad(), distributed.on_device(self.model):
             for batch in micro_batches(ids, self.batch_size):
-                scores += end_scores(self.model, batch, query.size(1), self.tokenizer.pad_id).tolist()
+                scores += end_scores(
+                    self.model, batch, query.size(1), self.tokenizer.pad_id
+                ).tolist()
         return scores
+
+    def score(self, batch: Batch) -> Tensor:
+        """The scores (B,) of a rollout, in float64."""
+        with distributed.on_device(self.model):
+            return batch.read(self._score, self.batch_size)
+
+    def _score(self, batch: Batch) -> Tensor:
+        queries = [record["query"] for record in batch.records]
+        scores = self.of_ids(queries, batch.query, batch.response)
+        return torch.tensor(scores, dtype=torch.float64, device=batch.query.device)
 
     def _number(self, value: object) -> float:
         try:
             number = float(value)  # type: ignore[arg-type]  # whatever the user's function returned
         except (TypeError, ValueError) as error:
-            raise InputError(f"--gold {self.where} must give a number, not {value!r:.80}.") from error
+            raise InputError(
+                f"--gold {self.path} must give a number, not {value!r:.80}."
+            ) from error
         if not math.isfinite(number):
-            raise InputError(f"--gold {self.where} gave {number}: it must give a finite number.")
+            raise InputError(f"--gold {self.path} gave {number}: it must give a finite number.")
         return number
 
     def _check_length(self, length: int) -> None:
         if self.model is not None and length > self.model.config.n_ctx:
             raise InputError(
                 f"the longest query and response make {length} tokens, more than the {self.model.config.n_ctx} "
-                f"positions of --gold {self.where}: name another."
+                f"positions of --gold {self.path}: name another."
             )
 
 

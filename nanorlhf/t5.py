@@ -1,12 +1,13 @@
-"""T5 by hand, beside the GPT: an encoder reads the query, a decoder writes the response. CodeT5 is one.
+"""T5 by hand: an encoder reads the query, a decoder writes the response. CodeT5 is one.
 
-Top to bottom: settings, relative positions, cross-attention, the decoder's block, its cache, and the trunk. The rest is
-the GPT's own with other settings: blocks with RMS norms, without biases, and with attention logits that are not divided
-by sqrt(D). `GPT` and `ScalarModel` put their heads on this trunk as on any other. (Raffel et al. 2020)
+Top to bottom: settings, relative positions, cross-attention, the decoder's block, its cache, and
+the trunk. All else is the GPT's with other settings: RMS norms, no biases, and attention logits
+that are not divided by sqrt(D). `GPT` and `ScalarModel` put their heads on this trunk too. (Raffel
+et al. 2020)
 
-    query      q q q    -> encoder, every token sees all others   -> memory (B, Q, C)
-    decoder    S a b    -> causal, and cross-attention to memory  -> hidden states that predict a, b and what follows
-                           S = start_id
+    query    q q q  -> encoder, each token sees all others   -> memory (B, Q, C)
+    decoder  S a b  -> causal, and cross-attention to memory -> hidden states that predict a, b, ...
+             S = start_id
 
 Letters in shapes as in model.py; Q tokens of the query, N = T + 1 inputs of the decoder.
 """
@@ -18,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.linear import product_dtype
+from kernels.attention import attend_one
+from kernels.linear import matmul_dtype
 from nanorlhf.model import (
     AdaptedLinear,
     Block,
@@ -26,7 +28,6 @@ from nanorlhf.model import (
     KVCache,
     Linear,
     Transformer,
-    attend_one,
     attention_bias,
     attention_mask,
     norm,
@@ -40,7 +41,7 @@ class T5Config(GPTConfig):
     n_decoder_layer: int | None = None
     """blocks of the decoder; None: as many as the encoder's n_layer"""
     num_buckets: int = 32
-    """relative positions fall into so many buckets"""
+    """number of ranges of distances that have a bias of their own"""
     max_distance: int = 128
     """tokens that are farther apart share the last bucket"""
     start_id: int = 0
@@ -48,7 +49,7 @@ class T5Config(GPTConfig):
     query_start_id: int | None = None
     """comes before the query in the encoder (CodeT5's <s>); None: nothing"""
     query_end_id: int | None = None
-    """comes after it (</s>), as in pre-training: else nothing but the positions would tell where the query ends"""
+    """comes after it (</s>), as in pre-training: only positions would tell where the query ends"""
     activation: str = "relu"
     norm: str = "rms"
     norm_eps: float = 1e-6
@@ -68,48 +69,53 @@ class T5Config(GPTConfig):
         return EncoderDecoder(self)
 
 
-# -------------------------------------------------------------------------------------------------- relative positions
+# ------------------------------------------------------------------------------- relative positions
 def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
     """The bucket of each distance, key minus query in tokens, any shape; int64 in [0, num_buckets).
 
-    Half of the buckets hold one distance each, the other half ranges that grow geometrically up to max_distance. Where
-    keys may lie on both sides, those after the query have the upper half of all buckets. (Raffel et al. 2020, 2.1)
+    Half of the buckets hold one distance each, the other half ranges that grow geometrically up to
+    max_distance. Where keys may lie on both sides, those after the query have the upper half of all
+    buckets. (Raffel et al. 2020, 2.1)
 
         8 buckets, max_distance 16, causal    distance  0  -1  -2  -3  -4  -5  -6  -8  -16  -99
                                               bucket    0   1   2   3   4   4   5   6    7    7
     """
-    num = num_buckets if causal else num_buckets // 2  # of a side
+    num = num_buckets if causal else num_buckets // 2  # per side
     after = torch.where(distance > 0, 0 if causal else num, 0)
     far = -distance.clamp(max=0) if causal else distance.abs()
     exact = num // 2
     # as transformers rounds it, in float32: at the edge of a range the last bit decides
-    ranges = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (num - exact)
+    ranges = torch.log(far.clamp(min=1).float() / exact)
+    ranges = ranges / math.log(max_distance / exact) * (num - exact)
     return after + torch.where(far < exact, far, (exact + ranges.long()).clamp(max=num - 1))
 
 
 def relative_bias(table: nn.Embedding, length: int, config: T5Config, causal: bool) -> Tensor:
-    """What the distance of two tokens adds to their attention logit, (1, H, length, length): row i is of query i.
+    """What the distance of two tokens adds to their attention logit, (1, H, length, length).
 
-    table (num_buckets, H); the result has the dtype of queries and keys. A row is a window on one line of biases, by
-    distance from -(length - 1) to length - 1.
+    table (num_buckets, H); row i is of query i; the result has the dtype of queries and keys. A row
+    is a window on one line of biases, by distance from -(length - 1) to length - 1.
     """
     distance = torch.arange(1 - length, length, device=table.weight.device)  # (2 length - 1,)
-    line = table(relative_buckets(distance, config.num_buckets, config.max_distance, causal))  # (2 length - 1, H)
-    return line.T.unfold(1, length, 1).flip(1)[None].to(product_dtype(table.weight))
+    buckets = relative_buckets(distance, config.num_buckets, config.max_distance, causal)
+    line = table(buckets)  # (2 length - 1, H)
+    return line.T.unfold(1, length, 1).flip(1)[None].to(matmul_dtype(table.weight))
 
 
 @torch.no_grad()
 def look_back(table: nn.Embedding, config: T5Config, causal: bool) -> None:
-    """Let head h of a new table (num_buckets, H), but not the last, look h + 1 tokens back: they weigh e^3 times more.
+    """Let each head h but the last prefer the token h + 1 back: it weighs e^3 times more.
 
-    AdamW moves a bias by no more than the learning rate per step. From near zero, as in transformers, no head of a
-    small model would look at a single place after its few hundred steps (docs/rlcf.md).
+    table (num_buckets, H) is new. AdamW moves a bias by no more than the learning rate per step.
+    From near zero, as in transformers, no head of a small model would look at a single token after
+    its few hundred steps (docs/rlcf.md).
     """
     heads = torch.arange(config.n_head - 1)
-    table.weight[relative_buckets(-1 - heads, config.num_buckets, config.max_distance, causal), heads] += 3.0
+    buckets = relative_buckets(-1 - heads, config.num_buckets, config.max_distance, causal)
+    table.weight[buckets, heads] += 3.0
 
 
-# ------------------------------------------------------------------------------------------------------ decoder's block
+# ----------------------------------------------------------------------------- the decoder's block
 class CrossAttention(nn.Module):
     """The decoder's tokens attend to the query's, without positions."""
 
@@ -125,13 +131,15 @@ class CrossAttention(nn.Module):
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """memory (B, Q, C) -> (B, H, Q, D) each."""
-        kv = self.kv(memory).view(*memory.shape[:2], 2, self.config.n_head, self.config.head_width)
+        H, D = self.config.n_head, self.config.head_width
+        kv = self.kv(memory).view(*memory.shape[:2], 2, H, D)
         return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """x (B, S, C), keys and values (B, H, Q, D), bias 0 or -inf (B, 1 or H, 1, Q) -> (B, S, C)"""
+        """x (B, S, C), keys and values (B, H, Q, D), bias (B, 1 or H, 1, Q) -> (B, S, C)"""
         B, S, _ = x.shape
-        q = self.q(x).view(B, S, self.config.n_head, self.config.head_width).transpose(1, 2)  # (B, H, S, D)
+        H, D = self.config.n_head, self.config.head_width
+        q = self.q(x).view(B, S, H, D).transpose(1, 2)  # (B, H, S, D)
         if bias.size(1) > 1 and not q.is_cuda:  # a decode step
             y = attend_one(q, keys, values, bias, 1.0)
         else:
@@ -150,7 +158,7 @@ class DecoderBlock(Block):
     def forward(
         self,
         x: Tensor,
-        visible: Tensor | None,
+        bias: Tensor | None,
         rotary: tuple[Tensor, Tensor] | None,
         cache: KVCache | None,
         layer: int,
@@ -159,8 +167,9 @@ class DecoderBlock(Block):
         memory_bias: Tensor | None = None,  # (B, 1 or H, 1, Q)
     ) -> Tensor:
         """x (B, S, C) -> (B, S, C)"""
-        assert self.norm2 is not None and memory_bias is not None and (cache is None or isinstance(cache, DecoderCache))
-        x = x + self.attention(self.norm1(x), visible, rotary, cache, layer, last)
+        assert self.norm2 is not None and memory_bias is not None
+        assert cache is None or isinstance(cache, DecoderCache)
+        x = x + self.attention(self.norm1(x), bias, rotary, cache, layer, last)
         if memory is None:
             assert cache is not None
             keys, values = cache.memory[layer]
@@ -173,21 +182,35 @@ class DecoderBlock(Block):
 
 
 class DecoderCache(KVCache):
-    """The decoder's keys and values, as in a GPT, with those of the query beside them: made once, in the first call.
+    """The decoder's keys and values, as in a GPT, and the query's, made in the first call.
 
-    The first call takes the query and feeds the decoder its start; each later one takes one token per row.
+    The first call takes the query and gives the decoder its start; each later one takes one token
+    per row.
     """
 
-    def __init__(self, config: T5Config, query_mask: Tensor, num_new: int, dtype: torch.dtype, whole: bool = False):
+    def __init__(
+        self,
+        config: T5Config,
+        query_mask: Tensor,
+        num_new: int,
+        dtype: torch.dtype,
+        fixed_shape: bool = False,
+    ):
+        decoder = replace(config, n_layer=config.num_decoder_blocks)
         start = torch.ones_like(query_mask[:, :1])
-        super().__init__(replace(config, n_layer=config.num_decoder_blocks), start, num_new, dtype, whole)
+        super().__init__(decoder, start, num_new, dtype, fixed_shape)
         self.memory: list[tuple[Tensor, Tensor]] = []  # by layer, (B, H, Q, D) each
-        self.relative = self.memory_bias = torch.empty(0)  # (1, H, N, N), (B, H, 1, Q): set by the first call
+        # set by the first call
+        self.relative = torch.empty(0)  # (1, H, N, N)
+        self.memory_bias = torch.empty(0)  # (B, H, 1, Q)
 
     def next_bias(self) -> Tensor:
-        """What is added to the attention logits of the next token: positions, -inf where nothing is; (B, H, 1, N)."""
+        """What is added to the next token's attention logits: positions, -inf where nothing is yet.
+
+        (B, H, 1, N)
+        """
         _, _, biases = self.next_token()
-        return biases[None] + self.relative.index_select(2, self.at)[..., : self.end]
+        return biases[0] + self.relative.index_select(2, self.at)[..., : self.end]
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
@@ -195,9 +218,9 @@ class DecoderCache(KVCache):
         self.memory_bias = self.memory_bias[rows]
 
 
-# ------------------------------------------------------------------------------------------------------------ the trunk
+# --------------------------------------------------------------------------------------- the trunk
 class EncoderDecoder(Transformer):
-    """Embedding, the encoder's blocks, the decoder's blocks, final norm: as a `Transformer`, what the heads stand on.
+    """Embedding, the encoder's blocks, the decoder's blocks, final norm.
 
     `blocks` holds first those of the encoder, then those of the decoder.
     """
@@ -216,8 +239,11 @@ class EncoderDecoder(Transformer):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """As a GPT's, but for the queries' weights, times 1 / sqrt(D), which attention does not divide by; and for the
-        embeddings, of standard deviation 1/2: smaller ones drown in what the first blocks add to them (docs/rlcf.md).
+        """As a GPT's, but for the queries' weights and the embeddings.
+
+        The former are multiplied by 1 / sqrt(D), which attention does not divide by. The latter
+        have a standard deviation of 1/2: smaller ones drown in what the first blocks add to them
+        (docs/rlcf.md).
         """
         super().initialise()
         nn.init.normal_(self.embedding.weight, std=0.5)
@@ -228,20 +254,22 @@ class EncoderDecoder(Transformer):
                 block.cross.q.weight *= D**-0.5
                 block.cross.out.weight /= math.sqrt(2 * self.config.n_layer)
 
-    def cache(self, query_mask: Tensor, num_new: int, dtype: torch.dtype, whole: bool = False) -> DecoderCache:
-        return DecoderCache(self.config, query_mask, num_new, dtype, whole)
+    def cache(
+        self, query_mask: Tensor, num_new: int, dtype: torch.dtype, fixed_shape: bool = False
+    ) -> DecoderCache:
+        return DecoderCache(self.config, query_mask, num_new, dtype, fixed_shape)
 
     def enclosed(self, query: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """query, query_mask (B, Q) True = real, padded on either side -> with the ids that enclose it, and its mask.
+        """query and query_mask (B, Q), padded on either side -> the same with start and end ids.
 
         . . q q q .      . s q q q e .
         """
-        before, after = F.pad(query_mask, (1, 0)), F.pad(query_mask, (0, 1))  # (B, Q + 1)
         if self.config.query_end_id is not None:
+            before, after = F.pad(query_mask, (1, 0)), F.pad(query_mask, (0, 1))  # (B, Q + 1)
             query = F.pad(query, (0, 1)).masked_fill(before & ~after, self.config.query_end_id)
             query_mask = before | after
-            before, after = F.pad(query_mask, (1, 0)), F.pad(query_mask, (0, 1))  # (B, Q + 2)
         if self.config.query_start_id is not None:
+            before, after = F.pad(query_mask, (1, 0)), F.pad(query_mask, (0, 1))  # (B, Q + 2)
             query = F.pad(query, (1, 0)).masked_fill(after & ~before, self.config.query_start_id)
             query_mask = before | after
         return query, query_mask
@@ -251,10 +279,10 @@ class EncoderDecoder(Transformer):
         Q = query.size(1)
         relative = relative_bias(self.encoder_bias, Q, self.config, causal=False)  # (1, H, Q, Q)
         mask = attention_mask(query_mask, None, causal=False)  # (B, 1, Q, Q)
-        visible = attention_bias(mask, relative.dtype) + relative  # (B, H, Q, Q)
+        bias = attention_bias(mask, relative.dtype) + relative  # (B, H, Q, Q)
         x = self.embedding(query.masked_fill(~query_mask, 0))  # (B, Q, C)
         for layer, block in enumerate([*self.blocks][: self.config.n_layer]):
-            x = self.run(block, x, visible, None, None, layer, Q)
+            x = self.run(block, x, bias, None, None, layer, Q)
         return self.encoder_norm(x)
 
     def forward(
@@ -268,15 +296,17 @@ class EncoderDecoder(Transformer):
     ) -> Tensor:
         """Query and response in one row, as a GPT reads them: ids, mask (B, L) -> hidden (B, L, C).
 
-        The hidden state at a token is that of the decoder once it has read up to there: at the query's last one, it has
-        read its start and predicts the response's first one. What stands before that means nothing.
+        The hidden state at a token is the decoder's once it has read up to there. At the query's
+        last token it has read its start, and predicts the response's first one. The hidden states
+        before that mean nothing.
 
             ids       . q q q | a b E      Q = 4, L = 7
-            decoder         S   a b E      hidden at columns 3, 4, 5, 6; last = 4 asks for these only
+            decoder         S   a b E      hidden at columns 3 to 6; last = 4 asks for these only
 
-        query_length is where the responses begin: one number for left-padded queries, (B,) for right-padded texts; None
-        says that all but the first of the `last` tokens are response. With a cache: first the query with last = 1, then
-        ids (B, 1), the next token of each row. A row holds one response: there is no branch.
+        query_length is where the responses begin: a number for left-padded queries, (B,) for
+        right-padded texts; None: all but the first of the `last` tokens are response. With a cache:
+        first the query with last = 1, then ids (B, 1), the next token of each row. A row holds one
+        response: there is no branch.
         """
         assert branch is None
         if cache is not None and cache.length:
@@ -287,41 +317,50 @@ class EncoderDecoder(Transformer):
             assert last is not None, "an encoder-decoder has to know where the response begins"
             query_length = L - last + 1
         if isinstance(query_length, Tensor):
-            first, width, begin = int(query_length.min()) - 1, int(query_length.max()), query_length[:, None]
+            first, width = int(query_length.min()) - 1, int(query_length.max())
+            begin = query_length[:, None]
         else:
-            first, width, begin = query_length - 1, query_length, torch.full_like(ids[:, :1], query_length)
+            first, width = query_length - 1, query_length
+            begin = torch.full_like(ids[:, :1], query_length)
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         column = torch.arange(L, device=ids.device)
-        query, query_mask = self.enclosed(ids[:, :width], (mask & (column < begin))[:, :width])  # (B, Q)
+        is_query = mask & (column < begin)
+        query, query_mask = self.enclosed(ids[:, :width], is_query[:, :width])  # (B, Q)
         memory = self.encode(query, query_mask)
         # a row of only padding attends to all of it: a softmax over nothing is NaN
         readable = query_mask | ~query_mask.any(1, keepdim=True)
-        dtype = product_dtype(self.embedding.weight)  # of queries and keys
+        dtype = matmul_dtype(self.embedding.weight)  # of queries and keys
         memory_bias = attention_bias(readable[:, None, None], dtype)  # (B, 1, 1, Q)
 
         is_start, is_response = column == begin - 1, mask & (column >= begin)  # (B, L)
-        inputs = ids.masked_fill(~is_response, 0).masked_fill(is_start, self.config.start_id)[:, first:]  # (B, N)
+        inputs = ids.masked_fill(~is_response, 0).masked_fill(is_start, self.config.start_id)
+        inputs = inputs[:, first:]  # (B, N)
         N = inputs.size(1)
-        visible = attention_mask((is_start | is_response)[:, first:], None)  # (B, 1, N, N)
         if isinstance(cache, DecoderCache):
-            H, num_all = self.config.n_head, cache.index.numel()
+            num_all = cache.index.numel()
             cache.relative = relative_bias(self.decoder_bias, num_all, self.config, causal=True)
-            cache.memory_bias = memory_bias.expand(-1, H, -1, -1).contiguous()
+            cache.memory_bias = memory_bias.expand(-1, self.config.n_head, -1, -1).contiguous()
             relative = cache.relative[:, :, :N, :N]
         else:
             relative = relative_bias(self.decoder_bias, N, self.config, causal=True)
-        visible = attention_bias(visible, relative.dtype) + relative  # (B, H, N, N)
-        hidden = self.decode(inputs, visible, memory, memory_bias, cache)  # (B, N, C)
+        visible = attention_mask((is_start | is_response)[:, first:], None)  # (B, 1, N, N)
+        bias = attention_bias(visible, relative.dtype) + relative  # (B, H, N, N)
+        hidden = self.decode(inputs, bias, memory, memory_bias, cache)  # (B, N, C)
         missing = (L if last is None else last) - N
         return F.pad(hidden, (0, 0, missing, 0)) if missing > 0 else hidden[:, -missing:]
 
     def decode(
-        self, ids: Tensor, visible: Tensor, memory: Tensor | None, memory_bias: Tensor, cache: KVCache | None
+        self,
+        ids: Tensor,
+        bias: Tensor,
+        memory: Tensor | None,
+        memory_bias: Tensor,
+        cache: KVCache | None,
     ) -> Tensor:
-        """ids (B, S), visible (B, H, S, N), memory (B, Q, C), memory_bias (B, 1 or H, 1, Q) -> hidden (B, S, C)"""
+        """ids (B, S), bias (B, H, S, N), memory and its bias as in a block -> hidden (B, S, C)"""
         x, S = self.embedding(ids), ids.size(1)
         for layer, block in enumerate([*self.blocks][self.config.n_layer :]):
-            x = self.run(block, x, visible, None, cache, layer, S, memory, memory_bias)
+            x = self.run(block, x, bias, None, cache, layer, S, memory, memory_bias)
         if cache is not None:
             cache.advance(S)
         return self.norm(x)

@@ -1,8 +1,8 @@
 """Text to token ids and back: a thin wrapper of `tokenizers` that knows the ids of EOS and [PAD].
 
-[PAD] is a token of its own, never EOS: masks are `ids != pad_id`, and with PAD = EOS they would hide the EOS that the
-model has to learn. Its id may lie outside the embedding (50257 for GPT-2): the model masks it before the embedding,
-and no text is encoded to it.
+[PAD] is a token of its own, never EOS: masks are `ids != pad_id`, and with PAD = EOS they would
+hide the EOS that the model has to learn. Its id may lie outside the embedding (50257 for GPT-2):
+the model masks it before the embedding, and no text is encoded to it.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import hub_directory, parse_json, read_bytes, read_object, read_text
-from nanorlhf.gguf_file import gguf_tokenizer, is_gguf
+from nanorlhf.pretrained.gguf import gguf_tokenizer, is_gguf
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else a process that forks afterwards gets a warning
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
 PAD = "[PAD]"
 END_OF_TEXT = "<|endoftext|>"
-PROBE = "The cat sat on 3 mats."  # which any tokenizer can encode
-# vocabulary and merges: the file names of OpenAI's GPT-2, and those of transformers
-ADDED = "added_tokens.json"  # beside them, of CodeT5 and others: tokens that no merge makes
-TEMPLATE = "chat_template.jinja"
-MOST_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
+PROBE = "The cat sat on 3 mats."  # any tokenizer can encode it
+# vocabulary and merges, as OpenAI's GPT-2 and as transformers name the files
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+ADDED = "added_tokens.json"  # tokens that no merge makes, as CodeT5 has them
+TEMPLATE = "chat_template.jinja"
+MAX_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
 
 
 @dataclass(frozen=True)
@@ -37,91 +37,102 @@ class Tokenizer:
     backend: tokenizers.Tokenizer
     eos_id: int
     pad_id: int
-    bos: str | None = None  # only chat templates write it
+    bos: str | None = None  # used by chat templates alone
     chat_template: str | None = None  # in Jinja, for data.chat
 
-    def encode(self, text: str, marks: bool = False) -> list[int]:
-        """The ids of a text. No special token is added, and none can come from text: `[PAD]` is five characters.
+    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+        """The ids of a text; no special token is added.
 
-        marks: the text is a chat template's: the name of a special token in it is that token.
+        parse_special: for a text that a chat template wrote: the name of a special token becomes
+        that token. Otherwise it stays text: `[PAD]` is five characters.
         """
-        return (self._marking if marks else self.backend).encode(text, add_special_tokens=False).ids
+        backend = self._parsing_special if parse_special else self.backend
+        return backend.encode(text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: list[str], marks: bool = False) -> list[list[int]]:
-        """The ids of each text, as `encode` gives them, on all cores."""
-        backend = self._marking if marks else self.backend
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    def encode_batch(self, texts: list[str], parse_special: bool = False) -> list[list[int]]:
+        """The ids of each text, as by `encode`, on all cores."""
+        backend = self._parsing_special if parse_special else self.backend
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def encode_responses(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text where it follows another one.
+        """The ids of each text as the continuation of another one.
 
-        SentencePiece's tokenizers (Llama 2, Mistral) put a blank before every text; there, the ids are those after a
-        newline, which is never part of another token.
+        SentencePiece's tokenizers (Llama 2, Mistral) put a space before every text. For those, the
+        ids are the ones that follow a newline, which is never part of another token.
         """
-        plain = self.encode_batch(texts)
-        if not self._puts_blank:
-            return plain
+        alone = self.encode_batch(texts)
+        if not self._puts_space:
+            return alone
         newline = self.encode("\n")
-        after = self.encode_batch(["\n" + text for text in texts])
+        after_newline = self.encode_batch(["\n" + text for text in texts])
         return [
-            ids[len(newline) :] if ids[: len(newline)] == newline else alone
-            for ids, alone in zip(after, plain, strict=True)
+            ids[len(newline) :] if ids[: len(newline)] == newline else ids_alone
+            for ids, ids_alone in zip(after_newline, alone, strict=True)
         ]
 
     @cached_property
-    def _puts_blank(self) -> bool:
+    def _puts_space(self) -> bool:
         return self.encode("\na") != self.encode("\n") + self.encode("a")
 
     @cached_property
-    def _marking(self) -> tokenizers.Tokenizer:
-        """A copy that reads special tokens: what tells it not to is not stored."""
+    def _parsing_special(self) -> tokenizers.Tokenizer:
+        """A copy that reads special tokens: `encode_special_tokens` is lost in tokenizer.json."""
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
-        """The names that `encode` reads as special tokens with `marks`."""
-        return frozenset(t.content for t in self.backend.get_added_tokens_decoder().values() if t.special)
+        """The names that `encode` reads as special tokens with `parse_special`."""
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in tokens if token.special)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides which ids a text has."""
+        """A hash of all that decides the ids of a text."""
         return hashlib.sha256(f"{self.eos_id} {self.backend.to_str()}".encode()).hexdigest()
 
     def decode(self, ids: list[int]) -> str:
         """The text without [PAD] and EOS."""
-        return self.backend.decode([i for i in ids if i not in (self.eos_id, self.pad_id)], skip_special_tokens=False)
+        kept = [i for i in ids if i not in (self.eos_id, self.pad_id)]
+        return self.backend.decode(kept, skip_special_tokens=False)
 
     @property
     def vocab_size(self) -> int:
         """The number of rows that an embedding needs: the highest id except [PAD]'s, plus one."""
-        return 1 + max(i for i in self.backend.get_vocab(with_added_tokens=True).values() if i != self.pad_id)
+        ids = self.backend.get_vocab(with_added_tokens=True).values()
+        return 1 + max(i for i in ids if i != self.pad_id)
 
     def save(self, directory: str | Path) -> None:
-        """Write tokenizer.json, and the tokenizer_config.json that lets `transformers.AutoTokenizer` load it."""
+        """Write tokenizer.json and, for `transformers.AutoTokenizer`, tokenizer_config.json."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.backend.id_to_token(self.eos_id),
             "pad_token": PAD,
-            "clean_up_tokenization_spaces": False,  # else transformers decodes "a ." as "a."
+            "clean_up_tokenization_spaces": False,  # transformers would decode "a ." as "a."
         }
         optional = {"bos_token": self.bos, "chat_template": self.chat_template}
         config |= {name: text for name, text in optional.items() if text is not None}
-        files = {"tokenizer.json": self.backend.to_str(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+        files = {
+            "tokenizer.json": self.backend.to_str(),
+            "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        }
         for name, text in files.items():
             temporary = directory / (name + ".tmp")
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, directory / name)
-        (directory / TEMPLATE).unlink(missing_ok=True)  # of another tokenizer: it would come before this one's
+        # left by another tokenizer, it would replace this one's template
+        (directory / TEMPLATE).unlink(missing_ok=True)
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
-    """Load a tokenizer from a directory, a file in the format of tokenizer.json, a GGUF file, or a Hub id.
+    """Load a tokenizer from a directory, a tokenizer.json, a GGUF file, or a Hub id.
 
-    EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else `<|endoftext|>`. The
-    chat template is chat_template.jinja, else the `chat_template` of tokenizer_config.json. Raises InputError if there
-    is no tokenizer, it is broken, or [PAD] is EOS.
+    EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else
+    `<|endoftext|>`. The chat template is chat_template.jinja, else the `chat_template` of
+    tokenizer_config.json. Raises InputError if there is no tokenizer, it is broken, or [PAD] is
+    EOS.
     """
     path = Path(where)
     if is_gguf(path):
@@ -145,8 +156,8 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
                 break
         else:
             raise InputError(
-                f"{where} has no tokenizer (tokenizer.json, encoder.json + vocab.bpe, or vocab.json + merges.txt): "
-                "name one with --tokenizer."
+                f"{where} has no tokenizer (tokenizer.json, encoder.json + vocab.bpe, or "
+                "vocab.json + merges.txt): name one with --tokenizer."
             )
 
     settings_file = path / "tokenizer_config.json"
@@ -156,23 +167,25 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         template = read_text(path / TEMPLATE)
     if eos is not None and _token_text(settings, "pad_token", settings_file) == eos:
         raise InputError(
-            f"{settings_file}: pad_token is eos_token, {eos!r}, so a mask would hide both: set pad_token to {PAD!r}."
+            f"{settings_file}: pad_token is eos_token, {eos!r}, so a mask would hide both: set "
+            f"pad_token to {PAD!r}."
         )
     if eos is None and (path / "config.json").exists():
         eos_id = read_object(path / "config.json").get("eos_token_id")
-        eos = backend.id_to_token(eos_id) if type(eos_id) is int and 0 <= eos_id < 2**32 else None
+        if type(eos_id) is int and 0 <= eos_id < 2**32:
+            eos = backend.id_to_token(eos_id)
     return _finish(backend, path, eos, bos, template)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE with `vocab_size` ids, the first of them `<|endoftext|>`; [PAD] follows the last."""
+    """Train a byte-level BPE with `vocab_size` ids, the first `<|endoftext|>`; then comes [PAD]."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # all 256 bytes: no text is out of vocabulary
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # all 256 bytes
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
@@ -180,11 +193,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Path) -> None:
-    """InputError if some ids have no row in the embedding, before a forward pass fails with an index error."""
+    """Raise InputError if some ids have no row in the embedding, before a forward pass fails."""
     if tokenizer.vocab_size > num_embeddings:
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids but the embedding of {where} only {num_embeddings} rows: "
-            "name the checkpoint's own tokenizer with --tokenizer."
+            f"the tokenizer has {tokenizer.vocab_size} ids but the embedding of {where} only "
+            f"{num_embeddings} rows: name the checkpoint's own tokenizer with --tokenizer."
         )
 
 
@@ -195,22 +208,29 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     """
     if not isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
         raise InputError(
-            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): the bytes of a single token aren't known."
+            "the tokenizer isn't byte-level BPE (GPT-2, NeoX, CodeGen): the bytes of a single "
+            "token aren't known."
         )
     alphabet = byte_of_symbol()
     pieces = {}
     for symbol, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
-        # an added token, such as NeoX's runs of blanks, is stored as plain text
-        is_encoded = all(character in alphabet for character in symbol)
-        pieces[i] = bytes(alphabet[character] for character in symbol) if is_encoded else symbol.encode()
+        if all(character in alphabet for character in symbol):
+            pieces[i] = bytes(alphabet[character] for character in symbol)
+        else:  # an added token, such as NeoX's runs of spaces, is stored as text
+            pieces[i] = symbol.encode()
     return pieces | {tokenizer.eos_id: b"", tokenizer.pad_id: b""}
 
 
 def byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for their own byte; U+0100, U+0101, ... for the others."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """GPT-2's alphabet: printable Latin-1 stands for its own byte, U+0100 and on for the others."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    own = {chr(byte): byte for byte in printable}
+    return own | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _finish(
@@ -220,72 +240,77 @@ def _finish(
     bos: str | None = None,
     chat_template: str | None = None,
 ) -> Tokenizer:
-    """Add [PAD] if it is missing, switch off truncation and padding, and look up the two ids."""
+    """Add [PAD] if it is missing, switch off truncation and padding, and look up both ids."""
     eos = eos or END_OF_TEXT
-    backend.no_truncation()  # a tokenizer.json may carry both
+    backend.no_truncation()  # a tokenizer.json may have both on
     backend.no_padding()
     highest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
-    if highest >= MOST_IDS:  # the library writes a line for each id, used or not
-        raise InputError(f"{where}: the tokenizer has a token of id {highest}, {MOST_IDS:,} are the most: fix it.")
+    if highest >= MAX_IDS:  # the library writes a line for each id, used or not
+        raise InputError(f"{where}: the tokenizer has a token of id {highest}, above {MAX_IDS:,}.")
     if backend.token_to_id(eos) is None:
-        raise InputError(f"{where}: the tokenizer has no token {eos!r}, its EOS: fix eos_token in its config.")
+        raise InputError(f"{where}: the tokenizer has no token {eos!r}, its eos_token.")
     if eos == PAD:
-        raise InputError(f"{where}: {PAD} is the tokenizer's EOS, so a mask would hide both: name another eos_token.")
-    # Mark both as special, even if the file has them as plain tokens: only special tokens can be kept out of texts.
-    # If the vocabulary has them they keep their ids; otherwise [PAD] gets the next free one, 50257 for GPT-2.
+        raise InputError(f"{where}: {PAD} is the tokenizer's EOS, so a mask would hide both.")
+    # Mark both as special, even if the file doesn't: only special tokens can be kept out of texts.
+    # Ids in the vocabulary stay; otherwise [PAD] gets the next free one, 50257 for GPT-2.
     backend.add_special_tokens([AddedToken(eos, special=True, normalized=False)])
     backend.add_special_tokens([AddedToken(PAD, special=True, normalized=False)])
     if bos is not None and backend.token_to_id(bos) is None:
-        bos = None  # a template writes nothing in its place
-    if bos is not None and bos not in {token.content for token in backend.get_added_tokens_decoder().values()}:
+        bos = None  # templates then write nothing
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    if bos is not None and bos not in added:
         backend.add_special_tokens([AddedToken(bos, special=True, normalized=False)])
-    backend.encode_special_tokens = True  # a special token's name in a text is text; tokenizer.json can't store this
-    eos_id, pad_id = backend.token_to_id(eos), backend.token_to_id(PAD)
+    # a special token's name in a text stays text; tokenizer.json can't store this
+    backend.encode_special_tokens = True
+    eos_id = backend.token_to_id(eos)
+    pad_id = backend.token_to_id(PAD)
     assert eos_id is not None and pad_id is not None
     tokenizer = Tokenizer(backend, eos_id, pad_id, bos, chat_template)
     try:
         if tokenizer.decode(tokenizer.encode(PROBE)).split() == []:
-            raise ValueError("it knows none of it")
-    except Exception as error:  # the library raises no narrower class: no word for the unknown, a damaged vocabulary
-        raise InputError(f"{where}: the tokenizer can't encode {PROBE!r} ({error!s:.200}): name another.") from error
+            raise ValueError("it has no token for it")
+    except Exception as error:  # the library raises no narrower class
+        reason = f"{error!s:.200}"
+        raise InputError(f"{where}: the tokenizer can't encode {PROBE!r} ({reason}).") from error
     return tokenizer
 
 
 def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
-    """GPT-2's scheme: bytes as printable symbols, a space belongs to the word after it."""
-    vocabulary, merges = read_object(vocabulary_file), _read_merges(merges_file)
+    """GPT-2's tokenizer: bytes as printable symbols, a space belongs to the word after it."""
+    vocabulary = read_object(vocabulary_file)
+    merges = _read_merges(merges_file)
     for symbol, i in vocabulary.items():
         if type(i) is not int or not 0 <= i < 2**31:
             raise InputError(
-                f"{vocabulary_file}: the id of {symbol!r:.80} is {i!r:.80}: it must be an integer below 2^31."
+                f"{vocabulary_file}: the id of {symbol!r:.80} is {i!r:.80}: it must be an integer "
+                "below 2^31."
             )
     try:
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     except Exception as error:  # the library raises no narrower class
-        raise InputError(
-            f"{merges_file} doesn't fit {vocabulary_file} ({error!s:.200}): download both again."
-        ) from error
+        reason = f"{error!s:.200}"
+        raise InputError(f"{merges_file} doesn't fit {vocabulary_file} ({reason}).") from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """Add the tokens of added_tokens.json with the ids that it gives; T5's sentinels as special ones.
+    """Add the tokens of added_tokens.json with their ids; T5's sentinels as special tokens.
 
-    Raises InputError where the ids don't follow those of the vocabulary.
+    Raises InputError unless the ids follow those of the vocabulary.
     """
     tokens = read_object(path)
     if not all(type(i) is int for i in tokens.values()):
-        raise InputError(f"{path} must give each token an integer: download it again.")
+        raise InputError(f"{path}: the id of each token must be an integer.")
     for token in sorted(tokens, key=tokens.__getitem__):
         if backend.token_to_id(token) is None:
             is_special = re.fullmatch(r"<extra_id_\d+>", token) is not None
             backend.add_tokens([AddedToken(token, special=is_special, normalized=False)])
         if backend.token_to_id(token) != tokens[token]:
             raise InputError(
-                f"{path}: the id of {token!r:.80} is {tokens[token]}, the next free one is "
-                f"{backend.token_to_id(token)}: download it and the vocabulary again."
+                f"{path}: the id of {token!r:.80} is {tokens[token]}, but the next free one is "
+                f"{backend.token_to_id(token)}."
             )
 
 
@@ -293,13 +318,15 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     data = read_bytes(path)
     value = parse_json(data, path)
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object but {type(value).__name__}: download it again.")
+        raise InputError(f"{path} holds no JSON object but {type(value).__name__}.")
     if "model" not in value:
-        raise InputError(f"{path} isn't in the format of tokenizer.json: the field 'model' is missing.")
+        raise InputError(
+            f"{path} isn't in the format of tokenizer.json: the field 'model' is missing."
+        )
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises no narrower class
-        raise InputError(f"{path} isn't a valid tokenizer ({error!s:.200}): download it again.") from error
+        raise InputError(f"{path} isn't a valid tokenizer ({error!s:.200}).") from error
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
@@ -309,26 +336,30 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             continue
         symbols = tuple(line.split(" "))
         if len(symbols) != 2:
-            raise InputError(f"{path}:{number}: a merge is two symbols separated by one space, not {line!r:.80}.")
+            raise InputError(
+                f"{path}:{number}: a merge is two symbols separated by a space, not {line!r:.80}."
+            )
         merges.append(symbols)
     return merges
 
 
 def _settings(settings: dict, where: Path) -> tuple[str | None, str | None, str | None]:
-    """EOS, BOS and the chat template that tokenizer_config.json gives; of several templates, the default."""
+    """EOS, BOS and chat template in tokenizer_config.json; of several templates, the default."""
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
-        template = named[0].get("template") if named else None
+        named = (item for item in template if isinstance(item, dict))
+        template = next((x.get("template") for x in named if x.get("name") == "default"), None)
     if not isinstance(template, str | None):
-        raise InputError(f"{where}: chat_template is {template!r:.80}: it must be a text.")
-    return _token_text(settings, "eos_token", where), _token_text(settings, "bos_token", where), template
+        raise InputError(f"{where}: chat_template is {template!r:.80}: it must be a string.")
+    eos = _token_text(settings, "eos_token", where)
+    bos = _token_text(settings, "bos_token", where)
+    return eos, bos, template
 
 
 def _token_text(settings: dict, key: str, where: Path) -> str | None:
-    """A token of tokenizer_config.json: its text, or an object with the text in `content`; None: not given."""
+    """A token of tokenizer_config.json, a string or an object with the string in `content`."""
     token = settings.get(key)
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not (isinstance(text, str) and text.isprintable()):
-        raise InputError(f"{where}: {key} is {token!r:.80}: it must be a text.")
+        raise InputError(f"{where}: {key} is {token!r:.80}: it must be a string.")
     return text

@@ -19,6 +19,7 @@ import torch
 # before a kernel is imported: without a GPU the Triton sources run on the CPU
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
+import train_dpo
 import train_ppo
 import train_rm
 import train_sft
@@ -83,6 +84,7 @@ class Miniature:
     root: Path
     sft: train_sft.Args
     rm: train_rm.Args
+    dpo: train_dpo.Args
     ppo: train_ppo.Args
 
 
@@ -92,7 +94,7 @@ def miniature(tmp_path_factory) -> Miniature:
 
 
 def make_miniature(root: Path, train: bool = True) -> Miniature:
-    """Train SFT and the reward model for a few steps; PPO is left to the test."""
+    """Train SFT and the reward model for a few steps; DPO and PPO are left to the test."""
     lengths = {"max_query_length": 160, "max_response_length": 64}
     common = {"data": root / "data", "device": "cpu", "warmup_steps": 0}
     sft = replace(
@@ -102,6 +104,10 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
     rm = replace(
         train_rm.RECIPES["tiny"][1],
         **common, **lengths, out=root / "rm", sft=str(root / "sft"), batch_size=8, num_normalisation=None,
+    )  # fmt: skip
+    dpo = replace(
+        train_dpo.RECIPES["tiny"][1],
+        **common, **lengths, out=root / "dpo", sft=str(root / "sft"), batch_size=8,
     )  # fmt: skip
     ppo = replace(
         train_ppo.RECIPES["tiny"][1],
@@ -115,7 +121,7 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         )
         train_sft.main(sft)
         train_rm.main(rm)
-    return Miniature(root, sft, rm, ppo)
+    return Miniature(root, sft, rm, dpo, ppo)
 
 
 @pytest.fixture(scope="module")

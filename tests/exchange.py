@@ -5,23 +5,23 @@ rank 1 fails once FILE exists.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 from nanorlhf import distributed, launch
 
 
-def exchange_until(job: SimpleNamespace) -> None:
+def exchange_until(file: Path) -> None:
     launch.setup("cpu")
     while True:
         distributed.all_sum(torch.ones(1))
-        job.file.with_name("started").touch()
-        if distributed.rank() == 1 and job.file.exists():
+        file.with_name("started").touch()
+        if distributed.rank() == 1 and file.exists():
             raise ValueError("the file is there")
 
 
 if __name__ == "__main__":
     processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    launch.run(exchange_until, SimpleNamespace(file=Path(sys.argv[1]), device="cpu", processes=processes))
+    launch.run(partial(exchange_until, Path(sys.argv[1])), "cpu", processes)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import train_ppo
+import train_rlcf
 import train_sft
 from data import codenet, programs
-from nanorlhf import rollout as rollout_module
 from nanorlhf.dataset import load_programs, write_jsonl
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator, save_discriminator
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import statistics
 from tests.made_once import made_once
 
 T = 28
@@ -28,9 +28,9 @@ class Spy:
     """Replaces a function in those of the modules that have it; keeps the arguments and the result of each call."""
 
     def __init__(self, monkeypatch, name, *modules):
-        self.calls, homes = [], [module for module in modules if hasattr(module, name)]
-        self.function = getattr(homes[0], name)
-        for module in homes:
+        self.calls, owners = [], [module for module in modules if hasattr(module, name)]
+        self.function = getattr(owners[0], name)
+        for module in owners:
             monkeypatch.setattr(module, name, self)
 
     def __call__(self, *args, **kwargs):
@@ -43,7 +43,7 @@ class Spy:
 class RLCF:
     root: Path
     discriminator: train_discriminator.Args
-    ppo: train_ppo.Args
+    ppo: train_rlcf.Args
     baseline: train_baselines.Args
 
 
@@ -72,7 +72,7 @@ def make_rlcf(root: Path, train: bool = True) -> RLCF:
         num_pair_epochs=2.0, rollout_batch_size=16, response_length=T, temperature=1.0, lr=1e-3, triplet_lr=5e-4,
     )  # fmt: skip
     ppo = replace(
-        train_ppo.RECIPES["rlcf"][1],
+        train_rlcf.RECIPES["rlcf"][1],
         **common, out=root / "ppo", discriminator=str(root / "opinionated"), response_length=T, total_episodes=16,
         batch_size=16, micro_batch_size=8, rollout_batch_size=16, num_ppo_epochs=2, lr=3e-4, sample_every=1,
     )  # fmt: skip
@@ -155,18 +155,22 @@ def one_update(rlcf):
     return partial(update_once, rlcf)
 
 
-def update_once(rlcf: RLCF, program=train_ppo, **changes) -> Rollout:
-    names = ("generate", "penalised_gae", "batch_indices", "rollout")
+def update_once(rlcf: RLCF, program=train_rlcf, **changes) -> Rollout:
+    names = ("generate", "gae", "batch_indices", "rollout_metrics")
+    is_rlcf = program is train_rlcf
     with pytest.MonkeyPatch.context() as patch:
-        names = names if program is train_ppo else [name for name in names if name != "penalised_gae"]
-        spies = {name: Spy(patch, name, rollout_module if name == "generate" else program) for name in names}
-        args = replace(rlcf.ppo if program is train_ppo else rlcf.baseline, overwrite=True, **changes)
+        names = names if is_rlcf else [name for name in names if name != "gae"]
+        spies = {name: Spy(patch, name, program, *([statistics] if is_rlcf else [])) for name in names}
+        args = replace(rlcf.ppo if is_rlcf else rlcf.baseline, overwrite=True, **changes)
         program.main(args)
     tokenizer = load_tokenizer(args.sft)
     data = load_programs(args.data / "code.train.jsonl", tokenizer, None, None)
-    rows = [data[i].record for i in spies["batch_indices"].calls[0][1]]
-    place = rollout_module.sampling_order([data[i] for i in spies["batch_indices"].calls[0][1]])[1]
-    sampled = torch.cat([call[1][0] for call in spies["generate"].calls])[place]
+    (_, indices), *_ = spies["batch_indices"].calls
+    rows = [data[i].record for i in indices]
+    order = sorted(range(len(rows)), key=lambda i: len(data[indices[i]].query))  # in which they were sampled
+    # the first call for each row: CodeRL's greedy responses come after them
+    sampled = torch.cat([call[1][0] for call in spies["generate"].calls])[: len(rows)]
+    sampled = sampled[torch.tensor(order).argsort()]
     ids = [row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row for row in sampled.tolist()]
     texts = [tokenizer.decode(row) for row in ids]
     with PythonCompiler() as compiler:
@@ -174,7 +178,7 @@ def update_once(rlcf: RLCF, program=train_ppo, **changes) -> Rollout:
     passes, ends = [], []
     for record, row, text, diagnostics, whole in zip(rows, ids, texts, found, sampled.tolist(), strict=True):
         first, last = len(record["prefix"]), len(record["prefix"]) + len(text)
-        counted = [d for d in diagnostics if d.kind == "error" or program is train_ppo]  # RLCF's own: unused ones
+        counted = [d for d in diagnostics if d.kind == "error" or is_rlcf]  # RLCF's own: unused ones
         mine = [d.last for d in counted if first <= d.last < last]
         elsewhere = [d.last for d in diagnostics if d.kind == "error"]
         passes.append(not mine and not elsewhere)
@@ -185,10 +189,12 @@ def update_once(rlcf: RLCF, program=train_ppo, **changes) -> Rollout:
             ends.append(max(len(row) - 1, 0))
         else:
             ends.append(sum(i != tokenizer.pad_id for i in whole) - 1)
-    (_, batch), *_ = spies["rollout"].calls
-    rewards = [result[0] for _, result in spies["penalised_gae"].calls] if program is train_ppo else [None]
+    ((batch, scores, *_), _), *_ = spies["rollout_metrics"].calls
+    rewards = values = None
+    if is_rlcf:
+        ((rewards, values, *_), _), *_ = spies["gae"].calls
     return Rollout(
-        rows, sampled, batch.response, batch.scores.tolist(), rewards[0], batch.values,
+        rows, sampled, batch.response, scores.tolist(), rewards, values,
         read_rows(args.out / "metrics.jsonl")[0], texts, passes, ends, tokenizer.eos_id, tokenizer.pad_id,
     )  # fmt: skip
 

@@ -343,7 +343,9 @@ def test_a_path_that_does_not_exist_is_one_sentence_without_a_network(monkeypatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="no such file or directory"):
         load_gpt(tmp_path / "nothing")
-    with pytest.raises(InputError, match="nobody/nothing: no such file or directory, and as a model of the Hub"):
+    with pytest.raises(
+        InputError, match="nobody/nothing: no such file or directory, and downloading it as a model from the Hub failed"
+    ):
         load_gpt("nobody/nothing")
 
 

@@ -20,7 +20,7 @@ def test_every_kernel_compiles_and_some_setting_fits_the_shared_memory(tmp_path)
         **os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "compile_kernels.py")], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "tools.compile_kernels"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     smallest: dict[tuple[str, str], int] = {}
@@ -28,5 +28,5 @@ def test_every_kernel_compiles_and_some_setting_fits_the_shared_memory(tmp_path)
         architecture, name, *_, shared = line.split()
         key = architecture, name
         smallest[key] = min(int(shared), smallest.get(key, int(shared)))
-    assert len(smallest) == 2 * 8
+    assert len(smallest) == 2 * 5
     assert all(shared <= SHARED_MEMORY[architecture] for (architecture, _), shared in smallest.items())

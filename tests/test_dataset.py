@@ -15,13 +15,13 @@ from nanorlhf.dataset import (
     load_demonstrations,
     load_programs,
     load_scored,
-    read_jsonl,
     response_ids,
     with_blank,
     write_jsonl,
 )
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.rows import read_jsonl
 
 TOKENIZER = train_tokenizer(["TL;DR: my cat sat on the mat"], 280)
 DEMONSTRATION = {"query": "TL;DR:", "response": "my cat", "meta": {"id": 7}}
@@ -42,7 +42,7 @@ def write(path, *rows):
     [
         ('{"query": "a", ', "malformed JSON"),
         ('{"query": "a"} {}', "malformed JSON .Extra data"),
-        ("", "the line is blank: delete it"),
+        ("", "the line is blank"),
         ("[1]", "not a JSON object but list"),
         ('"text"', "not a JSON object but str"),
         (b'{"query": "\xff"}', "not UTF-8"),
@@ -86,7 +86,7 @@ def test_a_broken_comparison_names_file_line_and_reason(tmp_path, row, reason):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust': write java or python"),
+        (PROGRAM | {"language": "rust"}, "the field 'language' is 'rust': it must be java or python"),
         (PROGRAM | {"language": "java"}, "the field 'language' is 'java', unlike line 1"),
         (PROGRAM | {"prefix": None}, "the field 'prefix' must be str, not NoneType"),
         (PROGRAM | {"tests": ["assert True"]}, "the field 'tests' must be str, not list"),
@@ -193,7 +193,7 @@ def test_the_query_of_a_chat_holds_special_tokens_and_its_response_text(tmp_path
     ("change", "reason"),
     [
         ({"chat": 1}, "'chat' must be bool, not int"),
-        ({"chat": True, "query": "a[PAD]"}, r"query of a chat holds \[PAD\]"),
+        ({"chat": True, "query": "a[PAD]"}, r"chat's query has \[PAD\]"),
     ],
 )
 def test_a_broken_chat_names_file_line_and_reason(tmp_path, change, reason):
@@ -213,7 +213,7 @@ def test_limits_are_inclusive_count_eos_and_name_their_flag(tmp_path):
         (load_demonstrations, demonstrations, (query, response - 1), f"'response' has {response} .*--max-response"),
         (load_comparisons, comparisons, (query, rejected - 1), f"'rejected' has {rejected} .*--max-response"),
     ):
-        with pytest.raises(InputError, match=rf"{path}:1: the field {reason}-length is \d+: raise the flag"):
+        with pytest.raises(InputError, match=rf"{path}:1: the field {reason}-length is \d+\."):
             load(path, TOKENIZER, *limits)
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten_with_path
 
+import train_dpo
+import train_grpo
 import train_ppo
 import train_rm
 import train_sft
@@ -25,6 +27,7 @@ from nanorlhf.training.resume import damage, states
 from tests import two_processes
 from tests.conftest import GPU, ROOT, UNCLIPPED, read_metrics, weights
 from tests.test_regression import scored  # noqa: F401  a fixture
+from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import policy_that_stops
 from tests.two_processes import on_processes, run_all, run_tests
 
@@ -69,10 +72,13 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         "sft": (train_sft.main, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
         "rm": (train_rm.main, replace(miniature.rm, micro_batch_size=3)),
         "regression": (train_rm.main, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
-        "dpo": (train_rm.main, replace(miniature.rm, micro_batch_size=3, loss="dpo")),
+        "dpo": (train_dpo.main, replace(miniature.dpo, micro_batch_size=3)),
         "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED)),
         "lora": (train_ppo.main, replace(ppo, **UNCLIPPED, tune="lora", lr=1e-2)),
-        "grpo": (train_ppo.main, replace(ppo, **UNCLIPPED, advantages="grpo", samples_per_query=2)),
+        "grpo": (
+            train_grpo.main,
+            grpo_args(ppo, clip_range=UNCLIPPED["clip_range"], algorithm="grpo", samples_per_query=2, num_epochs=2),
+        ),
         "clipped": (train_ppo.main, replace(ppo, total_episodes=8, clip_range=0.01, value_clip_range=0.01)),
     }
     shared = [(stage, "none") for stage in stages] + SHARDED
@@ -181,7 +187,7 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="--device cuda:0 would put all 2 processes on one GPU: write cuda."):
+    with pytest.raises(InputError, match="--device cuda:0 puts 2 processes on one GPU: pass cuda."):
         launch.setup("cuda:0")
 
 
@@ -338,7 +344,7 @@ def test_shards_within_a_node_and_copies_across(tmp_path):
 def test_nodes_of_unequal_size_are_refused(monkeypatch):
     monkeypatch.setattr(distributed, "all_gather_objects", lambda sizes: [*sizes, 4])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    with pytest.raises(InputError, match=r"--shard hsdp: nodes run \[4, 8\] processes: pass all the same"):
+    with pytest.raises(InputError, match=r"--shard hsdp: nodes run \[4, 8\] processes: pass each the same"):
         distributed.node_size()
 
 

@@ -92,6 +92,7 @@ SMALL = {
     "data.rank": "--num-questions 2",
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
     "train_rm.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8 --num-normalisation 8",
+    "train_dpo.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8",
     "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
     "nanorlhf.rlcf.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
     "--batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
@@ -114,9 +115,10 @@ ELSEWHERE = {
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
     "tools.kills": "tests/test_kills.py",
-    "tools.update_details": "tests/test_details.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",
+    "train_grpo.py --plan": "tests/training/test_memory_plan.py",
+    "train_rlcf.py --plan": "tests/training/test_memory_plan.py",
     "eval.py --plan": "tests/test_eval.py",
 }
 WORLDS = {
@@ -299,7 +301,7 @@ def test_a_module_that_replaces_anothers_rows_is_told_so() -> None:
 def test_the_stages_of_rlcf_find_each_other_without_flags() -> None:
     """Each default path is one that a command of the page writes, and the data fits the limits of what reads it."""
     text = (ROOT / "docs" / "rlcf.md").read_text()
-    stages = ("train_sft.py rlcf-bench", "train_ppo.py rlcf", "eval.py rlcf")
+    stages = ("train_sft.py rlcf-bench", "train_rlcf.py rlcf", "eval.py rlcf")
     assert not problems_of(text + "".join(f"`python {stage} --dtype bfloat16`\n" for stage in stages))
     limits = {}  # of what writes or reads a directory
     for command in read_page("rlcf.md", text).commands:

@@ -16,22 +16,23 @@ import torch
 import torch.nn.functional as F
 
 import eval as evaluation
+import train_dpo
 import train_ppo
-import train_rm
 from data.tiny import gold_score
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.dataset import load_comparisons, load_demonstrations, read_jsonl
+from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common, reward_models, summaries
 from nanorlhf.evals.plan import eval_work
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.best_of import best_of_n_kl
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.report.page import cells, series, shift_lines, smooth, table, write_report
 from nanorlhf.report.reward_report import accuracy_lines
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from nanorlhf.training.memory_plan import peaks, resident
+from nanorlhf.training.memory_plan import phase_memory
+from tests.rows import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 KEYS = {
@@ -136,12 +137,10 @@ def test_the_plan_of_an_evaluation_counts_each_model_once_in_the_dtype_of_the_co
         (load_gpt, args.policies[1]), (load_scalar, args.reward_model)))  # fmt: skip
     policy, reward = (sum(p.nbytes for p in model.parameters()) for model in (rounded, scalar))
     assert policy < sum(4 * p.numel() for p in rounded.parameters())
-    assert resident(work, work.flags, 1).total() == 2 * policy + reward
     offloaded = replace(work.flags, offload=True)
-    assert resident(work, offloaded, 1).total() == 0
-    for phase, least in (("sampling", policy), ("scoring", policy), ("ranking", reward)):
-        more = peaks(work, work.flags, 1)[phase].total() - peaks(work, offloaded, 1)[phase].total()
-        assert more == 2 * policy + reward - least or phase == "scoring"
+    for phase, kept in zip(work.phases, (policy, policy, policy, reward), strict=True):
+        assert phase_memory(work, phase, work.flags, 1).weights == 2 * policy + reward
+        assert phase_memory(work, phase, offloaded, 1).weights == kept
 
 
 def test_the_policy_that_is_the_reference_has_no_kl_and_the_trained_one_has(result) -> None:
@@ -253,7 +252,7 @@ def test_another_policy_may_be_the_base_of_the_colours(args, result) -> None:
 
 def test_a_dpo_policy_is_evaluated_like_any_other_and_ranks_pairs_beside_the_reward_model(args, miniature) -> None:
     out = args.out.parent
-    train_rm.main(replace(miniature.rm, loss="dpo", out=out / "dpo", lr=3e-3, overwrite=True))
+    train_dpo.main(replace(miniature.dpo, out=out / "dpo", lr=3e-3, overwrite=True))
     policies = (*args.policies[:2], "dpo", str(out / "dpo"))
     result = evaluation.main(replace(args, out=out / "with_dpo", policies=policies, implicit_rewards=("dpo",)))
     assert result["policies"]["dpo"].keys() == result["policies"]["sft"].keys()

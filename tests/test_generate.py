@@ -8,7 +8,7 @@ import torch
 import kernels.linear
 import nanorlhf.generate
 from kernels.int8 import Int8Weight
-from kernels.linear import PackedWeight, onednn_product
+from kernels.linear import PackedWeight, onednn_matmul
 from kernels.processor import has_int8_products
 from nanorlhf.errors import InputError
 from nanorlhf.generate import ban_repeated_ngrams, draw, for_sampling, generate, keep_top_k, keep_top_p
@@ -478,7 +478,7 @@ def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
     assert for_sampling(tiny_gpt, "same") is tiny_gpt
 
 
-@pytest.mark.skipif(onednn_product() is None, reason="this build of PyTorch has no oneDNN linear")
+@pytest.mark.skipif(onednn_matmul() is None, reason="this build of PyTorch has no oneDNN linear")
 def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch):
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1100)
     monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")

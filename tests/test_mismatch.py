@@ -7,17 +7,17 @@ import torch
 
 import train_ppo
 from kernels import processor
-from nanorlhf import rollout
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
 from nanorlhf.ppo import importance_weights
-from nanorlhf.rollout import Sampler
-from nanorlhf.training import checks
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import checks, sampler
+from nanorlhf.training.sampler import Sampler
 from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Spy
-from tests.test_train_ppo import miniature  # noqa: F401  its policy sometimes samples EOS
+from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
 
 needs_int8 = pytest.mark.skipif(not processor.has_int8_products(), reason="this processor has no VNNI")
 INT8 = pytest.param("int8", marks=needs_int8)
@@ -31,7 +31,7 @@ def ppo(miniature, tmp_path):  # noqa: F811
 
 @pytest.mark.parametrize("dtype", ["bfloat16", INT8])
 def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_one(ppo, monkeypatch, dtype):
-    spy = Spy(monkeypatch, "for_sampling", rollout)
+    spy = Spy(monkeypatch, "for_sampling", sampler)
     train_ppo.main(replace(ppo, rollout_dtype=dtype, rollout_batch_size=2))
     assert [arguments[1] for arguments, _ in spy.calls] == [dtype, dtype]
     exact, rounded = replace(ppo, out=ppo.out.with_name("exact")), read_metrics(ppo.out)
@@ -50,37 +50,36 @@ def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, chang
 
     The learning rate is 0, as norms and biases are the policy's own and would move before the sampler is asked again.
     """
-    samplers, batches = Spy(monkeypatch, "for_sampling", rollout), Spy(monkeypatch, "rollout", train_ppo)
+    samplers, batches = Spy(monkeypatch, "for_sampling", sampler), spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(ppo, rollout_dtype="int8", lr=0.0, **change))
-    for (_, sampler), (_, batch) in zip(samplers.calls, batches.calls, strict=True):
+    for (_, sampling), ((batch, *_), _) in zip(samplers.calls, batches.calls, strict=True):
         T = batch.response.size(1)
         with torch.no_grad():
-            logits = sampler.logits(sampler(batch.query_response, batch.mask, last=T + 1)[:, :-1])
+            logits = sampling.logits(sampling(batch.query_response, batch.real, last=T + 1)[:, :-1])
         logprobs = (logits / ppo.temperature).log_softmax(-1)
         ids = batch.response.clamp(max=logits.size(-1) - 1)[..., None]
-        difference = (logprobs.gather(2, ids).squeeze(2) - batch.sampled_logprobs).masked_fill(batch.padding_mask, 0)
+        difference = (logprobs.gather(2, ids).squeeze(2) - batch.sampled_logprobs).masked_fill(~batch.actions, 0)
         # a number that another summation moves over a half is rounded to the next step
         assert difference.abs().max() < 0.02 and difference.abs().mean() < 2e-3
 
 
 def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
-    losses, batches = Spy(monkeypatch, "policy_loss", train_ppo), Spy(monkeypatch, "rollout", train_ppo)
+    losses, batches = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "rollout_metrics")
     for correction in ("none", "tis"):
         args = replace(ppo, out=ppo.out.with_name(correction), top_p=0.6, tis_clip=0.603, total_episodes=8)
         train_ppo.main(replace(args, importance_correction=correction))
-    (_, batch), (_, again) = batches.calls
+    ((batch, *_), _), ((again, *_), _) = batches.calls
     assert torch.equal(batch.response, again.response)
     (plain, _), (corrected, _) = losses.calls
-    order = batch.mask.sum(1).argsort()  # of one micro-batch, whose minibatch is shuffled: by logprobs
+    order = batch.real.sum(1).argsort()  # of one micro-batch, whose minibatch is shuffled: by logprobs
     found = {tuple(row.tolist()): advantages for row, advantages in zip(plain[1], plain[2], strict=True)}
-    expected, _ = importance_weights(batch.logprobs, batch.sampled_logprobs, batch.padding_mask, 0.603)
+    expected, _ = importance_weights(batch.logprobs, batch.sampled_logprobs, batch.actions, 0.603)
     by_row = {tuple(batch.logprobs[b, : plain[1].size(1)].tolist()): expected[b, : plain[1].size(1)] for b in order}
     for row, advantages in zip(corrected[1], corrected[2], strict=True):
         key = tuple(row.tolist())
         assert torch.allclose(advantages, found[key] * by_row[key], atol=1e-6)
     (row,) = read_metrics(ppo.out.with_name("tis"))
-    real = ~batch.padding_mask
-    ratio = (batch.logprobs - batch.sampled_logprobs).exp()[real]
+    ratio = (batch.logprobs - batch.sampled_logprobs).exp()[batch.actions]
     assert row["policy/tis_weight"] == pytest.approx(ratio.clamp(max=0.603).mean().item(), rel=1e-5)
     assert row["policy/tis_clipped"] == pytest.approx((ratio > 0.603).float().mean().item())
     assert 0 < row["policy/tis_clipped"] < 1
@@ -88,15 +87,15 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
 
 def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monkeypatch):
     """Between p and 1: what the filter keeps, it makes likelier by the same factor."""
-    batches = Spy(monkeypatch, "rollout", train_ppo)
+    batches = spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(ppo, top_p=0.6, total_episodes=8))
-    ((_, batch),) = batches.calls
-    ratio = (batch.logprobs - batch.sampled_logprobs).exp()[~batch.padding_mask]
+    (((batch, *_), _),) = batches.calls
+    ratio = (batch.logprobs - batch.sampled_logprobs).exp()[batch.actions]
     assert 0.6 - 1e-4 < ratio.min() and ratio.max() < 1 + 1e-4 and ratio.min() < 0.8
 
 
 def test_a_stale_sampler_gets_the_policys_weights_at_every_second_update(ppo, monkeypatch):
-    used, batches = Spy(monkeypatch, "for_sampling", rollout), Spy(monkeypatch, "rollout", train_ppo)
+    used, batches = Spy(monkeypatch, "for_sampling", sampler), spy_on(monkeypatch, "rollout_metrics")
     seen = []
     monkeypatch.setattr(Sampler, "sync", recorded(Sampler.sync, seen))
     train_ppo.main(replace(ppo, sync_every=2, total_episodes=32, lr=1e-2))
@@ -123,7 +122,7 @@ def test_a_run_resumes_between_two_copies(ppo, monkeypatch, change):
     args = replace(ppo, sync_every=3, total_episodes=32, save_every=2, lr=1e-2, importance_correction="tis", **change)
     whole, broken = replace(args, out=ppo.out.with_name("whole")), replace(args, out=ppo.out.with_name("broken"))
     train_ppo.main(whole)
-    interrupt_at(3, monkeypatch, train_ppo, "penalised_gae")
+    interrupt_at(3, monkeypatch, train_ppo, "gae")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
     train_ppo.main(replace(broken, resume=True))
@@ -132,20 +131,21 @@ def test_a_run_resumes_between_two_copies(ppo, monkeypatch, change):
     assert gaps[0] == gaps[1] and gaps[0][2] > gaps[0][1] > 1e-3
 
 
-def test_the_policy_itself_samples_by_default():
+def test_the_policy_itself_samples_by_default(ppo):
     policy = GPT(TINY)
-    sampler = Sampler(policy)
-    assert for_sampling(sampler.source, sampler.dtype) is policy and sampler.parts == {} and sampler.top_p == 1
+    sampler = Sampler(policy, load_tokenizer(ppo.sft), train_ppo.Args(), "last_token")
+    assert for_sampling(sampler.source, sampler.settings.rollout_dtype) is policy and sampler.state() == {}
+    assert sampler.settings.top_p == 1 and sampler.engine is None
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rollout_dtype": "int8"}, "--rollout-dtype int8 isn't there on this processor, which has no VNNI"),
-        ({"top_p": 0.0}, "--top-p 0 would sample"),
+        ({"rollout_dtype": "int8"}, "--rollout-dtype int8 does not run on this processor, which has no VNNI"),
+        ({"top_p": 0.0}, "--top-p 0 would always sample"),
         ({"top_p": 1.5}, "--top-p 1.5: it must be from 0 to 1"),
         ({"sync_every": 0}, "--sync-every 0: it must be at least 1"),
-        ({"sync_every": 2, "shard": "fsdp"}, "--sync-every 2 keeps a whole copy"),
+        ({"sync_every": 2, "shard": "fsdp"}, "--sync-every 2 keeps a full copy"),
         ({"importance_correction": "tis", "rollout_logprobs": "sampler"}, "pass one of them"),
         ({"tis_clip": 0.0}, "--tis-clip 0.0: it must be above 0"),
     ],
@@ -162,13 +162,13 @@ def test_int8_is_refused_on_a_gpu(ppo, monkeypatch):
     monkeypatch.setattr(checks, "has_int8_products", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:0"):
-        with pytest.raises(InputError, match="isn't there on a GPU: pass bfloat16 or same"):
+        with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
             checks.check_sampler(replace(ppo, rollout_dtype="int8", device=device))
     checks.check_sampler(replace(ppo, rollout_dtype="int8", device="cpu"))
 
 
 @pytest.mark.parametrize("device", [GPU])
 def test_int8_is_refused_before_a_run_on_a_gpu(ppo, device):
-    with pytest.raises(InputError, match="isn't there on a GPU: pass bfloat16 or same"):
+    with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
         train_ppo.main(replace(ppo, rollout_dtype="int8", device=device))
     assert not ppo.out.exists()

@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 import nanorlhf.model
+from kernels.attention import RotaryScaling
 from nanorlhf.checkpoint import scalar_from_gpt
 from nanorlhf.model import (
     GPT,
     GPTConfig,
     KVCache,
     RMSNorm,
-    RotaryScaling,
     ScalarModel,
     attention_mask,
     causal_suffices,
     position_ids,
-    turn_,
 )
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
@@ -258,24 +257,6 @@ def test_checkpointed_activations_change_no_number_and_save_less(gpt) -> None:
 def test_positions_equal_the_drawing() -> None:
     mask = torch.tensor([[False, False, True, True, True, False]])
     assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2, 0]]
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_a_rotation_is_a_product_of_complex_numbers(interleaved) -> None:
-    """Six of ten channels of three query heads and one key head; the value head and the other channels stay."""
-    qkv = torch.randn(2, 4, 5, 10, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-    angles = torch.randn(2, 4, 1, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    expected = qkv.clone()
-    for i in range(3):
-        first, second = (2 * i, 2 * i + 1) if interleaved else (i, 3 + i)
-        a, b = qkv[:, :, :4, first], qkv[:, :, :4, second]
-        cos, sin = angles.cos()[..., i], angles.sin()[..., i]
-        expected[:, :, :4, first], expected[:, :, :4, second] = a * cos - b * sin, b * cos + a * sin
-    rounded = qkv.bfloat16()
-    assert turn_(qkv, angles.cos(), angles.sin(), 3, interleaved) is qkv
-    assert torch.allclose(qkv, expected, atol=1e-12)
-    turn_(rounded, angles.float().cos(), angles.float().sin(), 3, interleaved)
-    assert torch.allclose(rounded.double(), expected, atol=0.05)
 
 
 @settings(deadline=None)

@@ -72,7 +72,7 @@ def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(miniat
     args = replace(miniature.ppo, num_minibatches=2, save_every=1, **UNCLIPPED)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_ppo.main(whole)
-    interrupt_at(2, monkeypatch, train_ppo, "penalised_gae")
+    interrupt_at(2, monkeypatch, train_ppo, "gae")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
     flags = [*flags_of(broken), "--clip-range", "1e6", "--value-clip-range", "None", "--save-every", "1", "--resume"]
@@ -80,7 +80,7 @@ def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(miniat
         codes = [agent.wait(900) for agent in agents]
     texts = [log.read_text() for log in logs]
     assert codes == [0, 0], texts
-    said = "goes on with 2 process(es) instead of 1: the same global batches, sums to rounding."
+    said = "continues with 2 process(es) instead of 1: the global batches are the same, sums differ by rounding."
     assert sum(said in text for text in texts) == 1
     assert torch.allclose(weights(load_gpt(whole.out)), weights(load_gpt(broken.out)), atol=2e-5)
     equal_metrics(whole.out, broken.out)
@@ -157,8 +157,8 @@ def test_a_cache_that_another_node_does_not_see_is_sent_by_the_first(miniature, 
                 dataset.save({name: array[:1] for name, array in arrays.items()}, {"key": "an older one"})
             )
         sent.clear()
-        found = dataset.first_cache(there)
+        found = dataset.map_cache(there)
         assert sent[1:] and all(np.array_equal(found[name], arrays[name]) for name in arrays)
     sent.clear()
-    dataset.first_cache(cache)
+    dataset.map_cache(cache)
     assert sent == [key] and len(expected) > 0

@@ -6,13 +6,11 @@ from nanorlhf.padding import (
     first_true_index,
     left_pad,
     micro_batches,
-    needed_columns,
     position_ids,
     right_pad,
-    truncate_at_eos,
 )
 
-PAD, EOS = 99, 3
+PAD = 99
 rows = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
@@ -40,12 +38,6 @@ def test_a_row_without_columns_has_its_first_true_at_0():
     assert found.tolist() == [0, 0] and found.dtype == torch.long
 
 
-def test_truncate_keeps_the_first_eos_and_what_is_before_it():
-    response = torch.tensor([[5, EOS, 6, EOS], [5, 6, 7, 8], [EOS, 5, 5, 5]])
-    expected = [[5, EOS, PAD, PAD], [5, 6, 7, 8], [EOS, PAD, PAD, PAD]]
-    assert truncate_at_eos(response, EOS, PAD).tolist() == expected
-
-
 def test_positions_count_the_real_tokens_before():
     mask = torch.tensor([[0, 0, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]).bool()
     assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
@@ -53,10 +45,3 @@ def test_positions_count_the_real_tokens_before():
 
 def test_micro_batches_are_consecutive_and_complete():
     assert micro_batches([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
-
-
-def test_needed_columns_equal_the_drawing():
-    query_mask = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1]]).bool()
-    state_mask = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
-    assert needed_columns(query_mask, state_mask) == (2, 3)
-    assert needed_columns(query_mask[1:], state_mask[1:]) == (3, 2)

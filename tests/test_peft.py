@@ -13,6 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
+import train_dpo
 import train_ppo
 import train_rm
 import train_sft
@@ -295,7 +296,7 @@ def test_policy_and_value_model_share_a_trunk_and_learn_apart():
 
 def test_lora_multiplies_no_frozen_weight_in_the_backward_pass(monkeypatch):
     """Of the three products of a layer, y = W x, dL/dx and dL/dW, the last is left out."""
-    monkeypatch.setattr("kernels.linear.onednn_product", lambda: None)  # the counter doesn't know oneDNN's
+    monkeypatch.setattr("kernels.linear.onednn_matmul", lambda: None)  # the counter doesn't know oneDNN's
     flops = {}
     for how in ("full", "lora"):
         model = random_gpt(replace(FAMILIES["qwen2"], d_model=96, d_mlp=256, rotary_dim=24))
@@ -494,13 +495,13 @@ def test_a_reward_model_is_trained_by_updates_and_its_head(miniature, tmp_path):
 
 
 def test_dpo_of_updates_takes_the_policy_without_them_as_reference(miniature, tmp_path):
-    args = replace(miniature.rm, out=tmp_path / "dpo", loss="dpo", tune="lora", dpo_beta=1.0, num_epochs=2, lr=1e-2)
-    train_rm.main(args)
+    args = replace(miniature.dpo, out=tmp_path / "dpo", tune="lora", beta=1.0, num_epochs=2, lr=1e-2)
+    train_dpo.main(args)
     rows = [row for row in read_metrics(args.out) if "loss" in row]
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-6) and rows[0]["chosen_reward"] == 0
     assert min(row["loss"] for row in rows) < rows[0]["loss"] - 0.05
     assert (args.out / "adapter" / "adapter_model.safetensors").exists()
-    train_rm.main(replace(args, tune="full", num_epochs=0.2, overwrite=True))
+    train_dpo.main(replace(args, tune="full", num_epochs=0.2, overwrite=True))
     assert not (args.out / "adapter").exists()
 
 
@@ -541,6 +542,6 @@ def test_resuming_ppo_of_updates_on_a_shared_trunk_equals_the_uninterrupted_run(
 
 @pytest.mark.parametrize("change", [{}, {"tune": "lora", "value_model": "x"}, {"tune": "lora", "shard": "fsdp"}])
 def test_a_trunk_that_can_not_be_shared_is_refused(miniature, tmp_path, change):
-    with pytest.raises(InputError, match="--share-trunk keeps the policy's frozen weights"):
+    with pytest.raises(InputError, match="--share-trunk uses the policy's frozen weights"):
         train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", share_trunk=True, **change))
     assert not (tmp_path / "ppo").exists()

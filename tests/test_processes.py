@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nanorlhf import distributed, launch
+from nanorlhf.cli import command_line
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
 from tests.conftest import ROOT, read_metrics
@@ -54,7 +54,7 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
     ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2", threads=2)
     theirs = run(*TORCHRUN, "train_ppo.py", "tiny", *flags_of(launched), threads=1)
     assert ours.returncode == theirs.returncode == 0, (ours.stderr[-2000:], theirs.stderr[-2000:])
-    assert ours.stdout.count("on 2 process(es)") == 1 and ours.stdout == theirs.stdout
+    assert ours.stdout.count("PPO: 2 updates") == 1 and ours.stdout == theirs.stdout
     for rows in zip(read_metrics(forked.out), read_metrics(launched.out), strict=True):
         first, second = ({key: row[key] for key in row if key not in TIMED} for row in rows)
         assert first == second
@@ -128,23 +128,27 @@ def test_sigterm_finishes_and_saves_the_step(miniature, tmp_path):
 
 def test_it_is_refused_where_it_cannot_be(monkeypatch):
     """Under torchrun, and where a fork is unsafe."""
-    args = SimpleNamespace(device="cpu", processes=2)
     with monkeypatch.context() as patch:
         patch.setenv("RANK", "0")
-        with pytest.raises(InputError, match="--processes 2: `torchrun` has started the processes already"):
-            launch.run(lambda args: None, args)
+        with pytest.raises(InputError, match="--processes 2: `torchrun` has already started the processes"):
+            launch.run(lambda: None, "cpu", 2)
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(InputError, match="needs Linux: put `torchrun --nproc-per-node 2` in front"):
-        launch.run(lambda args: None, args)
+    with pytest.raises(InputError, match="needs Linux: use `torchrun --nproc-per-node 2`"):
+        launch.run(lambda: None, "cpu", 2)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [dict(device="cuda"), dict(device="auto"), dict(device="cpu", plan=True), dict(device="cpu", processes=1)],
-)
+@dataclass(frozen=True)
+class Settings:
+    device: str = "cpu"
+    processes: int = 2
+    plan: bool = False
+
+
+@pytest.mark.parametrize("settings", [Settings("cuda"), Settings("auto"), Settings(plan=True), Settings(processes=1)])
 def test_nothing_is_forked_for_a_gpu_or_a_plan(monkeypatch, settings):
     seen = []
     monkeypatch.setattr(launch, "fork_ranks", lambda *_: seen.append("forked"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    launch.run(lambda args: seen.append(distributed.world_size()), SimpleNamespace(**({"processes": 2} | settings)))
+    monkeypatch.setattr(sys, "argv", ["program"])
+    command_line(lambda args: seen.append(distributed.world_size()), {"tiny": ("a test", settings)})
     assert seen == [1]

@@ -10,7 +10,7 @@ from torch import nn
 
 import train_rm
 from nanorlhf.checkpoint import load_gpt, load_scalar, scalar_from_gpt
-from nanorlhf.dataset import Scored, iter_jsonl, load_scored, write_jsonl
+from nanorlhf.dataset import Scored, iter_jsonl, load_comparisons, load_scored, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.optimizer import parameter_groups, train_linear_layers
@@ -85,7 +85,7 @@ def test_a_regression_learns_the_scores_and_is_not_normalised(scored, miniature)
 def test_a_regression_is_also_measured_by_its_ranking(scored):
     summary = train_rm.main(replace(scored, overwrite=True))
     model, tokenizer = load_scalar(scored.out), load_tokenizer(scored.out)
-    pairs = train_rm.load_comparisons(scored.data / "comparisons.validation.jsonl", tokenizer, None, None)
+    pairs = load_comparisons(scored.data / "comparisons.validation.jsonl", tokenizer, None, None)
     margins = [torch.sub(*train_rm.pair_scores(model, [pair], tokenizer.pad_id)).item() for pair in pairs]
     assert summary["validation_pair_accuracy"] == sum(margin > 0 for margin in margins) / len(pairs)
 

@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_ppo
+from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.reward import end_index, end_scores, ensemble_scores, load_rule
+from nanorlhf.reward import Rule, end_index, end_scores, ensemble_scores
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from nanorlhf.training import statistics
 from tests.conftest import TINY, read_metrics, weights
 from tests.miniature_rlcf import Spy
 
@@ -84,6 +86,8 @@ def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_
 
 def test_a_users_rule_gets_texts(tmp_path):
     class Letters:
+        pad_id = PAD
+
         def decode(self, ids):
             return "".join(chr(96 + i) for i in ids if i != PAD)
 
@@ -91,8 +95,10 @@ def test_a_users_rule_gets_texts(tmp_path):
     path.write_text(
         "def score(queries, responses):\n    return [len(q) + 10 * len(r) for q, r in zip(queries, responses)]\n"
     )
-    score = load_rule(f"{path}:score", Letters())
-    assert score(torch.tensor([[PAD, 1], [1, 2]]), torch.tensor([[1, 2, 3], [1, PAD, PAD]])).tolist() == [31.0, 12.0]
+    query, response = torch.tensor([[PAD, 1], [1, 2]]), torch.tensor([[1, 2, 3], [1, PAD, PAD]])
+    batch = Batch.of([{}, {}], query, response, torch.zeros(2, 3), 98, PAD, "last_token")
+    rule = Rule(f"{path}:score", Letters(), 1)
+    assert rule.score(batch).tolist() == [31.0, 12.0] and rule.models == [] and rule.metrics() == {}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,7 @@ def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
     path = tmp_path / "rule.py"
     path.write_text("def score(queries, responses): return [0.0]\n")
     with pytest.raises(InputError, match=reason):
-        load_rule(where.format(rule=path), None)
+        Rule(where.format(rule=path), None, 8)
 
 
 # ----------------------------------------------------------------------------------------------------- the ensemble
@@ -120,31 +126,32 @@ def test_an_ensembles_score_is_the_mean_the_worst_case_or_the_mean_less_the_vari
 @pytest.fixture
 def members(miniature, tmp_path) -> tuple[str, ...]:
     """The reward model, and two that differ from it."""
-    tokenizer, places = load_tokenizer(miniature.root / "rm"), [str(miniature.root / "rm")]
+    tokenizer, paths = load_tokenizer(miniature.root / "rm"), [str(miniature.root / "rm")]
     for seed in (1, 2):
         model, generator = load_scalar(miniature.root / "rm"), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             model.score.weight.add_(torch.randn(model.score.weight.shape, generator=generator))
         save(model, tmp_path / f"rm{seed}", tokenizer)
-        places.append(str(tmp_path / f"rm{seed}"))
-    return tuple(places)
+        paths.append(str(tmp_path / f"rm{seed}"))
+    return tuple(paths)
 
 
 @pytest.mark.parametrize("ensemble", ["mean", "min", "uncertainty"])
 def test_a_run_is_rewarded_by_its_ensemble_and_logs_how_far_the_members_disagree(
     miniature, members, tmp_path, monkeypatch, ensemble
 ):
-    spy = Spy(monkeypatch, "rollout", train_ppo)
+    spy = Spy(monkeypatch, "rollout_metrics", statistics)
     args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1)
     args = replace(args, reward_model=members, ensemble=ensemble, uncertainty_coef=2.0, rollout_batch_size=3, lr=0.0)
+    args = replace(args, missing_eos_score=None)
     train_ppo.main(args)
-    batch, models = spy.calls[0][1], [load_scalar(place) for place in members]
+    ((batch, scores_of_batch, *_), _), models = spy.calls[0], [load_scalar(path) for path in members]
     deviations = []
     for b in range(8):
-        row = batch.query_response[b][batch.mask[b]]
+        row = batch.query_response[b][batch.real[b]]
         scores = np.array([model(row[None])[0, -1].item() for model in models])
         expected = {"mean": scores.mean(), "min": scores.min(), "uncertainty": scores.mean() - 2 * scores.var()}
-        assert batch.scores[b].item() == pytest.approx(expected[ensemble], abs=1e-4)
+        assert scores_of_batch[b].item() == pytest.approx(expected[ensemble], abs=1e-4)
         deviations.append(scores.std())
     (metrics,) = read_metrics(args.out)
     assert metrics["reward/disagreement"] == pytest.approx(np.mean(deviations), abs=1e-5) and np.mean(deviations) > 0.1
@@ -155,7 +162,7 @@ def test_members_of_another_vocabulary_and_an_ensemble_of_one_are_refused(miniat
     tokenizer = train_tokenizer(["another vocabulary"], 300)
     save(ScalarModel(replace(TINY, vocab_size=tokenizer.vocab_size)), tmp_path / "foreign", tokenizer)
     args = replace(miniature.ppo, out=tmp_path / "ppo")
-    with pytest.raises(InputError, match="--reward-model .*foreign: its tokenizer differs from that of"):
+    with pytest.raises(InputError, match="--reward-model .*foreign: its tokenizer is not that of"):
         train_ppo.main(replace(args, reward_model=(members[0], str(tmp_path / "foreign"))))
     with pytest.raises(InputError, match="--ensemble min needs several models in --reward-model"):
         train_ppo.main(replace(args, ensemble="min"))

@@ -14,15 +14,14 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import kernels.linear
 from kernels.int8 import Int8Weight
-from kernels.linear import PackedWeight, onednn_product
+from kernels.linear import PackedWeight, onednn_matmul
 from kernels.processor import has_int8_products
 from nanorlhf.checkpoint import load_gpt, load_scalar, read_config, save, scalar_from_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
-from nanorlhf.logprobs import response_logprobs
+from nanorlhf.logprobs import response_logprobs, response_values
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad
-from nanorlhf.rollout import response_values
 from nanorlhf.t5 import T5Config, relative_bias, relative_buckets
 
 VOCAB, PAD = 43, 999
@@ -79,8 +78,8 @@ def rows(T: int = 11) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     query, response = (torch.randint(3, VOCAB, (3, length), generator=generator) for length in (14, T))
     query_mask = torch.arange(14) >= torch.tensor([[0], [5], [12]])
-    padding_mask = torch.arange(T) >= torch.tensor([[T], [T - 2], [T - 7]])
-    return query.masked_fill(~query_mask, PAD), query_mask, response.masked_fill(padding_mask, PAD), padding_mask
+    actions = torch.arange(T) < torch.tensor([[T], [T - 2], [T - 7]])
+    return query.masked_fill(~query_mask, PAD), query_mask, response.masked_fill(~actions, PAD), actions
 
 
 def enclosed(query: Tensor, query_mask: Tensor, config: transformers.T5Config) -> dict[str, Tensor]:
@@ -96,13 +95,13 @@ def enclosed(query: Tensor, query_mask: Tensor, config: transformers.T5Config) -
 @torch.no_grad()
 def largest_difference(ours: GPT, theirs: transformers.T5ForConditionalGeneration) -> float:
     """Of the logits, at all tokens that count."""
-    query, query_mask, response, padding_mask = rows()
-    labels = response.masked_fill(padding_mask, 0)
+    query, query_mask, response, actions = rows()
+    labels = response.masked_fill(~actions, 0)
     inputs = torch.cat((torch.full_like(labels[:, :1], theirs.config.decoder_start_token_id), labels[:, :-1]), dim=1)
     expected = theirs(**enclosed(query, query_mask, theirs.config), decoder_input_ids=inputs).logits
-    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
+    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     logits = ours.logits(ours(ids, mask, last=response.size(1) + 1)[:, :-1])
-    return (logits - expected)[~padding_mask].abs().max().item()
+    return (logits - expected)[actions].abs().max().item()
 
 
 # --------------------------------------------------------------------------------------------- parity with transformers
@@ -158,8 +157,8 @@ def test_a_scalar_model_survives_a_round_trip_and_has_a_trunk_of_the_policys(tmp
     away_from_the_start(model.score)
     save(model, tmp_path)
     again = load_scalar(tmp_path)
-    query, query_mask, response, padding_mask = rows()
-    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
+    query, query_mask, response, actions = rows()
+    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     with torch.no_grad():
         assert torch.equal(again(ids, mask, last=12), model(ids, mask, last=12))
         hidden = t5("1.1").transformer(ids, mask, last=12)
@@ -269,36 +268,36 @@ def test_the_heads_of_a_new_model_look_back_one_token_after_the_other_and_the_la
 
 # ---------------------------------------------------------------------------------------------------- padding and masks
 @torch.no_grad()
-def hidden_of(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, padding_mask: Tensor) -> Tensor:
-    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
+def hidden_of(model: GPT, query: Tensor, query_mask: Tensor, response: Tensor, actions: Tensor) -> Tensor:
+    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     return model(ids, mask, last=response.size(1) + 1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_padding_and_the_rest_of_the_batch_change_nothing(name) -> None:
     """Each row alone, its query without padding, its response cut at its end, is as in the batch."""
-    query, query_mask, response, padding_mask = rows()
-    together = hidden_of(t5(name), query, query_mask, response, padding_mask)
+    query, query_mask, response, actions = rows()
+    together = hidden_of(t5(name), query, query_mask, response, actions)
     for b in range(3):
-        q, r = query[b : b + 1, query_mask[b]], response[b : b + 1, ~padding_mask[b]]
-        alone = hidden_of(t5(name), q, q != PAD, r, r == PAD)
+        q, r = query[b : b + 1, query_mask[b]], response[b : b + 1, actions[b]]
+        alone = hidden_of(t5(name), q, q != PAD, r, r != PAD)
         assert (together[b : b + 1, : alone.size(1)] - alone).abs().max() < 1e-5
 
 
 def test_right_padded_texts_have_the_hidden_states_of_left_padded_queries() -> None:
-    query, query_mask, response, padding_mask = rows()
-    expected = hidden_of(t5(), query, query_mask, response, padding_mask)  # (3, T + 1, C)
+    query, query_mask, response, actions = rows()
+    expected = hidden_of(t5(), query, query_mask, response, actions)  # (3, T + 1, C)
     lengths = query_mask.sum(1)
     ids = torch.full((3, 25), PAD)
     for b in range(3):
-        text = torch.cat((query[b, query_mask[b]], response[b, ~padding_mask[b]]))
+        text = torch.cat((query[b, query_mask[b]], response[b, actions[b]]))
         ids[b, : len(text)] = text
     with torch.no_grad():
         hidden = t5()(ids, ids != PAD, query_length=lengths)
         few = t5()(ids, ids != PAD, last=20, query_length=lengths)
     assert hidden.shape == (3, 25, 24) and torch.equal(few, hidden[:, -20:])
     for b, first in enumerate((lengths - 1).tolist()):
-        num = int((~padding_mask[b]).sum()) + 1
+        num = int(actions[b].sum()) + 1
         assert (hidden[b, first : first + num] - expected[b, :num]).abs().max() < 1e-5
 
 
@@ -311,9 +310,9 @@ def test_the_encoder_reads_the_query_between_its_ids() -> None:
 
 
 def test_the_decoder_sees_no_later_token_and_the_encoder_sees_all() -> None:
-    query, query_mask, response, padding_mask = rows()
-    response = response.masked_fill(padding_mask, 5)
-    everywhere = torch.zeros_like(padding_mask)
+    query, query_mask, response, actions = rows()
+    response = response.masked_fill(~actions, 5)
+    everywhere = torch.ones_like(actions)
     before = hidden_of(t5(), query, query_mask, response, everywhere)
     changed = response.clone()
     changed[:, 6] = (changed[:, 6] + 1) % VOCAB
@@ -326,10 +325,10 @@ def test_the_decoder_sees_no_later_token_and_the_encoder_sees_all() -> None:
 
 
 def test_an_empty_query_is_finite_and_changes_no_other_row() -> None:
-    query, query_mask, response, padding_mask = rows()
-    before = hidden_of(t5(), query, query_mask, response, padding_mask)
+    query, query_mask, response, actions = rows()
+    before = hidden_of(t5(), query, query_mask, response, actions)
     query[2], query_mask[2] = PAD, False
-    after = hidden_of(t5(), query, query_mask, response, padding_mask)
+    after = hidden_of(t5(), query, query_mask, response, actions)
     assert after.isfinite().all() and torch.equal(after[:2], before[:2])
 
 
@@ -339,9 +338,9 @@ def test_an_empty_query_is_finite_and_changes_no_other_row() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_decoding_with_a_cache_equals_the_full_forward_pass(name, whole) -> None:
     model = t5(name)
-    query, query_mask, response, padding_mask = rows()
-    response = response.masked_fill(padding_mask, 5)
-    full = hidden_of(model, query, query_mask, response, torch.zeros_like(padding_mask))
+    query, query_mask, response, actions = rows()
+    response = response.masked_fill(~actions, 5)
+    full = hidden_of(model, query, query_mask, response, torch.ones_like(actions))
     cache = model.transformer.cache(query_mask, 11, torch.float32)
     cache.whole = whole
     if whole:
@@ -378,7 +377,7 @@ def test_the_samplers_logprobs_are_those_of_the_update() -> None:
     ended = response == PAD
     assert ended.any() and not ended[:, 0].any() and len(set(ended.sum(1).tolist())) > 2
     ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~ended), dim=1)
-    logprobs, entropies = response_logprobs(model, ids, mask, ended, 0.8)
+    logprobs, entropies = response_logprobs(model, ids, mask, ~ended, 0.8)
     assert ((logprobs - sampled).exp() - 1).abs().max() < 1e-5
     assert (entropies[~ended] > 0).all()
 
@@ -411,7 +410,7 @@ def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
         logits = sampler.logits(sampler(ids, mask, last=13)[:, :-1]).float()
     assert ended.any()
     again = logits.log_softmax(-1).gather(2, response.masked_fill(ended, 0)[..., None]).squeeze(2)
-    exact, _ = response_logprobs(model, ids, mask, ended, 1.0)
+    exact, _ = response_logprobs(model, ids, mask, ~ended, 1.0)
     gap, rounding = (sampled - exact).abs()[~ended], (sampled - again).abs()[~ended]
     assert 5e-4 < gap.mean() < 0.1 and rounding.max() < 0.02  # sums in another order are rounded to a neighbour
     if dtype == "int8":
@@ -420,7 +419,7 @@ def test_a_rounded_sampler_is_the_model_with_rounded_products(dtype) -> None:
     assert sampler.transformer.encoder_bias.weight is model.transformer.encoder_bias.weight
 
 
-@pytest.mark.skipif(onednn_product() is None, reason="this build of PyTorch has no oneDNN linear")
+@pytest.mark.skipif(onednn_matmul() is None, reason="this build of PyTorch has no oneDNN linear")
 def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch) -> None:
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 300)
     monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
@@ -442,30 +441,30 @@ def test_no_ngram_of_query_or_response_is_repeated() -> None:
 
 
 def test_values_are_read_before_each_token_and_a_critic_may_have_another_size() -> None:
-    query, query_mask, response, padding_mask = rows()
-    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
+    query, query_mask, response, actions = rows()
+    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     torch.manual_seed(0)
     critic = ScalarModel(replace(CONFIGS["first"], d_model=12, n_layer=1, n_head=2))
     away_from_the_start(critic)
     with torch.no_grad():
-        values = response_values(critic, ids, mask, padding_mask)
-        assert (values[padding_mask] == 0).all()
+        values = response_values(critic, ids, mask, actions)
+        assert (values[~actions] == 0).all()
         for b in range(3):
             q = query[b : b + 1, query_mask[b]]
-            for t in range(int((~padding_mask[b]).sum())):
+            for t in range(int(actions[b].sum())):
                 state = torch.cat((q, response[b : b + 1, :t]), dim=1)
                 assert abs(critic(state, last=t + 1)[0, -1] - values[b, t]) < 1e-5
 
 
 def test_recomputed_blocks_give_the_same_gradients() -> None:
-    query, query_mask, response, padding_mask = rows()
-    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
+    query, query_mask, response, actions = rows()
+    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     gradients = []
     for again in (False, True):
         model = GPT(CONFIGS["1.1"])
         model.load_state_dict(t5("1.1").state_dict())
         model.transformer.checkpoint_activations = again
-        response_logprobs(model, ids, mask, padding_mask, 1.0)[0].sum().backward()
+        response_logprobs(model, ids, mask, actions, 1.0)[0].sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert torch.allclose(*gradients, atol=1e-6)

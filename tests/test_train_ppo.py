@@ -1,5 +1,6 @@
 """The PPO script end to end on a miniature: what holds before, during and after an update."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -9,13 +10,15 @@ import torch
 import torch.nn.functional as F
 
 import train_ppo
-from nanorlhf import rollout
+from nanorlhf import batch as batches
+from nanorlhf import logprobs as readings
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.padding import left_pad, needed_columns
-from nanorlhf.ppo import eos_masks, whiten
+from nanorlhf.padding import left_pad
+from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from nanorlhf.training import sampler, statistics
 from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
 from tests.miniature_rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
@@ -43,16 +46,19 @@ def policy_that_stops(root):
 
 
 def spy_on(monkeypatch, name) -> Spy:
-    """Keeps the calls of a function of the script and of its rollout."""
-    return Spy(monkeypatch, name, train_ppo, rollout)
+    """Keeps the calls of a function of the script and of what it calls to sample, to read and to log.
+
+    `rollout_metrics` gets what a rollout came to: batch, scores after the EOS trick, exact KL, gold scores, beta.
+    """
+    return Spy(monkeypatch, name, train_ppo, statistics, sampler, readings, batches)
 
 
 def rollout_of_a_few(model):
     query = left_pad([[5, 6, 7, 8], [9], [10, 11]], PAD)
     response = torch.tensor([[12, 13, EOS, PAD], [14, 15, 16, 17], [EOS, PAD, PAD, PAD]])
-    _, padding_mask, state_mask = eos_masks(response, EOS, PAD)
+    _, actions, states = eos_masks(response, EOS, PAD)
     qr = torch.cat((query, response), dim=1)
-    return qr, torch.cat((query != PAD, ~padding_mask), dim=1), padding_mask, state_mask
+    return qr, torch.cat((query != PAD, actions), dim=1), actions, states
 
 
 @pytest.mark.parametrize("positions", ["rotary_half", "learned"])
@@ -61,12 +67,12 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
     if positions == "learned":
         tiny_gpt = GPT(replace(TINY, positions="learned", rotary_dim=0))
         torch.nn.init.normal_(tiny_gpt.transformer.positions.weight)
-    qr, mask, padding_mask, _ = rollout_of_a_few(tiny_gpt)
+    qr, mask, actions, _ = rollout_of_a_few(tiny_gpt)
     qr, mask = F.pad(qr, (1, 0), value=PAD), F.pad(mask, (1, 0))  # queries are wider than responses
-    logprobs, entropy = response_logprobs(tiny_gpt, qr, mask, padding_mask, 0.7)
+    logprobs, entropy = response_logprobs(tiny_gpt, qr, mask, actions, 0.7)
     for b in range(3):
         row = qr[b][mask[b]].tolist()
-        n = int((~padding_mask[b]).sum())
+        n = int(actions[b].sum())
         table = (tiny_gpt.logits(tiny_gpt(torch.tensor([row])))[0].double() / 0.7).log_softmax(-1)[-n - 1 : -1]
         assert torch.allclose(logprobs[b, :n].double(), table[range(n), row[-n:]], atol=1e-5)
         assert torch.allclose(entropy[b, :n].double(), -(table.exp() * table).sum(-1), atol=1e-5)
@@ -75,8 +81,8 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
 
 def test_value_t_is_read_at_the_state_before_token_t_and_the_last_one_at_eos(miniature):
     model = load_scalar(miniature.root / "rm")
-    qr, mask, _, state_mask = rollout_of_a_few(model)
-    values = response_values(model, qr, mask, state_mask)
+    qr, mask, _, states = rollout_of_a_few(model)
+    values = response_values(model, qr, mask, states)
     row = model(torch.tensor([[5, 6, 7, 8, 12, 13, EOS]]))[0]
     assert torch.allclose(values[0], row[3:7], atol=1e-5)  # before 12, before 13, before EOS, at EOS
     assert values[2, 1].item() != 0 and (values[2, 2:] == 0).all()
@@ -86,29 +92,112 @@ def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
     """Left padding, a KV cache and a temperature other than 1 stand between the sampler and the update."""
     spy = spy_on(monkeypatch, "policy_loss")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, temperature=0.7))
-    for (new_logprobs, logprobs, _, padding_mask, *_), _ in spy.calls[:2]:  # two micro-batches before the first step
-        assert ((new_logprobs - logprobs).exp() - 1).abs()[~padding_mask].max() < 1e-5
+    for (new_logprobs, logprobs, _, actions, *_), _ in spy.calls[:2]:  # two micro-batches before the first step
+        assert ((new_logprobs - logprobs).exp() - 1).abs()[actions].max() < 1e-5
     (metrics,) = read_metrics(miniature.root / "ppo")
     assert metrics["policy/first_ratio_error"] < 1e-5
     assert metrics["policy/sampler_gap"] < 1e-4 and 0 < metrics["eos_rate"] < 1
 
 
 def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
-    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "rollout")
-    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, rollout_logprobs="sampler"))
-    batch = sampler.calls[0][1]
-    assert torch.equal(spy.calls[0][0][0], batch.sampled_logprobs)
-    assert not torch.equal(spy.calls[0][0][0], batch.logprobs)
+    losses, recomputed, rollouts = (spy_on(monkeypatch, n) for n in ("policy_loss", "read_logprobs", "rollout_metrics"))
+    args = replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, rollout_logprobs="sampler")
+    train_ppo.main(args)
+    ((batch, *_), _), ((_, old, *_), _) = rollouts.calls[0], losses.calls[0]
+    assert torch.equal(batch.logprobs, torch.where(batch.actions, batch.sampled_logprobs, 0.0))
+    assert not torch.equal(batch.logprobs, recomputed.calls[0][1][0])
+    as_set = [sorted(map(tuple, x[:, : old.size(1)].tolist())) for x in (old, batch.logprobs)]
+    assert as_set[0] == as_set[1]
+
+
+@pytest.mark.parametrize("score_at", ["after_eos", "last_token"])
+@pytest.mark.parametrize("whitened", [False, True])
+def test_rewards_are_the_kl_penalty_at_each_token_and_the_score_once(miniature, monkeypatch, score_at, whitened):
+    """By a double loop in float64, far from the reference: [N+ 23, 24]; then GAE over the states, by its definition."""
+    estimates, rollouts = spy_on(monkeypatch, "gae"), spy_on(monkeypatch, "rollout_metrics")
+    losses, value_losses = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "value_loss")
+    train_ppo.main(
+        replace(
+            miniature.ppo, total_episodes=16, overwrite=True, lr=1e-3, kl_coef=3.0, score_at=score_at, gamma=0.9,
+            whiten_rewards=whitened, micro_batch_size=8, num_ppo_epochs=1, missing_eos_score=-3.0, response_length=7,
+        )
+    )  # fmt: skip
+    ((rewards, values, gamma, lam, _), _), ((batch, scores, *_), _) = estimates.calls[1], rollouts.calls[1]
+    eos_id, T = load_tokenizer(miniature.root / "sft").eos_id, rewards.size(1)
+    expected, states = torch.zeros(8, T, dtype=torch.float64), torch.zeros(8, T, dtype=torch.bool)
+    actions, kl = torch.zeros(8, T, dtype=torch.bool), 0.0
+    for b, ids in enumerate(batch.response.tolist()):
+        end = ids.index(eos_id) if eos_id in ids else T - 1
+        for t in range(end + 1):
+            expected[b, t] = -3.0 * (batch.logprobs[b, t].item() - batch.ref_logprobs[b, t].item())
+            kl += abs(expected[b, t].item())
+        due = end if score_at == "last_token" else min(end + 1, T - 1)
+        expected[b, due] += scores[b].item()
+        assert (scores[b].item() == -3.0) == (eos_id not in ids)
+        states[b, : due + 1] = True
+        actions[b, : end + 1] = True
+    assert kl > 0.1 and 0 < (scores == -3.0).sum() < 8
+    if whitened:
+        mean, std = expected[states].mean(), (expected[states].var(correction=0) + 1e-8).sqrt()
+        expected = torch.where(states, (expected - mean) / std + mean, 0.0)
+    assert torch.allclose(rewards.double(), expected, atol=1e-4)
+    assert torch.equal(batch.states, states) and torch.equal(batch.actions, actions)
+
+    advantages = torch.zeros(8, T, dtype=torch.float64)
+    for b in range(8):
+        last = int(states[b].sum()) - 1
+        for t in range(last + 1):
+            for s in range(t, last + 1):
+                after = values[b, s + 1].item() if s < last else 0.0
+                delta = expected[b, s].item() + gamma * after - values[b, s].item()
+                advantages[b, t] += (gamma * lam) ** (s - t) * delta
+    returns = torch.where(states, advantages + values.double(), 0.0)
+    assert torch.allclose(batch.returns.double(), returns, atol=1e-4)
+    advantages = (advantages - advantages[actions].mean()) / advantages[actions].std(correction=0)
+    advantages = torch.where(actions, advantages, 0.0)
+    assert torch.allclose(batch.advantages.double(), advantages, atol=1e-3)
+    for spy, whole in ((losses, batch.advantages), (value_losses, batch.returns)):  # and those are what is trained on
+        used = spy.calls[1][0][2]
+        by_row = sorted(map(tuple, used.tolist())), sorted(map(tuple, whole[:, : used.size(1)].tolist()))
+        assert by_row[0] == by_row[1]
+
+
+def test_a_response_that_is_dropped_reaches_no_loss_and_a_minibatch_of_them_is_skipped(miniature, monkeypatch):
+    """`in_loss` False: the same gradient as without the rows; a minibatch without an action takes no step."""
+    plain = train_ppo.Sampler.correct
+    dropped = [0, 2, 3]
+
+    def correct(self, batch):
+        batch.in_loss[dropped] = False
+        return plain(self, batch)
+
+    losses, value_losses = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "value_loss")
+    monkeypatch.setattr(train_ppo.Sampler, "correct", correct)
+    args = replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=1)
+    train_ppo.main(args)
+    for spy in (losses, value_losses):
+        ((*_, mask, _), (lost, _)), *_ = spy.calls
+        kept = mask.any(1)
+        assert kept.sum() == 5 and (lost[~kept] == 0).all() and (lost[kept] != 0).any()
+    (metrics,) = read_metrics(args.out)
+    counted = losses.calls[0][0][3].sum().item()
+    assert metrics["policy/loss"] == pytest.approx(losses.calls[0][1][0].sum().item() / counted, abs=1e-6)
+    dropped = list(range(8))
+    before = len(losses.calls)
+    train_ppo.main(args)
+    assert len(losses.calls) == before and "policy/loss" not in read_metrics(args.out)[0]
+    start, end = load_gpt(args.sft), load_gpt(args.out)
+    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), end.parameters(), strict=True))
 
 
 def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, monkeypatch):
-    spies = {name: spy_on(monkeypatch, name) for name in ("rollout", "penalised_gae")}
+    rollouts = spy_on(monkeypatch, "rollout_metrics")
     losses, value_losses = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "value_loss")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=2, micro_batch_size=8, lr=3e-3)
     train_ppo.main(args)
     (metrics,) = read_metrics(miniature.root / "ppo")
-    response = spies["rollout"].calls[0][1].response
-    logprobs, ref_logprobs, _, scores, _, beta, *_ = spies["penalised_gae"].calls[0][0]
+    (batch, scores, _, _, beta), _ = rollouts.calls[0]
+    response, logprobs, ref_logprobs = batch.response, batch.logprobs, batch.ref_logprobs
     tokenizer = load_tokenizer(miniature.root / "sft")
     kl = k3 = entropy = length = states = 0.0
     for b, ids in enumerate(response.tolist()):
@@ -122,8 +211,8 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
             entropy -= logprobs[b, t].item()
     # the two epochs: each is one minibatch of all rows, in an order of its own
     clipped = ratios = approx_kl = pg_loss = vf_loss = vf_clipped = 0.0
-    for (new_logprobs, old_logprobs, advantages, padding_mask, *_), _ in losses.calls:
-        for b, t in (~padding_mask).nonzero().tolist():
+    for (new_logprobs, old_logprobs, advantages, actions, *_), _ in losses.calls:
+        for b, t in actions.nonzero().tolist():
             log_ratio, advantage = (new_logprobs - old_logprobs)[b, t].item(), advantages[b, t].item()
             ratios += math.exp(log_ratio) / 2
             approx_kl += 0.5 * log_ratio**2 / 2
@@ -131,7 +220,7 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
             pg_loss += max(-advantage * math.exp(log_ratio), -advantage * bounded) / 2
             clipped += (-advantage * bounded > -advantage * math.exp(log_ratio)) / 2
     for (new_values, values, returns, state_mask, *_), _ in value_losses.calls:
-        for b, t in (~state_mask).nonzero().tolist():
+        for b, t in state_mask.nonzero().tolist():
             new, old, target = (x[b, t].item() for x in (new_values, values, returns))
             bounded = min(max(new, old - 0.2), old + 0.2)
             vf_loss += 0.5 * max((new - target) ** 2, (bounded - target) ** 2) / 2
@@ -157,10 +246,11 @@ def test_the_logged_statistics_equal_a_recount_of_the_unpadded_rows(miniature, m
 def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch):
     """In the second update, where policy and reference differ; k1 and k3, from the log-probabilities themselves. And
     that is the KL that an adaptive coefficient follows."""
-    spy, followed = spy_on(monkeypatch, "penalised_gae"), []
-    monkeypatch.setattr(train_ppo.AdaptiveKL, "update", lambda control, *arguments: followed.append(arguments))
+    spy, followed = spy_on(monkeypatch, "rollout_metrics"), []
+    monkeypatch.setattr(train_ppo.KLCoefficient, "update", lambda control, *arguments: followed.append(arguments))
     train_ppo.main(replace(miniature.ppo, total_episodes=16, overwrite=True, lr=3e-3, kl_target=0.5))
-    (logprobs, ref_logprobs, _, _, eos_index, *_), _ = spy.calls[1]
+    (batch, *_), _ = spy.calls[1]
+    logprobs, ref_logprobs, eos_index = batch.logprobs, batch.ref_logprobs, batch.eos_index
     kl = k3 = 0.0
     for b, end in enumerate(eos_index.tolist()):
         for t in range(end + 1):
@@ -174,9 +264,9 @@ def test_the_logged_kl_is_the_sum_over_a_responses_tokens(miniature, monkeypatch
 
 def test_the_logged_entropy_is_that_of_the_policy_where_a_token_counts(miniature, monkeypatch):
     """Over the whole vocabulary, at the sampling temperature, before the first step; padding adds nothing."""
-    sampler = spy_on(monkeypatch, "rollout")
+    written = spy_on(monkeypatch, "sample")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, num_ppo_epochs=1))
-    query, response = sampler.calls[0][1].query, sampler.calls[0][1].response
+    query, response = written.calls[0][1].query, written.calls[0][1].response
     policy, tokenizer = load_gpt(miniature.ppo.sft), load_tokenizer(miniature.ppo.sft)
     total = count = 0.0
     for q, r in zip(query.tolist(), response.tolist(), strict=True):
@@ -202,51 +292,42 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
     """It looks at the truncated response and the tokenizer's own EOS, after the reward model's bias. [N+ 23]"""
     rule = tmp_path / "rule.py"
     rule.write_text("def score(queries, responses): return [7.0] * len(responses)\n")
-    spy, sampler = spy_on(monkeypatch, "penalised_gae"), spy_on(monkeypatch, "rollout")
+    spy = spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, response_length=12, reward=f"{rule}:score"))
     eos_id = load_tokenizer(miniature.root / "sft").eos_id
-    response, scores = sampler.calls[0][1].response, spy.calls[0][0][3]
+    (batch, scores, *_), _ = spy.calls[0]
+    response = batch.response
     expected = [7.0 if eos_id in ids else -1.0 for ids in response.tolist()]
     assert scores.tolist() == expected and set(expected) == {-1.0, 7.0}
     spy.calls.clear()
     train_ppo.main(
         replace(miniature.ppo, total_episodes=8, overwrite=True, reward=f"{rule}:score", missing_eos_score=None)
     )
-    assert spy.calls[0][0][3].tolist() == [7.0] * 8
-
-
-def test_the_whitening_of_rewards_sees_the_scores_after_the_eos_trick(miniature, monkeypatch):
-    spy, rewards = spy_on(monkeypatch, "whiten"), spy_on(monkeypatch, "penalised_gae")
-    train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, whiten_rewards=True))
-    (penalised, _, *_), whitened = spy.calls[0][0], spy.calls[0][1]
-    assert torch.equal(penalised, rewards.calls[0][1][0])
-    assert len(spy.calls) == 2 and whitened.shape == penalised.shape  # rewards once per rollout, then advantages once
-    (advantages, mask), _ = spy.calls[1][0], spy.calls[1][1]
-    assert torch.equal(spy.calls[1][1], whiten(advantages, mask))  # by their own statistics, not by those before
+    assert spy.calls[0][0][1].tolist() == [7.0] * 8
 
 
 def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, monkeypatch):
     """Poison every state that does not exist: its value must not bootstrap."""
-    spy = spy_on(monkeypatch, "penalised_gae")
+    spy = spy_on(monkeypatch, "gae")
     args = replace(miniature.ppo, total_episodes=8, overwrite=True)
     train_ppo.main(args)
-    clean = spy.calls[0][1][2]
+    clean = spy.calls[0][1][0]
     assert (clean[:, -1] == 0).any() and (clean[:, -1] != 0).any()  # rows that end early, and rows that don't
-    plain = train_ppo.ScalarModel.forward
+    plain = ScalarModel.forward
 
     def poisoned(model, ids, mask, last, query_length=None):
         scores = plain(model, ids, mask, last, query_length)
         return torch.where(mask[:, -last:], scores, 1e6)
 
-    monkeypatch.setattr(train_ppo.ScalarModel, "forward", poisoned)
+    monkeypatch.setattr(ScalarModel, "forward", poisoned)
     spy.calls.clear()
     train_ppo.main(args)
-    assert torch.equal(spy.calls[0][1][2], clean)
+    assert torch.equal(spy.calls[0][1][0], clean)
 
 
 def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
     """Advantages, returns and old logprobs are computed once per rollout, not per epoch, and never changed in place."""
-    policy, value, advantage = (spy_on(monkeypatch, name) for name in ("policy_loss", "value_loss", "penalised_gae"))
+    policy, value, advantage = (spy_on(monkeypatch, name) for name in ("policy_loss", "value_loss", "gae"))
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=3))
     assert len(advantage.calls) == 1 and len(policy.calls) == 3
 
@@ -260,10 +341,10 @@ def test_the_rollout_stays_frozen_over_the_epochs(miniature, monkeypatch):
 
 
 def test_the_value_model_learns_the_returns(miniature, monkeypatch):
-    value, advantage = spy_on(monkeypatch, "value_loss"), spy_on(monkeypatch, "penalised_gae")
+    value, advantage = spy_on(monkeypatch, "value_loss"), spy_on(monkeypatch, "gae")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, num_ppo_epochs=1))
-    ((_, _, targets, state_mask, *_), _), returns = value.calls[0], advantage.calls[0][1][3]
-    assert (~state_mask).sum() > 8 and sorted(map(tuple, targets.tolist())) == sorted(
+    ((_, _, targets, state_mask, *_), _), returns = value.calls[0], advantage.calls[0][1][1]
+    assert state_mask.sum() > 8 and sorted(map(tuple, targets.tolist())) == sorted(
         map(tuple, returns[:, : targets.size(1)].tolist())
     )
 
@@ -271,10 +352,10 @@ def test_the_value_model_learns_the_returns(miniature, monkeypatch):
 def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before_one_comes_twice(
     miniature, monkeypatch
 ):
-    spy, rollouts = spy_on(monkeypatch, "batch_indices"), spy_on(monkeypatch, "rollout")
+    spy, rollouts = spy_on(monkeypatch, "batch_indices"), spy_on(monkeypatch, "rollout_metrics")
     train_ppo.main(replace(miniature.ppo, total_episodes=72, overwrite=True, num_ppo_epochs=1, batch_size=24))
     exact = [row["objective/kl_exact"] for row in read_metrics(miniature.ppo.out)]
-    assert exact == pytest.approx([batch.exact_kl.sum().item() / 24 for _, batch in rollouts.calls])
+    assert exact == pytest.approx([exact_kl.sum().item() / 24 for (_, _, exact_kl, *_), _ in rollouts.calls])
     assert exact[0] < 1e-6 < exact[2]
     seen = [i for _, indices in spy.calls for i in indices]
     assert len(seen) == 72 and sorted(seen[:64]) == list(range(64))
@@ -306,7 +387,7 @@ def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, g
     args, written = replace(args, out=miniature.root / "ppo_device", overwrite=True), spy_on(monkeypatch, "generate")
     train_ppo.main(args)
     ((_, result),) = written.calls
-    monkeypatch.setattr(rollout, "generate", lambda model, query, *_, **__: tuple(x.to(query.device) for x in result))
+    monkeypatch.setattr(sampler, "generate", lambda model, query, *_, **__: tuple(x.to(query.device) for x in result))
     train_ppo.main(replace(args, device=device, micro_batch_size=3, **change))
     expected, found = (gradient.double().cpu() for gradient in gradients)
     assert expected.abs().max() > 1e-2
@@ -320,28 +401,31 @@ def test_trimming_micro_batches_changes_no_gradient(miniature, gradients, monkey
     """
     args = replace(miniature.ppo, total_episodes=8, out=miniature.root / "ppo_trim", overwrite=True)
     args = replace(args, micro_batch_size=3, value_coef=1.0, **UNCLIPPED)
-    runs, cuts = [], []
+    spy = spy_on(monkeypatch, "response_logprobs")
+    train_ppo.main(args)
+    widths = {(ids.size(1), actions.size(1)) for (_, ids, _, actions, _), _ in spy.calls}
+    assert len(widths) > 1 and any(t < 12 for _, t in widths)
+    trimmed = torch.stack(gradients)
 
-    def record(query_mask, state_mask):
-        cuts.append(needed_columns(query_mask, state_mask))
-        return cuts[-1]
+    def untrimmed(batch, index):
+        some, rows = copy.copy(batch), torch.arange(len(batch))[index]
+        for name, value in vars(batch).items():
+            setattr(some, name, [value[i] for i in rows.tolist()] if name == "records" else value[rows])
+        return some
 
-    for columns in (record, lambda query_mask, state_mask: (0, state_mask.size(1))):
-        monkeypatch.setattr(train_ppo, "needed_columns", columns)
-        gradients.clear()
-        train_ppo.main(args)
-        runs.append(torch.stack(gradients))
-    assert any(first > 0 for first, _ in cuts) and any(count < 12 for _, count in cuts)
-    assert runs[0].abs().max() > 1e-2 and torch.allclose(*runs, atol=1e-5)
+    monkeypatch.setattr(batches.Batch, "__getitem__", untrimmed)
+    gradients.clear()
+    train_ppo.main(args)
+    assert trimmed.abs().max() > 1e-2 and torch.allclose(trimmed, torch.stack(gradients), atol=1e-5)
 
 
 def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
     spy = spy_on(monkeypatch, "response_values")
     train_ppo.main(replace(miniature.ppo, total_episodes=8, overwrite=True))
-    (_, qr, mask, state_mask), values = spy.calls[0]
+    (_, qr, mask, states), values = spy.calls[0]
     reward_model = load_scalar(miniature.root / "rm")
     with torch.no_grad():
-        expected = response_values(reward_model, qr, mask, state_mask)
+        expected = response_values(reward_model, qr, mask, states)
     assert torch.allclose(values, expected, atol=1e-6) and reward_model.reward_bias != 0
 
 
@@ -356,7 +440,7 @@ def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
         assert without | {"episodes_per_second": 0} == with_gold | {"episodes_per_second": 0}
     other = train_tokenizer(["another vocabulary"], 300)
     save(ScalarModel(replace(TINY, vocab_size=other.vocab_size)), tmp_path / "foreign", other)
-    with pytest.raises(InputError, match="--gold .*foreign: its tokenizer differs from that of"):
+    with pytest.raises(InputError, match="--gold .*foreign: its tokenizer is not that of"):
         train_ppo.main(replace(args, out=tmp_path / "both", gold=str(tmp_path / "foreign")))
 
 
@@ -366,7 +450,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, monkeypatch):
     whole = replace(args, out=miniature.root / "ppo_whole", overwrite=True)
     train_ppo.main(whole)
     broken = replace(args, out=miniature.root / "ppo_broken", overwrite=True)
-    interrupt_at(4, monkeypatch, train_ppo, "penalised_gae")
+    interrupt_at(4, monkeypatch, train_ppo, "gae")
     with pytest.raises(KeyboardInterrupt):
         train_ppo.main(broken)
     train_ppo.main(replace(broken, overwrite=False, resume=True))
@@ -411,15 +495,16 @@ def test_one_loss_of_nan_costs_one_step_and_no_metric(miniature, tmp_path, monke
     def explodes(*arguments):
         calls.append(1)
         loss, clipped = plain(*arguments)
-        losses.append(loss.item())
+        losses.append(torch.tensor([loss.sum().item(), arguments[3].sum().item()]))  # and its number of tokens
         return (loss * float("nan"), clipped) if len(calls) == 6 else (loss, clipped)
 
     monkeypatch.setattr(train_ppo, "policy_loss", explodes)
     train_ppo.main(args)
     metrics = read_metrics(args.out)
     assert [row["skipped_steps"] for row in metrics] == [0, 1, 1]
-    assert metrics[1]["policy/loss"] == pytest.approx(losses[6] + losses[7], abs=1e-6)
-    assert metrics[2]["policy/loss"] == pytest.approx(sum(losses[8:]) / 2, abs=1e-6)
+    steps = [total / count for total, count in (losses[i] + losses[i + 1] for i in range(0, 12, 2))]
+    assert metrics[1]["policy/loss"] == pytest.approx(steps[3].item(), abs=1e-6)
+    assert metrics[2]["policy/loss"] == pytest.approx((steps[4] + steps[5]).item() / 2, abs=1e-6)
 
 
 def test_ppo_learns_a_rule(miniature, tmp_path):

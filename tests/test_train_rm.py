@@ -9,7 +9,7 @@ import torch
 
 import train_rm
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.dataset import Comparison, load_demonstrations
+from nanorlhf.dataset import Comparison, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import interrupt_at, read_metrics
@@ -87,7 +87,7 @@ def test_left_and_right_padding_give_the_same_score(miniature):
 
 def test_validation_accuracy_is_a_recount(miniature):
     model, tokenizer = load_scalar(miniature.root / "rm"), load_tokenizer(miniature.root / "rm")
-    rows = train_rm.load_comparisons(miniature.root / "data/comparisons.validation.jsonl", tokenizer, None, None)
+    rows = load_comparisons(miniature.root / "data/comparisons.validation.jsonl", tokenizer, None, None)
     num_right = 0
     for row in rows:
         chosen, rejected = (model(torch.tensor([row.query + r]))[0, -1].item() for r in (row.chosen, row.rejected))
@@ -228,7 +228,7 @@ def test_validation_while_training_reads_at_most_so_many_rows_and_the_end_reads_
     summary = train_rm.main(args)
     assert sizes == [6, 6, 6, 16] and summary["num_validation_pairs"] == 16
     model, tokenizer = load_scalar(args.out), load_tokenizer(args.out)
-    rows = train_rm.load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, None, None)
+    rows = load_comparisons(args.data / "comparisons.validation.jsonl", tokenizer, None, None)
     losses = {}
     for name, some in (("watched", rows[::3]), ("all", rows)):
         chosen, rejected = pair_scores(model, some, tokenizer.pad_id)

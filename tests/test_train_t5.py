@@ -11,15 +11,16 @@ from torch.nn import functional as F
 
 import eval as evaluation
 import train_ppo
+import train_rlcf
 import train_rm
 import train_sft
 from kernels.processor import has_int8_products
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.dataset import Comparison, Demonstration, load_demonstrations, load_programs
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.evals import summaries
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.token_shift import token_ranks
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
@@ -151,8 +152,8 @@ def test_updates_of_q_and_v_are_those_of_cross_attention_too(tmp_path) -> None:
             if parameter.requires_grad:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     merged = merge(model)
-    query, query_mask, response, padding_mask = rows()
-    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, ~padding_mask), dim=1)
+    query, query_mask, response, actions = rows()
+    ids, mask = torch.cat((query, response), dim=1), torch.cat((query_mask, actions), dim=1)
     with torch.no_grad():
         assert torch.allclose(merged(ids, mask, last=12), model(ids, mask, last=12), atol=1e-5)
     save_updates(model, tmp_path / "adapter", str(tmp_path / "base"))
@@ -320,7 +321,7 @@ def test_rlcf_samples_trains_and_compares_with_an_encoder_decoder(rlcf, tmp_path
     sampling = replace(rlcf.discriminator, sft=sft, out=tmp_path / "discriminator")
     samples = train_discriminator.sample_programs(sampling, programs, torch.device("cpu"))
     assert len(samples) == 6 and all(isinstance(text, str) for text, _ in samples)
-    train_ppo.main(replace(rlcf.ppo, sft=sft, out=tmp_path / "ppo"))
+    train_rlcf.main(replace(rlcf.ppo, sft=sft, out=tmp_path / "ppo"))
     [row] = read_metrics(tmp_path / "ppo")
     assert row["policy/first_ratio_error"] < 1e-5 and 0 <= row["compile_rate"] <= 1
     coderl = replace(rlcf.baseline, sft=sft, objective="coderl", localise=False, out=tmp_path / "coderl")

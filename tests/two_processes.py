@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,21 +23,14 @@ from kernels.processor import has_int8_products
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, save, scalar_from_gpt
 from nanorlhf.errors import InputError
-from nanorlhf.families import ALWAYS
 from nanorlhf.generate import for_sampling
 from nanorlhf.model import GPT
+from nanorlhf.pretrained.families import FAMILIES
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.run import check_weights
 from nanorlhf.training.signals import StopSignals
 from tests.conftest import TINY
-
-
-@dataclass(frozen=True)
-class Settings:
-    out: str = "run"
-    max_skipped_steps: int = 3
-
 
 DEVICE = torch.device("cpu")
 """of this rank"""
@@ -108,8 +101,9 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     torch.manual_seed(0)
     model = GPT(replace(TINY, tied_head=True)).to(DEVICE).forbid(3, 36)
     if shard:
-        distributed.shard(model, DEVICE, bfloat16=False, within=WITHIN)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5), Settings(), "lower --lr")
+        distributed.shard(model, DEVICE, bfloat16=False, ranks_per_copy=WITHIN)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5)
+    return model, FiniteSteps(optimizer, 3, Path("run"), "lower --lr")
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:
@@ -142,9 +136,9 @@ def test_a_rank_reads_its_own_rows_and_no_others() -> None:
     directory = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     for architecture in ("gpt2", "gpt_neo", "gpt_neox", "codegen"):
         for tied_head in (False, True):
-            always = ALWAYS[architecture]
-            rotary_dim = 4 if "rotary" in always["positions"] else 0
-            config = replace(TINY, architecture=architecture, tied_head=tied_head, rotary_dim=rotary_dim, **always)
+            fixed = FAMILIES[architecture].fixed
+            rotary_dim = 4 if "rotary" in fixed["positions"] else 0
+            config = replace(TINY, architecture=architecture, tied_head=tied_head, rotary_dim=rotary_dim, **fixed)
             torch.manual_seed(0)
             one = GPT(config)
             where = directory / f"{architecture}.{tied_head}"
@@ -196,7 +190,7 @@ def check_that_each_node_has_all_rows() -> None:
     where = Path(tempfile.gettempdir()) / f"stored.{os.environ['MASTER_PORT']}"
     distributed.from_first(lambda: save(one, where))
     read = load_gpt(where, "meta")
-    distributed.shard(read, DEVICE, bfloat16=False, within=WITHIN)
+    distributed.shard(read, DEVICE, bfloat16=False, ranks_per_copy=WITHIN)
     assert torch.equal(weights(read), weights(one))
     assert sum(distributed.local_tensor(p).numel() for p in read.parameters()) == here
 

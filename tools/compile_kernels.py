@@ -1,4 +1,4 @@
-"""Compile every Triton kernel for Ampere and Hopper, without a device: `python tools/compile_kernels.py`.
+"""Compile every Triton kernel for Ampere and Hopper, without a device: `python -m tools.compile_kernels`.
 
 test_compile.py runs it in a separate process, as the interpreter that the other tests use replaces Triton's compiler
 for the whole process. Prints one line per kernel: architecture, name, settings, bytes of shared memory. Ampere gets the
@@ -41,15 +41,8 @@ def compile_kernel(kernel, architecture: int, dtype: str, settings: dict, num_wa
 
 
 def main(architecture: int, which: int) -> None:
-    for kernel, flags in (
-        (gae.gae_kernel, [{}]),
-        (gae.penalised_gae_kernel, [{"AFTER_EOS": x} for x in (True, False)]),
-    ):
-        for flag in flags:
-            compile_kernel(kernel, architecture, "fp32", {"BLOCK": gae.BLOCK, **flag})
-    for tuner in (
-        logprobs.logits_forward_kernel, logprobs.logits_backward_kernel, kl.kl_forward_kernel, kl.kl_backward_kernel
-    ):  # fmt: skip
+    compile_kernel(gae.gae_kernel, architecture, "fp32", {"BLOCK": gae.BLOCK})
+    for tuner in (kl.kl_forward_kernel, kl.kl_backward_kernel):
         for dtype in ("fp32", "bf16"):
             config = tuner.configs[which]
             compile_kernel(tuner.fn, architecture, dtype, config.kwargs, config.num_warps)

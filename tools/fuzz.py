@@ -47,6 +47,7 @@ import torch
 import transformers
 
 import eval as evaluation
+import train_dpo
 import train_ppo
 import train_rm
 import train_sft
@@ -141,7 +142,7 @@ ENTRIES = {
     "train_sft --plan": script(train_sft, f"tldr --data data --model sft --plan {LENGTHS}", "data sft"),
     "train_rm": script(train_rm, f"{RM} --warmup-steps 0", "data sft"),
     "train_rm by scores": script(train_rm, f"{RM} --loss regression --warmup-steps 0", "data sft"),
-    "train_rm by DPO": script(train_rm, f"{RM} --loss dpo --warmup-steps 0", "data sft"),
+    "train_dpo": script(train_dpo, f"{RM} --warmup-steps 0", "data sft"),
     "train_ppo": script(train_ppo, PPO.replace("{out}", "out/run"), "data sft rm"),
     "train_ppo --resume": script(train_ppo, f"{PPO.replace('{out}', 'ppo')} --resume", "data sft rm ppo"),
     "train_ppo of programs": script(

@@ -1,6 +1,6 @@
 """Kill runs at random moments, resume them, and compare the result with uninterrupted runs.
 
-    python -m tools.kills --kills 50                                # the three scripts in turn, one process each
+    python -m tools.kills --kills 50                                # the scripts in turn, one process each
     python -m tools.kills --kills 20 --processes 2 --shard fsdp     # two gloo processes, of which one is killed
 
 A run is forked from this process, so that it starts at once, and killed (SIGKILL: nothing can clean up) after a random
@@ -28,19 +28,20 @@ import torch
 import torch._dynamo  # which an optimizer imports at its first step: here it is imported once, not in every run
 import tyro
 
+import train_dpo
 import train_ppo
 import train_rm
 import train_sft
 from nanorlhf.training.resume import states
 from tests.conftest import make_miniature
 
-MAIN = {"ppo": train_ppo.main, "sft": train_sft.main, "rm": train_rm.main}
+MAIN = {"ppo": train_ppo.main, "sft": train_sft.main, "rm": train_rm.main, "dpo": train_dpo.main}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     kills: int = 50
-    """kills in all, over the three scripts"""
+    """kills in all, over the scripts"""
     processes: int = 1
     """processes per run"""
     shard: str = "none"
@@ -142,7 +143,7 @@ def main(args: Args) -> bool:
         settings, whole, seconds = {}, {}, {}
         counts, same = Counter(), True
         while same and counts["kills"] < args.kills:
-            stage = tuple(MAIN)[counts["runs"] % 3]
+            stage = tuple(MAIN)[counts["runs"] % len(MAIN)]
             if stage not in whole:
                 base = getattr(make_miniature(root, train=False), stage)
                 extra = {"eval_every": 3} if stage != "ppo" else {"total_episodes": 64, "kl_target": 0.01}

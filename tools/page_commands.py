@@ -191,7 +191,7 @@ def path_fields(settings: type) -> Iterator[str]:
 
 def files_read(program: str, args: Any) -> list[str]:
     """Of the directory --data, the files that this stage reads."""
-    if program == "train_rm.py" and hasattr(args, "loss"):
+    if program in ("train_rm.py", "train_dpo.py"):
         rows = "scored" if args.loss == "regression" else "comparisons"
         files = [f"{rows}.train", f"{rows}.validation"]
         if args.loss == "contrastive" and args.num_normalisation != 0:
@@ -204,8 +204,10 @@ def files_read(program: str, args: Any) -> list[str]:
         else:
             files = [f"sft.{getattr(args, 'split', 'validation')}"]
     else:
-        rows = getattr(args, "rows", "code" if hasattr(args, "num_pair_epochs") else "sft")
-        files = [f"{rows}.train"] + [f"{rows}.validation"] * (program != "train_ppo.py" and "baselines" not in program)
+        is_code = program == "train_rlcf.py" or program.startswith("nanorlhf.rlcf.")
+        rows = getattr(args, "rows", "code" if is_code else "sft")
+        samples = program in ("train_ppo.py", "train_grpo.py", "train_rlcf.py") or "baselines" in program
+        files = [f"{rows}.train"] if samples else [f"{rows}.train", f"{rows}.validation"]
     return [f"{args.data}/{file}.jsonl" for file in files]
 
 
@@ -232,8 +234,8 @@ def paths_written(program: str, args: Any) -> list[str]:
     out = getattr(args, "out", None)
     if program == "course" and type(args).__name__ in ("Start", "Plant"):
         return [str(args.directory)]
-    if program == "train_rm.py" and out is None:
-        out = args.data.parent / ("dpo" if args.loss == "dpo" else "rm")
+    if program in ("train_rm.py", "train_dpo.py") and out is None:
+        out = args.data.parent / program.removeprefix("train_").removesuffix(".py")
     splits = JSONL.get(program, {})
     if program == "data.mxeval":
         splits = {

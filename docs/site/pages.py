@@ -14,12 +14,15 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
+from nanorlhf.report.details_index import with_lines
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "course/*.md", "docs/*.md", "kernels/README.md")
 STATIC = ("docs/*.png", "docs/*/*.png", "docs/*/*.svg", "course/*.ipynb")
-SCRIPTS = ("train_sft.py", "train_rm.py", "train_ppo.py", "eval.py", "bench.py")
-PACKAGES = ("nanorlhf", "kernels", "data", "course")
+SCRIPTS = ("train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo.py", "train_dpo.py", "train_rlcf.py")
+SCRIPTS += ("eval.py", "bench.py")
+PACKAGES = ("nanorlhf", "kernels", "data", "course", "tools")
 HIDDEN = ROOT / "course" / "bugs.py"  # what `course reveal` tells
 OF_SITE = ("style.css", "iframe-worker.js")
 
@@ -29,7 +32,7 @@ def sources() -> list[str]:
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
     modules.remove(HIDDEN)
     modules.sort(key=lambda path: (PACKAGES.index(path.relative_to(ROOT).parts[0]), str(path.parent)))
-    return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile", "experiments.mk"]
+    return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile"]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -59,8 +62,13 @@ def page_of(source: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Links to source files become links to their pages: `../nanorlhf/ppo.py#L9` to `../nanorlhf/ppo.py.md#L-9`."""
+    """Links to source files become links to their pages: `../nanorlhf/ppo.py#L9` to `../nanorlhf/ppo.py.md#L-9`.
+
+    The rows of the details index get the line numbers that they lack.
+    """
     known = set(sources())
+    if page.file.src_uri == "docs/details.md":
+        markdown = with_lines(markdown)
 
     def link(match: re.Match[str]) -> str:
         target = (ROOT / page.file.src_uri).parent / match[1]

@@ -108,7 +108,7 @@ def main(args: Args) -> dict:
     )  # fmt: skip
     for name, rows in sets.items():
         lengths = np.array([(len(row.chosen), len(row.rejected)) for row in rows])
-        with autocast(args, device):
+        with autocast(args.dtype, device):
             golds = np.array(gold_margins(gold, rows)) if gold else None
         result["sets"][name] |= {
             "deciders": deciders(margins[name], lengths, golds),
@@ -161,7 +161,7 @@ def measure_rewards(
     def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Margins of each set and scores of the references; a function, so that the model is gone before the next."""
         model, rank, score = ranker(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place))
-        with autocast(args, device), distributed.on_device(model):
+        with autocast(args.dtype, device), distributed.on_device(model):
             of_pairs = {
                 set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
                 for set_name, rows in sets.items()

@@ -18,7 +18,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.answers import sample_answers
 from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
@@ -44,6 +43,7 @@ from nanorlhf.evals.common import (
 from nanorlhf.evals.judge import WIN
 from nanorlhf.evals.judged import JudgeArgs, judge_policies, load_judge
 from nanorlhf.evals.reward_models import measure_rewards
+from nanorlhf.generate import sample_answers
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
 from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
@@ -105,7 +105,7 @@ def main(args: Args) -> dict:
     models = {"reward model": [args.reward_model]} if args.reward_model else {}
     models |= {name: [policies[name]] for name in args.implicit_rewards}
     pairs = list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits)) if models else []
-    precision = autocast(args, device)
+    precision = autocast(args.dtype, device)
     to_answer = rows, tokenizer, args, device
     longest = {
         f"{args.data}/sft.validation.jsonl": longest_text(rows, args.response_length),
@@ -274,11 +274,11 @@ def kl_to(
     gave them is added: at most, and estimated, `metrics.best_of`. The entropy is minus the log-probability, of the best
     of n by that estimate.
     """
-    _, padding_mask, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
-    ids, mask = torch.cat((query, response), 1), torch.cat((query != tokenizer.pad_id, ~padding_mask), 1)  # (B, Q + T)
+    _, actions, _ = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
+    ids, mask = torch.cat((query, response), 1), torch.cat((query != tokenizer.pad_id, actions), 1)  # (B, Q + T)
     logprobs = []  # (B, T) of each model
     for model in (policy, ref_policy):
-        pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (ids, mask, padding_mask)), strict=True)
+        pieces = zip(*(micro_batches(rows, args.batch_size) for rows in (ids, mask, actions)), strict=True)
         with distributed.on_device(model):
             found = [response_logprobs(model, i, m, p, args.kl_temperature)[0] for i, m, p in pieces]
         logprobs.append(torch.cat(found))

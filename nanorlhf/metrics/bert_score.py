@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from nanorlhf.encoder import Encoder, token_embeddings
 from nanorlhf.padding import micro_batches
+from nanorlhf.pretrained.encoder import Encoder, token_embeddings
 
 
 def bert_score(references: list[str], responses: list[str], encoder: Encoder, batch_size: int = 32) -> list[float]:

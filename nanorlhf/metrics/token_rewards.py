@@ -12,7 +12,7 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.ppo import eos_masks, kl_penalised_rewards
+from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import Tokenizer, token_bytes
 from nanorlhf.training.run_directory import read_metrics, read_settings
 
@@ -35,11 +35,11 @@ def token_rewards(
     temperature, else at `temperature`. Where the run adds the score after EOS, there is one more row, without text: the
     state after EOS, whose value is read at EOS. None where a token has no such number.
     """
-    eos_index, padding_mask, padding_mask_p1 = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
+    eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
     T, end = response.size(1), int(eos_index)
     spellings, ids = token_bytes(tokenizer), response[0, : end + 1].tolist()
     texts = [spellings.get(i, b"").decode(errors="replace") or "∎" for i in ids]
-    inputs = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, ~padding_mask), dim=1)
+    inputs = torch.cat((query, response), dim=1), torch.cat((query != tokenizer.pad_id, actions), dim=1)
     with distributed.on_device(reward_model):
         logits = None if reward_model is None else reward_model(*inputs, last=T, query_length=query.size(1))  # (1, T)
 
@@ -57,7 +57,7 @@ def token_rewards(
     found = []
     for model in (policy, ref_policy):
         with distributed.on_device(model):
-            found.append(response_logprobs(model, *inputs, padding_mask, settings["temperature"])[0])
+            found.append(response_logprobs(model, *inputs, actions, settings["temperature"])[0])
     logprobs, ref_logprobs = found
     of_tokens = {"rm_logit": logits, "kl": logprobs - ref_logprobs}
     of_states, length = {}, end + 1
@@ -66,10 +66,12 @@ def token_rewards(
         if missing is not None and tokenizer.eos_id not in response:
             scores = torch.full_like(scores, missing)
         kl_coef, score_at = rows[-1]["objective/kl_coef"], settings["score_at"]
-        of_states["reward"], _ = kl_penalised_rewards(logprobs, ref_logprobs, scores, eos_index, kl_coef, score_at)
+        rewards = -kl_coef * (logprobs - ref_logprobs)  # (1, T)
+        rewards[:, end if score_at == "last_token" else min(end + 1, T - 1)] += scores
+        of_states["reward"] = rewards
         dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype
         values = load_scalar(value_model_dir, response.device, dtype)(*inputs, last=T + 1)[:, :-1]
-        of_states["value"] = torch.where(padding_mask_p1 if score_at == "after_eos" else padding_mask, 0.0, values)
+        of_states["value"] = torch.where(states if score_at == "after_eos" else actions, values, 0.0)
         length = min(length + (score_at == "after_eos"), T)
     num_after_eos = length - len(texts)  # 1 or 0
     return (

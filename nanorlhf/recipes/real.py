@@ -1,7 +1,7 @@
 """A pretrained model on real preferences: SmolLM2-135M-Instruct on TL;DR, sized for two CPU cores (`make real`).
 
-The stages of N+ with low-rank updates, shorter posts, and an independent reward model as gold: it is trained on the
-other half of the comparisons, by post, and scores nothing but the evaluation. `sentiment` has a known reward instead.
+N+'s stages with low-rank updates, shorter posts and an independent reward model as gold: it learns from the other half
+of the posts and scores only the evaluation. `sentiment` has a known reward instead.
 """
 
 from pathlib import Path
@@ -19,7 +19,6 @@ RECIPES: dict = {
             **LENGTHS,
             **LORA,
             seed=1,
-            num_epochs=1,
             batch_size=16,
             lr=2e-4,
             warmup_steps=5,
@@ -28,7 +27,7 @@ RECIPES: dict = {
             save_every=35,
             num_samples=32,
         ),
-        "rm": dict(  # with --loss dpo the same; the gold model's data is the other half
+        "rm": dict(  # the gold model's data is the other half
             data=Path("runs/real/first"),
             sft="runs/real/sft",
             **LENGTHS,
@@ -38,8 +37,21 @@ RECIPES: dict = {
             batch_size=8,
             lr=1e-4,
             warmup_steps=4,
-            dpo_beta=0.1,
             num_normalisation=64,
+            eval_every=50,
+            save_every=12,
+        ),
+        "dpo": dict(
+            data=Path("runs/real/first"),
+            sft="runs/real/sft",
+            **LENGTHS,
+            **LORA,
+            seed=1,
+            num_epochs=2,
+            batch_size=8,
+            lr=1e-4,
+            warmup_steps=4,
+            beta=0.1,
             eval_every=50,
             save_every=12,
         ),
@@ -59,8 +71,6 @@ RECIPES: dict = {
             num_minibatches=2,
             num_ppo_epochs=2,
             lr=5e-4,
-            temperature=0.7,
-            kl_coef=0.05,
             save_every=2,
             sample_every=2,
         ),
@@ -75,7 +85,6 @@ RECIPES: dict = {
             max_response_length=64,
             response_length=48,
             temperature=0.7,
-            kl_temperature=0.7,
             num_queries=48,
             batch_size=32,
             num_report_samples=8,
@@ -95,7 +104,6 @@ RECIPES: dict = {
             seed=1,
             total_episodes=768,
             batch_size=32,
-            micro_batch_size=16,
             num_minibatches=2,
             num_ppo_epochs=2,
             share_trunk=True,

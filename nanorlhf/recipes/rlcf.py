@@ -2,6 +2,30 @@
 
 from pathlib import Path
 
+BASELINE: dict = dict(  # what RLCF is compared with trains as RLCF does
+    total_episodes=150_000,
+    rollout_batch_size=8,
+    lr=1e-6,
+    adam_eps=1e-8,
+    max_query_length=500,
+    response_length=384,
+    temperature=1.0,
+)
+TINY_BASELINE: dict = dict(
+    data=Path("runs/programs/data"),
+    sft="runs/programs/sft",
+    seed=1,
+    total_episodes=5120,
+    batch_size=128,
+    micro_batch_size=32,
+    rollout_batch_size=128,
+    lr=3e-4,
+    adam_eps=1e-8,
+    max_query_length=160,
+    response_length=128,
+    temperature=0.6,
+)
+
 RECIPES: dict = {
     "rlcf": {
         "help": "RLCF: a compiler and a discriminator as feedback",
@@ -13,7 +37,7 @@ RECIPES: dict = {
             num_epochs=5,
             batch_size=128,
             lr=5e-5,
-            schedule="linear",  # this and the two below: not in the paper
+            schedule="linear",  # not in the paper, like adam_eps and loss_on
             adam_eps=1e-8,
             loss_on="response",
             max_query_length=500,
@@ -23,46 +47,16 @@ RECIPES: dict = {
         "discriminator": dict(  # triplets as CodeBERT's pre-training, then samples of the policy
             data=Path("runs/rlcf/data"),
             out=Path("runs/rlcf/discriminator"),
-            sft="runs/rlcf/sft",
             num_triplet_epochs=5.0,
             triplet_lr=1e-5,
-            triplet_margin=0.5,
             warmup_steps=1000,
             num_pair_epochs=5.0,
-            batch_size=32,
             lr=1e-5,
-            temperature=0.6,
-            top_p=0.95,
             max_query_length=500,
             max_response_length=384,
             response_length=384,
         ),
-        "ppo": dict(  # compiler and discriminator, a critic of its own
-            data=Path("runs/rlcf/data"),
-            rows="code",
-            out=Path("runs/rlcf/ppo"),
-            sft="runs/rlcf/sft",
-            reward_model=None,
-            compiler=True,
-            discriminator="runs/rlcf/discriminator",
-            total_episodes=150_000,
-            batch_size=8,
-            micro_batch_size=8,
-            rollout_batch_size=8,
-            lr=1e-6,
-            adam_betas=(0.9, 0.99),
-            adam_eps=1e-8,
-            max_query_length=500,
-            response_length=384,
-            temperature=1.0,
-            missing_eos_score=None,
-            kl_coef=0.1,  # [RLCF alg 1] it adapts, to the usual target
-            kl_target=6.0,
-            score_at="last_token",
-            gamma=0.99,
-            value_clip_range=None,
-            value_coef=1.0,
-        ),
+        "rlcf": {},  # Algorithm 1: the paper's settings are the script's defaults
         "programs": dict(  # MBJP, 100 programs per problem and temperature
             data=Path("runs/rlcf/bench"),
             out=Path("runs/rlcf/eval"),
@@ -70,9 +64,7 @@ RECIPES: dict = {
             curves=("runs/rlcf/ppo",),
             num_samples=100,
             ks=(1, 10, 100),
-            temperatures=(0.2, 0.6, 0.8),
-            top_p=0.95,
-            max_query_length=1024,  # of training 500; no problem is left out of a test, and MBJP's prompts reach 931
+            max_query_length=1024,  # MBJP's prompts reach 931 tokens, and a test leaves no problem out
             response_length=256,
         ),
     },
@@ -86,7 +78,7 @@ RECIPES: dict = {
             num_epochs=20,
             batch_size=64,
             lr=5e-5,
-            schedule="linear",  # as above
+            schedule="linear",  # not in the paper, as above
             warmup_steps=200,
             adam_eps=1e-8,
             loss_on="response",
@@ -134,13 +126,10 @@ RECIPES: dict = {
             max_query_length=160,
             max_response_length=128,
         ),
-        "ppo": dict(
+        "rlcf": dict(
             data=Path("runs/programs/data"),
-            rows="code",
             out=Path("runs/programs/ppo"),
             sft="runs/programs/sft",
-            reward_model=None,
-            compiler=True,
             discriminator="runs/programs/discriminator",
             discriminator_lr=1e-4,
             seed=1,
@@ -151,19 +140,11 @@ RECIPES: dict = {
             micro_batch_size=32,
             rollout_batch_size=128,
             lr=3e-4,
-            adam_betas=(0.9, 0.99),
-            adam_eps=1e-8,
             max_query_length=160,
             response_length=128,
-            temperature=0.6,  # that of the test: at 1 most slips are of words that the policy would never choose there
-            missing_eos_score=None,
+            temperature=0.6,  # as in the test: at 1 most errors come from tokens that 0.6 never samples
             kl_coef=0.05,
-            kl_target=6.0,
-            score_at="last_token",
-            gamma=0.99,
-            lam=0.7,  # few episodes: the blame stays near the token that earned it
-            value_clip_range=None,
-            value_coef=1.0,
+            lam=0.7,  # few episodes: keep the blame near the token that earned it
         ),
         "programs": dict(
             data=Path("runs/programs/bench"),
@@ -197,100 +178,31 @@ RECIPES: dict = {
             temperature=0.6,
         ),
     },
-    "bipolar_ramp": {
-        "help": "RLCF section 6.3: BipolarRamp",
-        "baselines": dict(
-            objective="bipolar_ramp",
-            data=Path("runs/rlcf/data"),
-            sft="runs/rlcf/sft",
-            out=Path("runs/rlcf/bipolar_ramp"),
-            total_episodes=150_000,
-            batch_size=8,
-            micro_batch_size=8,
-            rollout_batch_size=8,
-            lr=1e-6,
-            adam_betas=(0.9, 0.99),
-            adam_eps=1e-8,
-            max_query_length=500,
-            response_length=384,
-            temperature=1.0,
-            localise=True,
-        ),
-    },
+    "bipolar_ramp": {"help": "RLCF section 6.3: BipolarRamp", "baselines": BASELINE},
     "coderl": {
         "help": "RLCF section 6.3: CodeRL",
-        "baselines": dict(
-            objective="coderl",
-            data=Path("runs/rlcf/data"),
-            sft="runs/rlcf/sft",
-            out=Path("runs/rlcf/coderl"),
-            total_episodes=150_000,
-            batch_size=8,
-            micro_batch_size=8,
-            rollout_batch_size=8,
-            lr=1e-6,
-            adam_betas=(0.9, 0.99),
-            adam_eps=1e-8,
-            max_query_length=500,
-            response_length=384,
-            temperature=1.0,
-            localise=False,
-        ),
+        "baselines": BASELINE | dict(objective="coderl", out=Path("runs/rlcf/coderl"), localise=False),
     },
     "bipolar_ramp-tiny": {
         "help": "BipolarRamp on the embedded programs",
-        "baselines": dict(
-            objective="bipolar_ramp",
-            data=Path("runs/programs/data"),
-            sft="runs/programs/sft",
-            out=Path("runs/programs/bipolar_ramp"),
-            seed=1,
-            total_episodes=5120,
-            batch_size=128,
-            micro_batch_size=32,
-            rollout_batch_size=128,
-            lr=3e-4,
-            adam_betas=(0.9, 0.99),
-            adam_eps=1e-8,
-            max_query_length=160,
-            response_length=128,
-            temperature=0.6,
-            localise=True,
-        ),
+        "baselines": TINY_BASELINE | dict(out=Path("runs/programs/bipolar_ramp")),
     },
     "coderl-tiny": {
         "help": "CodeRL on the embedded programs",
-        "baselines": dict(
-            objective="coderl",
-            data=Path("runs/programs/data"),
-            sft="runs/programs/sft",
-            out=Path("runs/programs/coderl"),
-            seed=1,
-            total_episodes=5120,
-            batch_size=128,
-            micro_batch_size=32,
-            rollout_batch_size=128,
-            lr=3e-4,
-            adam_betas=(0.9, 0.99),
-            adam_eps=1e-8,
-            max_query_length=160,
-            response_length=128,
-            temperature=0.6,
-            localise=False,
-        ),
+        "baselines": TINY_BASELINE | dict(objective="coderl", out=Path("runs/programs/coderl"), localise=False),
     },
 }
 
 
 def of_codet5(model: str, batch_size: int, root: Path) -> dict:
-    """`rlcf` with the paper's other policy, an encoder-decoder, in directories of its own."""
+    """`rlcf` with the paper's other policy, an encoder-decoder, in its own directories."""
     rlcf = RECIPES["rlcf"]
     sft, discriminator, data, bench = root / "sft", root / "discriminator", root / "data", root / "bench"
     return {
         "help": f"RLCF with {model}",
         "sft": rlcf["sft"] | dict(model=model, batch_size=batch_size, data=data, out=sft),
         "discriminator": rlcf["discriminator"] | dict(sft=str(sft), data=data, out=discriminator),
-        "ppo": rlcf["ppo"] | dict(sft=str(sft), discriminator=str(discriminator), data=data, out=root / "ppo"),
+        "rlcf": dict(sft=str(sft), discriminator=str(discriminator), data=data, out=root / "ppo"),
         "programs": rlcf["programs"]
         | dict(
             data=bench,

@@ -20,9 +20,9 @@ RECIPES: dict = {
             adam_eps=1e-8,
             max_grad_norm=1.0,
             loss_on="response",
-            max_response_length=512,  # query and response together, where the data is made
+            max_response_length=512,  # data.stackoverflow limits query and response together
         ),
-        "rm": dict(  # pairs of answers; for scores by votes --loss regression --lr 2e-5 --batch-size 16
+        "rm": dict(  # pairs of answers; for votes: --loss regression --lr 2e-5 --batch-size 16
             data=Path("runs/stackoverflow/data"),
             sft="runs/stackoverflow/sft",
             num_epochs=3,  # not in the paper
@@ -46,7 +46,6 @@ RECIPES: dict = {
             total_episodes=27_776,  # not in the paper: its 6,946 questions four times
             batch_size=64,
             num_minibatches=4,
-            rollout_batch_size=64,
             lr=1.41e-5,
             schedule="constant",
             adam_betas=(0.9, 0.95),
@@ -65,14 +64,8 @@ RECIPES: dict = {
             policies=("sft", "runs/stackoverflow/sft", "ppo", "runs/stackoverflow/ppo"),
             regression_model="runs/stackoverflow/rm_regression",
             contrastive_model="runs/stackoverflow/rm_contrastive",
-            num_samples=10,
-            max_query_length=512,
             response_length=256,
             max_response_length=512,
-            temperature=1.0,
-            top_k=50,
-            top_p=0.9,
-            no_repeat_ngram_size=2,
         ),
     },
     "stackoverflow-tiny": {
@@ -94,7 +87,6 @@ RECIPES: dict = {
             data=Path("runs/site/data"),
             sft="runs/site/sft",
             seed=1,
-            num_epochs=1,
             batch_size=16,
             micro_batch_size=16,
             lr=1e-3,
@@ -102,6 +94,17 @@ RECIPES: dict = {
             max_query_length=64,
             max_response_length=64,
             num_normalisation=0,
+        ),
+        "dpo": dict(
+            data=Path("runs/site/data"),
+            sft="runs/site/sft",
+            seed=1,
+            batch_size=16,
+            micro_batch_size=16,
+            lr=1e-3,
+            warmup_steps=20,
+            max_query_length=64,
+            max_response_length=64,
         ),
         "ppo": dict(
             data=Path("runs/site/data"),
@@ -112,7 +115,6 @@ RECIPES: dict = {
             total_episodes=2560,
             batch_size=64,
             num_minibatches=4,
-            micro_batch_size=16,
             lr=1e-4,
             schedule="constant",
             adam_betas=(0.9, 0.95),
@@ -122,7 +124,6 @@ RECIPES: dict = {
             response_length=48,
             temperature=1.0,
             missing_eos_score=None,
-            kl_coef=0.05,
             kl_target=6.0,
             score_at="last_token",
             gold="data/site.py:gold_score",

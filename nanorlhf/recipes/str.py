@@ -9,21 +9,28 @@ RECIPES: dict = {
             data=Path("runs/str/data"),
             out=Path("runs/str/sft"),
             model="openai-community/gpt2",  # or EleutherAI/gpt-neo-125m
-            num_epochs=3,  # this and all below but loss_on: not in the paper
+            num_epochs=3,  # not in the paper, like all below
             batch_size=16,
-            micro_batch_size=16,
-            lr=5e-5,  # for --tune full; the other ways want ten times as much or more
+            lr=5e-5,  # for --tune full; adapters, biases and LoRA need at least ten times as much
             schedule="linear",
             adam_eps=1e-8,
             max_grad_norm=1.0,
-            loss_on="all",
             max_response_length=100,
             temperature=0.8,
         ),
         "rm": dict(  # pairs of the policy's own answers, as it ranked them
             data=Path("runs/str/data"),
             sft="runs/str/sft",
-            batch_size=16,  # this and the next two: not in the paper, those of its PPO
+            batch_size=16,  # not in the paper; batch size, rate and schedule are its PPO's
+            lr=3e-5,
+            schedule="linear",
+            adam_eps=1e-8,
+            max_response_length=100,
+        ),
+        "dpo": dict(
+            data=Path("runs/str/data"),
+            sft="runs/str/sft",
+            batch_size=16,
             lr=3e-5,
             schedule="linear",
             adam_eps=1e-8,
@@ -52,8 +59,6 @@ RECIPES: dict = {
             reward_model="runs/str/rm",
             response_length=100,
             max_response_length=100,
-            temperature=0.8,
-            top_p=0.95,
         ),
     },
     "str-tiny": {
@@ -84,6 +89,18 @@ RECIPES: dict = {
             max_query_length=96,
             max_response_length=32,
         ),
+        "dpo": dict(
+            data=Path("runs/town/data"),
+            sft="runs/town/full",
+            seed=1,
+            batch_size=16,
+            micro_batch_size=16,
+            num_epochs=3,
+            lr=1e-3,
+            warmup_steps=20,
+            max_query_length=96,
+            max_response_length=32,
+        ),
         "ppo": dict(
             data=Path("runs/town/data"),
             out=Path("runs/town/ppo"),
@@ -93,7 +110,6 @@ RECIPES: dict = {
             total_episodes=2560,
             batch_size=64,
             num_minibatches=4,
-            micro_batch_size=16,
             lr=1e-4,
             max_query_length=96,
             response_length=32,

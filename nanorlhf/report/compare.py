@@ -86,7 +86,7 @@ class Policy:
 
     @property
     def updates(self) -> Rows:
-        """Of train_ppo.py, with what they had cost so far; empty for other runs."""
+        """Of train_ppo.py and train_grpo.py, with what they had cost so far; empty for other runs."""
         return self.run.rows if self.run is not None and self.run.is_ppo else []
 
 
@@ -126,7 +126,7 @@ def evaluated(path: Path) -> dict[str, Any]:
 
 
 def with_costs(rows: Rows) -> Rows:
-    """Rows of train_ppo.py with the tokens sampled and the seconds taken up to each update; others as they are."""
+    """Rows of a rollout script with the tokens sampled and the seconds taken up to each update; others as they are."""
     tokens = seconds = episodes = 0.0
     done = []
     for row in rows:
@@ -165,11 +165,11 @@ def costs(run: ComparedRun) -> Numbers:
 def models_held(settings: dict) -> float:
     """At once: the policy, its reference, reward models, a value model; DPO's policy and reference; while the best of n
     are sampled the policy and the reward model."""
-    if "advantages" not in settings:
+    if "total_episodes" not in settings:
         return 2.0
     reward_models = settings.get("reward_model")
     of_reward = len(reward_models) if isinstance(reward_models, list) else int(reward_models is not None)
-    return 2.0 + of_reward + (settings["advantages"] == "gae")
+    return 2.0 + of_reward + ("value_coef" in settings)
 
 
 def best_point(path: Path) -> str:
@@ -249,7 +249,7 @@ def difference_table(policies: Policies, against: str) -> list[list[str]]:
 def equal_cost_table(policies: Policies) -> list[list[str]]:
     """Gold score of the rollouts where all algorithms of a seed have cost the same: as much as its cheapest in all.
 
-    Of the LAST updates that fit, so that nothing is trained anew. Only algorithms of train_ppo.py log both costs.
+    Of the LAST updates that fit, so that nothing is trained anew. Only scripts that sample log both costs.
     """
     trained = {name: [p for p in column if p.updates] for name, column in policies.items()}
     trained = {name: column for name, column in trained.items() if column}
@@ -287,7 +287,7 @@ def grid_table(runs: Path) -> list[list[str]]:
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
 def runs_of(column: list[Policy]) -> list[ComparedRun]:
-    """Those of train_ppo.py that logged a gold score."""
+    """Those that logged a gold score."""
     needed = {"gold_score", "objective/score", "objective/kl_exact", "tokens"}
     return [p.run for p in column if p.run is not None and any(needed <= row.keys() for row in p.updates)]
 

@@ -1,14 +1,55 @@
-"""The details index (docs/details.md) as data: each detail of N+, its source line and its test."""
+"""The details index (docs/details.md) as data. A row names a file and a tag; the line is found by the tag."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "details.md"
-ROW = re.compile(r"^\| (N\+ \d+) \| (.+?) \| \[`(\S+):(\d+)`\]\S+ \| `(\S+)`(?:, `\S+`)* \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (?P<tag>(?:N\+|SO|RLCF|STR) [^|]+) \| (?P<claim>.+) \| \[`(?P<file>\S+)`\]\(\.\./(?P<link>\S+)\) \| "
+    r"(?P<tests>`tests/[\w/]+\.py::\w+`(?:, `tests/[\w/]+\.py::\w+`)*) \|$",
+    re.MULTILINE,
+)
+
+
+def tags_of(line: str) -> set[str]:
+    """The tags of a source line.
+
+    >>> sorted(tags_of("x = whiten(x)  # [N+ 24, 25] and [RLCF alg 1]"))
+    ['N+ 24', 'N+ 25', 'RLCF alg 1']
+    """
+    return {
+        f"{paper} {part.strip()}"
+        for paper, tag in re.findall(r"\[(N\+|SO|RLCF|STR) ([^\]]+)\]", line)
+        for part in tag.split(",")
+    }
+
+
+def line_of(tag: str, source: str) -> int | None:
+    """The number of the last line that carries the tag: flags and docstrings come before the line that does it."""
+    lines = source.splitlines()
+    return max((number for number, line in enumerate(lines, start=1) if tag in tags_of(line)), default=None)
 
 
 def read_details(index: Path = INDEX) -> list[tuple[str, ...]]:
-    """Tag, claim, file, line, test's file and test's name of each detail of N+; none where `index` doesn't exist."""
-    rows = ROW.findall(index.read_text(encoding="utf-8")) if index.exists() else []
-    return [(*row, *test.partition("::")[::2]) for *row, test in rows]
+    """Tag, claim, file, line, test file and test of each detail of N+; none if `index` doesn't exist."""
+    if not index.exists():
+        return []
+    details = []
+    for row in ROW.finditer(index.read_text(encoding="utf-8")):
+        if row["tag"].startswith("N+"):
+            line = line_of(row["tag"], (ROOT / row["file"]).read_text(encoding="utf-8"))
+            test = row["tests"].partition(",")[0].strip("`")
+            details.append((row["tag"], row["claim"], row["file"], str(line), *test.split("::")))
+    return details
+
+
+def with_lines(page: str) -> str:
+    """The page docs/details.md with every link to a file leading to the line that carries the row's tag."""
+
+    def link(row: re.Match[str]) -> str:
+        file = row["file"]
+        line = line_of(row["tag"], (ROOT / file).read_text(encoding="utf-8"))
+        return row[0].replace(f"[`{file}`](../{file})", f"[`{file}:{line}`](../{file}#L{line})")
+
+    return ROW.sub(link, page)

@@ -24,16 +24,16 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from kernels import gae
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import Demonstration, field, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
-from nanorlhf.ppo import eos_masks, kl_penalised_rewards
+from nanorlhf.ppo import eos_masks
 from nanorlhf.report.lab import part
 from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, draw, draw_against_kl, label_axes, svg
 from nanorlhf.report.reward_figures import draw_calibration
@@ -98,13 +98,12 @@ def three_responses(runs: Path, rows: list[Demonstration], tokenizer: Tokenizer)
 def masks_figure(query: Tensor, response: Tensor, tokenizer: Tokenizer) -> Figure:
     """The ids of a batch as tokens, grey where `mask` is False, and below each response its two masks.
 
-    query (B, Q) left-padded, response (B, T). Of a query only the ends are shown. In the row of padding_mask_p1 stands
-    which position gets the score.
+    query (B, Q) left-padded, response (B, T). Of a query only the ends are shown. In the row of `states` stands which
+    position gets the score.
     """
-    eos_index, padding_mask, padding_mask_p1 = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
-    nothing = torch.zeros(response.shape)
-    is_scored = kl_penalised_rewards(nothing, nothing, torch.ones(len(response)), eos_index, 0.0)[0] > 0  # (B, T)
+    eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)  # (B, T)
     (B, Q), T = query.shape, response.size(1)
+    is_scored = torch.arange(T) == (eos_index + 1).clamp(max=T - 1)[:, None]  # (B, T)
     width = FIRST + 1 + LAST + T
     figure = Figure(figsize=(0.7 * width, 1.05 * B + 0.1), layout="constrained")
     axes = figure.subplots()
@@ -117,13 +116,13 @@ def masks_figure(query: Tensor, response: Tensor, tokenizer: Tokenizer) -> Figur
         ends = torch.cat((query[b, :FIRST], query[b, Q - LAST :]))
         names = [*token_names(ends, tokenizer), *token_names(response[b], tokenizer)]
         names.insert(FIRST, "...")
-        is_real = [*(ends != tokenizer.pad_id).tolist(), *(~padding_mask[b]).tolist()]
+        is_real = [*(ends != tokenizer.pad_id).tolist(), *actions[b].tolist()]
         is_real.insert(FIRST, True)
         draw_cells(axes, 0, top, names, [REAL if real else MASKED for real in is_real])
-        masks = {"padding_mask": padding_mask[b].tolist(), "padding_mask_p1": padding_mask_p1[b].tolist()}
-        for line, (name, masked) in enumerate(masks.items(), start=1):
+        masks = {"actions": actions[b].tolist(), "states": states[b].tolist()}
+        for line, (name, counted) in enumerate(masks.items(), start=1):
             words = ["score" if line == 2 and scored else "" for scored in is_scored[b].tolist()]
-            colors = [MASKED if on else BLANK for on in masked]
+            colors = [BLANK if counts else MASKED for counts in counted]
             draw_cells(axes, width - T, top + line, words, colors)
             axes.text(width - T - 0.15, top + line + 0.5, name, ha="right", va="center", fontsize=8, family="monospace")
     return figure

@@ -267,8 +267,8 @@ def curves(run: str) -> tuple[int, Markup]:
         return 4, markup.heading(name) + markup.paragraph(none)
     last = rows[-1]
     if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
-        estimator = read_settings(run).get("advantages", "gae")
-        stage, title, drawn = 3, "PPO" if estimator == "gae" else str(estimator).upper(), ppo_figures(rows)
+        title = str(read_settings(run).get("algorithm", "PPO")).upper()
+        stage, drawn = 3, ppo_figures(rows)
         caption = (
             f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
             f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "

@@ -22,17 +22,15 @@ def bipolar_ramp_advantages(logprobs: Tensor, error_index: Tensor, floor: float 
     return -((index == error_index[:, None]) & (logprobs > floor)).float()
 
 
-def coderl_critic(
-    model: ScalarModel, query_response: Tensor, mask: Tensor, padding_mask: Tensor
-) -> tuple[Tensor, Tensor]:
+def coderl_critic(model: ScalarModel, query_response: Tensor, real: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Does the program compile? Logits (B,) of the whole and (B, T) of each token's hidden state. [RLCF eq 4]
 
     The whole is the largest of each channel over the response's tokens; the same linear layer reads both.
     """
-    T = padding_mask.size(1)
-    hidden = model.transformer(query_response, mask, last=T, query_length=query_response.size(1) - T)
+    T = actions.size(1)
+    hidden = model.transformer(query_response, real, last=T, query_length=query_response.size(1) - T)
     hidden = hidden.float()  # (B, T, C) token t included
-    pooled = hidden.masked_fill(padding_mask[:, :, None], -torch.inf).amax(1)  # (B, C)
+    pooled = hidden.masked_fill(~actions[:, :, None], -torch.inf).amax(1)  # (B, C)
     return model.score(pooled).squeeze(-1), model.score(hidden).squeeze(-1)
 
 
@@ -41,7 +39,7 @@ def coderl_critic_loss(logits: Tensor, passes: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, passes.float(), reduction="sum")
 
 
-def coderl_advantages(token_logits: Tensor, passes: Tensor, baseline_passes: Tensor, padding_mask: Tensor) -> Tensor:
+def coderl_advantages(token_logits: Tensor, passes: Tensor, baseline_passes: Tensor, actions: Tensor) -> Tensor:
     """(B, T): (r(y') - r(y_b)) * v(y_t), r = 1 for what compiles and -1 else, y_b the greedy response. [RLCF eq 4]
 
     v is the critic's probability, at this token, of how the program turned out: sigmoid where it compiles, one minus
@@ -49,4 +47,4 @@ def coderl_advantages(token_logits: Tensor, passes: Tensor, baseline_passes: Ten
     """
     rewards, baseline = 2.0 * passes.float() - 1.0, 2.0 * baseline_passes.float() - 1.0  # (B,)
     probability = torch.where(passes[:, None], token_logits.sigmoid(), (-token_logits).sigmoid())
-    return ((rewards - baseline)[:, None] * probability).masked_fill(padding_mask, 0.0)
+    return ((rewards - baseline)[:, None] * probability).masked_fill(~actions, 0.0)

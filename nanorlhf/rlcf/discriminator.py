@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nanorlhf.checkpoint import read_tensors
-from nanorlhf.encoder import check_encoder_files, load_encoder
 from nanorlhf.errors import InputError
-from nanorlhf.families import check_fits
 from nanorlhf.files import read_object
 from nanorlhf.model import GPTConfig, Transformer
 from nanorlhf.padding import right_pad
+from nanorlhf.pretrained.encoder import check_encoder_files, load_encoder
+from nanorlhf.pretrained.layout import check_fits
+from nanorlhf.pretrained.weight_files import read_tensors
 from nanorlhf.tokenizer import load_tokenizer
 
 

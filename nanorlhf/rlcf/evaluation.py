@@ -16,7 +16,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Count, Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
 from nanorlhf.dataset import Demonstration, load_programs
 from nanorlhf.errors import InputError
@@ -30,6 +29,7 @@ from nanorlhf.evals.common import (
     settings_of,
     write_evaluation,
 )
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval, pass_at_k
 from nanorlhf.padding import micro_batches
 from nanorlhf.rlcf import report
@@ -116,7 +116,7 @@ def main(args: Args) -> dict:
     def answer(place: str) -> list[Tensor]:  # a function, so that a policy is gone before the next is loaded
         policy = load_policy(place, rows, tokenizer, args, device)
         queries = [row.query for row in rows]
-        with autocast(args, device), distributed.on_device(policy):
+        with autocast(args.dtype, device), distributed.on_device(policy):
             settings = tokenizer, n, args.response_length, args.batch_size, args.seed
             return [sample_answers(policy, queries, *settings, t, top_p=args.top_p)[1] for t in args.temperatures]
 
@@ -129,7 +129,7 @@ def main(args: Args) -> dict:
     # ------------------------------------------------------------------------------- 3. static checks, and execution
     outcomes = check_and_run(texts, rows, args)
     if discriminator is not None:
-        with autocast(args, device):
+        with autocast(args.dtype, device):
             add_scores(outcomes, records, discriminator, args.batch_size)
 
     # ------------------------------------------------------------------------------------------------ 4. the statistics

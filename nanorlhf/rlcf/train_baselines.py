@@ -9,39 +9,37 @@ each is a choice of A in PPO's loss, beside a second loss of its own. Neither ha
     python -m nanorlhf.rlcf.train_baselines coderl --sft runs/rlcf/sft
 """
 
-import copy
-import time
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kernels import k3
 from nanorlhf import distributed
-from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
+from nanorlhf.batch import Batch, sample
 from nanorlhf.cli import Beta, Count, NonNegativeFloat, PositiveInt, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_programs
 from nanorlhf.errors import InputError
-from nanorlhf.generate import generate
-from nanorlhf.logprobs import response_logprobs
-from nanorlhf.model import GPT
-from nanorlhf.padding import left_pad, micro_batches, needed_columns, right_pad
+from nanorlhf.generate import for_sampling, generate
+from nanorlhf.logprobs import read_logprobs, response_logprobs
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.ppo import masked_mean, policy_loss
 from nanorlhf.recipes import recipes
 from nanorlhf.rlcf.baselines import bipolar_ramp_advantages, coderl_advantages, coderl_critic, coderl_critic_loss
 from nanorlhf.rlcf.error_profile import profile_metrics
-from nanorlhf.rlcf.feedback import Checked, check_responses, training_compiler
+from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.localisation import truncate_at_error
-from nanorlhf.rollout import rollout, sampling_order
-from nanorlhf.tokenizer import check_vocabulary, load_tokenizer, token_bytes
-from nanorlhf.training.checks import check_positions, check_rollouts
-from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
-from nanorlhf.training.run import Run, begin, home, place_models, write_checkpoint
-from nanorlhf.training.schedule import lr_factor
+from nanorlhf.tokenizer import check_vocabulary, token_bytes
+from nanorlhf.training.checks import check_positions, number_of_updates
+from nanorlhf.training.models import load_policy, loading_device, new_value_model, prepare_policy
+from nanorlhf.training.optimizer import lr_factor, policy_steps
+from nanorlhf.training.run import Run, begin, write_checkpoint
 from nanorlhf.training.settings import RolloutArgs
+from nanorlhf.training.statistics import UpdateStatistics, log_update, rollout_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +47,18 @@ class Args(RolloutArgs):
     objective: Literal["bipolar_ramp", "coderl"] = "bipolar_ramp"
     """bipolar_ramp: the blamed token down, the written program up; coderl: tokens weighed by a critic"""
     data: Path = Path("runs/rlcf/data")
-    rows: Literal["sft", "code"] = "code"
     out: Path = Path("runs/rlcf/bipolar_ramp")
     sft: str = "runs/rlcf/sft"
+    localise: bool = True
+    """cut a failing program after the token to blame"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count like javac's"""
 
     batch_size: Count = 8
     micro_batch_size: PositiveInt = 8
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     adam_betas: tuple[Beta, Beta] = (0.9, 0.99)
-    """of AdamW"""
+    """decay rates of AdamW's two moments"""
     second_coef: NonNegativeFloat = 1.0
     """weight of the second loss: the written programs' (bipolar_ramp) or the critic's (coderl)"""
     save_every: PositiveInt = 100
@@ -68,160 +69,131 @@ RECIPES = recipes("baselines", Args)
 
 def written_loss(policy: GPT, rows: list[Demonstration], pad_id: int, temperature: float) -> Tensor:
     """Negative log-likelihood of the written programs, nats, the sum over rows and tokens."""
-    query, response = left_pad([row.query for row in rows], pad_id), right_pad([row.response for row in rows], pad_id)
+    query = left_pad([row.query for row in rows], pad_id)
+    response = right_pad([row.response for row in rows], pad_id)
     ids = torch.cat((query, response), dim=1).to(policy.lm_head.weight.device)  # (b, Q + T)
-    return -response_logprobs(policy, ids, ids != pad_id, ids[:, query.size(1) :] == pad_id, temperature)[0].sum()
+    real = ids != pad_id
+    return -response_logprobs(policy, ids, real, real[:, query.size(1) :], temperature)[0].sum()
+
+
+def critic_tokens(critic: ScalarModel, mb: Batch) -> Tensor:
+    """The critic's logit of each response token, (b, T)."""
+    return coderl_critic(critic, mb.query_response, mb.real, mb.actions)[1]
 
 
 def main(args: Args) -> dict[str, float]:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     if args.plan:
-        raise InputError("--plan: there is none for these; that of train_ppo.py rlcf is an upper bound.")
-    if args.rows != "code":
-        raise InputError(f"--rows {args.rows}: a compiler checks programs: pass --rows code.")
+        raise InputError("--plan: there is none for these; that of train_rlcf.py is an upper bound.")
     is_coderl = args.objective == "coderl"
     if is_coderl and args.localise:
         raise InputError("--objective coderl rewards whole programs: pass --no-localise.")
     device = begin(args)
-    B, T, num_updates = args.batch_size, args.response_length, check_rollouts(args)
-    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    B, T, size = args.batch_size, args.response_length, args.rollout_batch_size
+    num_updates = number_of_updates(args.total_episodes, B, 1, args.temperature)
+    loading = loading_device(args.shard, device)
+    tokenizer, policy = load_policy(args, loading)
     pad_id, eos_id = tokenizer.pad_id, tokenizer.eos_id
-    demonstrations = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length, None)
-
-    policy = load_gpt(args.sft, home(args, device)).forbid(pad_id, tokenizer.vocab_size)
+    rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
-    check_positions(demonstrations, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp reads those too
-    ref_policy = copy.deepcopy(policy).requires_grad_(False)  # measures the drift only
-    critic = scalar_from_gpt(policy) if is_coderl else None
-    if critic is not None:
-        nn.init.zeros_(critic.score.weight)
+    check_positions(rows, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp reads those too
+    critic = new_value_model(policy, loading) if is_coderl else None
+    ref_policy = prepare_policy(args, device, policy, critic)  # measures the drift only
     trained = [policy] if critic is None else [policy, critic]
-    place_models(args, device, trained, [ref_policy])
 
     parameters = [parameter for model in trained for parameter in model.parameters()]
-    groups = parameter_groups(parameters, args.weight_decay, decay_vectors=True)
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam_betas, eps=args.adam_eps, fused=True)
-    steps = FiniteSteps(optimizer, args, f"lower --lr ({args.lr})")
+    steps = policy_steps(args, args.adam_betas, parameters)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)
-    parts: dict[str, Any] = {"policy": policy, "steps": steps, "generator": generator}
-    if critic is not None:
-        parts["critic"] = critic
-    compiler, pieces = training_compiler(demonstrations[0].record, args.error_prone_jar), token_bytes(tokenizer)
-    findings: list[Checked] = []  # of this rank's rollout
-
-    def score(rows: list[Demonstration], query: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        """The response, cut after the token to blame where --localise, and 1 for a program that compiles, else -1."""
-        checked = check_responses([row.record for row in rows], response, compiler, pieces, eos_id, unused=False)
-        findings.append(checked)
-        if args.localise:
-            response = truncate_at_error(response, checked.error_index, pad_id)
-        return response, 2.0 * checked.passes.float() - 1.0
+    compiler, pieces = training_compiler(rows[0].record, args.error_prone_jar), token_bytes(tokenizer)
 
     def write() -> None:
-        write_checkpoint(policy, args.out, tokenizer)
+        write_checkpoint(policy, args.out, tokenizer, args.sft)
         if critic is not None:
             write_checkpoint(critic, args.out / "critic", tokenizer)
 
-    run = Run(args, args.objective, parts, write)
+    run = Run(args, args.objective, write)
     weakref.finalize(run, compiler.close)  # its process ends with the run
-    run.print(f"{args.objective}: {num_updates} updates of {B} responses; {len(demonstrations):,} queries")
+    run.track(policy=policy, steps=steps, generator=generator)
+    if critic is not None:
+        run.track(critic=critic)
+    run.print(f"{args.objective}: {num_updates} updates of {B} responses; {len(rows):,} queries")
 
     # ----------------------------------------------------------------------------------------------------- 2. the loop
-    mine = distributed.rank_slice(B)
+    own = distributed.rank_slice(B)  # rows that this rank compiles
     for update in run.steps(num_updates):
-        start = time.perf_counter()
-        # 2.1 rollout; the compiler's word on each response
-        rows = [demonstrations[i] for i in batch_indices(len(demonstrations), B, update, args.seed)]
+        # 2.1 a program for each prompt; 1 if it compiles, else -1, and cut after the token to blame
+        written = [rows[i] for i in batch_indices(len(rows), B, update, args.seed)]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
-        findings.clear()
+        full_policy = distributed.unshard(policy)
+        write_program = partial(generate, for_sampling(full_policy, "same"))
         with autocast:
-            batch = rollout(
-                policy, ref_policy, None, score, rows, uniforms, eos_id, pad_id,
-                args.temperature, "last_token", args.rollout_batch_size,
-            )  # fmt: skip
-        place = sampling_order(rows)[1]  # findings are in the order of sampling
-        error_index = distributed.all_gather_rows(torch.cat([found.error_index for found in findings])[place])  # (B,)
-        passes = error_index == T  # (B,)
+            batch = sample(
+                write_program, written, uniforms, device, args.temperature, size, eos_id, pad_id, "last_token"
+            )
+        records, response = batch.records[own], batch.response[own]
+        checked = check_responses(records, response, compiler, pieces, eos_id, unused=False)
+        if args.localise:
+            response = distributed.all_gather_rows(truncate_at_error(response, checked.error_index, pad_id))
+            batch = Batch.of(batch.records, batch.query, response, batch.sampled_logprobs, eos_id, pad_id, "last_token")
+        passes = distributed.all_gather_rows(checked.passes)  # (B,)
+        scores = 2.0 * passes.float() - 1.0
+        with autocast:
+            batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
+                policy, ref_policy, batch, args.temperature, size
+            )
 
-        # 2.2 the advantages
-        if critic is None:
-            advantages = bipolar_ramp_advantages(batch.logprobs, error_index)  # (B, T) [RLCF eq 3]
+        # 2.2 what each token is to blame or to praise for
+        if critic is None:  # [RLCF eq 3] the token that the compiler blames
+            error_index = distributed.all_gather_rows(checked.error_index)
+            batch.advantages = bipolar_ramp_advantages(batch.logprobs, error_index)  # (B, T)
         else:  # [RLCF eq 4] against the greedy response, token by token as the critic weighs them
-            with autocast, torch.no_grad():
-                query = batch.query[mine], batch.query_mask[mine]
-                greedy, _ = generate(distributed.unshard(policy), *query, T, 0.0, eos_id=eos_id, pad_id=pad_id)
-                arguments = batch.query_response[mine], batch.mask[mine], batch.padding_mask[mine]
-                token_logits = coderl_critic(critic, *arguments)[1]
-            records = [row.record for row in rows[mine]]
+            with autocast:
+                query = batch.query[own]
+                greedy, _ = generate(full_policy, query, query != pad_id, T, 0.0, eos_id=eos_id, pad_id=pad_id)
+                token_logits = batch.read(partial(critic_tokens, critic), size)  # (B, T)
             baseline = check_responses(records, greedy, compiler, pieces, eos_id, unused=False)
-            token_logits, baseline_passes = map(distributed.all_gather_rows, (token_logits, baseline.passes))
-            advantages = coderl_advantages(token_logits, passes, baseline_passes, batch.padding_mask)  # (B, T)
+            baseline_passes = distributed.all_gather_rows(baseline.passes)
+            batch.advantages = coderl_advantages(token_logits, passes, baseline_passes, batch.actions)  # (B, T)
 
         # 2.3 one step; both losses are sums over tokens and means over responses
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
         steps.set_lr(lr)
-        optimizer.zero_grad()
-        num_responses = torch.tensor(B, device=device)
-        stats, first_ratio_error = torch.zeros(2, device=device), torch.zeros((), device=device)
-        share = torch.arange(B)[mine]
-        share = share[batch.mask[share].sum(1).argsort().cpu()]  # similar lengths together: less padding
-        for index in micro_batches(share, args.micro_batch_size):  # (b,)
-            first, t = needed_columns(batch.query_mask[index], batch.state_mask[index])
-            columns = slice(first, batch.query.size(1) + t)
-            ids, mask = batch.query_response[index, columns], batch.mask[index, columns]  # (b, q + t) trimmed
-            no_action, old_logprobs = batch.padding_mask[index, :t], batch.logprobs[index, :t]  # (b, t) trimmed
+        steps.zero_grad()
+        num_actions = batch.actions.sum()
+        stats = UpdateStatistics(device)
+        for mb in batch.mine().micro_batches(args.micro_batch_size):
             with autocast:
-                new_logprobs, _ = response_logprobs(policy, ids, mask, no_action, args.temperature)
+                new_logprobs, entropy = response_logprobs(
+                    policy, mb.query_response, mb.real, mb.actions, args.temperature
+                )
             # the ratio is 1: the clip never acts
-            pg_loss, _ = policy_loss(new_logprobs, old_logprobs, advantages[index, :t], no_action, 0.2, num_responses)
+            losses, is_clipped = policy_loss(new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, 0.2)
+            pg_loss = losses.sum() / B
             with autocast:
                 if critic is None:
-                    second_loss = written_loss(policy, [rows[i] for i in index.tolist()], pad_id, args.temperature) / B
+                    some = [written[i] for i in mb.index.tolist()]
+                    second_loss = written_loss(policy, some, pad_id, args.temperature) / B
                 else:  # does the program pass?
-                    second_loss = coderl_critic_loss(coderl_critic(critic, ids, mask, no_action)[0], passes[index]) / B
+                    logits = coderl_critic(critic, mb.query_response, mb.real, mb.actions)[0]
+                    second_loss = coderl_critic_loss(logits, passes[mb.index]) / B
             (pg_loss + args.second_coef * second_loss).backward()
-            with torch.no_grad():
-                ratio = torch.where(no_action, 0.0, new_logprobs - old_logprobs).exp()
-                first_ratio_error = torch.maximum(first_ratio_error, (ratio - 1).abs().max())
-                stats += torch.stack((pg_loss.detach(), second_loss.detach()))
+            stats.add_loss("policy", pg_loss, is_clipped, num_actions)
+            stats.add("written/loss" if critic is None else "critic/loss", second_loss)
+            stats.add_tokens(mb, new_logprobs, entropy, num_actions)
         distributed.sum_gradients(*trained)
-        pg_loss_mean, second_loss_mean = distributed.all_sum(stats).tolist()
-        steps.step(parameters, pg_loss_mean + args.second_coef * second_loss_mean)
+        means = stats.minibatch()
+        second_mean = means["written/loss" if critic is None else "critic/loss"]
+        if steps.step(parameters, means["policy/loss"] + args.second_coef * second_mean):
+            stats.count(means)
 
         # 2.4 log
-        kl = torch.where(batch.padding_mask, 0.0, batch.logprobs - batch.ref_logprobs).sum(1)  # (B,) k1, nats
-        kl_k3 = torch.where(batch.padding_mask, 0.0, k3(batch.logprobs, batch.ref_logprobs)).sum(1)
-        sampler_gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.padding_mask)
-        metrics = {
-            "objective/kl": kl.mean().item(),
-            "objective/kl_k3": kl_k3.mean().item(),
-            "objective/entropy": -batch.logprobs.sum(1).mean().item(),
-            "objective/score": batch.scores.mean().item(),
-            "policy/loss": pg_loss_mean,
-            "policy/first_ratio_error": distributed.largest(first_ratio_error.item()),
-            "policy/sampler_gap": sampler_gap.item(),
-            "written/loss" if critic is None else "critic/loss": second_loss_mean,
-            "eos_rate": (batch.response == eos_id).any(1).float().mean().item(),
-            "response_length": (batch.eos_index + 1).float().mean().item(),
-            "skipped_steps": steps.skipped,
-            "lr": lr,
-            "episode": (update + 1) * B,
-            "episodes_per_second": B / (time.perf_counter() - start),
-            **profile_metrics(findings),
-        }
-        if update + 1 == num_updates or update % args.sample_every == 0:
-            shown = zip(rows[:4], batch.response[:4].tolist(), batch.scores[:4].tolist(), kl[:4].tolist(), strict=True)
-            samples = [
-                {"query": row.record["query"], "response": tokenizer.decode(ids), "score": value, "kl": nats}
-                for row, ids, value, nats in shown
-            ]
-            run.log_samples(update, samples)
-        run.log(update, metrics, score=f"{metrics['objective/score']:.2f}", kl=f"{metrics['objective/kl']:.1f}")
-
-    summary = {name: value for name, value in run.metrics.items() if name != "episodes_per_second"}
-    run.finish(summary)
-    return summary
+        metrics = rollout_metrics(batch, scores, exact_kl, None, 0.0) | stats.metrics()
+        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions)
+        metrics |= {"policy/sampler_gap": gap.item(), "skipped_steps": steps.skipped, "lr": lr}
+        metrics |= {"episode": (update + 1) * B}
+        log_update(run, update, batch, scores, metrics | profile_metrics([checked]), tokenizer)
+    return run.finish(run.metrics)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,10 @@ from nanorlhf.rlcf.discriminator import Discriminator, discriminator_from_encode
 from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.transformations import rename_variables
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
-from nanorlhf.training.optimizer import FiniteSteps, parameter_groups
+from nanorlhf.training.optimizer import FiniteSteps, check_warmup, lr_factor, parameter_groups
 from nanorlhf.training.run import SAMPLING, Run, begin
-from nanorlhf.training.schedule import check_warmup, lr_factor
 from nanorlhf.training.settings import RunArgs
-from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new_shape
+from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
             of_mine: list[Sample] = []
             if batch := rows[mine]:  # of the last ones a rank may have none
                 query = left_pad([row.query for row in batch], tokenizer.pad_id).to(device)  # (b, Q)
-                with torch.no_grad(), autocast(args, device):
+                with torch.no_grad(), autocast(args.dtype, device):
                     response, _ = generate(
                         policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
                         eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[mine],
@@ -234,7 +233,8 @@ def new_discriminator(args: Args, tokenizer: Tokenizer) -> Discriminator:
     if args.encoder is not None:
         return discriminator_from_encoder(args.encoder)
     n_ctx = args.max_query_length + max(args.max_response_length, args.response_length) + 2
-    config = new_shape(args, tokenizer.vocab_size, n_ctx, causal=False)  # [RLCF discriminator] an encoder
+    sizes = args.d_model, args.n_layer, args.n_head
+    config = new_config(tokenizer.vocab_size, n_ctx, *sizes, causal=False)  # [RLCF discriminator] an encoder
     return Discriminator(Transformer(config), tokenizer, n_ctx)
 
 
@@ -250,7 +250,8 @@ def main(args: Args) -> dict[str, float]:
     model = new_discriminator(args, tokenizer).to(device)
     groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
-    steps = FiniteSteps(optimizer, args, f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})")
+    advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"
+    steps = FiniteSteps(optimizer, args.max_skipped_steps, args.out, advice)
 
     programs, others = Programs(train), Programs(validation)
     num_triplet_steps = int(args.num_triplet_epochs * len(programs.anchors)) // args.triplet_batch_size
@@ -296,7 +297,8 @@ def main(args: Args) -> dict[str, float]:
             save_discriminator(model, args.out)
 
     # micro-batches decide which programs of a triplet can be the negative
-    run = Run(args, "discriminator", {"model": model, "steps": steps}, write, must_stay=("micro_batch_size",))
+    run = Run(args, "discriminator", write, must_stay=("micro_batch_size",))
+    run.track(model=model, steps=steps)
     if not args.resume:
         if run.main:
             run.opened()
@@ -326,7 +328,7 @@ def main(args: Args) -> dict[str, float]:
             indices = batch_indices(len(pairs), args.batch_size, pair_step, args.seed)
             stage, batch, batch_loss = "discriminator", [pairs[i] for i in indices], pair_loss
             lr = args.lr * lr_factor("linear", pair_step, num_pair_steps)
-        mean_loss, accuracy = backward(model, batch, batch_loss, len(batch), args).tolist()
+        mean_loss, accuracy = backward(model, batch, batch_loss, len(batch), args.micro_batch_size, args.dtype).tolist()
         steps.set_lr(lr)
         steps.step(model.parameters(), mean_loss)
         metrics = {f"{stage}/loss": mean_loss, f"{stage}/accuracy": accuracy, "lr": lr, "skipped_steps": steps.skipped}
@@ -338,11 +340,11 @@ def main(args: Args) -> dict[str, float]:
         draw = random.Random(args.seed)
         triplets = [others.triplet(i, draw) for i in range(len(others.anchors))]
         draw.shuffle(triplets)  # in the order of the file, those for one problem come together: no negatives
-        measured = evaluate(model, triplets, margin_loss, 2, args.micro_batch_size, args) / len(triplets)
+        measured = evaluate(model, triplets, margin_loss, 2, args.micro_batch_size, args.dtype) / len(triplets)
         summary["validation_triplet_loss"], summary["validation_triplet_accuracy"] = measured.tolist()
         run.print(f"Discriminator: orders {summary['validation_triplet_accuracy']:.1%} of validation triplets")
     if samples:
-        measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args) / max(len(held_out), 1)
+        measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args.dtype) / max(len(held_out), 1)
         summary["validation_loss"], summary["validation_accuracy"] = measured.tolist()
         summary["num_validation_pairs"] = len(held_out)
         summary["compile_rate"] = fmean(passes for _, passes in samples)

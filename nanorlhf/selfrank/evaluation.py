@@ -15,7 +15,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
 from nanorlhf.dataset import Demonstration, is_chat, list_of, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.errors import InputError
@@ -37,6 +36,7 @@ from nanorlhf.evals.common import (
     settings_of,
     write_evaluation,
 )
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.selfrank import report
@@ -105,7 +105,7 @@ def main(args: Args) -> dict:
         for q in by_people
         for answer in q.answers
     ]
-    precision = autocast(args, device)
+    precision = autocast(args.dtype, device)
     longest = {
         str(path): longest_text(rows, args.response_length),
         str(pairs_path): longest_pair(comparisons),

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nanorlhf.encoder import check_encoder_files, encoder_directory, longest_text
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_json
 from nanorlhf.padding import micro_batches
+from nanorlhf.pretrained.encoder import check_encoder_files, encoder_directory, longest_text
 
 TEXTS_AT_ONCE = 256  # encoder batch; fixed, because rounding depends on it
 

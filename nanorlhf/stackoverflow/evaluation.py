@@ -13,10 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.answers import sample_answers
 from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from nanorlhf.dataset import load_demonstrations
-from nanorlhf.encoder import load_encoder
 from nanorlhf.evals.common import (
     PolicyArgs,
     begin,
@@ -33,9 +31,11 @@ from nanorlhf.evals.common import (
     settings_of,
     write_evaluation,
 )
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
 from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.pretrained.encoder import load_encoder
 from nanorlhf.stackoverflow import report
 from nanorlhf.stackoverflow.labels import load_labels
 from nanorlhf.training.supervised import autocast
@@ -94,7 +94,7 @@ def main(args: Args) -> dict:
     reward_models = {name: load_reward_model(place, args, device) for name, place in places.items() if place}
     # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
     encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None
-    precision = autocast(args, device)
+    precision = autocast(args.dtype, device)
 
     def measure(query: Tensor, response: Tensor, n: int) -> tuple[list[str], dict[str, np.ndarray]]:
         """Texts and every metric, (questions, n), of n answers to each question. [SO table 1]"""

@@ -18,70 +18,18 @@ import math
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanorlhf import distributed
 from nanorlhf.errors import InputError
-from nanorlhf.model import GPT
-from nanorlhf.rollout import Rollout, Sampler
-from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.run import write_checkpoint
 
 TIMEOUT = 600.0  # seconds that one request may take
 WAITS = (1.0, 4.0, 16.0)  # seconds before each retry where the server is not there or busy
 AT_ONCE = 64  # requests per rank
-MOST_GAP = 0.2  # nats per token between sampler and policy right after the weights were pushed
-
-
-def sampler_of(args: Any, policy: GPT, tokenizer: Tokenizer) -> Sampler:
-    """The sampler that the settings ask for; with --rollout-url its server must answer now."""
-    correction = args.importance_correction, args.tis_clip
-    if args.rollout_url is None:
-        return Sampler(policy, args.rollout_dtype, args.top_p, args.sync_every, *correction)
-    return EngineSampler(policy, Engine(args.rollout_url), args.out / "rollout_weights", tokenizer, args)
-
-
-class EngineSampler(Sampler):
-    """Its responses are an engine's; its weights reach the engine through `directory`."""
-
-    def __init__(self, policy: GPT, engine: "Engine", directory: Path, tokenizer: Tokenizer, args: Any):
-        super().__init__(policy, correction=args.importance_correction, tis_clip=args.tis_clip)
-        self.engine, self.directory, self.tokenizer, self.every = engine, directory, tokenizer, args.sync_every
-        self.has_pushed = False
-        self.is_fresh = False  # the engine has the weights of this update
-
-    def sync(self, update: int) -> None:
-        """Also at the first update of a resumed run: what the engine holds is not known."""
-        self.is_fresh = not self.has_pushed or update % self.every == 0
-        if self.is_fresh:
-            write_checkpoint(self.policy, self.directory, self.tokenizer)
-            if distributed.rank() == 0:
-                self.engine.reload(self.directory.absolute())
-            distributed.barrier()
-            self.has_pushed = True
-
-    def writer(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        forbidden = self.policy.forbidden
-        ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()
-        return partial(self.engine.write, vocab_size=self.policy.config.vocab_size, forbidden=frozenset(ids))
-
-    def weights(self, batch: Rollout) -> tuple[Tensor | float, dict[str, float]]:
-        weights, metrics = super().weights(batch)
-        gap = metrics["policy/sampler_gap"]
-        if self.is_fresh and not gap <= MOST_GAP:
-            raise InputError(
-                f"--rollout-url {self.engine.url}: its logprobs are {gap:.2f} nats per token off the policy's: "
-                f"check that it has loaded {self.directory}, and divides by the temperature (vLLM: --logprobs-mode "
-                "processed_logprobs)."
-            )
-        return weights, metrics
 
 
 class Engine:

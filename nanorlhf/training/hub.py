@@ -1,4 +1,4 @@
-"""--push-to-hub: upload a finished run's checkpoint to the Hugging Face Hub, with a model card written from the run."""
+"""--push-to-hub: upload a finished run's checkpoint to the Hugging Face Hub, with a model card."""
 
 import shlex
 import sys
@@ -14,8 +14,9 @@ from huggingface_hub.utils import validate_repo_id
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
 from nanorlhf.training.run_directory import read_settings
+from nanorlhf.training.settings import RunArgs
 
-# of a run directory; its state, its logs and its samples stay here
+# files of a run directory; state, logs and samples are not uploaded
 UPLOADED = ["README.md", "adapter/*", "config.json", "discriminator.json", "model.safetensors", "tokenizer*.json"]
 TEMPLATE = Path(__file__).with_name("model_card.md")
 USES = {
@@ -27,15 +28,15 @@ USES = {
 
 
 def check_hub_id(hub_id: str) -> None:
-    """Before training: raises InputError unless it is OWNER/NAME and there is a token; asks no server."""
+    """Raise InputError unless `hub_id` is OWNER/NAME and there is a token; before training, without the network."""
     if not is_hub_id(hub_id):
-        raise InputError(f"--push-to-hub {hub_id}: write OWNER/NAME, such as someone/tldr-ppo.")
+        raise InputError(f"--push-to-hub {hub_id}: it must be OWNER/NAME, such as someone/tldr-ppo.")
     if get_token() is None:
         raise InputError(f"--push-to-hub {hub_id}: there is no token: log in with `hf auth login`, or set HF_TOKEN.")
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether it is OWNER/NAME as the Hub spells them."""
+    """Whether it is OWNER/NAME in characters that the Hub allows."""
     try:
         validate_repo_id(text)
     except HFValidationError:
@@ -44,28 +45,29 @@ def is_hub_id(text: str) -> bool:
 
 
 def push(hub_id: str, out: Path, card: ModelCard) -> str:
-    """Upload the checkpoint in `out` with its card; returns the address. A new repository is private.
+    """Upload the checkpoint in `out` with its card; returns the URL. A new repository is private.
 
-    Raises InputError, which says how to upload it later, for whatever goes wrong: the run is on the disk by then.
+    On any error it raises InputError, which says how to upload later: the run is already on disk.
     """
     (out / "README.md").write_text(str(card), encoding="utf-8", errors="backslashreplace")
     try:
         api = HfApi()
         address = api.create_repo(hub_id, private=True, exist_ok=True)
         api.upload_folder(repo_id=hub_id, folder_path=out, allow_patterns=UPLOADED, commit_message="Upload the model")
-    except Exception as error:  # the network's, the server's, the file system's
+    except Exception as error:  # of the network, the server or the file system
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
         includes = shlex.join(word for pattern in UPLOADED for word in ("--include", pattern))
         raise InputError(
-            f"--push-to-hub {hub_id}: the run is finished and saved in {out}, but not uploaded ({reason:.300}): later, "
-            f"run `hf upload {hub_id} {shlex.quote(str(out))} . --private {includes}`."
+            f"--push-to-hub {hub_id}: the run is finished and saved in {out}, but not uploaded ({reason:.300}): "
+            f"later, run `hf upload {hub_id} {shlex.quote(str(out))} . --private {includes}`."
         ) from error
     return str(address)
 
 
-def model_card(stage: str, args: Any, summary: dict[str, float]) -> ModelCard:
-    """What a finished run is, from its settings and its checkpoint. The licence is left to the user."""
-    kind, source = kind_of_model(args.out), base_model(asdict(args))
+def model_card(stage: str, args: RunArgs, summary: dict[str, float]) -> ModelCard:
+    """The card of a finished run, from its settings and its checkpoint. The licence is left to the user."""
+    kind = kind_of_model(args.out)
+    source = base_model(asdict(args))
     is_t5 = kind == "policy" and read_object(args.out / "config.json").get("is_encoder_decoder") is True
     data = ModelCardData(
         base_model=source,
@@ -90,7 +92,7 @@ def model_card(stage: str, args: Any, summary: dict[str, float]) -> ModelCard:
 
 
 def kind_of_model(directory: Path) -> str:
-    """Which of USES a checkpoint directory holds."""
+    """The model in a checkpoint directory, a key of USES."""
     if (directory / "discriminator.json").exists():
         return "discriminator"
     config = read_object(directory / "config.json")
@@ -100,8 +102,8 @@ def kind_of_model(directory: Path) -> str:
 
 
 def base_model(settings: dict) -> str | None:
-    """The Hub id that a run's weights come from, through the run directories between; None where it is not known."""
-    for _ in range(10):  # directories may name each other in a circle
+    """The Hub id that a run started from, followed through run directories; None if unknown."""
+    for _ in range(10):  # directories may refer to each other in a circle
         start = settings.get("model") or settings.get("sft")
         if not isinstance(start, str):
             return None
@@ -112,7 +114,7 @@ def base_model(settings: dict) -> str | None:
 
 
 def cell(value: Any) -> str:
-    """A setting in a Markdown table: on one line, as code, which nothing can end early."""
+    """A setting for a Markdown table: one line of code, escaped."""
     text = " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
     return f"`{text}`" if text else ""
 

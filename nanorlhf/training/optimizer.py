@@ -1,8 +1,8 @@
-"""Optimizer steps that skip a loss or gradient of NaN, and which weights are trained and which decay."""
+"""Optimizer steps that skip a loss or gradient of NaN, and which parameters are trained and which decay."""
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -10,31 +10,34 @@ from torch import nn
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
-from nanorlhf.training.settings import SupervisedArgs
+from nanorlhf.training.settings import RolloutArgs
 
 
 class FiniteSteps:
-    """Steps of an optimizer; those whose loss or gradient is not finite are skipped and counted.
+    """An optimizer that skips and counts the steps whose loss or gradient is not finite.
 
-    A skipped step leaves weights and optimizer state as they are. More than --max-skipped-steps in a row raise
-    InputError with `advice`, which names what to change.
+    A skipped step leaves parameters and optimizer state as they are. More than `max_skipped_steps` in a row raise
+    InputError, which says `advice` and that the last checkpoint in `out` is from before them.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, args: Any, advice: str):
-        self.optimizer, self.limit = optimizer, args.max_skipped_steps
-        self.advice = f"{advice}; {args.out} keeps the last checkpoint before it."
-        self.skipped, self.in_a_row = 0, 0
+    def __init__(self, optimizer: torch.optim.Optimizer, max_skipped_steps: int, out: Path, advice: str):
+        self.optimizer = optimizer
+        self.max_skipped_steps = max_skipped_steps
+        self.advice = f"{advice}; {out} keeps the last checkpoint before it."
+        self.skipped = 0
+        self.in_a_row = 0
 
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
-        """Take a step, its gradient clipped to max_norm unless that is None; returns whether it was taken.
+        """Clip the gradient to max_norm, unless that is None, and take a step; returns whether it was taken.
 
         Loss and gradients are those of the global batch, so all ranks decide alike.
         """
         parameters = [parameter for parameter in parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if not math.isfinite(loss) or not distributed.full_tensor(norm).isfinite():
-            self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
-            if self.in_a_row > self.limit:
+            self.skipped += 1
+            self.in_a_row += 1
+            if self.in_a_row > self.max_skipped_steps:
                 raise InputError(
                     f"loss or gradient are not finite in {self.in_a_row} step(s) in a row (the loss is {loss}): "
                     f"{self.advice}"
@@ -46,6 +49,9 @@ class FiniteSteps:
         self.in_a_row = 0
         return True
 
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
     def set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -55,19 +61,21 @@ class FiniteSteps:
 
     def load_state_dict(self, state: dict) -> None:
         distributed.load_optimizer(self.optimizer, state["optimizer"])
-        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.skipped = state["skipped"]
+        self.in_a_row = state["in_a_row"]
 
 
-def adamw_steps(model: nn.Module, args: SupervisedArgs) -> FiniteSteps:
-    """Steps of AdamW on the weights of a model that are trained."""
-    groups = parameter_groups(model.parameters(), args.weight_decay, args.decay_vectors)
-    # fused: one pass over the weights instead of one per operation
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    return FiniteSteps(optimizer, args, f"lower --lr ({args.lr})")
+def policy_steps(args: RolloutArgs, adam_betas: tuple[float, float], parameters: list[nn.Parameter]) -> FiniteSteps:
+    """Steps of AdamW on a policy and, where it has one, its value model."""
+    groups = parameter_groups(parameters, args.weight_decay, decay_vectors=True)
+    # [N+ 20] eps 1e-5, not PyTorch's 1e-8
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=adam_betas, eps=args.adam_eps, fused=True)
+    advice = f"lower --lr ({args.lr})"
+    return FiniteSteps(optimizer, args.max_skipped_steps, args.out, advice)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:
-    """Parameter groups for AdamW: all in one, or biases and layer norms (1-D) in a second one without weight decay."""
+    """AdamW's parameter groups: one, or a second one without weight decay for biases and layer norms (1-D)."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_vectors:
         return [{"params": trained, "weight_decay": weight_decay}]
@@ -78,14 +86,33 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, de
 
 
 def train_linear_layers(model: ScalarModel) -> None:
-    """Freeze all but the first and the last block, the linear layers between them, and the head. [SO rm]
+    """[SO rm] Freeze all but the first and the last block, the linear layers between them, and the head.
 
-    Embeddings, the layer norms between and the final one stay as they are.
+    Frozen are the embeddings, the layer norms between those blocks and the final one.
     """
     blocks = model.transformer.blocks
     model.requires_grad_(False)
-    for part in (blocks[0], blocks[-1], model.score):
-        part.requires_grad_(True)
+    for trained in (blocks[0], blocks[-1], model.score):
+        trained.requires_grad_(True)
     for module in blocks.modules():
         if isinstance(module, nn.Linear):
             module.requires_grad_(True)
+
+
+# -------------------------------------------------------------------------------------------------- the learning rate
+def lr_factor(schedule: str, step: int, num_steps: int, warmup_steps: int = 0) -> float:
+    """The factor on the peak learning rate at step 0, 1, ..., num_steps - 1.
+
+    linear: 1 - step / num_steps [N+ 20];  cosine: half a cosine down to 0 [N+ 9, 10];  constant: 1.
+    Before that, warmup_steps of linear warm-up.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / (num_steps - warmup_steps)
+    return {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress)), "constant": 1.0}[schedule]
+
+
+def check_warmup(warmup_steps: int, num_steps: int) -> None:
+    """Raise InputError for a warm-up that leaves no step at the peak learning rate; 0 steps need none."""
+    if 0 < num_steps <= warmup_steps:
+        raise InputError(f"--warmup-steps {warmup_steps} is not shorter than the {num_steps} steps of the schedule.")

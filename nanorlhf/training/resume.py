@@ -1,12 +1,12 @@
 """Training states on disk: all it takes to resume bit for bit, whenever and however a run ended.
 
-    state/step-00000500/state.pt        weights, optimizers, counters, and every random number generator of each process
-                       /args.json       the settings they belong to
+    state/step-00000500/state.pt        weights, optimizers, counters, and each process's random number generators
+                       /args.json       the settings of the run
                        /manifest.json   the SHA-256 of the two
 
-A state is written to state/.partial, synced to disk and then renamed: whatever interrupts this, a full disk included,
-leaves the earlier states as they were. Checksums tell a state that the disk has damaged since, and the run resumes from
-the one before it. Only rank 0 writes.
+A state is written to state/.partial, synced to disk and then renamed: an interruption, also by a full disk, leaves the
+earlier states intact. Checksums reveal a state that was damaged on disk later; the run then resumes from the one before
+it. Only rank 0 writes.
 """
 
 import hashlib
@@ -23,31 +23,31 @@ import numpy as np
 import torch
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import load_pickle, to_disk
+from nanorlhf.checkpoint import to_disk
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, read_object
+from nanorlhf.pretrained.weight_files import load_pickle
+from nanorlhf.training.settings import RunArgs
 
-# of what a state holds; one that another version wrote is refused
-FORMAT = 3
-# settings that may differ on --resume: any other would make it a different run. What follows stays the same to the
-# last bit with those of the first two lines, to rounding with those of the third: sums and shapes are cut differently
+FORMAT = 3  # of a state; one in another format is refused
+# Settings that may differ on --resume; any other would make it a different run. The last line's change results by
+# rounding, because sums and shapes are split differently; the others change no bit.
 MAY_CHANGE = frozenset(
     ("out", "resume", "overwrite", "save_every", "keep_last", "max_skipped_steps", "eval_every", "sample_every")
-    + ("trackio", "push_to_hub")
-    + ("offload", "checkpoint_activations")
+    + ("trackio", "push_to_hub", "offload", "checkpoint_activations")
     + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard")
 )
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
-def save_state(out: Path, args: Any, step: int, keep_last: int, state: dict[str, Any]) -> None:
+def save_state(out: Path, args: RunArgs, step: int, keep_last: int, state: dict[str, Any]) -> None:
     """Write a state as out/state/step-N and delete all but the `keep_last` newest. Every rank calls it."""
     generators = distributed.all_gather_objects([generator_states()])
     if distributed.rank() != 0:
         return
     directory = out / "state"
     partial, target = directory / ".partial", directory / f"step-{step:08}"
-    remove(partial)  # of a save that was killed
+    remove(partial)  # left by a save that was killed
     partial.mkdir(parents=True)
     try:
         write_tensors({**state, "format": FORMAT, "step": step, "generators": generators}, partial / "state.pt")
@@ -56,13 +56,13 @@ def save_state(out: Path, args: Any, step: int, keep_last: int, state: dict[str,
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
             to_disk(path)
-        remove(target)  # a damaged one: the run went on from the state before it
+        remove(target)  # damaged: the run resumed from the state before it
         os.rename(partial, target)
         to_disk(directory)
     finally:
         remove(partial)
     for path in states(out):
-        if path not in states(out, up_to=step)[:keep_last]:  # what lies behind this step is of no run any more
+        if path not in states(out, up_to=step)[:keep_last]:  # states after this step belong to no run any more
             remove(path)
 
 
@@ -70,13 +70,15 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, file)
-    except RuntimeError as error:  # how PyTorch reports that the file's own error, a full disk say, stopped it
+    except RuntimeError as error:  # PyTorch's wrapper of an OSError, such as a full disk
         cause = error.__context__
-        raise OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else error from error
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
+        raise
 
 
 def remove(path: Path) -> None:
-    """Delete a state so that a kill in between leaves none that looks whole."""
+    """Delete a state; a kill in between leaves nothing that looks like one."""
     if path.exists():
         doomed = path.with_name(".doomed")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -85,12 +87,12 @@ def remove(path: Path) -> None:
 
 
 def forget(out: Path) -> None:
-    """Delete all states: a run begins anew."""
+    """Delete all states, because a run starts again."""
     remove(out / "state")
 
 
 def generator_states() -> dict[str, Any]:
-    """Of Python, NumPy and PyTorch, as what `torch.load` reads without running code."""
+    """The states of Python's, NumPy's and PyTorch's generators, in types that `torch.load` reads safely."""
     numpy = np.random.get_state(legacy=False)
     keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     return {
@@ -113,62 +115,63 @@ def set_generator_states(states: dict[str, Any]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- read
 def states(out: Path, up_to: int | None = None) -> list[Path]:
-    """The states in a run's directory, newest first, whole or not."""
+    """The states in a run's directory, newest first, damaged ones included."""
     paths = sorted((out / "state").glob("step-????????"), reverse=True)
     return [path for path in paths if up_to is None or int(path.name.removeprefix("step-")) <= up_to]
 
 
-def load_state(out: Path, args: Any, must_stay: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The newest state that is whole, on the CPU; this process's random number generators are set to it.
+def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Load the newest undamaged state on the CPU and set this process's random number generators to it.
 
-    Raises InputError where there is none, and where the run was started with settings that matter and differ.
-    must_stay: settings that matter to this run and not to others.
+    must_stay: settings of MAY_CHANGE that may not change in this run. Raises InputError if there is no state, and if
+    the run was started with other settings.
     """
-    # rank 0 looks, so that all go on from the same one
-    found, damages = distributed.from_first(lambda: newest_whole_state(out))
+    # rank 0 looks, so that all resume from the same one
+    found, damages = distributed.from_first(lambda: newest_undamaged_state(out))
     for path, reason in damages:
         if distributed.rank() == 0:
-            before = f"going on from {found.name}" if found else "and there is none before it"
-            print(f"{path} is damaged ({reason}): {before}.", file=sys.stderr)
+            then = f"resuming from {found.name}" if found else "and there is none before it"
+            print(f"{path} is damaged ({reason}): {then}.", file=sys.stderr)
     if found is None:
-        raise InputError(f"--resume: {out} holds no state that can be read: start anew with --overwrite.")
+        raise InputError(f"--resume: {out} holds no state that can be read: start again with --overwrite.")
     try:  # mapped: ranks that read the same file share its memory
         state = load_pickle(found / "state.pt", mmap=True)
     except InputError as error:
-        raise InputError(f"--resume: {str(error).rstrip('.')}: start anew with --overwrite.") from error
+        raise InputError(f"--resume: {str(error).rstrip('.')}: start again with --overwrite.") from error
     if not isinstance(state, dict) or state.pop("format", 1) != FORMAT:
         raise InputError(
             f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
-            "anew with --overwrite."
+            "again with --overwrite."
         )
-    settings = read_object(found / "args.json")
+    before = read_object(found / "args.json")
     now = json.loads(json.dumps(asdict(args), default=str))
-    matter = (settings.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)
-    if matter - now.keys():
-        raise InputError(f"--resume: {out} holds another script's run: name this script's --out.")
-    ours = {field.name: field.default for field in fields(args)}
-    for name in sorted(matter):
-        if name not in settings and getattr(args, name) == ours[name]:
-            continue  # a flag that came after the run was started, and is off
-        if name not in settings:
-            raise InputError(f"--resume: the run in {out} was started without --{name.replace('_', '-')}: omit it.")
-        if settings[name] != now[name]:
+    names = (before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)
+    if names - now.keys():
+        raise InputError(f"--resume: {out} holds another script's run.")
+    defaults = {field.name: field.default for field in fields(args)}
+    for name in sorted(names):
+        flag = f"--{name.replace('_', '-')}"
+        if name not in before and getattr(args, name) == defaults[name]:
+            continue  # a flag that is newer than the run, and off
+        if name not in before:
+            raise InputError(f"--resume: the run in {out} was started without {flag}.")
+        if before[name] != now[name]:
             raise InputError(
-                f"--resume: the run in {out} was started with --{name.replace('_', '-')} {settings[name]}, "
-                f"not {now[name]}: pass the same, or start anew with --overwrite."
+                f"--resume: the run in {out} was started with {flag} {before[name]}, not {now[name]}: pass the same, "
+                "or start again with --overwrite."
             )
     generators = state.pop("generators")
-    # with another number of processes the run is the same to rounding, so nothing is refused
+    # another number of processes changes the run only by rounding
     if len(generators) != distributed.world_size() and distributed.rank() == 0:
         print(
-            f"{out} goes on with {distributed.world_size()} process(es) instead of {len(generators)}: the same global "
-            "batches, sums to rounding."
+            f"{out} continues with {distributed.world_size()} process(es) instead of {len(generators)}: the global "
+            "batches are the same, sums differ by rounding."
         )
     set_generator_states(generators[distributed.rank() % len(generators)])
     return state
 
 
-def newest_whole_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+def newest_undamaged_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest undamaged state, and what is wrong with each newer one."""
     damages: list[tuple[Path, str]] = []
     for path in states(out):
@@ -180,7 +183,7 @@ def newest_whole_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 
 
 def damage(state: Path) -> str | None:
-    """What is wrong with a state; None: all its files are as they were written."""
+    """What is wrong with a state; None if all its files are as written."""
     try:
         for name in ("manifest.json", "state.pt", "args.json"):
             if not (state / name).exists():

@@ -27,7 +27,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from nanorlhf import distributed, launch
-from nanorlhf.checkpoint import round_products, save, to_disk
+from nanorlhf.checkpoint import save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
@@ -37,6 +37,7 @@ from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.hub import check_hub_id, model_card, push
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.run_directory import whole_rows
+from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
@@ -53,6 +54,7 @@ def with_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
         def planned(args: Any) -> dict[str, float]:
             if not args.plan:
                 return main(args)
+            check_ranges(args)
             print(plan(args))
             return {}
 
@@ -61,10 +63,10 @@ def with_plan(plan: Callable[[Any], str]) -> Callable[[Main], Main]:
     return decorate
 
 
-def begin(args: Any, *batch_sizes: str) -> torch.device:
+def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
     """Check the settings, join the other ranks and seed; returns this rank's device.
 
-    batch_sizes: the flags whose batches are shared by the ranks. Raises InputError, before anything is written.
+    batch_sizes: the settings whose batches the ranks share. Raises InputError, before anything is written.
     """
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
@@ -108,31 +110,44 @@ def check_output(out: Path, overwrite: bool, resume: bool) -> None:
 class Run:
     """One training run: its directory, its state, its progress bar, and how it stops and resumes.
 
-    parts  all that the run consists of, name -> module, optimizer, generator or dict: what a state saves and --resume
-           restores, in this one place
-    write  writes the checkpoint; every rank calls it
+    write      writes the checkpoint; every rank calls it
+    must_stay  settings that may not change on --resume, although other scripts allow it
 
-        run = Run(args, "SFT", {"model": model, "steps": steps}, write)
+        run = Run(args, "SFT", write)
+        run.track(model=model, steps=steps)
         for step in run.steps(num_steps):
             ...
             run.log(step, metrics, loss=f"{loss:.3f}")
         run.finish(summary)
     """
 
-    def __init__(self, args: Any, name: str, parts: dict[str, Any], write: Callable[[], None], **state_settings: Any):
-        self.out, self.args, self.name, self.parts, self.write = args.out, args, name, parts, write
+    def __init__(self, args: RunArgs, name: str, write: Callable[[], None], must_stay: Sequence[str] = ()):
+        self.out, self.args, self.name, self.write = args.out, args, name, write
         self.main = distributed.rank() == 0
         self.first_step = 0
+        self.num_steps = 0
         self.metrics: dict[str, float] = {}  # of the last logged step
+        self.step_start = 0.0  # of the current step, by time.perf_counter
         self.seconds = 0.0  # that the steps have taken, those before a resume included
+        self.state: dict[str, Any] = {}  # what `track` was given
+        self.saved: dict[str, Any] = {}  # what --resume restores
         self.board: SummaryWriter | None = None
         self.tracker: Any = None  # trackio's run
         if args.resume:
-            state = load_state(args.out, args, **state_settings)
-            for part_name, part in parts.items():
-                restore(part, state[part_name])
-            self.first_step, self.metrics = state["step"], state["metrics"]
-            self.seconds = state.get("seconds", 0.0)
+            self.saved = load_state(args.out, args, tuple(must_stay))
+            self.first_step = self.saved["step"]
+            self.metrics = self.saved["metrics"]
+            self.seconds = self.saved.get("seconds", 0.0)
+
+    def track(self, **state: Any) -> None:
+        """Save these with each state, by name, and restore them now on --resume.
+
+        Modules, optimizers, generators and dicts.
+        """
+        self.state |= state
+        if self.args.resume:
+            for name, value in state.items():
+                restore(value, self.saved.pop(name))
 
     def opened(self) -> SummaryWriter:
         """Begin the directory, on rank 0, with the first thing that is written: a refusal before it leaves nothing."""
@@ -175,6 +190,7 @@ class Run:
 
     def steps(self, num_steps: int) -> Iterator[int]:
         """The remaining steps, with a progress bar; saves every --save-every steps, at the end and on a signal."""
+        self.num_steps = num_steps
         self.progress = tqdm(
             range(self.first_step, num_steps),
             initial=self.first_step,
@@ -186,6 +202,7 @@ class Run:
         start = time.perf_counter() - self.seconds
         try:
             for step in self.progress:
+                self.step_start = time.perf_counter()
                 yield step
                 self.seconds = time.perf_counter() - start
                 stopping = signals.received()
@@ -198,14 +215,14 @@ class Run:
 
     def save(self, step: int) -> None:
         """Write the checkpoint and, after so many steps, the state to resume from; every rank calls it."""
-        check_weights(step - 1, *(part for part in self.parts.values() if isinstance(part, nn.Module)))
+        check_weights(step - 1, *(value for value in self.state.values() if isinstance(value, nn.Module)))
         self.write()
         if self.main:
             self.opened().flush()
             for name in ("metrics.jsonl", "samples.jsonl"):  # a row that is lost is not logged again on --resume
                 if (self.out / name).exists():
                     to_disk(self.out / name)
-        state = {name: snapshot(part) for name, part in self.parts.items()} | {"metrics": self.metrics}
+        state = {name: snapshot(value) for name, value in self.state.items()} | {"metrics": self.metrics}
         state["seconds"] = self.seconds
         save_state(self.out, self.args, step, self.args.keep_last, distributed.gather_on_first(state))
         distributed.barrier()
@@ -234,11 +251,12 @@ class Run:
             for sample in samples:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
-    def finish(self, summary: dict[str, float]) -> None:
-        """Write summary.json, last of all that belongs to the run, and upload it where --push-to-hub says so.
+    def finish(self, summary: dict[str, float]) -> dict[str, float]:
+        """Write summary.json, the run's last file, upload it where --push-to-hub says so, and return the summary.
 
-        It also says what the run cost: the seconds of its steps, and the peak memory of rank 0.
+        The file also says what the run cost: the seconds of its steps, and the peak memory of rank 0.
         """
+        summary = {name: value for name, value in summary.items() if name != "episodes_per_second"}
         if self.main:
             self.opened().close()
             if self.tracker:
@@ -247,74 +265,40 @@ class Run:
             write_json(self.out / "summary.json", {**summary, **cost})
             if self.args.push_to_hub is not None:
                 print(f"pushed: {push(self.args.push_to_hub, self.out, model_card(self.name, self.args, summary))}")
+        return summary
 
 
-def home(args: Any, device: torch.device) -> torch.device:
-    """Where a script loads its models: on its device, or nowhere yet, and `place_models` reads each rank's shard."""
-    return device if args.shard == "none" else torch.device("meta")
+def snapshot(value: Any) -> Any:
+    """What a saved state keeps of one thing that a run tracks."""
+    if isinstance(value, dict):
+        return dict(value)
+    return value.get_state() if isinstance(value, torch.Generator) else value.state_dict()
 
 
-def place_models(args: Any, device: torch.device, trained: Sequence[Any], frozen: Sequence[Any] = ()) -> None:
-    """Checkpoint activations and shard as the settings say; frozen models may wait in CPU memory (--offload).
-
-    Those that are not sharded keep their products' weights in the dtype of the computation, unless they are a trained
-    model's own, as LoRA's reference is. None is no model.
-    """
-    is_bfloat16, within = args.dtype == "bfloat16", distributed.node_size() if args.shard == "hsdp" else None
-    for model in trained:
-        model.transformer.checkpoint_activations = args.checkpoint_activations
-        if args.shard != "none":
-            distributed.shard(model, device, is_bfloat16, within=within)
-        else:
-            model.to(device)
-    weights = {id(weight) for model in trained for weight in model.parameters()}
-    for model in filter(None, frozen):
-        if args.shard != "none":
-            distributed.shard(model, device, is_bfloat16, args.offload, within)
-        is_shared = any(id(weight) in weights for weight in model.parameters())
-        if not distributed.is_sharded(model) and not is_shared:
-            round_products(model, getattr(torch, args.dtype))
-            if args.offload:
-                distributed.offload(model, device)
-
-
-def snapshot(part: Any) -> Any:
-    """What a state keeps of a part of a run."""
-    if isinstance(part, dict):
-        return dict(part)
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
-
-
-def restore(part: Any, saved: Any) -> None:
-    """Set a part of a run to what `snapshot` gave."""
-    if isinstance(part, dict):
-        part.update(saved)
-    elif isinstance(part, torch.Generator):
-        part.set_state(saved)
-    elif isinstance(part, nn.Module):
-        distributed.load_model(part, saved)
+def restore(value: Any, saved: Any) -> None:
+    """Set it to what `snapshot` returned."""
+    if isinstance(value, dict):
+        value.update(saved)
+    elif isinstance(value, torch.Generator):
+        value.set_state(saved)
+    elif isinstance(value, nn.Module):
+        distributed.load_model(value, saved)
     else:
-        part.load_state_dict(saved)
+        value.load_state_dict(saved)
 
 
-def write_checkpoint(
-    model: GPT | ScalarModel | None, directory: Path, tokenizer: Tokenizer, base: str | None = None
-) -> None:
+def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Tokenizer, base: str | None = None) -> None:
     """Save a model, sharded or not, as a Hugging Face directory; every rank calls it.
 
-    LoRA's updates are merged into the weights; those of a policy also stand alone in directory/adapter, with the name
-    of the checkpoint `base` that it started from. None deletes the directory, which is of a run that this one replaces.
+    LoRA's updates are merged into the weights; a policy's are also saved alone in directory/adapter, with the name of
+    the checkpoint `base` that it started from.
     """
-    if model is None:
-        if distributed.rank() == 0:
-            shutil.rmtree(directory, ignore_errors=True)
-        return
-    whole = distributed.unshard(model)
+    full = distributed.unshard(model)
     if distributed.rank() == 0:
-        save(merge(whole), directory, tokenizer)
-        if isinstance(whole, GPT) and base is not None and has_updates(whole):
-            save_updates(whole, directory / "adapter", base)
-        else:  # of a run that this one replaces
+        save(merge(full), directory, tokenizer)
+        if isinstance(full, GPT) and base is not None and has_updates(full):
+            save_updates(full, directory / "adapter", base)
+        else:  # left by a run that this one replaces
             shutil.rmtree(directory / "adapter", ignore_errors=True)
 
 
@@ -341,7 +325,7 @@ def peak_resident_bytes() -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Write atomically."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")

@@ -1,4 +1,4 @@
-"""What a training run left in its directory, as evaluations and reports read it."""
+"""Read what a training run left in its directory, for evaluations and reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ Rows = list[dict[str, float]]  # of metrics.jsonl
 
 
 def whole_rows(path: Path) -> Iterator[dict]:
-    """The rows of metrics.jsonl or samples.jsonl, without a last one that a kill or a full disk has cut."""
+    """The rows of metrics.jsonl or samples.jsonl, without a last row that a kill or a full disk cut."""
     for number, line in read_lines(path):
         if line.endswith(b"\n"):
             row = parse_object(line, f"{path}:{number}")
@@ -20,9 +20,9 @@ def whole_rows(path: Path) -> Iterator[dict]:
 
 
 def read_metrics(run: str | Path) -> Rows:
-    """The rows of a run directory's metrics.jsonl; empty where there is none, as for a model from the Hub.
+    """The rows of a run's metrics.jsonl; empty if there is none, as for a model from the Hub.
 
-    Raises InputError for a broken row that is not the last, and for a value that is no number.
+    Raises InputError for a broken row before the last, and for a value that is not a number.
     """
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
@@ -31,11 +31,11 @@ def read_metrics(run: str | Path) -> Rows:
     for number, row in enumerate(rows, start=1):
         for name, value in row.items():  # also NaN, such as the deviation of one score
             if type(value) not in (int, float) or (type(value) is int and abs(value) >= 2**63):
-                raise InputError(f"{path}:{number}: the field {name!r:.80} must be a number: fix or delete the line.")
+                raise InputError(f"{path}:{number}: the field {name!r:.80} must be a number.")
     return rows
 
 
 def read_settings(run: str | Path) -> dict:
-    """The object in a run directory's args.json; empty where there is none."""
+    """The settings in a run's args.json; empty if there is none."""
     path = Path(run) / "args.json"
     return read_object(path) if path.exists() else {}

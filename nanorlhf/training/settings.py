@@ -47,7 +47,7 @@ class RunArgs:
     weight_decay: NonNegativeFloat = 0.01
     """of AdamW"""
     adam_eps: PositiveFloat = 1e-5
-    """[N+ 9, 20] of AdamW; PyTorch's default is 1e-8"""
+    """of AdamW; PyTorch's default is 1e-8"""
     max_skipped_steps: NonNegativeInt = 3
     """consecutive steps that may be skipped for a loss or gradient that is not finite; one more ends the run"""
     max_query_length: PositiveInt = 512
@@ -109,32 +109,26 @@ class SupervisedArgs(TrainingArgs, LoRAArgs):
     max_grad_norm: PositiveFloat | None = None
     """maximum gradient norm; None: no clipping"""
     max_response_length: PositiveInt
-    """[N+ 4] longest response in tokens, EOS included"""
+    """longest response in tokens, EOS included"""
     eval_every: PositiveInt = 100
     """steps between validations"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutArgs(TrainingArgs):
-    """Of the programs that train a policy on its own samples: PPO, and what RLCF compares it with."""
+class RolloutArgs(TrainingArgs, LoRAArgs):
+    """Of the programs that train a policy on its own samples: PPO, GRPO, RLCF and its baselines."""
 
-    rows: Literal["sft", "code"] = "sft"
-    """sft: queries of sft.train.jsonl; code: of code.train.jsonl, whose responses complete programs"""
     sft: str
-    """the initial policy and the KL's reference: checkpoint directory or Hub id"""
-    error_prone_jar: str | None = None
-    """ErrorProne's jars as a class path: its errors count like javac's"""
-    localise: bool = True
-    """[RLCF alg 1] cut a failing program after the token to blame, which gets the -1; --no-localise: the last does"""
+    """the initial policy and the reference of the KL: checkpoint directory or Hub id"""
 
     total_episodes: PositiveInt = 1_000_000
     """responses sampled over the whole run"""
     rollout_batch_size: PositiveInt = 64
     """responses sampled and scored at once per rank; changes memory, not the result"""
     offload: bool = False
-    """keep frozen models in CPU memory; the one that computes has a copy on the device"""
+    """keep frozen models in CPU memory; copy each to the device once per rollout"""
     response_length: PositiveInt = 53
-    """[N+ 4] sampled tokens at most, EOS included"""
+    """sampled tokens at most, EOS included"""
     temperature: NonNegativeFloat = 0.7
     """divides the logits in the rollout, the reference and the update alike"""
     sample_every: PositiveInt = 10
@@ -142,8 +136,24 @@ class RolloutArgs(TrainingArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerArgs:
-    """Of PPO: who writes the responses, and how the update accounts for it (docs/mismatch.md)."""
+class RewardArgs(RolloutArgs):
+    """Of PPO and GRPO: what scores the responses."""
+
+    reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
+    """scores the responses; PPO's value model starts as its copy (of several, the first's); None: pass --reward"""
+    ensemble: Literal["mean", "min", "uncertainty"] = "mean"
+    """score of several reward models: mean, lowest, or mean - uncertainty coef * variance (Coste et al. 2023)"""
+    uncertainty_coef: NonNegativeFloat = 0.1
+    """lambda of --ensemble uncertainty, per score unit"""
+    reward: str | None = None
+    """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
+    gold: str | None = None
+    """true score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerArgs(RolloutArgs):
+    """Of PPO and GRPO: what samples the responses, and how the update accounts for it (docs/mismatch.md)."""
 
     rollout_url: str | None = None
     """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""

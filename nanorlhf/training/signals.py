@@ -9,15 +9,15 @@ from nanorlhf.errors import Interrupted
 
 
 class StopSignals:
-    """From its construction on, SIGTERM and SIGINT wait for the end of a step: the loop asks `received` after each.
+    """Delays SIGTERM and SIGINT until the end of a step, where the loop asks `received`.
 
-    A second signal takes effect at once, except under `torchrun`, which repeats what the terminal may have sent already
-    and kills what takes longer than its --shutdown-timeout.
+    A second signal takes effect at once, except under `torchrun`: it repeats a signal that the terminal may have sent
+    already, and kills processes that take longer than its --shutdown-timeout.
     """
 
     def __init__(self) -> None:
-        self.number = 0  # what this rank was sent
-        self.agreed = 0  # what the ranks agreed on
+        self.number = 0  # signal that this rank received
+        self.agreed = 0  # signal that the ranks agreed on
         self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def _note(self, number: int, _: object) -> None:
@@ -26,8 +26,8 @@ class StopSignals:
             self.restore()
 
     def received(self) -> bool:
-        """Whether any rank has been told to stop; the same answer on all ranks."""
-        # two names: a signal that comes while the ranks compare would be overwritten, and lost, in one
+        """Whether any rank was told to stop; the same answer on all ranks."""
+        # not into `number`: a signal that arrives during the comparison would be overwritten and lost
         self.agreed = distributed.largest(self.number)
         return self.agreed != 0
 
@@ -36,10 +36,10 @@ class StopSignals:
         self.restore()
         name = signal.Signals(self.agreed).name
         sentence = f"stopped by {name} after {step} steps: {out} holds the state, --resume continues from it."
-        # rank 0 speaks for all; the exit code is the one shells give a signal
+        # one rank prints; the exit code is the shell's for a signal
         raise Interrupted(sentence if distributed.rank() == 0 else "", 128 + self.agreed)
 
     def restore(self) -> None:
-        """Put the handlers back that were there before."""
+        """Restore the previous handlers."""
         for number, handler in self.before.items():
             signal.signal(number, handler)

@@ -4,7 +4,11 @@ import ast
 
 import pytest
 
-from course.edit import emptied, find_function, replaced
+from course.bugs import BUGS, Bug
+from course.copies import ROOT, path_of
+from course.edit import emptied, find_function, fixed_names, reads_like, replaced, spliced
+from course.equivalent import EQUIVALENT
+from course.operators import mutants_of
 
 SOURCE = '''\
 """Docstring; déjà vu."""
@@ -68,3 +72,52 @@ def test_a_statement_can_be_taken_out_or_become_two() -> None:
     result = replaced(SOURCE, "loss", "warn(total)", "warn(total)\nstop(total)")
     assert "    warn(total)\n    stop(total)\n    return" in result
     ast.parse(result)
+
+
+def test_a_node_is_found_under_other_local_names_and_the_edit_uses_them() -> None:
+    other = SOURCE.replace("total", "sum_of_all")
+    assert replaced(other, "loss", "warn(total)", "stop(total)") == other.replace("warn(sum", "stop(sum")
+    with pytest.raises(LookupError, match="2 times under 2 other local names"):
+        replaced(SOURCE, "loss", "a / len(b)", "a")
+    with pytest.raises(LookupError, match="0 times"):
+        replaced(SOURCE, "loss", "min(total)", "stop(total)")  # a function is no local variable
+    with pytest.raises(LookupError, match="0 times"):
+        replaced(SOURCE, "loss", "(x - x).sum()", "0")  # x and y are two
+
+
+def local_variables(source: str, name: str) -> set[str]:
+    function = find_function(source, name)
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored - fixed_names(source)
+
+
+def with_renamed(source: str, name: str, variables: set[str]) -> str:
+    """A file in which these local variables of a function have other names."""
+    function = find_function(source, name)
+    found = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in variables]
+    for node in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
+        source = spliced(source, node, f"{node.id}_of_another_name")
+    return source
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_renaming_a_local_variable_moves_no_bug(bug: Bug) -> None:
+    """Each of its function, in turn: the same bug is planted in the same place."""
+    module, _, name = bug.where.partition(":")
+    source = (ROOT / path_of(module)).read_text()
+    planted = replaced(source, name, bug.old, bug.new, bug.number)
+    for variable in local_variables(source, name):
+        expected = with_renamed(planted, name, {variable})
+        found = replaced(with_renamed(source, name, {variable}), name, bug.old, bug.new, bug.number)
+        assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(expected)), variable
+
+
+@pytest.mark.parametrize("function", sorted({known.function for known in EQUIVALENT}))
+def test_renaming_all_local_variables_moves_no_equivalent_mutant(function) -> None:
+    module, _, name = function.partition(":")
+    source = (ROOT / path_of(module)).read_text()
+    source = with_renamed(source, name, local_variables(source, name))
+    changes, fixed = {mutant.change for mutant in mutants_of(source, name)}, fixed_names(source)
+    for known in EQUIVALENT:
+        for change in known.changes if known.function == function else ():
+            assert any(reads_like(change, other, fixed) for other in changes), change

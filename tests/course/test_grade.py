@@ -55,7 +55,7 @@ def test_next_is_the_first_exercise_that_is_open(tmp_path, worker) -> None:
 
 def test_an_endless_loop_costs_its_exercise_and_names_the_limit(copy, worker) -> None:
     loop = "while True:\n    step += 1"
-    path = copy / "nanorlhf/training/schedule.py"
+    path = copy / "nanorlhf/training/optimizer.py"
     source = path.read_text()
     path.write_text(
         replaced(source, "lr_factor", "progress = (step - warmup_steps) / (num_steps - warmup_steps)", loop)

@@ -9,13 +9,13 @@ import torch
 
 import train_sft
 from data import best_of
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.generate import sample_answers
 from nanorlhf.padding import micro_batches
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import interrupt_at
+from tests.rows import read_jsonl
 from tests.test_train_ppo import policy_that_stops
 
 FIELDS = {"query": str, "response": str, "meta": dict}
@@ -143,7 +143,7 @@ def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, 
         ({"reward_model": None}, "leaves nothing to score with"),
         ({"ensemble": "min"}, "--ensemble min needs several models"),
         ({"response_length": 4000}, "positions of"),
-        ({"resume": True}, "isn't there: start without --resume"),
+        ({"resume": True}, "best_of.partial.jsonl does not exist"),
     ],
 )
 def test_bad_settings_are_refused_and_nothing_is_written(args, tmp_path, change, sentence):

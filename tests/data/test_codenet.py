@@ -268,7 +268,7 @@ def test_descriptions_and_submission_tables_are_found_above_the_programs(args, c
     assert row["prefix"].startswith("def f(n):\n")
     printed = capsys.readouterr().out
     assert re.search(r"^ +1  with a description\n +1  with a table", printed, re.M)
-    assert re.search(r"^ +2  program: not Accepted, .*; the first: \S*s2.py$", printed, re.M)
+    assert re.search(r"^ +2  program: not Accepted in .*; the first: \S*s2.py$", printed, re.M)
 
 
 ATCODER = """<span class="lang-en"><p>Score: <var>100</var> points</p>
@@ -368,7 +368,7 @@ def test_each_program_left_out_is_counted_by_its_reason(args, capsys):
     expected = [
         "2  problems", "8  programs in .py", "7  in UTF-8", "6  distinct", "5  that parse", "4  with a method to cut",
         "6  rows, --cuts 2", "6  of any length", "4  whose response passes", "4  code.train.jsonl, from 2 problems",
-        "1  program: the same as another of its problem, apart from whitespace; the first: p00001/b.py",
+        "1  program: differs from another of its problem in whitespace only; the first: p00001/b.py",
         "1  program: not UTF-8; the first: p00001/c.py",
         "1  program: doesn't parse; the first: p00001/d.py",
         "1  program: no method with a statement to cut at; the first: p00001/e.py",
@@ -451,18 +451,18 @@ def test_unusable_input_is_refused_in_one_sentence_and_nothing_is_written(args, 
     (latin / "problem_descriptions" / "p00001.html").write_bytes(b"<p>\xe9</p>")
     empty = write(tmp_path / "empty" / "s.py", "x = 1\n").parent
     for changes, reason in (
-        ({"source": tmp_path / "none"}, "--source .*none: no such directory"),
-        ({"source": args.source / "p00001" / "s.py"}, "s.py is a file: name the directory"),
-        ({"language": "java"}, "it has no .java file"),
-        ({"source": empty}, "no row could be made from 1 programs, .*'program: no method with .*1 times, first s.py"),
-        ({"source": table}, "p00001.csv: no column submission_id or status"),
+        ({"source": tmp_path / "none"}, "--source .*none does not exist"),
+        ({"source": args.source / "p00001" / "s.py"}, "s.py is a file, not a directory"),
+        ({"language": "java"}, "has no .java file"),
+        ({"source": empty}, "no row could be made from 1 programs: .*'program: no method with .*1 times, first s.py"),
+        ({"source": table}, "p00001.csv: the columns submission_id and status"),
         ({"source": latin}, r"p00001.html: not UTF-8 \(byte 3\)"),
         ({"cuts": 0}, "--cuts 0: it must be at least 1"),
         ({"validation_share": 1.0}, "--validation-share 1.0"),
         ({"validation_share": float("nan")}, "--validation-share nan"),
         ({"max_query_length": 0}, "--max-query-length 0"),
         ({"vocab_size": 299}, "--vocab-size 299"),
-        ({"vocab_size": 300, "tokenizer": "gpt2"}, "leave one of the two out"),
+        ({"vocab_size": 300, "tokenizer": "gpt2"}, "pass only one of them"),
         ({"out": args.source / "p00001" / "s.py"}, "--out .* is a file"),
     ):
         with pytest.raises(InputError, match=reason) as error:
@@ -498,7 +498,7 @@ def test_the_command_ends_with_one_line_and_code_2(tmp_path):
     flags = ["--source", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
     done = subprocess.run([sys.executable, "-m", "data.codenet", *flags], capture_output=True, text=True)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: --source \S+: no such directory[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: --source \S+ does not exist[^\n]*\n", done.stderr)
 
 
 # ------------------------------------------------------------------------------------------------------ the real slices

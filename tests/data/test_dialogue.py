@@ -140,7 +140,7 @@ def test_an_empty_text_without_its_trailing_space_is_still_a_line(args):
 def test_conversations_with_missing_lines_are_counted(args, capsys):
     cornell(args, LINES, [("u0", "u1", "m0", "['L10', 'L11']"), ("u0", "u1", "m0", "['L12', 'L13']")])
     assert len(convert(replace(args, validation_share=0.0))["sft.train"]) == 1
-    assert re.search(r"^ +1  a conversation that names a line missing from movie_lines", capsys.readouterr().out, re.M)
+    assert re.search(r"^ +1  a conversation with a line that is missing from", capsys.readouterr().out, re.M)
 
 
 # -------------------------------------------------------------------------------------------------------------- lengths
@@ -205,7 +205,7 @@ def test_a_malformed_dialogue_names_file_and_line_and_nothing_is_written(args, c
         (LINES, [("u0", "u1", "['L10', 'L11']")], "movie_conversations.txt:1: 3 fields separated by .*, not 4"),
         (LINES, [("u0", "u1", "m0", "['L10', 'L11'")], "movie_conversations.txt:1: the last field must be a list"),
         (LINES, [("u0", "u1", "m0", "[10, 11]")], "movie_conversations.txt:1: the last field must be a list"),
-        (LINES, [("u0", "u1", "m0", "['L7', 'L8']")], r"no row could be made \(1 x a conversation that names"),
+        (LINES, [("u0", "u1", "m0", "['L7', 'L8']")], r"no row could be made \(1 x a conversation with a line"),
     ],
 )
 def test_a_malformed_corpus_names_file_and_line_and_nothing_is_written(args, lines, conversations, reason):
@@ -218,9 +218,9 @@ def test_a_malformed_corpus_names_file_and_line_and_nothing_is_written(args, lin
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"source": "nowhere"}, "no such file or directory"),
+        ({"source": "nowhere"}, "does not exist"),
         ({"source": "."}, r"has neither dialogues_\*.txt nor movie_lines.txt"),
-        ({"source": "movie_lines.txt"}, "name its directory"),
+        ({"source": "movie_lines.txt"}, "pass its directory"),
         ({"source": "dialogues_act.txt"}, "holds labels, not dialogues"),
         ({"history": 0}, "--history 0"),
         ({"max_query_length": 0}, "--max-query-length 0"),

@@ -8,9 +8,10 @@ import pytest
 
 from data import label
 from data.label import Args
-from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.stackoverflow.labels import load_labels
+from tests.rows import read_jsonl
 
 
 def rows(num_questions=3, n=2):
@@ -139,5 +140,5 @@ def test_samples_with_differing_policies_are_refused(args):
     broken = rows()
     del broken[2]["policies"]["ppo"]
     write_jsonl(args.samples, broken)
-    with pytest.raises(InputError, match="samples.jsonl:3: answers"):
+    with pytest.raises(InputError, match="samples.jsonl:3: numbers of answers"):
         label.main(args)

@@ -243,7 +243,7 @@ def test_a_probability_is_one_whatever_the_scores(difference: float, temperature
         ({"indifference": -0.1}, "--indifference -0.1"),
         ({"num_triads": -1}, "--num-triads -1"),
         ({"summarisers": ("good", "better")}, "--summarisers better: choose among reference, good"),
-        ({"summarisers": ("good", "good")}, "--summarisers good good: name two or more"),
+        ({"summarisers": ("good", "good")}, "--summarisers good good: a comparison needs two or more"),
     ],
 )
 def test_a_dial_beyond_its_range_is_refused_and_nothing_is_written(tmp_path: Path, wrong: dict, named: str) -> None:

@@ -92,7 +92,7 @@ def test_a_program_is_prompt_completion_and_tests_and_nothing_else(args):
 def test_samples_in_the_source_are_left_out_and_counted(args, capsys):
     write(args.out.parent / "source" / "examples" / "samples.jsonl", SAMPLE, SAMPLE)
     assert len(convert(args, PROBLEM)["code.test"]) == 1
-    assert re.search(r"^ +2  a sample, not a problem: --samples", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ +2  a sample, not a problem: for --samples", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_seeded_coin_draws_the_test_set(args, capsys):
@@ -105,7 +105,7 @@ def test_a_seeded_coin_draws_the_test_set(args, capsys):
     assert 40 <= len(tested) <= 80 and not tested & trained  # 60 expected, standard deviation 6.5
     assert all(row["response"] for row in rows["code.train"])
     left_out = 200 - len(tested) - len(trained)
-    expected = rf"^ +{left_out}  mathqa: a problem to train on, without a solution$"
+    expected = rf"^ +{left_out}  mathqa: a training problem without a solution$"
     assert left_out > 0 and re.search(expected, capsys.readouterr().out, re.MULTILINE)
     assert convert(args, *reversed(problems))["code.test"][::-1] == rows["code.test"]
     assert convert(replace(args, seed=2), *problems) != rows
@@ -149,7 +149,7 @@ def test_training_rows_beyond_the_limits_are_left_out_and_a_test_is_never(args, 
     )
     assert num_long and num_wordy
     for count, column, limit in ((num_long, "query", longest[0]), (num_wordy, "response", longest[1])):
-        reason = f"mbjp: a problem to train on, with a {column} longer than --max-{column}-length {limit}"
+        reason = f"mbjp: a training problem with a {column} longer than --max-{column}-length {limit}"
         assert re.search(rf"^ +{count}  {reason}$", printed, re.M)
     tests = [len(tokenizer.encode(row["query"])) for row in rows["code.test"]]
     count = sum(length > longest[0] for length in tests)
@@ -176,9 +176,9 @@ def test_samples_that_pass_are_the_solutions_of_problems_to_train_on(args, tmp_p
     assert solved == {f"MathQA/{first}": right} | published  # not the test's, not the wrong, not a second
     assert all(row["response"] == "" for row in rows["code.test"] if row["meta"]["dataset"] == "mathqa")
     printed = capsys.readouterr().out
-    assert re.search(r"complete the problems to train on\n.*\nmathqa +4 +100.00% +100.00% +50.00%   2 wrong_a", printed)
-    assert re.search(r"^code.train.jsonl +mathqa +1 problems, 1 with a solution, 1 of them a sample", printed, re.M)
-    with pytest.raises(InputError, match="--solutions: with --test-share 1.0, these files complete no problem"):
+    assert re.search(r"for the training problems\n.*\nmathqa +4 +100.00% +100.00% +50.00%   2 wrong_a", printed)
+    assert re.search(r"^code.train.jsonl +mathqa +1 problems, 1 with a solution, 1 of them samples", printed, re.M)
+    with pytest.raises(InputError, match="--solutions: with --test-share 1.0, no training problem that lacks"):
         convert(replace(args, solutions=(samples,), test_share=1.0), *problems)
 
 
@@ -187,7 +187,7 @@ def test_files_of_another_split_are_told_of(args, capsys):
     convert(replace(args, test_share=0.5), *problems)
     assert "was there before" not in capsys.readouterr().out
     convert(args, *problems)
-    assert re.search(r"note: \S+code.train.jsonl was there before and stays", capsys.readouterr().out)
+    assert re.search(r"note: \S+code.train.jsonl is from an earlier run", capsys.readouterr().out)
 
 
 # --------------------------------------------------------------------------------------------------- broken, refused

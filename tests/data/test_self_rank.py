@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from data import self_rank
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import save
 from nanorlhf.dataset import load_comparisons, response_ids, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import train_tokenizer
@@ -294,7 +294,7 @@ def test_noise_that_does_not_fit_is_not_applied_and_counted(args, typed, monkeyp
     typed(KINDS)
     plain = run(replace(args, noise=0.0))["comparisons.train"]
     for result, reason in (
-        (None, "noise on an answer to which no kind applies"),
+        (None, "noise on an answer for which no kind of noise works"),
         (("aaa " * 30, "ngram"), "noise that makes an answer longer than --response-length 24"),
     ):
         monkeypatch.setattr(self_rank, "add_noise", lambda *arguments, result=result: result)
@@ -360,11 +360,11 @@ def test_a_query_that_occurs_twice_is_answered_once_and_the_number_can_be_limite
         ({"temperature": -1.0}, "--temperature -1.0: it must be from 0"),
         ({"temperature": math.inf}, "--temperature inf: it must be from 0"),
         ({"seed": -1}, "--seed -1: it must be from 0"),
-        ({"device": "abacus"}, "--device abacus: write auto, cpu"),
+        ({"device": "abacus"}, "--device abacus: it must be auto, cpu"),
         ({"policy": "nowhere/policy"}, "nowhere/policy"),
         ({"encoder": "nowhere/encoder"}, "nowhere/encoder"),
         ({"data": Path("nowhere")}, "nowhere/sft.train.jsonl does not exist"),
-        ({"response_length": 90}, "--response-length 90 that is more than the 96 positions of .*policy: lower"),
+        ({"response_length": 90}, "--response-length 90 that is more than the 96 positions of .*policy"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_written(args, changes, sentence):

@@ -6,8 +6,7 @@ import pytest
 
 from data import sentiment
 from nanorlhf.errors import InputError
-from nanorlhf.reward import load_rule
-from nanorlhf.tokenizer import train_tokenizer
+from nanorlhf.reward import load_function
 from tests.conftest import ROOT
 
 
@@ -16,8 +15,8 @@ def test_cheerful_words_score_higher_and_the_query_does_not_count():
     happy, plain, sad = sentiment.score(["I hate you."] * 3, [" I love it!", " The door is open.", " It's horrible."])
     assert 1 >= happy > 0.5 > plain == 0 > -0.5 > sad >= -1
     assert sentiment.gold_score("I hate you.", " I love it!") == happy
-    rule = load_rule(f"{ROOT / 'data' / 'sentiment.py'}:score", train_tokenizer(["a"], 300))
-    assert rule is not None
+    rule = load_function("--reward", f"{ROOT / 'data' / 'sentiment.py'}:score")
+    assert rule(["I hate you."], [" I love it!"]) == [happy]
 
 
 def test_a_missing_lexicon_is_one_sentence(monkeypatch):

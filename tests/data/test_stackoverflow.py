@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import stackoverflow as so
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import save
 from nanorlhf.dataset import load_comparisons, load_demonstrations, load_scored, response_ids
 from nanorlhf.errors import InputError
+from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
@@ -153,7 +153,7 @@ def test_votes_without_a_scale_are_refused():
     for votes in ([], [[]], [[math.nan]], [[1], [math.inf]]):
         with pytest.raises(InputError, match="the votes must be finite numbers"):
             so.regression_scores(votes)
-    with pytest.raises(InputError, match="outliers 'drop': must be clip or saturate"):
+    with pytest.raises(InputError, match="outliers 'drop': it must be clip or saturate"):
         so.regression_scores([[1]], outliers="drop")
 
 
@@ -445,7 +445,7 @@ def test_posts_by_deleted_users_are_kept_and_counted(args, capsys):
     posts = [{k: v for k, v in post.items() if k != "OwnerUserId"} for post in (question(10), answer(11, 10, 1))]
     rows = convert(args, *posts, answer(12, 10, 0, "call sort"), *VALIDATION)
     assert len(rows["scored.train"]) == 2
-    assert "kept although by deleted users: 1 questions, 1 answers\n" in capsys.readouterr().out
+    assert "by deleted users, and kept: 1 questions, 1 answers\n" in capsys.readouterr().out
 
 
 def test_a_csv_row_is_located_by_its_first_line(args, tmp_path, capsys):
@@ -540,7 +540,7 @@ def test_an_answer_that_leaves_no_room_is_left_out(args, capsys):
     rows = convert(replace(args, max_length=60), *posts)
     assert [row["response"] for row in rows["scored.train"]] == ["call sort"]
     assert rows["sft.train"][0]["meta"]["num_answers"] == 1  # nor does it divide the votes
-    assert " 1  answer: no room for the question beside it in --max-length 60\n" in capsys.readouterr().out
+    assert " 1  answer: no room for the question in --max-length 60\n" in capsys.readouterr().out
     rows = convert(replace(args, max_response_length=20), *posts)
     assert [row["response"] for row in rows["scored.train"]] == ["call sort"]
     assert " 1  answer: longer than --max-response-length 20\n" in capsys.readouterr().out
@@ -583,7 +583,7 @@ def test_single_answers_get_a_generated_one_that_is_worse(args, policy, monkeypa
         texts = ["".join(f" {('sort', 'a', 'list', 'use')[i % 4]}" for i in ids[:5]) for ids in responses.tolist()]
         return query, right_pad([TOKENIZER.encode(text) + [TOKENIZER.eos_id] for text in texts], TOKENIZER.pad_id)
 
-    monkeypatch.setattr("nanorlhf.answers.sample_answers", readable)
+    monkeypatch.setattr("nanorlhf.generate.sample_answers", readable)
     two = question(200), answer(201, 200, 5), answer(202, 200, 0, "call sort")
     plain = convert(args, *SINGLES, *two, *VALIDATION)
     args = replace(args, tokenizer=None, generated_by=policy, max_response_length=16)
@@ -612,7 +612,7 @@ def test_single_answers_get_a_generated_one_that_is_worse(args, policy, monkeypa
 def test_scores_of_generated_answers_are_normal_around_minus_a_half(args, policy, monkeypatch):
     posts = [p for n in range(1000, 8990, 10) for p in (question(n), answer(n + 1, n, 1))]
     call = TOKENIZER.encode(" call sort") + [TOKENIZER.eos_id]
-    monkeypatch.setattr("nanorlhf.answers.sample_answers", lambda p, q, *a: (None, torch.tensor([call] * len(q))))
+    monkeypatch.setattr("nanorlhf.generate.sample_answers", lambda p, q, *a: (None, torch.tensor([call] * len(q))))
     rows = convert(replace(args, generated_by=policy, max_response_length=16), *posts, *VALIDATION)["scored.train"]
     scores = [row["score"] for row in rows if row["meta"]["generated"]]
     assert len(scores) == 799
@@ -633,7 +633,7 @@ def test_empty_identical_and_long_generated_answers_are_left_out(args, policy, m
         )
         return None, response
 
-    monkeypatch.setattr("nanorlhf.answers.sample_answers", sample)
+    monkeypatch.setattr("nanorlhf.generate.sample_answers", sample)
     args = replace(args, generated_by=policy, max_length=96, max_query_length=48, batch_size=3, temperature=0.7, seed=5)
     rows = convert(args, *SINGLES[:8], *VALIDATION)
     assert asked == [(5, 1, 48, 3, 5, 0.7)]
@@ -641,13 +641,13 @@ def test_empty_identical_and_long_generated_answers_are_left_out(args, policy, m
     assert "scored.validation" in rows and "comparisons.validation" not in rows
     printed = capsys.readouterr().out
     assert " 2  generated answer: empty\n" in printed and " 1  generated answer: identical to the human's\n" in printed
-    assert " 1  generated answer: no room for the question beside it in --max-length 96\n" in printed
+    assert " 1  generated answer: no room for the question in --max-length 96\n" in printed
 
 
 def test_a_generated_answer_that_grows_when_encoded_again_is_left_out(args, policy, monkeypatch, capsys):
     """Half a character is one token as it was sampled, and becomes U+FFFD, which is three."""
     half = TOKENIZER.encode("\N{ROCKET}")[:1] * 6 + [TOKENIZER.eos_id]
-    monkeypatch.setattr("nanorlhf.answers.sample_answers", lambda p, q, *a: (None, torch.tensor([half] * len(q))))
+    monkeypatch.setattr("nanorlhf.generate.sample_answers", lambda p, q, *a: (None, torch.tensor([half] * len(q))))
     rows = convert(replace(args, generated_by=policy, max_response_length=8), *SINGLES, *VALIDATION)
     assert not any(row["meta"]["generated"] for row in rows["scored.train"])
     assert " 9  generated answer: longer than --max-response-length 8\n" in capsys.readouterr().out
@@ -668,7 +668,7 @@ def test_a_policy_that_does_not_fit_is_refused(args, policy, tmp_path):
             "ids but the embedding of .*small only 100 rows",
         ),
         ({"generated_by": str(tmp_path / "nowhere")}, "nowhere"),
-        ({"generated_by": policy, "device": "abacus"}, "--device abacus: write auto, cpu"),
+        ({"generated_by": policy, "device": "abacus"}, "--device abacus: it must be auto, cpu"),
     ):
         with pytest.raises(InputError, match=reason):
             convert(replace(args, **changes), *SINGLES, *VALIDATION)
@@ -679,12 +679,12 @@ def test_a_policy_that_does_not_fit_is_refused(args, policy, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", r":1:1: malformed XML \(no element found\): fix it or download it again"),
+        ("", r":1:1: malformed XML \(no element found\)"),
         ("<posts>\n<row Id='1'></posts>", r":2:15: malformed XML \(mismatched tag\)"),
         ("<posts>\n  <row Id='1' Id='2'/></posts>", r":2:\d+: malformed XML \(duplicate attribute\)"),
         ("<posts><row Body='a & b'/></posts>", r":1:22: malformed XML \(not well-formed"),
         ("<posts>\n<row Id='1'/>\n", r":3:1: malformed XML \(no element found\)"),
-        ("<?xml version='1.0' encoding='xyz'?><posts/>", r":1: can't read this XML \(unknown encoding: xyz\): convert"),
+        ("<?xml version='1.0' encoding='xyz'?><posts/>", r":1: can't read this XML \(unknown encoding: xyz\)"),
         ("<?xml version='1.0' encoding='shift_jis'?><posts/>", r":1: can't read this XML \(multi-byte enc"),
         (b"<posts><row Body='\xff'/></posts>", r":1:19: malformed XML \(not well-formed"),
     ],
@@ -703,15 +703,18 @@ HEADER = ",".join(so.NEEDED)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"", "a.csv: no column Id, PostTypeId, ParentId, CreationDate, Score, Body, Title, Tags: name the columns"),
+        (
+            b"",
+            "a.csv: the first line has no column Id, PostTypeId, ParentId, CreationDate, Score",
+        ),
         (
             b"Id,PostTypeId,CreationDate,Score,Body\n",
-            "a.csv: no column ParentId, Title, Tags: name the columns in the first",
+            "a.csv: the first line has no column ParentId, Title, Tags.",
         ),
-        (f"{HEADER}\n1,1\n".encode(), "a.csv:2: 8 fields are needed here: fix the row"),
+        (f"{HEADER}\n1,1\n".encode(), "a.csv:2: 8 fields are needed here"),
         (f"{HEADER}\n1,1,,2021-01-01,3,b,t,<a>,more\n".encode(), "a.csv:2: 8 fields are needed here"),
-        (f"{HEADER}\n1,1,,d,3,b\xff,t,a\n".encode("latin-1"), r"a.csv:2: not UTF-8 \(byte 10\): convert the file"),
-        (f'{HEADER}\n1,1,,d,3,"b\n\n'.encode(), r"a.csv:3: malformed CSV \(unexpected end of data\): fix the row"),
+        (f"{HEADER}\n1,1,,d,3,b\xff,t,a\n".encode("latin-1"), r"a.csv:2: not UTF-8 \(byte 10\)"),
+        (f'{HEADER}\n1,1,,d,3,"b\n\n'.encode(), r"a.csv:3: malformed CSV \(unexpected end of data\)."),
         (f'{HEADER}\n1,1,,d,3,"b"c,t,a\n'.encode(), r"a.csv:2: malformed CSV \(',' expected after '\"'\)"),
     ],
 )
@@ -736,30 +739,38 @@ def test_a_lost_quotation_mark_does_not_swallow_a_csv(args, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("posts", "changes", "reason"),
     [
-        ((), {}, "0 'rows': name the Posts.xml of a site with --source"),
-        (({"Id": 1, "PostTypeId": 4},), {}, "1 'rows', but 0 'questions': name the Posts.xml"),
-        ((question("x"),), {}, "1 'questions', but 0 'with a unique Id': fix the file"),
-        ((question(1),), {"tag": "rust"}, "but 0 'with --tag rust': name another tag, or take all with --tag None"),
+        ((), {}, "0 'rows': --source must be the Posts.xml of a site"),
+        (({"Id": 1, "PostTypeId": 4},), {}, "1 'rows', but 0 'questions': --source must be the Posts.xml"),
+        ((question("x"),), {}, "1 'questions', but 0 'with a unique Id': the file is broken"),
+        ((question(1),), {"tag": "rust"}, "but 0 'with --tag rust': --tag None keeps all tags"),
         (
             (question(1, body="<a>x</a>"),),
             {},
-            "1 'with --tag python', but 0 'without --drop-markup img a code pre': name few",
+            "1 'with --tag python', but 0 'without --drop-markup img a code pre': pass few",
         ),
-        ((question(1, body=""),), {}, "but 0 'with a title, a text and a date': fix the file"),
+        ((question(1, body=""),), {}, "but 0 'with a title, a text and a date': the file is broken"),
         (
             (question(1, title="Why?"),),
             {},
-            "but 0 'with --question-filter api-usage': take every kind with --question-filter",
+            "but 0 'with --question-filter api-usage': --question-filter all keeps every kind",
         ),
-        ((question(1),), {}, "1 'with --question-filter api-usage', but 0 'answers': name a file that has answers"),
-        ((question(1), answer(2, 9, 1)), {}, "1 'answers', but 0 'to a question in the file': name a file"),
+        ((question(1),), {}, "1 'with --question-filter api-usage', but 0 'answers': the file must have answers"),
+        (
+            (question(1), answer(2, 9, 1)),
+            {},
+            "1 'answers', but 0 'to a question in the file': the file",
+        ),
         (
             (question(1), question(2, tags="<c>"), answer(3, 2, 1)),
             {},
-            "1 'to a question in the file', but 0 'to a question kept above': loosen --tag",
+            "1 'to a question in the file', but 0 'to a question kept above': relax --tag",
         ),
         ((question(1), answer(3, 1, 1, "<a>")), {}, "but 0 'without --drop-markup img a code pre'"),
-        ((question(1), answer(3, 1, "x")), {}, "but 0 'with a unique Id, a score, a text and a date': fix"),
+        (
+            (question(1), answer(3, 1, "x")),
+            {},
+            "but 0 'with a unique Id, a score, a text and a date': the file",
+        ),
         ((question(1), answer(3, 1, 1), *VALIDATION), {"max_length": 6}, "but 0 'within --max-length 6': raise it"),
     ],
 )
@@ -777,9 +788,9 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
     for changes, reason in (
         (
             {"source": tmp_path / "Posts.7z"},
-            "Posts.7z: can't read this kind of file: name an unpacked .xml or .csv",
+            "Posts.7z: can't read this kind of file, only an unpacked .xml or .csv",
         ),
-        ({"source": tmp_path / "none.xml"}, "none.xml: no such file: name the Posts.xml of a site"),
+        ({"source": tmp_path / "none.xml"}, "none.xml: no such file"),
         ({"source": tmp_path / "folder.xml"}, "folder.xml: no such file"),
         ({"max_length": 0}, "--max-length 0: it must be at least 1"),
         ({"max_query_length": -1}, "--max-query-length -1: it must be at least 1"),
@@ -788,14 +799,14 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
         ({"temperature": math.nan}, "--temperature nan: it must be at least 0"),
         ({"seed": -1}, "--seed -1: it must be from 0 to"),
         ({"vocab_size": 299, "tokenizer": None}, "--vocab-size 299: it must be at least 300"),
-        ({"vocab_size": 400}, "--vocab-size trains a tokenizer and --tokenizer names one: leave one of the two out"),
+        ({"vocab_size": 400}, "--vocab-size trains a tokenizer and --tokenizer names one: pass only one of them"),
         (
             {"vocab_size": 400, "tokenizer": None, "generated_by": "x"},
             "--vocab-size trains a tokenizer and --generated-by names",
         ),
-        ({"drop_markup": ("<a>",)}, "--drop-markup '<a>': name HTML elements without brackets"),
+        ({"drop_markup": ("<a>",)}, "--drop-markup '<a>': HTML elements have no brackets"),
         ({"split_date": "14.12.2021"}, "--split-date '14.12.2021': it must be a date such as 2021-12-14"),
-        ({"out": args.source}, "--out .*Posts.xml is a file: name a directory"),
+        ({"out": args.source}, "--out .*Posts.xml is a file, not a directory"),
         ({"tokenizer": str(tmp_path / "folder.xml")}, "folder.xml has no tokenizer"),
     ):
         with pytest.raises(InputError, match=reason) as error:
@@ -824,7 +835,7 @@ def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_i
     assert "sft.train.jsonl (1), scored.train.jsonl (1), sft.validation.jsonl (1)" in done.stdout
     done = subprocess.run([*command, "--tag", "rust"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None.\n", done.stderr)
+    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", done.stderr)
 
 
 # ---------------------------------------------------------------------------------------------------------- a long dump

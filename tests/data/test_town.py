@@ -8,8 +8,8 @@ import pytest
 
 from data import dialogue, town
 from data.town import Args, asked, gold_score
-from nanorlhf.dataset import read_jsonl
 from nanorlhf.errors import InputError
+from tests.rows import read_jsonl
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 
 import eval as evaluation
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
-from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import summaries
 from nanorlhf.evals.judge import Pair, orders
@@ -20,6 +20,7 @@ from nanorlhf.metrics import wilson_interval
 from nanorlhf.report.page import table
 from nanorlhf.tokenizer import load_tokenizer
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
+from tests.rows import read_jsonl
 
 SUMMARIES = re.compile(r"### Summary A:\n(.*)\n\n### Summary B:\n(.*)\n\n### Instructions", re.S)
 
@@ -179,7 +180,7 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
         ({"judge_url": "http://x/v1", "judge_key_variable": "NO_SUCH_KEY_HERE"}, "NO_SUCH_KEY_HERE: this environment"),
         ({"judge_url": "http://x/v1", "judge_file": Path("x")}, "pass only one"),
         ({"judge_url": "http://x/v1", "judge_against": "nobody"}, "--judge-against nobody: write `reference`"),
-        ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, ". is a directory: name a file"),
+        ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, ". is a directory, not a file"),
         ({"judge_url": "http://x/v1", "judge_workers": 0}, "--judge-workers 0: it must be from 1"),
         ({"judge_url": "http://x/v1", "judge_max_calls": -1}, "--judge-max-calls -1: it must be at least 0"),
         ({"judge_url": "http://x/v1", "judge_timeout": 0.0}, "--judge-timeout 0.0: it must be above 0"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import eval as evaluation
+import train_dpo
 import train_rm
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import iter_jsonl, load_comparisons, load_demonstrations, write_jsonl
@@ -26,7 +27,7 @@ def args(miniature, tmp_path_factory) -> reward_models.Args:
     """Two seeds of a reward model, a DPO policy, and some of the pairs once more as CNN/DM."""
     out = tmp_path_factory.mktemp("rewards")
     train_rm.main(replace(miniature.rm, out=out / "rm2", seed=2))
-    train_rm.main(replace(miniature.rm, out=out / "dpo", loss="dpo", lr=3e-3))
+    train_dpo.main(replace(miniature.dpo, out=out / "dpo", lr=3e-3))
     data = out / "data"
     data.mkdir()
     for name in ("comparisons.validation", "sft.validation"):

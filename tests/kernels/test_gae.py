@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import gae, penalised_gae
-from kernels.gae import BLOCK, gae_doubling, gae_loop, penalised_gae_triton
+from kernels import gae
+from kernels.gae import BLOCK, gae_doubling, gae_loop
 from kernels.gae import gae_triton as gae_launch
 from tests.conftest import GPU
 
@@ -82,95 +82,21 @@ def test_the_kernel_writes_its_rows_and_nothing_beyond() -> None:
         assert torch.allclose(got[:10].cpu().view(2, 5), want, atol=1e-5) and (got[10:] == 7).all()
 
 
-def test_masked_positions_do_not_change_advantages() -> None:
+def test_positions_without_a_state_do_not_change_advantages() -> None:
     rewards, values = torch.randn(3, 9), torch.randn(3, 9)
-    mask = torch.arange(9) > torch.tensor([[8], [4], [-1]])  # none, some, all
-    advantages, returns = gae(rewards, values, 1.0, 0.95, mask)
+    states = torch.arange(9) <= torch.tensor([[8], [4], [-1]])  # all, some, none
+    advantages, returns = gae(rewards, values, 1.0, 0.95, states)
     for poison in (1e6, torch.nan):
-        again = gae(rewards.masked_fill(mask, poison), values.masked_fill(mask, poison), 1.0, 0.95, mask)
+        again = gae(rewards.where(states, poison), values.where(states, poison), 1.0, 0.95, states)
         assert torch.equal(advantages, again[0]) and torch.equal(returns, again[1])
-    assert (advantages[mask] == 0).all() and (returns[mask] == 0).all()
+    assert (advantages[~states] == 0).all() and (returns[~states] == 0).all()
     alone, _ = gae(rewards[1:2, :5], values[1:2, :5], 1.0, 0.95)
     assert torch.allclose(advantages[1, :5], alone[0], atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------- the fused form
-@settings(deadline=None, max_examples=25)
-@given(
-    st.integers(1, 4),
-    st.integers(1, 40),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.sampled_from(["after_eos", "last_token"]),
-    st.integers(0, 1000),
-)
-@pytest.mark.parametrize("way", ["cpu", "triton"])
-def test_the_fused_form_equals_its_steps_in_float64_whatever_follows_the_end(
-    way, B, T, gamma, lam, score_at, seed
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logprobs, ref_logprobs, values = torch.randn(3, B, T, generator=generator)
-    scores, eos_index = torch.randn(B, generator=generator), torch.randint(T, (B,), generator=generator)
-    index = torch.arange(T)
-    no_action, no_state = index > eos_index[:, None], index > eos_index[:, None] + (score_at == "after_eos")
-    poisoned = [logprobs.masked_fill(no_action, torch.nan), ref_logprobs.masked_fill(no_action, torch.inf)]
-    inputs = [*poisoned, values.masked_fill(no_state, torch.nan), scores, eos_index]
-    if way == "triton":
-        pytest.importorskip("triton", reason="triton is not installed")
-        inputs = [x.to(DEVICE) for x in inputs]
-        result = penalised_gae_triton(*inputs, 0.1, gamma, lam, score_at == "after_eos")
-    else:
-        result = penalised_gae(*inputs, 0.1, gamma, lam, score_at)
-
-    kl = torch.where(no_action, 0.0, (logprobs - ref_logprobs).double())
-    rewards = -0.1 * kl
-    for b in range(B):  # the score, once
-        rewards[b, min(int(eos_index[b]) + (score_at == "after_eos"), T - 1)] += scores[b]
-    values = torch.where(no_state, 0.0, values)
-    advantages = torch.where(no_state, 0.0, double_loop(rewards, values, gamma, lam))
-    expected = [rewards, kl, advantages, advantages + values]
-    for got, want in zip(result[:4], expected, strict=True):
-        assert torch.allclose(got.cpu().double(), want, atol=1e-4)
-    mean, variance = result[4]
-    actions = advantages[~no_action]
-    assert mean.item() == pytest.approx(actions.mean().item(), abs=1e-4)
-    assert variance.item() == pytest.approx(actions.var(correction=0).item(), abs=1e-3)
-
-
-def test_the_fused_form_merges_blocks_and_keeps_a_small_variance_beside_a_large_mean() -> None:
-    """Rows longer than a block; advantages of 1000 +- 1, where E[x^2] - E[x]^2 would lose the variance."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    B, T = 2, 2 * BLOCK + 77
-    generator = torch.Generator().manual_seed(0)
-    zeros, eos_index = torch.zeros(B, T), torch.tensor([T - 1, BLOCK + 5])
-    values = torch.randn(B, T, generator=generator) - 1000
-    inputs = [x.to(DEVICE) for x in (zeros, zeros, values, torch.zeros(B), eos_index)]
-    _, _, advantages, _, (mean, variance) = penalised_gae_triton(*inputs, 0.1, 0.0, 0.0, True)
-    actions = -values[torch.arange(T) <= eos_index[:, None]].double()
-    assert torch.equal(advantages.cpu()[0], -values[0])
-    assert mean.item() == pytest.approx(actions.mean().item(), rel=1e-6)
-    assert variance.item() == pytest.approx(actions.var(correction=0).item(), rel=1e-3)
-    carried = penalised_gae_triton(*inputs, 0.1, 0.999, 0.98, True)[2].cpu()
-    want = gae_loop(zeros.double(), values.double(), 0.999, 0.98)[0]
-    assert torch.allclose(carried[0].double(), want[0], rtol=1e-4, atol=1e-2)
-
-
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_a_device_equals_the_loop_and_the_steps_at_real_sizes(device) -> None:
-    """gae of (512, 1024) and the fused form of (512, 53), whose T kinds of end are all there."""
+def test_a_device_equals_the_loop_at_real_sizes(device) -> None:
     rewards, values = torch.randn(512, 1024), torch.randn(512, 1024)
     expected = gae_loop(rewards.double(), values.double(), 1.0, 0.95)
     for got, want in zip(gae(rewards.to(device), values.to(device), 1.0, 0.95), expected, strict=True):
         assert torch.allclose(got.cpu().double(), want, atol=1e-3)
-    logprobs, ref_logprobs, values = torch.randn(3, 512, 53)
-    scores, eos_index = torch.randn(512), torch.arange(512) % 53
-    inputs = logprobs, ref_logprobs, values, scores, eos_index
-    result = penalised_gae(*(x.to(device) for x in inputs), 0.05, 1.0, 0.95, "after_eos")
-    kl = (logprobs - ref_logprobs).double().masked_fill(torch.arange(53) > eos_index[:, None], 0.0)
-    rewards = (-0.05 * kl).index_put(
-        (torch.arange(512), (eos_index + 1).clamp(max=52)), scores.double(), accumulate=True
-    )
-    no_state = torch.arange(53) > eos_index[:, None] + 1
-    advantages, _ = gae_loop(rewards, values.double().masked_fill(no_state, 0.0), 1.0, 0.95)
-    for got, want in zip(result[:3], (rewards, kl, advantages.masked_fill(no_state, 0.0)), strict=True):
-        assert torch.allclose(got.cpu().double(), want, atol=1e-4)

@@ -16,8 +16,8 @@ def test_a_product_by_hand():
     weight = torch.tensor([[127.0, -3.0, 0.0], [254.0, 2.0, -4.0]])
     x = torch.tensor([[127.0, 1.0, -127.0], [63.5, -0.5, 10.0]])
     expected = [[127 * 127 - 3.0, 254 * 127 + 2 + 4 * 127.0], [127 * 63.5 + 1.5, 254 * 63.5 - 1 - 40.0]]
-    assert Int8Weight(weight).product(x).tolist() == expected
-    assert Int8Weight(weight).product(x, torch.tensor([0.5, -torch.inf])).tolist() == [
+    assert Int8Weight(weight).matmul(x).tolist() == expected
+    assert Int8Weight(weight).matmul(x, torch.tensor([0.5, -torch.inf])).tolist() == [
         [expected[0][0] + 0.5, -torch.inf],
         [expected[1][0] + 0.5, -torch.inf],
     ]
@@ -27,7 +27,7 @@ def test_half_a_step_is_rounded_to_even():
     """The scale is that of the largest number in the row alone."""
     weight = Int8Weight(torch.eye(4) * 127)
     rows = [[127.0, 0.5, 0.51, 1.5], [127.0, -0.51, -0.5, -1.5], [1270.0, 5.0, 5.1, 15.0]]
-    y = weight.product(torch.tensor(rows)) / 127
+    y = weight.matmul(torch.tensor(rows)) / 127
     assert y.tolist() == [[127.0, 0.0, 1.0, 2.0], [127.0, -1.0, 0.0, -2.0], [1270.0, 0.0, 10.0, 20.0]]
 
 
@@ -38,7 +38,7 @@ def test_it_equals_the_specification(shape, num_out, dtype):
     torch.manual_seed(0)
     x, weight, bias = 3 * torch.randn(*shape).to(dtype), torch.randn(num_out, shape[-1]), torch.randn(num_out)
     for some in (None, bias):
-        y, exact = Int8Weight(weight).product(x, some), plain_product(x, weight, some)
+        y, exact = Int8Weight(weight).matmul(x, some), plain_product(x, weight, some)
         assert y.dtype == torch.float32 and y.shape == exact.shape == (*shape[:-1], num_out)
         assert torch.allclose(y.double(), exact, atol=1e-5, rtol=1e-6)
 
@@ -48,7 +48,7 @@ def test_the_error_is_that_of_two_roundings_to_8_bits():
     torch.manual_seed(0)
     x, weight = torch.randn(64, 768), torch.randn(500, 768)
     exact = x.double() @ weight.double().T
-    error = (Int8Weight(weight).product(x).double() - exact).square().mean().sqrt()
+    error = (Int8Weight(weight).matmul(x).double() - exact).square().mean().sqrt()
     steps = [(rows.abs().amax(1) / 127).square().mean() / 12 for rows in (x, weight)]
     expected = (768 * (steps[0] + steps[1])).sqrt()  # each weighs numbers of variance 1
     assert error == pytest.approx(expected.item(), rel=0.03) and expected < 0.012 * exact.std()
@@ -57,25 +57,25 @@ def test_the_error_is_that_of_two_roundings_to_8_bits():
 def test_a_row_depends_on_no_other_in_any_bit():
     torch.manual_seed(0)
     x, weight = torch.randn(33, 96), Int8Weight(torch.randn(200, 96))
-    together = weight.product(x)
-    assert all(torch.equal(together[i : i + 1], weight.product(x[i : i + 1])) for i in range(33))
+    together = weight.matmul(x)
+    assert all(torch.equal(together[i : i + 1], weight.matmul(x[i : i + 1])) for i in range(33))
     x[5] *= 1e4  # with one scale for all, the others would be 0
-    assert torch.equal(weight.product(x)[:5], together[:5])
+    assert torch.equal(weight.matmul(x)[:5], together[:5])
 
 
 def test_zeros_are_zero_and_what_is_not_finite_shows():
     x, rows = torch.randn(3, 8), torch.randn(4, 8)
     x[1], rows[2] = 0.0, 0.0
-    y = Int8Weight(rows).product(x)
+    y = Int8Weight(rows).matmul(x)
     assert (y[1] == 0).all() and (y[:, 2] == 0).all() and y.isfinite().all() and (y != 0).any()
     x[0, 3], rows[1, 5], rows[3, 2] = torch.nan, torch.nan, torch.inf
-    assert (~Int8Weight(rows).product(x).isfinite()).tolist() == [[True] * 4, *[[False, True, False, True]] * 2]
+    assert (~Int8Weight(rows).matmul(x).isfinite()).tolist() == [[True] * 4, *[[False, True, False, True]] * 2]
 
 
 def test_the_layers_product_takes_it_like_a_tensor():
     torch.manual_seed(0)
     x, rows, bias = torch.randn(2, 5, 16), torch.randn(7, 16), torch.randn(7)
     weight = Int8Weight(rows)
-    assert torch.equal(wide_linear(x, weight, bias), weight.product(x, bias))
-    assert torch.equal(linear(x, weight, bias, "gelu_new"), F.gelu(weight.product(x, bias), approximate="tanh"))
+    assert torch.equal(wide_linear(x, weight, bias), weight.matmul(x, bias))
+    assert torch.equal(linear(x, weight, bias, "gelu_new"), F.gelu(weight.matmul(x, bias), approximate="tanh"))
     assert not linear(x.requires_grad_(), weight).requires_grad

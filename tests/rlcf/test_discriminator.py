@@ -10,7 +10,7 @@ import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-import train_ppo
+import train_rlcf
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig, Transformer
 from nanorlhf.rlcf import train_discriminator
@@ -377,7 +377,7 @@ def test_a_pretrained_encoder_becomes_a_discriminator_that_ppo_trains_further(rl
     train_discriminator.main(args)
     assert {"triplet", "discriminator"} == {k.split("/")[0] for row in read_metrics(args.out) for k in row if "/" in k}
     ppo = replace(rlcf.ppo, discriminator=str(args.out), discriminator_lr=1e-3, out=tmp_path / "ppo")
-    train_ppo.main(ppo)
+    train_rlcf.main(ppo)
     before, after = load_discriminator(args.out), load_discriminator(ppo.out / "discriminator")
     assert after.is_pretrained and not torch.equal(weights(before), weights(after))
     (metrics,) = read_metrics(ppo.out)

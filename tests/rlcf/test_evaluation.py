@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 
 import eval as evaluation
 from nanorlhf.checkpoint import save
-from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, Transformer
 from nanorlhf.padding import right_pad
@@ -24,6 +24,7 @@ from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator, save_
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.rows import read_jsonl
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs run on Linux only")
 needs_jdk = pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")

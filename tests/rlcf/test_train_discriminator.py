@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import train_ppo
+import train_rlcf
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf import train_discriminator
@@ -192,7 +192,7 @@ def test_bfloat16_trains_too(rlcf, tmp_path, stage):
         train_discriminator.main(replace(rlcf.discriminator, out=tmp_path / "d", dtype="bfloat16", **SHORT))
         assert weights(load_discriminator(tmp_path / "d")).dtype == torch.float32
     else:
-        train_ppo.main(replace(rlcf.ppo, out=tmp_path / "ppo", dtype="bfloat16"))
+        train_rlcf.main(replace(rlcf.ppo, out=tmp_path / "ppo", dtype="bfloat16"))
         (metrics,) = read_metrics(tmp_path / "ppo")
         assert metrics["policy/first_ratio_error"] < 5e-3 and -1 < metrics["discriminator/score"] < 1
 

@@ -15,7 +15,7 @@ import torch
 import eval as evaluation
 from nanorlhf import reward
 from nanorlhf.checkpoint import load_scalar, save
-from nanorlhf.dataset import read_jsonl, response_ids, write_jsonl
+from nanorlhf.dataset import response_ids, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
@@ -23,6 +23,7 @@ from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.selfrank import report as reply_report
 from nanorlhf.selfrank.self_ranking import Resamples, share
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from tests.rows import read_jsonl
 
 DIALOGUES = [  # query, reference, reply of full, reply of str
     (

@@ -118,7 +118,7 @@ def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path) -> 
         "/nowhere/at/all": "/nowhere/at/all",
         str(directory / "config.json"): "is a file",
         str(tmp_path): "holds no config.json",
-        str(broken): "more than its files: fix them",
+        str(broken): "more than its files",
         str(listless): "can't be read as a sentence encoder",
         str(directory): "1_Pooling/config.json:1: malformed JSON",
     }

@@ -17,14 +17,15 @@ import train_ppo
 import train_rm
 import train_sft
 from data import site, stackoverflow
-from nanorlhf.answers import sample_answers
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.dataset import read_jsonl, write_jsonl
+from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.generate import sample_answers
 from nanorlhf.stackoverflow import evaluation as answers
 from nanorlhf.stackoverflow import report as answer_report
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import read_metrics
+from tests.rows import read_jsonl
 
 LENGTHS = {"max_length": 160, "max_response_length": 70}
 

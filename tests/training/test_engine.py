@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import train_grpo
 import train_ppo
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.errors import InputError
@@ -17,6 +18,7 @@ from nanorlhf.generate import generate
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import engine
 from tests.conftest import read_metrics, weights
+from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
 
 
@@ -128,27 +130,27 @@ def pushes(server) -> int:
 
 def test_ppo_learns_from_what_the_server_wrote(ppo, server, monkeypatch):
     """Its log-probabilities are the policy's before each update: it got the weights. Equal queries differ."""
-    batches = spy_on(monkeypatch, "rollout")
-    args = replace(ppo, rollout_url=f"{server.url}/v1/", samples_per_query=2, lr=1e-2, importance_correction="tis")
-    train_ppo.main(replace(args, advantages="rloo", reward_model=ppo.reward_model))
+    batches = spy_on(monkeypatch, "rollout_metrics")
+    args = replace(ppo, rollout_url=f"{server.url}/v1/", lr=1e-2, importance_correction="tis")
+    train_grpo.main(grpo_args(args, algorithm="rloo", samples_per_query=2, num_epochs=1))
     assert pushes(server) == 2 and paths(server).count("/v1/completions") == 16
     assert paths(server).count("/reset_prefix_cache") == (2 if server.kind == "vllm" else 0)
     assert Path(server.directory) == ppo.out.absolute() / "rollout_weights"
     for row in read_metrics(ppo.out):
         assert row["policy/sampler_gap"] < 1e-5 and abs(row["policy/tis_weight"] - 1) < 1e-5
         assert row["policy/first_ratio_error"] < 1e-5
-    for _, batch in batches.calls:
+    for (batch, *_), _ in batches.calls:
         assert len({tuple(ids) for ids in batch.response.tolist()}) > 6
-        assert (batch.response[~batch.padding_mask] != load_tokenizer(ppo.sft).pad_id).all()
+        assert (batch.response[batch.actions] != load_tokenizer(ppo.sft).pad_id).all()
     moved = weights(load_gpt(ppo.out)) - weights(load_gpt(ppo.sft))
     assert moved.abs().max() > 1e-3
 
 
 def test_the_same_seed_asks_for_the_same_responses(ppo, server, monkeypatch):
-    batches = spy_on(monkeypatch, "rollout")
+    batches = spy_on(monkeypatch, "rollout_metrics")
     for name in ("one", "two"):
         train_ppo.main(replace(ppo, out=ppo.out / name, rollout_url=server.url, total_episodes=8))
-    (_, one), (_, two) = batches.calls
+    ((one, *_), _), ((two, *_), _) = batches.calls
     assert torch.equal(one.response, two.response)
 
 
@@ -262,6 +264,6 @@ def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"rollout_dtype": "bfloat16"}, {"top_p": 0.9}], ids=str)
 def test_what_the_server_decides_is_no_flag(ppo, change):
-    with pytest.raises(InputError, match="leave out --rollout-dtype and --top-p"):
+    with pytest.raises(InputError, match="drop --rollout-dtype and --top-p"):
         train_ppo.main(replace(ppo, rollout_url="http://127.0.0.1:9", **change))
     assert not ppo.out.exists()

@@ -65,7 +65,8 @@ def finished(out: Path, kind: type = GPT, **settings: object) -> Args:
     tokenizer = train_tokenizer(["one two three"] * 3, 280)
     torch.manual_seed(0)
     model = kind(replace(TINY, vocab_size=tokenizer.vocab_size))
-    run = Run(args, "SFT", {"numbers": {}}, write=lambda: save(model, out, tokenizer))
+    run = Run(args, "SFT", lambda: save(model, out, tokenizer))
+    run.track(numbers={})
     for step in run.steps(2):
         run.log(step, {"loss": 1.0})
     run.log_samples(2, [{"query": "secret"}])
@@ -149,7 +150,7 @@ def test_a_failed_upload_leaves_a_finished_run_and_says_how_to_push_later(record
 @pytest.mark.parametrize("name", ["name", "a/b/c", "a b/c", "/name", "owner/", "owner/-x", "", "owner/" + "x" * 97])
 def test_what_is_no_owner_and_name_is_refused(name, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    with pytest.raises(InputError, match=r"^--push-to-hub .*: write OWNER/NAME"):
+    with pytest.raises(InputError, match=r"^--push-to-hub .*: it must be OWNER/NAME"):
         hub.check_hub_id(name)
 
 

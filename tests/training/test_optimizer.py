@@ -1,7 +1,7 @@
 """Steps whose gradient is not finite: they are skipped and counted, and too many in a row end the run."""
 
 import copy
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +16,7 @@ BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, t
 def make(limit=3):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    args = SimpleNamespace(out="run", max_skipped_steps=limit)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), args, "lower --lr")
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), limit, Path("run"), "lower --lr")
 
 
 def set_gradients(model, seed, bad=None):

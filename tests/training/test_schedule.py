@@ -3,7 +3,7 @@ import math
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.training.schedule import check_warmup, lr_factor
+from nanorlhf.training.optimizer import check_warmup, lr_factor
 
 
 def test_linear_is_the_papers_fraction():

@@ -8,6 +8,7 @@ from typing import get_type_hints
 
 import pytest
 
+import train_dpo
 import train_ppo
 import train_rm
 import train_sft
@@ -15,7 +16,7 @@ from nanorlhf.cli import check_ranges, ranges
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf import train_baselines, train_discriminator
 
-PROGRAMS = [train_sft, train_rm, train_ppo, train_discriminator, train_baselines]
+PROGRAMS = [train_sft, train_rm, train_dpo, train_ppo, train_discriminator, train_baselines]
 by_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 

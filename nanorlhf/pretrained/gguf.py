@@ -1,9 +1,10 @@
-"""GGUF, llama.cpp's format: weights, settings and tokenizer in one file, read as a Hugging Face directory would be.
+"""GGUF, llama.cpp's format: weights, settings and tokenizer in one file.
 
     --model SmolLM2-135M-Instruct.Q4_1.gguf
 
-The `gguf` library opens the file and turns quantised weights into float32; the names and shapes here are those of
-families.py, so that all checks of a checkpoint hold for it too. Models are saved in the Hugging Face layout only.
+The `gguf` library opens the file and turns quantised weights into float32. Names and shapes become
+those of the Hugging Face layout, so all checks of a checkpoint hold here too. Models are saved in
+that layout only.
 """
 
 from functools import cache
@@ -64,49 +65,53 @@ def is_gguf(where: str | Path) -> bool:
 
 
 @cache
-def opened(path: Path) -> "GGUFReader":
+def open_gguf(path: Path) -> "GGUFReader":
     """The file, mapped. Raises InputError if it is damaged or the library is missing."""
     open_regular(path).close()
     try:
         import gguf
     except ImportError as error:  # part of the optional extra `gguf`
-        raise InputError(f"{path}: reading GGUF needs the library: install it with `pip install gguf`.") from error
+        raise InputError(f"{path}: GGUF needs a library: `pip install gguf`.") from error
     try:
         return gguf.GGUFReader(path)
-    except Exception as error:  # the library raises no narrower class: whatever damaged bytes lead to
-        raise InputError(f"{path} can't be read as GGUF ({error!s:.200}): download it again.") from error
+    except Exception as error:  # the library raises no narrower class: whatever bad bytes lead to
+        raise InputError(f"{path} can't be read as GGUF ({error!s:.200}).") from error
 
 
 def metadata(path: Path, name: str) -> Any:
     """A field's value; None where it isn't there."""
     try:
-        field = opened(path).fields.get(name)
+        field = open_gguf(path).fields.get(name)
         return None if field is None else field.contents()
     except InputError:
         raise
     except Exception as error:  # as above
-        raise InputError(f"{path}: the field {name} can't be read ({error!s:.200}): download it again.") from error
+        raise InputError(f"{path}: field {name} can't be read ({error!s:.200}).") from error
 
 
 def gguf_settings(path: Path) -> dict:
-    """The metadata as config.json would say it. Raises InputError for a model that isn't implemented."""
+    """The metadata as config.json would say it; InputError for a model that isn't implemented."""
     architecture = metadata(path, "general.architecture")
     if architecture not in ARCHITECTURES:
-        raise InputError(f"{path}: architecture {architecture!r:.80} isn't one of {', '.join(ARCHITECTURES)}.")
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{path}: architecture {architecture!r:.80} isn't one of {known}.")
     for name in UNSUPPORTED:
         if metadata(path, f"{architecture}.{name}"):
-            raise InputError(f"{path}: {architecture}.{name} isn't implemented: name another checkpoint.")
-    settings = {ours: metadata(path, f"{architecture}.{theirs}") for ours, theirs in SETTINGS.items()}
-    tensors = {tensor.name: tensor for tensor in opened(path).tensors}
+            raise InputError(f"{path}: {architecture}.{name} isn't implemented.")
+    settings = {name: metadata(path, f"{architecture}.{SETTINGS[name]}") for name in SETTINGS}
+    tensors = {tensor.name: tensor for tensor in open_gguf(path).tensors}
     if "token_embd.weight" not in tensors:
         raise InputError(f"{path} has no token_embd.weight: it holds no language model.")
     if DIVISORS in tensors:
-        settings["rope_scaling"] = llama3_scaling(np.array(tensors[DIVISORS].data, dtype=np.float64), settings, path)
-    kind = metadata(path, f"{architecture}.rope.scaling.type")
+        divisors = np.array(tensors[DIVISORS].data, dtype=np.float64)
+        settings["rope_scaling"] = llama3_scaling(divisors, settings, path)
+    rope = f"{architecture}.rope.scaling"
+    kind = metadata(path, f"{rope}.type")
     if kind not in (None, "none"):
-        scaling = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
-        settings["rope_scaling"] = {"rope_type": kind} | {
-            ours: metadata(path, f"{architecture}.rope.scaling.{theirs}") for ours, theirs in scaling.items()
+        settings["rope_scaling"] = {
+            "rope_type": kind,
+            "factor": metadata(path, f"{rope}.factor"),
+            "original_max_position_embeddings": metadata(path, f"{rope}.original_context_length"),
         }
     return settings | {
         "model_type": ARCHITECTURES[architecture],
@@ -118,44 +123,56 @@ def gguf_settings(path: Path) -> dict:
 
 
 def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
-    """rope_scaling of Llama 3.1 and later, whose files hold what each frequency is divided by, (rotary_dim / 2,).
+    """rope_scaling of Llama 3.1 and later, whose files hold what each frequency is divided by.
 
-    A frequency that turns fewer times in the original context than low_freq_factor is divided by the factor, one that
-    turns more often than high_freq_factor by 1, between them it is interpolated. Raises InputError for other divisors.
+    divisors (rotary_dim / 2,). A frequency with fewer turns in the original context than
+    low_freq_factor is divided by the factor, one with more than high_freq_factor by 1, those
+    between by something in between. Raises InputError for other divisors.
     """
     few, many, length = 1.0, 4.0, 8192  # of all Llamas; the file doesn't say
-    width = settings["head_dim"] or (settings["hidden_size"] or 0) // (settings["num_attention_heads"] or 1)
-    factor, base = round(float(divisors.max(initial=0)), 4), settings["rope_theta"] or 1e4
-    if divisors.shape == (width // 2,) and factor >= 1:
-        turns = length * base ** -(np.arange(width // 2) / (width // 2)) / (2 * np.pi)
+    n_head = settings["num_attention_heads"] or 1
+    half = (settings["head_dim"] or (settings["hidden_size"] or 0) // n_head) // 2
+    base = settings["rope_theta"] or 1e4
+    factor = round(float(divisors.max(initial=0)), 4)
+    if divisors.shape == (half,) and factor >= 1:
+        turns = length * base ** -(np.arange(half) / half) / (2 * np.pi)
         kept = ((turns - few) / (many - few)).clip(0, 1)
         if np.allclose(divisors, 1 / ((1 - kept) / factor + kept), rtol=1e-3):
-            scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": few, "high_freq_factor": many}
-            return scaling | {"original_max_position_embeddings": length}
-    raise InputError(f"{path}: {DIVISORS} isn't that of a Llama 3: name the checkpoint in the Hugging Face layout.")
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": few,
+                "high_freq_factor": many,
+                "original_max_position_embeddings": length,
+            }
+    raise InputError(f"{path}: {DIVISORS} isn't that of a Llama 3: name a checkpoint in the Hugging Face layout.")
 
 
 def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in float32 under their names in the Hugging Face layout."""
     import gguf
 
-    settings, found = gguf_settings(path), {}
-    for tensor in opened(path).tensors:
+    settings = gguf_settings(path)
+    n_head = settings["num_attention_heads"]
+    found = {}
+    for tensor in open_gguf(path).tensors:
         if tensor.name == DIVISORS:  # a setting, read above
             continue
         try:
-            values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            values = np.array(values, dtype=np.float32)
         except Exception as error:  # the library raises no narrower class
-            raise InputError(f"{path}: {tensor.name} can't be read ({error!s:.200}): name another file.") from error
-        if settings["model_type"] == "llama" and tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
-            heads = settings["num_key_value_heads" if "attn_k" in tensor.name else "num_attention_heads"]
-            values = in_halves(values, heads or settings["num_attention_heads"])
-        found[their_name(tensor.name)] = torch.from_numpy(values)
+            raise InputError(f"{path}: {tensor.name} can't be read ({error!s:.200}).") from error
+        if settings["model_type"] == "llama" and tensor.name.endswith("attn_q.weight"):
+            values = in_halves(values, n_head)
+        if settings["model_type"] == "llama" and tensor.name.endswith("attn_k.weight"):
+            values = in_halves(values, settings["num_key_value_heads"] or n_head)
+        found[hugging_face_name(tensor.name)] = torch.from_numpy(values)
     return found
 
 
-def their_name(name: str) -> str:
-    """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; an unknown name stays, and is refused later."""
+def hugging_face_name(name: str) -> str:
+    """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; an unknown name stays."""
     module, _, kind = name.rpartition(".")
     if module.startswith("blk."):
         _, layer, inner = module.split(".", 2)
@@ -164,7 +181,10 @@ def their_name(name: str) -> str:
 
 
 def in_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows (H * D, C) of llama.cpp, which rotates channels (0, 1), (2, 3), ..., in our order: i goes with i + D / 2."""
+    """Rows (H * D, C) of llama.cpp in our order.
+
+    It rotates channels (0, 1), (2, 3), ... together, we rotate i and i + D / 2.
+    """
     pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])  # (H, D / 2, 2, C)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -174,21 +194,23 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict]:
 
     Raises InputError unless it is byte-level BPE of a known kind.
     """
-    kind, split = (metadata(path, f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    kind = metadata(path, "tokenizer.ggml.model")
+    split = metadata(path, "tokenizer.ggml.pre")
     split = "default" if split is None else split
     if kind != "gpt2" or split not in SPLITS:
         raise InputError(
-            f"{path}: a tokenizer of kind {kind!r:.40}, {split!r:.40} isn't implemented: name the model's Hub id with "
-            "--tokenizer."
+            f"{path}: a tokenizer of kind {kind!r:.40}, {split!r:.40} isn't implemented: "
+            "name the model's Hub id with --tokenizer."
         )
     tokens, types, merges = (metadata(path, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges"))
     try:
         vocabulary = {token: i for i, token in enumerate(tokens)}
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges]))
+        pairs = [tuple(merge.split(" ")) for merge in merges]
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
         special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     except Exception as error:  # the library raises no narrower class
-        raise InputError(f"{path}: its tokenizer can't be read ({error!s:.200}): download it again.") from error
+        raise InputError(f"{path}: its tokenizer can't be read ({error!s:.200}).") from error
     pattern = SPLITS[split]
     steps: list[pre_tokenizers.PreTokenizer] = []
     if split == "smollm":

@@ -11,11 +11,12 @@ import transformers
 from safetensors.torch import load_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kernels.attention import RotaryScaling
 from nanorlhf.checkpoint import load_gpt, read_config, save
 from nanorlhf.errors import InputError
-from nanorlhf.families import config_object
-from nanorlhf.gguf_file import SETTINGS, gguf_tokenizer, in_halves
-from nanorlhf.model import GPT, GPTConfig, RotaryScaling
+from nanorlhf.model import GPT, GPTConfig
+from nanorlhf.pretrained.gguf import SETTINGS, gguf_tokenizer, in_halves
+from nanorlhf.pretrained.layout import config_object
 from nanorlhf.tokenizer import load_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="no GGUF without its library: pip install gguf")
@@ -163,7 +164,7 @@ def test_the_tokenizer_knows_its_symbols_and_eos(tmp_path) -> None:
     pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("he he 42")]
     assert pieces == ["he", "Ġhe", "Ġ", "4", "2"]  # each digit by itself
     assert tokenizer.encode("<|im_end|>") != [1]  # in a text it is ten characters
-    assert tokenizer.encode("<|im_end|>", marks=True) == [1]
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [1]
     assert (tokenizer.bos, tokenizer.chat_template) == ("<|endoftext|>", "{{ messages[0].content }}")
 
 

@@ -1,0 +1,142 @@
+"""Two parts of attention that PyTorch has no fast form of: rotary positions, and one new token.
+
+Letters in shapes: B batch, S tokens of this call, L tokens so far, H heads of the queries, K heads
+of the keys and values (each shared by H / K queries), D width of a head, r channels that are
+rotated.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+# -------------------------------------------------------------------------------- rotary positions
+@dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """Rotary positions beyond those of pre-training: some pairs of channels rotate more slowly."""
+
+    kind: str
+    """which ones. linear: all; llama3 and yarn: those with few turns within original_n_ctx, and, in
+    part, those with more"""
+    factor: float
+    """how much more slowly"""
+    original_n_ctx: int = 0
+    """longest sequence of pre-training"""
+    few_turns: float = 1.0
+    """a pair with fewer turns is slowed down by the whole factor (low_freq_factor, beta_slow)"""
+    many_turns: float = 32.0
+    """a pair with more turns is not slowed down (high_freq_factor, beta_fast)"""
+    attention_factor: float = 1.0
+    """multiplies q and k (yarn)"""
+    whole_pairs: bool = True
+    """yarn: round the boundaries outwards to whole pairs"""
+
+
+def rotary_frequencies(
+    rotary_dim: int, base: float, scaling: RotaryScaling | None, device: torch.device
+) -> Tensor:
+    """Radians per position of each pair of channels, (r / 2,), float32: base^(-2i / r), scaled."""
+    r = rotary_dim
+    # 1 / base^x rounds as transformers does; with base^-x angles at position 2,000 differ by 1e-4
+    frequencies = 1 / base ** (torch.arange(0, r, 2, device=device).float() / r)
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    few, many, length = scaling.few_turns, scaling.many_turns, scaling.original_n_ctx
+    if scaling.kind == "llama3":  # from few to many turns, linear in the number of turns
+        kept = ((length / (2 * math.pi / frequencies) - few) / (many - few)).clamp(0, 1)
+    else:  # yarn: linear in the number of the pair
+
+        def pair(turns: float) -> float:
+            return r * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        first, last = pair(many), pair(few)
+        if scaling.whole_pairs:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, r - 1)
+        steps = torch.arange(r // 2, device=device).float() - first
+        kept = 1 - (steps / (last - first if last > first else 1e-3)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def rotary_tables(
+    positions: Tensor, rotary_dim: int, base: float, scaling: RotaryScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """positions (B, S) -> cos and sin of position * frequency, (B, S, 1, r / 2) each, float32."""
+    frequencies = rotary_frequencies(rotary_dim, base, scaling, positions.device)
+    angles = positions[:, :, None, None].float() * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    factor = scaling.attention_factor if scaling else 1.0
+    return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
+
+
+def rotated_heads(
+    qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool
+) -> tuple[Tensor, ...]:
+    """Rotate q and k by the angles of their positions, in place: nothing else may read qkv.
+
+    qkv (B, S, H + 2K, D), cos and sin (B, S, 1, r / 2) -> q (B, H, S, D), k and v (B, K, S, D).
+    Channels from r on carry no position.
+    """
+    if qkv.requires_grad:
+        return RotatedHeads.apply(qkv, cos, sin, n_head, interleaved)
+    return split_heads(apply_rotary_(qkv, cos, sin, n_head, interleaved), n_head)
+
+
+class RotatedHeads(torch.autograd.Function):
+    """Saves only the tables: the backward pass rotates the gradient back."""
+
+    @staticmethod
+    def forward(
+        ctx, qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return split_heads(apply_rotary_(qkv.detach(), cos, sin, n_head, interleaved), n_head)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        grad = torch.cat([g.transpose(1, 2) for g in grads], dim=2)  # (B, S, H + 2K, D)
+        grad = apply_rotary_(grad, cos, -sin, grads[0].size(1), ctx.interleaved)
+        return grad, None, None, None, None
+
+
+def split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, ...]:
+    """(B, S, H + 2K, D) -> q (B, H, S, D), k and v (B, K, S, D)."""
+    kv_heads = (qkv.size(2) - n_head) // 2
+    return qkv.transpose(1, 2).split([n_head, kv_heads, kv_heads], dim=1)
+
+
+def apply_rotary_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleaved: bool) -> Tensor:
+    """Rotate q and k of (B, S, H + 2K, D) in place, by pairs (0, 1), (2, 3) or (0, r/2), ...
+
+    A pair (a, b) is the complex number a + ib. Rotating it is one product, (a + ib)(cos + i sin),
+    in float32 at least.
+    """
+    qk = qkv[:, :, : (n_head + qkv.size(2)) // 2, : 2 * cos.size(-1)]  # (B, S, H + K, r)
+    a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)
+    wide = torch.promote_types(qk.dtype, torch.float32)
+    rotated = torch.complex(a.to(wide), b.to(wide)).mul_(torch.complex(cos, sin))
+    a.copy_(rotated.real)
+    b.copy_(rotated.imag)
+    return qkv
+
+
+# ----------------------------------------------------------------------------------- one new token
+def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Attention of one new token on a CPU, in two batched products.
+
+    q (B, H, 1, D), k and v (B, K, L, D), bias (B, H, 1, L) -> (B, H, 1, D). PyTorch's fused kernel
+    is built for many tokens and takes 1.5 times as long for one. The queries that share keys and
+    values are the rows of one product.
+    """
+    B, K = k.shape[:2]
+    rows = q.reshape(B * K, -1, q.size(-1))  # (B * K, H / K, D)
+    bias = bias.reshape(B * K, -1, bias.size(-1))  # (B * K, H / K, L)
+    logits = torch.baddbmm(bias, rows, k.flatten(0, 1).mT, alpha=scale)
+    return torch.bmm(logits.softmax(-1), v.flatten(0, 1)).view_as(q)

@@ -1,0 +1,209 @@
+"""A rollout: the queries, the policy's responses, and what each model says of each token."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanorlhf import distributed
+from nanorlhf.dataset import Demonstration
+from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.ppo import eos_masks
+
+ScoreAt = Literal["after_eos", "last_token"]
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """B queries of Q tokens and their responses of T tokens. In all masks True = counts.
+
+        query    #  #  q  q | response   a  b  E  #  #      # = [PAD], E = EOS, eos_index 2
+        real     .  .  x  x |            x  x  x  .  .
+                              actions    x  x  x  .  .      a token was chosen here
+                              states     x  x  x  x  .      with the finished response: after_eos
+
+    The script sets the last five fields, in the order of the algorithm.
+    """
+
+    index: Tensor  # (B,) a row's number in the rollout
+    records: list[dict]  # B rows of the data file
+    query: Tensor  # (B, Q) ids, left-padded
+    response: Tensor  # (B, T) ids, [PAD] after the end
+    real: Tensor  # (B, Q + T) tokens of query and response
+    actions: Tensor  # (B, T)
+    states: Tensor  # (B, T) actions; where the score falls due after EOS, one position more
+    in_loss: Tensor  # (B, T) True; a script drops a token or a response by setting it to False
+    eos_index: Tensor  # (B,) the last token; T - 1 where there is no EOS
+    score_index: Tensor  # (B,) the position whose reward contains the score
+    has_eos: Tensor  # (B,) bool
+    sampled_logprobs: Tensor  # (B, T) of the distribution that was sampled from, after its filters
+    logprobs: Tensor = field(init=False)  # (B, T) of the policy, as the update computes them
+    ref_logprobs: Tensor = field(init=False)  # (B, T) of the reference policy
+    values: Tensor = field(init=False)  # (B, T) of the value model
+    advantages: Tensor = field(init=False)  # (B, T), or (B,) where a response has one
+    returns: Tensor = field(init=False)  # (B, T)
+
+    @classmethod
+    def of(
+        cls,
+        records: list[dict],
+        query: Tensor,
+        response: Tensor,
+        sampled_logprobs: Tensor,
+        eos_id: int,
+        pad_id: int,
+        score_at: ScoreAt,
+    ) -> "Batch":
+        """Find the end of each response (B, T), and the masks that follow from it.
+
+        score_at   where the score becomes a reward
+        after_eos    a  b  E  x     at x, the state after EOS (N+); at EOS if that is the last slot
+        last_token   a  b  E  x     at E, the last token; the response then has no state after it
+        """
+        eos_index, actions, states = eos_masks(response, eos_id, pad_id)
+        after = (eos_index + 1).clamp(max=response.size(1) - 1)
+        return cls(
+            index=torch.arange(len(query), device=query.device),
+            records=records,
+            query=query,
+            response=response,
+            real=torch.cat((query != pad_id, actions), dim=1),
+            actions=actions,
+            states=states if score_at == "after_eos" else actions,
+            in_loss=torch.ones_like(actions),
+            eos_index=eos_index,
+            score_index=after if score_at == "after_eos" else eos_index,
+            has_eos=(response == eos_id).any(1),
+            sampled_logprobs=sampled_logprobs,
+        )
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    @property
+    def query_response(self) -> Tensor:
+        """(B, Q + T) ids."""
+        return torch.cat((self.query, self.response), dim=1)
+
+    @property
+    def loss_actions(self) -> Tensor:
+        """(B, T) the actions that the policy loss counts."""
+        return self.actions & self.in_loss
+
+    @property
+    def loss_states(self) -> Tensor:
+        """(B, T) the states that the value loss counts."""
+        return self.states & self.in_loss
+
+    def __getitem__(self, index: Tensor | slice) -> "Batch":
+        """Some rows (b,), without the columns that are padding in each of them.
+
+        query  # # q q | response  a E s #      keeps q q, a E, and s, the state after EOS
+               # # # q |           E s # #
+        """
+        numbers = torch.arange(len(self))[index]  # (b,)
+        rows = numbers.to(self.query.device)
+        Q = self.query.size(1)
+        first = int(self.real[rows, :Q].any(0).long().argmax())
+        t = int(self.states[rows].any(0).sum())
+
+        def cut(name: str, value: Any) -> Any:
+            if name == "records":
+                return [value[i] for i in numbers.tolist()]
+            if name == "query":
+                return value[rows, first:]
+            if name == "real":
+                return value[rows, first : Q + t]
+            return value[rows, :t] if value.ndim == 2 else value[rows]
+
+        some = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(some, name, cut(name, value))
+        return some
+
+    def shuffled(self, generator: torch.Generator) -> "Batch":
+        """All rows in a random order, the same on every rank."""
+        return self[torch.randperm(len(self), generator=generator)]
+
+    def split(self, num: int) -> "Iterator[Batch]":
+        """`num` minibatches of equal size, except those in which no action counts: a mean needs one."""
+        size = len(self) // num
+        for start in range(0, size * num, size):
+            if self.loss_actions[start : start + size].any():
+                yield self[start : start + size]
+
+    def mine(self) -> "Batch":
+        """This rank's rows."""
+        return self[distributed.rank_slice(len(self))]
+
+    def micro_batches(self, size: int) -> "Iterator[Batch]":
+        """All rows, at most `size` at a time; similar lengths together, which saves padding."""
+        for index in self.real.sum(1).argsort().cpu().split(size):
+            yield self[index]
+
+    @torch.no_grad()
+    def read(self, function: Callable[["Batch"], Any], size: int) -> Any:
+        """One pass over the batch: what `function` returns of each row, in the batch's order.
+
+        function  micro-batch of at most `size` rows -> (b,), (b, t) or several of them in a tuple
+        Each rank reads its share. Returns (B,), (B, T), 0 where a micro-batch had no column, or a
+        tuple of them, the same on every rank.
+        """
+        mine = self.mine()
+        T = self.response.size(1)
+        order = mine.real.sum(1).argsort().cpu()
+        results = [function(mine[index]) for index in order.split(size)]
+        columns = zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True)
+        gathered = []
+        for pieces in columns:
+            rows = torch.cat([F.pad(x, (0, T - x.size(1))) if x.ndim == 2 else x for x in pieces])
+            in_order = torch.empty_like(rows)
+            in_order[order.to(rows.device)] = rows
+            gathered.append(distributed.all_gather_rows(in_order))
+        return tuple(gathered) if isinstance(results[0], tuple) else gathered[0]
+
+
+# write(query (b, q), real (b, q), T, temperature, eos_id=, pad_id=, uniforms=)
+# -> response (b, T), logprobs (b, T): `nanorlhf.generate.generate` with a model
+Write = Callable[..., tuple[Tensor, Tensor]]
+
+
+def sample(
+    write: Write,
+    rows: Sequence[Demonstration],
+    uniforms: Tensor,
+    device: torch.device,
+    temperature: float,
+    size: int,
+    eos_id: int,
+    pad_id: int,
+    score_at: ScoreAt,
+) -> Batch:
+    """A response to each row's query, by temperature alone: any other filter would change the
+    distribution that the ratio is taken against. [N+ 21]
+
+    rows      the global batch; each rank samples its share, at most `size` rows at once
+    uniforms  (B, T) a row's own random numbers: other ranks and rows do not change its response
+    """
+    T = uniforms.size(1)
+    mine = range(len(rows))[distributed.rank_slice(len(rows))]
+    order = sorted(mine, key=lambda i: len(rows[i].query))  # queries of like length together
+    written = []
+    for index in micro_batches(order, size):
+        query = left_pad([rows[i].query for i in index], pad_id).to(device)  # (b, q) [N+ 5]
+        ids = {"eos_id": eos_id, "pad_id": pad_id}
+        written.append(
+            write(query, query != pad_id, T, temperature, uniforms=uniforms[index], **ids)
+        )
+    back = torch.tensor(order).argsort()
+    response, sampled_logprobs = (
+        distributed.all_gather_rows(torch.cat(pieces)[back.to(device)])
+        for pieces in zip(*written, strict=True)
+    )  # (B, T) the response alone: no query ids in it
+    query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
+    records = [row.record for row in rows]
+    return Batch.of(records, query, response, sampled_logprobs, eos_id, pad_id, score_at)

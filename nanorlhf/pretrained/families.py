@@ -1,0 +1,499 @@
+"""What is known of each model family in the Hugging Face layout: one `Family` each.
+
+That is how config.json calls the settings of `GPTConfig`, what it doesn't say, how tensors are
+called, and the order of q, k and v. layout.py reads and writes by it. To add a family, add it to
+FAMILIES.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kernels.attention import RotaryScaling
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPTConfig
+from nanorlhf.t5 import T5Config
+
+# integer settings: the least and the largest, far above any model, far below what overflows
+RANGES: dict[str, tuple[int, int]] = {
+    "vocab_size": (1, 2**24), "n_ctx": (1, 2**28), "d_model": (1, 2**18), "n_layer": (1, 2**12),
+    "n_head": (1, 2**12), "n_kv_head": (1, 2**12), "d_head": (1, 2**18), "d_mlp": (1, 2**20),
+    "rotary_dim": (2, 2**18), "adapter_size": (1, 2**18), "n_decoder_layer": (1, 2**12),
+    "num_buckets": (4, 2**16), "max_distance": (1, 2**28),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A config.json, or an object within it."""
+
+    fields: dict[str, Any]
+    where: str | Path
+
+    def error(self, message: str) -> InputError:
+        return InputError(f"{self.where}: {message}")
+
+    def get(self, name: str, kind: type, default: Any = ..., least: float = 0, most: float = math.inf) -> Any:
+        """A field of this type and range, or InputError. null is as if it were absent.
+
+        default: None for a field that may be absent; without a default it must be there.
+        """
+        value: Any = self.fields.get(name)
+        if value is None and default is not ...:
+            if default is None:
+                return None
+            value = default
+        if kind is float and type(value) is int and abs(value) < 2**63:
+            value = float(value)
+        is_valid = type(value) is kind
+        if is_valid and kind in (int, float):
+            is_valid = least <= value <= most and value < math.inf
+        if is_valid:
+            return value
+        names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+        wanted = names[kind]
+        wanted += f" of at least {least}" if least else ""
+        wanted += f" and at most {most}" if most < math.inf else ""
+        raise self.error(f"{name} must be {wanted}, not {value!r:.80}.")
+
+
+Setting = str | tuple[str, Any]  # field of config.json; with transformers' default, if it has one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    transformers_class: str
+    config_class: type[GPTConfig] = GPTConfig
+    settings: dict[str, Setting]
+    """of GPTConfig, and what config.json calls them"""
+    fixed: dict[str, Any]
+    """settings of GPTConfig that config.json doesn't have"""
+    constants: dict[str, Any] = field(default_factory=dict)
+    """fields of config.json that are always the same"""
+    read: Callable[[ConfigFile, Any], dict[str, Any]] = lambda file, config: {}
+    """the config so far -> what else config.json says"""
+    write: Callable[[Any], dict[str, Any]] = lambda config: {}
+    """its inverse: further fields of config.json"""
+    prefix: str = "transformer."
+    """of all tensors but the head's"""
+    modules: dict[str, str]
+    """our module: theirs; [qkv] stands for three tensors that we store as one"""
+    qkv_groups: int | None = 1
+    """a fused q, k, v has so many groups of rows, each with a share of all three; None: one per
+    head. Ours has one group: q of all heads, then k, then v."""
+    qkv_order: str = "qkv"
+    """within a group"""
+    transposed: bool = False
+    """the weights of the blocks' linear layers are (in, out)"""
+
+
+# ----------------------------------------------------------------- rotary positions in config.json
+LENGTH = "original_max_position_embeddings"
+SCALING: dict[str, dict[str, str]] = {  # rope_type: setting of RotaryScaling: field of rope_scaling
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor", "original_n_ctx": LENGTH, "few_turns": "low_freq_factor",
+        "many_turns": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor", "original_n_ctx": LENGTH, "few_turns": "beta_slow",
+        "many_turns": "beta_fast", "attention_factor": "attention_factor",
+        "whole_pairs": "truncate",
+    },
+}  # fmt: skip
+YARN_SCALES = ("mscale", "mscale_all_dim")
+
+
+def read_rotary(
+    file: ConfigFile,
+    kinds: tuple[str, ...],
+    share_names: tuple[str, ...],
+    base_names: tuple[str, ...],
+) -> tuple[float | None, float, ConfigFile | None]:
+    """The fraction of a head's channels that is rotated, the base of the angles, and rope_scaling.
+
+    transformers 4 writes numbers of their own, and rope_scaling; transformers 5 rope_parameters.
+    """
+    name = "rope_parameters" if file.fields.get("rope_parameters") else "rope_scaling"
+    rope = file.fields.get(name) or {}
+    kind = ""
+    if isinstance(rope, dict):
+        kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    known |= {*SCALING.get(kind, {}).values(), *(YARN_SCALES if kind == "yarn" else ())}
+    if kind not in kinds or {key for key, value in rope.items() if value is not None} - known:
+        only = f"only rope_type {' or '.join(kinds)}"
+        raise file.error(f"{name} = {rope!r:.200} isn't implemented, {only}.")
+
+    def number(names: tuple[str, ...]) -> float | None:
+        found = [fields.get(name) for fields in (file.fields, rope) for name in names]
+        said = [value for value in found if value is not None]
+        is_number = all(type(value) in (int, float) and 0 <= value < 2**63 for value in said)
+        if not is_number or len(set(said)) > 1:
+            raise file.error(f"{' or '.join(names)} must be one number, not {said!r:.80}.")
+        return float(said[0]) if said else None
+
+    share, base = number(share_names), number(base_names)
+    scaling = ConfigFile({**rope, "rope_type": kind}, f"{file.where}: {name}")
+    return share, 1e4 if base is None else base, scaling if kind != "default" else None
+
+
+def read_scaling(rope: ConfigFile, n_ctx: int) -> RotaryScaling:
+    """rope_scaling as transformers reads it; InputError for numbers that make no sense."""
+
+    def number(name: str, default: Any = ...) -> float:
+        return rope.get(name, float, default, least=1e-6, most=2.0**63)
+
+    def yarn_factor(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    kind, factor = rope.fields["rope_type"], number("factor")
+    if kind == "linear":
+        return RotaryScaling(kind=kind, factor=factor)
+    found: dict[str, Any] = {"original_n_ctx": int(number(LENGTH, n_ctx))}
+    if kind == "llama3":
+        found["few_turns"] = number("low_freq_factor")
+        found["many_turns"] = number("high_freq_factor")
+        if not found["few_turns"] < found["many_turns"]:
+            raise rope.error("low_freq_factor must be below high_freq_factor.")
+    else:
+        found["few_turns"] = number("beta_slow", 1.0)
+        found["many_turns"] = number("beta_fast", 32.0)
+        usual = yarn_factor(1.0)
+        if all(rope.fields.get(name) for name in YARN_SCALES):
+            usual = yarn_factor(number("mscale")) / yarn_factor(number("mscale_all_dim"))
+        found["attention_factor"] = number("attention_factor", usual)
+        found["whole_pairs"] = rope.get("truncate", bool, True)
+    return RotaryScaling(kind=kind, factor=factor, **found)
+
+
+def write_scaling(scaling: RotaryScaling) -> dict[str, Any]:
+    """The inverse of `read_scaling`."""
+    fields = {theirs: getattr(scaling, ours) for ours, theirs in SCALING[scaling.kind].items()}
+    return {"rope_type": scaling.kind} | fields
+
+
+# -------------------------------------------------------------------------------- GPT-2 and GPT-Neo
+GPT2_SETTINGS: dict[str, Setting] = {
+    "vocab_size": "vocab_size", "n_ctx": "n_positions", "d_model": "n_embd", "n_layer": "n_layer",
+    "n_head": "n_head", "d_mlp": ("n_inner", None), "norm_eps": ("layer_norm_epsilon", 1e-5),
+    "activation": ("activation_function", "gelu_new"), "tied_head": ("tie_word_embeddings", True),
+}  # fmt: skip
+GPT2 = Family(
+    transformers_class="GPT2LMHeadModel",
+    settings=GPT2_SETTINGS | {"scale_attention": ("scale_attn_weights", True)},
+    fixed={"positions": "learned", "parallel_residual": False},
+    # [N+ 7] their default is 0.1
+    constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    modules={
+        "transformer.embedding": "wte", "transformer.positions": "wpe", "transformer.blocks": "h",
+        "norm1": "ln_1", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj",
+        "norm2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+        "transformer.norm": "ln_f", "lm_head": "lm_head",
+    },
+    transposed=True,
+)  # fmt: skip
+
+
+def read_neo(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    """attention_layers names each layer's kind; attention_types is [[kinds, repeats], ...]."""
+    window = file.get("window_size", int, 256, 1, RANGES["n_ctx"][1])
+    types, layers = file.fields.get("attention_types"), file.fields.get("attention_layers")
+    if types is None:
+        types = [[["global", "local"], 12]] if layers is None else [[layers, 1]]
+    try:
+        repeated = (kind for group, times in types for _ in range(times) for kind in group)
+        kinds = [*islice(repeated, config.n_layer + 1)]  # however often it says to repeat
+    except (TypeError, ValueError):  # not of that form
+        kinds = []
+    is_known = len(kinds) == config.n_layer and all(kind in ("global", "local") for kind in kinds)
+    if not is_known or layers not in (None, kinds):
+        raise file.error(
+            f"attention_types {types!r:.80} and attention_layers {layers!r:.80} must name the "
+            f"kinds of {config.n_layer} layers, global or local, and agree."
+        )
+    return {"attention_windows": tuple(window if kind == "local" else None for kind in kinds)}
+
+
+def write_neo(config: GPTConfig) -> dict[str, Any]:
+    kinds = ["local" if window else "global" for window in config.windows]
+    window = next(filter(None, config.windows), 256)
+    return {"attention_types": [[kinds, 1]], "window_size": window}
+
+
+GPT_NEO = Family(
+    transformers_class="GPTNeoForCausalLM",
+    settings=GPT2_SETTINGS | {
+        "n_ctx": "max_position_embeddings", "d_model": "hidden_size", "n_layer": "num_layers",
+        "n_head": "num_heads", "d_mlp": ("intermediate_size", None),
+    },
+    fixed=GPT2.fixed | {"scale_attention": False, "qkv_bias": False},
+    read=read_neo,
+    write=write_neo,
+    modules=GPT2.modules | {
+        "attention.qkv": "attn.attention.[qkv]_proj", "attention.out": "attn.attention.out_proj"
+    },
+)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- GPT-NeoX and CodeGen
+def read_neox(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    names = ("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")
+    share, base, _ = read_rotary(file, ("default",), *names)
+    # rounded down, as transformers does
+    rotary_dim = int(config.head_width * (0.25 if share is None else share))
+    return {"rotary_dim": rotary_dim, "rotary_base": base}
+
+
+def write_neox(config: GPTConfig) -> dict[str, Any]:
+    share = config.rotary_dim / config.head_width
+    if int(config.head_width * share) < config.rotary_dim:  # would not be the same when read again
+        share = math.nextafter(share, math.inf)
+    return {"rotary_pct": share, "rotary_emb_base": config.rotary_base}
+
+
+GPT_NEOX = Family(
+    transformers_class="GPTNeoXForCausalLM",
+    settings={
+        "vocab_size": "vocab_size", "n_ctx": "max_position_embeddings", "d_model": "hidden_size",
+        "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "d_mlp": ("intermediate_size", None), "activation": ("hidden_act", "gelu"),
+        "norm_eps": ("layer_norm_eps", 1e-5), "tied_head": ("tie_word_embeddings", False),
+        "parallel_residual": ("use_parallel_residual", True),
+        "attention_out_bias": ("attention_bias", True), "qkv_bias": ("attention_bias", True),
+    },
+    fixed={"positions": "rotary_half"},
+    read=read_neox,
+    write=write_neox,
+    prefix="gpt_neox.",
+    modules={
+        "transformer.embedding": "embed_in", "transformer.blocks": "layers",
+        "norm1": "input_layernorm", "attention.qkv": "attention.query_key_value",
+        "attention.out": "attention.dense", "norm2": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+        "transformer.norm": "final_layer_norm",
+        # transformers 5 calls it lm_head in memory; in files it is embed_out, which 4 and 5 read
+        "lm_head": "embed_out",
+    },
+    qkv_groups=None,
+)  # fmt: skip
+CODEGEN = Family(
+    transformers_class="CodeGenForCausalLM",
+    settings=GPT2_SETTINGS | {
+        "rotary_dim": "rotary_dim", "tied_head": ("tie_word_embeddings", False)
+    },
+    fixed={
+        "positions": "rotary_interleaved", "shared_norm": True, "head_bias": True,
+        "qkv_bias": False, "attention_out_bias": False,
+    },
+    modules=GPT2.modules | {
+        "attention.qkv": "attn.qkv_proj", "attention.out": "attn.out_proj",
+        "mlp.up": "mlp.fc_in", "mlp.down": "mlp.fc_out",
+    },
+    qkv_groups=4,  # one per core of the TPU it was trained on
+    qkv_order="qvk",
+)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- T5
+def read_t5(file: ConfigFile, config: T5Config) -> dict[str, Any]:
+    """The activation that feed_forward_proj names, and whether the head is the embedding.
+
+    The first T5s scale what a tied head reads, version 1.1 has a head of its own. transformers 5
+    writes tie_word_embeddings: true for both, and tells them apart by scale_decoder_outputs.
+    """
+    projection = config.activation
+    gate, _, activation = projection.rpartition("-")
+    if gate not in ("", "gated"):
+        raise file.error(f"feed_forward_proj {projection!r:.80} isn't gated-ACTIVATION or ACTIVATION.")
+    if projection == "gated-gelu":
+        activation = "gelu_new"  # which is how T5 1.1 has been trained
+    exact = config.num_buckets // 2  # of the decoder; the encoder has half as many on each side
+    file.get("relative_attention_max_distance", int, config.max_distance, exact + 1)
+    is_scaled = file.get("scale_decoder_outputs", bool, config.tied_head)
+    if is_scaled and not config.tied_head:
+        raise file.error("scale_decoder_outputs needs tie_word_embeddings: both true, or both false.")
+    return {
+        "gated_mlp": gate == "gated",
+        "activation": activation,
+        "tied_head": is_scaled,
+        "head_scale": config.d_model**-0.5 if is_scaled else 1.0,
+    }
+
+
+def write_t5(config: T5Config) -> dict[str, Any]:
+    projection = f"gated-{config.activation}" if config.gated_mlp else config.activation
+    return {
+        "feed_forward_proj": "gated-gelu" if projection == "gated-gelu_new" else projection,
+        # transformers 5 gives its cache as many layers as the encoder has
+        "use_cache": config.num_decoder_blocks <= config.n_layer,
+    }
+
+
+RELATIVE = "block.0.layer.0.SelfAttention.relative_attention_bias"
+T5 = Family(
+    transformers_class="T5ForConditionalGeneration",
+    config_class=T5Config,
+    settings={
+        "vocab_size": "vocab_size", "d_model": "d_model", "n_layer": "num_layers",
+        "n_decoder_layer": ("num_decoder_layers", None), "n_head": "num_heads",
+        "d_head": ("d_kv", 64), "d_mlp": "d_ff", "activation": ("feed_forward_proj", "relu"),
+        "norm_eps": ("layer_norm_epsilon", 1e-6), "tied_head": ("tie_word_embeddings", True),
+        "num_buckets": ("relative_attention_num_buckets", 32),
+        "max_distance": ("relative_attention_max_distance", 128),
+        "start_id": ("decoder_start_token_id", 0),
+        # what the tokenizers of T5 and CodeT5 put around every text
+        "query_start_id": ("bos_token_id", None), "query_end_id": ("eos_token_id", None),
+    },
+    fixed={},  # T5Config has them
+    constants={"is_encoder_decoder": True, "dropout_rate": 0.0},  # [N+ 7] their default is 0.1
+    read=read_t5,
+    write=write_t5,
+    prefix="",
+    modules={
+        "transformer.embedding": "shared", "transformer.blocks": "{stack}.block",
+        "norm1": "layer.0.layer_norm", "attention.qkv": "layer.0.SelfAttention.[qkv]",
+        "attention.out": "layer.0.SelfAttention.o", "cross_norm": "layer.1.layer_norm",
+        "cross.q": "layer.1.EncDecAttention.q", "cross.kv": "layer.1.EncDecAttention.[kv]",
+        "cross.out": "layer.1.EncDecAttention.o", "norm2": "{mlp}.layer_norm",
+        "mlp.gate": "{mlp}.DenseReluDense.wi_0", "mlp.up": "{mlp}.DenseReluDense.{wi}",
+        "mlp.down": "{mlp}.DenseReluDense.wo", "transformer.norm": "decoder.final_layer_norm",
+        "transformer.encoder_norm": "encoder.final_layer_norm",
+        "transformer.encoder_bias": f"encoder.{RELATIVE}",
+        "transformer.decoder_bias": f"decoder.{RELATIVE}", "lm_head": "lm_head",
+    },
+)  # fmt: skip
+
+
+# -------------------------------------------------------------------- Llama and its descendants
+def read_llama(
+    file: ConfigFile, config: GPTConfig, window: int | None = None, kinds: list | None = None
+) -> dict[str, Any]:
+    """Rotary positions and windows; `kinds` are the layers' where layer_types doesn't say."""
+    if config.n_head % config.kv_heads:
+        heads = f"num_attention_heads {config.n_head}"
+        raise file.error(f"num_key_value_heads {config.kv_heads} must divide {heads}.")
+    known = ("full_attention", "sliding_attention")
+    usual = kinds or [known[window is not None]] * config.n_layer
+    kinds = usual if file.fields.get("layer_types") is None else file.fields["layer_types"]
+    is_list = isinstance(kinds, list) and len(kinds) == config.n_layer
+    if not is_list or any(kind not in known for kind in kinds):
+        layers = f"the kinds of {config.n_layer} layers, {' or '.join(known)}"
+        raise file.error(f"layer_types {kinds!r:.80} must name {layers}.")
+    names = ("partial_rotary_factor",), ("rope_theta",)
+    share, base, rope = read_rotary(file, (*SCALING,), *names)
+    if share not in (None, 1.0):
+        raise file.error(f"partial_rotary_factor = {share} isn't implemented.")
+    return {
+        "attention_windows": tuple(window if kind != "full_attention" else None for kind in kinds),
+        "rotary_dim": config.head_width,
+        "rotary_base": base,
+        "rotary_scaling": rope and read_scaling(rope, config.n_ctx),
+    }
+
+
+def write_llama(config: GPTConfig) -> dict[str, Any]:
+    scaling = config.rotary_scaling
+    return {
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "rope_theta": config.rotary_base,
+        "rope_scaling": scaling and write_scaling(scaling),
+        "sliding_window": next(filter(None, config.windows), None),
+    }
+
+
+def read_mistral(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    return read_llama(file, config, sliding_window(file))
+
+
+def sliding_window(file: ConfigFile) -> int | None:
+    has_window = file.fields.get("sliding_window", 4096) is not None  # null: none
+    return file.get("sliding_window", int, 4096 if has_window else None, 1, RANGES["n_ctx"][1])
+
+
+def read_qwen(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    window = sliding_window(file)
+    if not file.get("use_sliding_window", bool, False):
+        window = None
+    num_full = min(file.get("max_window_layers", int, 28), config.n_layer)
+    kinds = ["full_attention"] * num_full + ["sliding_attention"] * (config.n_layer - num_full)
+    return read_llama(file, config, window, kinds)
+
+
+def write_qwen(config: GPTConfig) -> dict[str, Any]:
+    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
+    return write_llama(config) | {
+        "use_sliding_window": any(config.windows),
+        "layer_types": kinds,
+    }
+
+
+LLAMA_SETTINGS: dict[str, Setting] = {
+    "vocab_size": "vocab_size", "n_ctx": "max_position_embeddings", "d_model": "hidden_size",
+    "d_head": ("head_dim", None), "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads", "d_mlp": "intermediate_size",
+    "activation": ("hidden_act", "silu"), "norm_eps": ("rms_norm_eps", 1e-6),
+    "tied_head": ("tie_word_embeddings", False),
+}  # fmt: skip
+BIAS = ("attention_bias", False)
+NO_BIAS = {"qkv_bias": False, "attention_out_bias": False, "mlp_bias": False}
+LLAMA = Family(
+    transformers_class="LlamaForCausalLM",
+    settings=LLAMA_SETTINGS | {
+        "n_kv_head": ("num_key_value_heads", None), "attention_out_bias": BIAS, "qkv_bias": BIAS,
+        "mlp_bias": ("mlp_bias", False),
+    },
+    fixed={
+        "positions": "rotary_half", "parallel_residual": False, "norm": "rms", "gated_mlp": True
+    },
+    read=read_llama,
+    write=write_llama,
+    prefix="model.",
+    modules={
+        "transformer.embedding": "embed_tokens", "transformer.blocks": "layers",
+        "norm1": "input_layernorm", "attention.qkv": "self_attn.[qkv]_proj",
+        "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
+        "attention.out": "self_attn.o_proj", "norm2": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+        "transformer.norm": "norm", "lm_head": "lm_head",
+    },
+)  # fmt: skip
+MISTRAL = replace(
+    LLAMA,
+    transformers_class="MistralForCausalLM",
+    settings=LLAMA_SETTINGS,
+    fixed=LLAMA.fixed | NO_BIAS,
+    read=read_mistral,
+)
+QWEN2 = replace(
+    LLAMA,
+    transformers_class="Qwen2ForCausalLM",
+    settings=LLAMA_SETTINGS,
+    fixed=LLAMA.fixed | NO_BIAS | {"qkv_bias": True},
+    read=read_qwen,
+    write=write_qwen,
+)
+QWEN3 = replace(
+    QWEN2,
+    transformers_class="Qwen3ForCausalLM",
+    settings=LLAMA_SETTINGS | {"d_head": ("head_dim", 128), "attention_out_bias": BIAS, "qkv_bias": BIAS},
+    fixed=LLAMA.fixed | {"qk_norm": True, "mlp_bias": False},
+)
+
+# -------------------------------------------------------------------------------------- all of them
+FAMILIES = {  # by model_type in config.json
+    "gpt2": GPT2,
+    "gpt_neo": GPT_NEO,
+    "gpt_neox": GPT_NEOX,
+    "codegen": CODEGEN,
+    "t5": T5,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+}

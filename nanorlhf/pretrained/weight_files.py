@@ -1,0 +1,112 @@
+"""The files of a model in a directory, on the Hub or in GGUF: where they are, what they hold."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nanorlhf.errors import InputError
+from nanorlhf.files import hub_directory, open_regular, read_object
+from nanorlhf.pretrained.gguf import gguf_settings, gguf_tensors, is_gguf
+
+WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file before shards
+    ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
+)
+# what the readers raise for damaged bytes, besides errors of their own
+WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
+
+
+def local_directory(where: str | Path, patterns: tuple[str, ...]) -> Path:
+    """The directory itself, or of a Hub id the one with the files that match `patterns`."""
+    path = Path(where)
+    if path.is_file():
+        raise InputError(f"{where} is a file: name a directory with config.json, or a .gguf file.")
+    return path if path.is_dir() else hub_directory(str(where), list(patterns))
+
+
+def find_config(where: str | Path) -> Path:
+    if is_gguf(where):
+        return Path(where)
+    path = local_directory(where, ("config.json",)) / "config.json"
+    if not path.is_file():
+        raise InputError(f"{where} has no config.json: name a checkpoint directory or a Hub id.")
+    return path
+
+
+def read_settings(config_file: Path) -> dict:
+    """config.json, or GGUF's metadata as config.json would say it."""
+    return gguf_settings(config_file) if is_gguf(config_file) else read_object(config_file)
+
+
+def find_weights(where: str | Path) -> Path:
+    """The file of the weights, or the index of its shards."""
+    if is_gguf(where):
+        return Path(where)
+    for patterns in WEIGHT_FILES:  # of a Hub repository with both kinds the first is downloaded
+        directory = local_directory(where, patterns)
+        for name in patterns[:2]:
+            if (directory / name).is_file():
+                return directory / name
+    names = "model.safetensors, pytorch_model.bin, or shards of them"
+    raise InputError(f"{where} holds no weights: no {names}.")
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The file itself, or the files next to it that an index names."""
+    if not path.name.endswith(".index.json"):
+        return [path]
+    names = read_object(path).get("weight_map")
+    names = [*names.values()] if isinstance(names, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{path} has no weight_map from tensors to files: download it again.")
+    for name in set(names):
+        if not name or Path(name).name != name or "\0" in name:  # ../.. would read anything
+            raise InputError(f"{path} names {name!r:.300}, which isn't a file next to it.")
+        if not (path.parent / name).is_file():
+            raise InputError(f"{path} names {name}, which isn't there: download it too.")
+    return [path.parent / name for name in sorted(set(names))]
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name; InputError for a damaged file or one that holds more."""
+    open_regular(path).close()
+    if is_gguf(path):
+        return gguf_tensors(path)
+    if path.suffix == ".safetensors":
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError, *WRONG_BYTES) as error:
+            raise unreadable(path, error) from error
+    else:
+        tensors = load_pickle(path)
+    is_dictionary = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+    if not is_dictionary or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise InputError(f"{path} isn't a dictionary of tensors by name.")
+    return tensors
+
+
+def load_pickle(path: Path, **settings: Any) -> Any:
+    """What `torch.save` wrote, if it is data and tensors only: code is refused, and never run.
+
+    settings: of `torch.load`.
+    """
+    open_regular(path).close()
+    try:
+        if zipfile.is_zipfile(path):  # torch stores: a compressed member is a bomb or not torch's
+            with zipfile.ZipFile(path) as members:
+                size = sum(member.file_size for member in members.infolist())
+                if size > path.stat().st_size:
+                    raise RuntimeError("it is compressed")
+        return torch.load(path, map_location="cpu", weights_only=True, **settings)
+    except Exception as error:  # the unpickler interprets damaged bytes, whatever they say
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return InputError(f"{path} can't be read: it is damaged or holds more than tensors ({reason:.300}).")

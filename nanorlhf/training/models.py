@@ -1,0 +1,103 @@
+"""How the training scripts load their models, and put them on their devices."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from nanorlhf import distributed
+from nanorlhf.checkpoint import cast_linear_weights, load_gpt, scalar_from_gpt
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.peft import reference, tune
+from nanorlhf.reward import Gold, Reward, RewardModel, Rule, reward_model_paths
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer
+from nanorlhf.training.settings import RewardArgs, RolloutArgs, TrainingArgs
+
+
+def loading_device(shard: str, device: torch.device) -> torch.device:
+    """Device to load models on: this rank's, or `meta` when sharding, where `prepare_models` reads each shard."""
+    return device if shard == "none" else torch.device("meta")
+
+
+def prepare_models(
+    args: TrainingArgs,
+    device: torch.device,
+    trained: Sequence[GPT | ScalarModel],
+    frozen: Sequence[GPT | ScalarModel] = (),
+    offload: bool = False,
+) -> None:
+    """Checkpoint activations and shard as the settings say; offload frozen models to CPU memory.
+
+    Frozen models that are not sharded keep the weights of their products in the dtype of the computation, unless they
+    share them with a trained model, as LoRA's reference does.
+    """
+    is_bfloat16 = args.dtype == "bfloat16"
+    ranks_per_copy = distributed.node_size() if args.shard == "hsdp" else None
+    for model in trained:
+        model.transformer.checkpoint_activations = args.checkpoint_activations
+        if args.shard != "none":
+            distributed.shard(model, device, is_bfloat16, ranks_per_copy=ranks_per_copy)
+        else:
+            model.to(device)
+    parameters = {id(parameter) for model in trained for parameter in model.parameters()}
+    for model in frozen:
+        if args.shard != "none":
+            distributed.shard(model, device, is_bfloat16, offload, ranks_per_copy)
+        is_shared = any(id(parameter) in parameters for parameter in model.parameters())
+        if not distributed.is_sharded(model) and not is_shared:
+            cast_linear_weights(model, getattr(torch, args.dtype))
+            if offload:
+                distributed.offload(model, device)
+
+
+# ------------------------------------------------------------------------------------------------ PPO, GRPO and RLCF
+def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT]:
+    """The tokenizer, and the policy before training, which can't emit [PAD] or an id without a token."""
+    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    return tokenizer, load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+
+
+def load_reward(
+    args: RewardArgs, tokenizer: Tokenizer, device: torch.device
+) -> tuple[Reward, Gold | None, list[ScalarModel]]:
+    """What scores the responses, the gold score, and the frozen models that the two need."""
+    paths = reward_model_paths(args.reward_model)
+    size = args.rollout_batch_size
+    if args.reward is not None:
+        reward: Reward = Rule(args.reward, tokenizer, size)
+    else:  # [SO ppo] [STR ppo]
+        reward = RewardModel(paths, tokenizer, device, size, args.ensemble, args.uncertainty_coef)
+    gold = None if args.gold is None else Gold(args.gold, tokenizer, device)
+    frozen = [*reward.models]
+    if gold is not None and gold.model is not None:
+        frozen.append(gold.model)
+    return reward, gold, frozen
+
+
+def new_value_model(start: GPT | str, device: torch.device, share_trunk: bool = False) -> ScalarModel:
+    """A value model with the trunk of a policy, or of the policy at a path, and a head of zeros.
+
+    Random values would be the first advantages. share_trunk: the policy's own frozen weights instead of a copy.
+    """
+    policy = load_gpt(start, device) if isinstance(start, str) else start
+    value_model = scalar_from_gpt(policy, share_trunk)
+    nn.init.zeros_(value_model.score.weight)
+    return value_model
+
+
+def prepare_policy(
+    args: RolloutArgs,
+    device: torch.device,
+    policy: GPT,
+    value_model: ScalarModel | None = None,
+    frozen: Sequence[GPT | ScalarModel] = (),
+) -> GPT:
+    """Add LoRA's updates, freeze a reference, and put all models on their devices; returns the reference policy."""
+    trained: list[GPT | ScalarModel] = [policy]
+    if value_model is not None:
+        trained.append(value_model)
+    for model in trained:
+        tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+    ref_policy = reference(policy)
+    prepare_models(args, device, trained, [ref_policy, *frozen], args.offload)
+    return ref_policy

@@ -1,0 +1,124 @@
+"""What samples the responses of PPO and GRPO, and how far it is from the policy (docs/mismatch.md)."""
+
+import copy
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanorlhf import distributed
+from nanorlhf.batch import Batch, ScoreAt, sample
+from nanorlhf.dataset import Demonstration
+from nanorlhf.errors import InputError
+from nanorlhf.generate import for_sampling, generate
+from nanorlhf.model import GPT
+from nanorlhf.ppo import importance_weights, masked_mean
+from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.engine import Engine
+from nanorlhf.training.run import write_checkpoint
+from nanorlhf.training.settings import SamplerArgs
+
+MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it got the policy's weights
+
+
+class Sampler:
+    """The policy itself, exactly, unless a setting says otherwise: rounded, filtered, stale, or an engine by URL."""
+
+    def __init__(self, policy: GPT, tokenizer: Tokenizer, settings: SamplerArgs, score_at: ScoreAt):
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.score_at: ScoreAt = score_at
+        self.source = policy  # whose parameters are sampled from
+        self.engine: Engine | None = None
+        self.engine_path = settings.out / "rollout_weights"  # where an engine reads the parameters
+        self.has_synced = False  # the engine has had parameters from this process
+        self.is_fresh = False  # it has the policy's parameters of this update
+        if settings.rollout_url is not None:
+            self.engine = Engine(settings.rollout_url)
+        elif settings.sync_every > 1:
+            self.source = copy.deepcopy(policy).requires_grad_(False)
+
+    def state(self) -> dict[str, nn.Module]:
+        """What a run tracks: a stale copy of the policy."""
+        return {} if self.source is self.policy else {"sampler": self.source}
+
+    def sample(self, rows: list[Demonstration], uniforms: Tensor, update: int) -> Batch:
+        """A response to each row's query; uniforms (B, T), a row's own random numbers."""
+        self.sync(update)
+        settings, tokenizer = self.settings, self.tokenizer
+        device = self.policy.lm_head.weight.device
+        with self.precision(device):
+            return sample(
+                self.writer(),
+                rows,
+                uniforms,
+                device,
+                settings.temperature,
+                settings.rollout_batch_size,
+                tokenizer.eos_id,
+                tokenizer.pad_id,
+                self.score_at,
+            )
+
+    def sync(self, update: int) -> None:
+        """Copy the policy's parameters to the sampler every `sync_every` updates.
+
+        To an engine also at the first update of a resumed run: what it holds is not known.
+        """
+        self.is_fresh = not self.has_synced or update % self.settings.sync_every == 0
+        if self.engine is not None and self.is_fresh:
+            write_checkpoint(self.policy, self.engine_path, self.tokenizer)
+            if distributed.rank() == 0:
+                self.engine.reload(self.engine_path.absolute())
+            distributed.barrier()
+            self.has_synced = True
+        elif self.source is not self.policy and update % self.settings.sync_every == 0:
+            self.source.load_state_dict(self.policy.state_dict())
+
+    def precision(self, device: torch.device) -> Any:
+        """Autocast as the rounded parameters need it; for `same`, whatever it is."""
+        dtype = self.settings.rollout_dtype
+        if dtype == "same":
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def writer(self) -> Any:
+        """`generate` with the parameters of now: a sharded policy is gathered once per rollout, not per token."""
+        if self.engine is not None:
+            forbidden = self.policy.forbidden
+            ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()
+            vocab_size = self.policy.config.vocab_size
+            return partial(self.engine.write, vocab_size=vocab_size, forbidden=frozenset(ids))
+        model = for_sampling(distributed.unshard(self.source), self.settings.rollout_dtype)
+        return partial(generate, model, top_p=self.settings.top_p, filtered_logprobs=True)
+
+    def correct(self, batch: Batch) -> tuple[Tensor | float, dict[str, float]]:
+        """Account for a sampler that differs from the policy, once both have said their log-probabilities.
+
+        --importance-correction tis: returns the weights (B, T) of the advantages; else 1
+        --rollout-logprobs sampler: the batch's old log-probabilities become the sampler's
+        The metrics say how far apart the two are. Raises InputError for an engine that has other parameters.
+        """
+        settings = self.settings
+        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions).item()
+        weights, truncated = importance_weights(
+            batch.logprobs, batch.sampled_logprobs, batch.actions, settings.tis_clip
+        )
+        metrics = {
+            "policy/sampler_gap": gap,
+            "policy/tis_weight": masked_mean(weights, batch.actions).item(),
+            "policy/tis_clipped": truncated.item(),
+        }
+        if self.engine is not None and self.is_fresh and not gap <= MAX_GAP:
+            raise InputError(
+                f"--rollout-url {self.engine.url}: its logprobs are {gap:.2f} nats per token off the policy's: "
+                f"check that it has loaded {self.engine_path}, and divides by the temperature (vLLM: --logprobs-mode "
+                "processed_logprobs)."
+            )
+        if settings.rollout_logprobs == "sampler":
+            # the sampler's log-probabilities include tokens that were cut later: mask them
+            batch.logprobs = torch.where(batch.actions, batch.sampled_logprobs, 0.0)
+        return weights if settings.importance_correction == "tis" else 1.0, metrics

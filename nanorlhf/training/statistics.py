@@ -1,0 +1,126 @@
+"""What an update of PPO, GRPO or RLCF logs: docs/metrics.md explains each number."""
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from kernels import k2, k3
+from nanorlhf import distributed
+from nanorlhf.batch import Batch
+from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.run import Run
+from nanorlhf.training.settings import RolloutArgs
+
+Metrics = dict[str, float]
+
+
+class UpdateStatistics:
+    """Means over the tokens of each minibatch, then over the optimizer steps that were taken."""
+
+    def __init__(self, device: torch.device):
+        self.sums: dict[str, Tensor] = {}  # of the current minibatch, on this rank
+        self.totals: Metrics = {}
+        self.num_steps = 0
+        self.first_ratio_error = torch.zeros((), device=device)  # |ratio - 1| at most, before the first step
+        self.is_first = True
+
+    def add_loss(self, name: str, loss: Tensor, is_clipped: Tensor, count: Tensor) -> None:
+        """A micro-batch's share of a mean loss, and of the fraction of clipped tokens, (b, T) of `count`."""
+        self.add(f"{name}/loss", loss)
+        self.add(f"{name}/clip_fraction", is_clipped.sum() / count)
+
+    @torch.no_grad()
+    def add_tokens(self, mb: Batch, new_logprobs: Tensor, entropy: Tensor, count: Tensor) -> None:
+        """How far a micro-batch's tokens moved since the rollout; new_logprobs and entropy are (b, T)."""
+        ratio = torch.where(mb.actions, new_logprobs - mb.logprobs, 0.0).exp()
+        approx_kl = torch.where(mb.actions, k2(new_logprobs, mb.logprobs), 0.0)
+        self.add("policy/approx_kl", approx_kl.sum() / count)
+        self.add("policy/entropy", entropy.sum() / count)
+        self.add("policy/ratio", ratio[mb.actions].sum() / count)
+        if self.is_first:
+            self.first_ratio_error = torch.maximum(self.first_ratio_error, (ratio - 1).abs().max())
+
+    def add(self, name: str, share: Tensor) -> None:
+        """A micro-batch's share of a mean."""
+        self.sums[name] = self.sums.get(name, 0.0) + share.detach()
+
+    def minibatch(self) -> Metrics:
+        """The means of the minibatch, over all ranks; the next one begins."""
+        names = list(self.sums)
+        means = distributed.all_sum(torch.stack([self.sums[name] for name in names])).tolist()
+        self.sums = {}
+        self.is_first = False
+        return dict(zip(names, means, strict=True))
+
+    def count(self, means: Metrics) -> None:
+        """The step of a minibatch was taken."""
+        self.num_steps += 1
+        self.totals = {name: self.totals.get(name, 0.0) + mean for name, mean in means.items()}
+
+    def metrics(self) -> Metrics:
+        means = {name: total / self.num_steps for name, total in self.totals.items()}
+        return means | {"policy/first_ratio_error": distributed.largest(self.first_ratio_error.item())}
+
+
+def rollout_metrics(
+    batch: Batch, scores: Tensor, exact_kl: Tensor, gold_scores: Tensor | None, kl_coef: float
+) -> Metrics:
+    """Of the responses (B, T) and their scores (B,); exact_kl (B, T) is summed over the vocabulary."""
+    kl = response_kl(batch).mean().item()
+    kl_k3 = torch.where(batch.actions, k3(batch.logprobs, batch.ref_logprobs), 0.0).sum(1)  # (B,)
+    score = scores.mean().item()
+    gold = {} if gold_scores is None else {"gold_score": gold_scores.mean().item()}
+    return gold | {
+        "objective/kl": kl,
+        "objective/kl_k3": kl_k3.mean().item(),
+        "objective/kl_exact": exact_kl.sum(1).mean().item(),
+        "objective/entropy": -batch.logprobs.sum(1).mean().item(),
+        "objective/non_score_reward": -kl_coef * kl,
+        "objective/score": score,
+        "objective/score_std": scores.std().item(),
+        "objective/rlhf_reward": score - kl_coef * kl,
+        "objective/kl_coef": kl_coef,
+        "eos_rate": batch.has_eos.float().mean().item(),
+        "response_length": (batch.eos_index + 1).float().mean().item(),
+    }
+
+
+def response_kl(batch: Batch) -> Tensor:
+    """(B,) nats: k1 summed over each response's tokens; its mean may be slightly negative."""
+    return torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0).sum(1)
+
+
+def log_update(
+    run: Run,
+    update: int,
+    batch: Batch,
+    scores: Tensor,
+    metrics: Metrics,
+    tokenizer: Tokenizer,
+    samples_per_query: int = 1,
+) -> None:
+    """Write an update's metrics and, every --sample-every updates and at the last one, some of its responses."""
+    assert isinstance(run.args, RolloutArgs)
+    kl = response_kl(batch)
+    if update + 1 == run.num_steps or update % run.args.sample_every == 0:
+        run.log_samples(update, rollout_samples(batch, scores, kl, tokenizer, samples_per_query))
+    score, mean_kl, eos_rate = metrics["objective/score"], metrics["objective/kl"], metrics["eos_rate"]
+    metrics["episodes_per_second"] = len(batch) / (time.perf_counter() - run.step_start)
+    run.log(update, metrics, score=f"{score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{eos_rate:.2f}")
+    if mean_kl < -3 * kl.std().item() / math.sqrt(len(batch)) - 1e-3:  # three standard errors, and rounding
+        run.warn(f"update {update}: the KL is {mean_kl:.2f}, below 0 by more than chance: check policy and masks")
+
+
+def rollout_samples(batch: Batch, scores: Tensor, kl: Tensor, tokenizer: Tokenizer, every: int) -> list[dict]:
+    """Rows of samples.jsonl: responses 0, every, 2 * every and 3 * every, to one query each."""
+    return [
+        {
+            "query": batch.records[i]["query"],
+            "response": tokenizer.decode(batch.response[i].tolist()),
+            "score": scores[i].item(),
+            "kl": kl[i].item(),
+        }
+        for i in range(0, len(batch), every)[:4]
+    ]

@@ -1,0 +1,218 @@
+"""DPO: the losses against their formulas, and the script on the miniature."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train_dpo
+import train_rm
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.dataset import batch_indices, load_comparisons
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer
+from tests.conftest import interrupt_at, read_metrics
+from tests.test_dpo import float64_sum
+from tests.test_train_sft import gradients  # noqa: F401  a fixture
+from train_dpo import margin_loss
+
+
+def minus_log_sigmoid(margin: float) -> float:
+    return math.log(1 + math.exp(-abs(margin))) + max(-margin, 0.0)
+
+
+@given(st.floats(-60, 60))
+def test_loss_and_gradient_are_those_of_the_formula(margin):
+    """In Python floats: -log(1 / (1 + exp(-margin))), with derivative -1 / (1 + exp(margin))."""
+    m = torch.tensor([margin], dtype=torch.float64, requires_grad=True)
+    loss = margin_loss(m, 0.3, "sigmoid", 0.0)
+    assert loss.item() == pytest.approx(minus_log_sigmoid(margin), abs=1e-12)
+    [slope] = torch.autograd.grad(loss.sum(), m)
+    assert slope.item() == pytest.approx(-1 / (1 + math.exp(margin)), abs=1e-12)
+
+
+@given(st.floats(-60, 60))
+def test_a_flipped_label_costs_the_margin(margin):
+    """log sigmoid(m) - log sigmoid(-m) = m"""
+    m = torch.tensor([margin], dtype=torch.float64)
+    loss, flipped = (margin_loss(sign * m, 0.3, "sigmoid", 0.0) for sign in (1, -1))
+    assert (flipped - loss).item() == pytest.approx(margin, abs=1e-10)
+
+
+@given(st.floats(-30, 30), st.floats(0.01, 2), st.floats(0.01, 0.49))
+def test_the_other_losses_are_those_of_their_papers(log_ratios, beta, share):
+    """In Python floats, from h = log(policy / reference) of the chosen response less that of the rejected one."""
+    h = torch.tensor([log_ratios], dtype=torch.float64, requires_grad=True)
+    margin = beta * log_ratios
+    right, wrong = minus_log_sigmoid(margin), minus_log_sigmoid(-margin)
+    expected = {  # the loss and its slope by h
+        ("ipo", 0.0): ((log_ratios - 1 / (2 * beta)) ** 2, 2 * (log_ratios - 1 / (2 * beta))),
+        ("hinge", 0.0): (max(0.0, 1 - margin), -beta if margin < 1 else 0.0),
+        ("sigmoid", share): (
+            (1 - share) * right + share * wrong,
+            beta * (-(1 - share) / (1 + math.exp(margin)) + share / (1 + math.exp(-margin))),
+        ),
+        ("robust", share): (
+            ((1 - share) * right - share * wrong) / (1 - 2 * share),
+            beta * (-(1 - share) / (1 + math.exp(margin)) - share / (1 + math.exp(-margin))) / (1 - 2 * share),
+        ),
+    }
+    for (kind, label_smoothing), (value, slope) in expected.items():
+        loss = margin_loss(beta * h, beta, kind, label_smoothing)
+        assert loss.item() == pytest.approx(value, rel=1e-9, abs=1e-9), kind
+        assert torch.autograd.grad(loss.sum(), h)[0].item() == pytest.approx(slope, rel=1e-9, abs=1e-9), kind
+
+
+@given(st.floats(-10, 10), st.floats(0.01, 0.49))
+def test_the_robust_loss_of_flipped_labels_is_on_average_dpos_of_the_true_ones(margin, share):
+    m = torch.tensor([margin], dtype=torch.float64)
+    flipped_or_not = (margin_loss(sign * m, 0.1, "robust", share).item() for sign in (1, -1))
+    mean = sum(p * loss for p, loss in zip((1 - share, share), flipped_or_not, strict=True))
+    assert mean == pytest.approx(minus_log_sigmoid(margin), rel=1e-6)
+    best = torch.tensor([math.log((1 - share) / share)], dtype=torch.float64, requires_grad=True)
+    margin_loss(best, 0.1, "sigmoid", share).backward()
+    assert abs(best.grad.item()) < 1e-9  # where conservative DPO stops
+
+
+def test_ipo_leads_the_log_ratios_to_half_the_inverse_of_beta():
+    h = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    for _ in range(200):
+        loss = margin_loss(0.25 * h, 0.25, "ipo", 0.0)
+        h = (h - 0.1 * torch.autograd.grad(loss.sum(), h)[0]).detach().requires_grad_(True)
+    assert h.item() == pytest.approx(2.0)
+
+
+def test_the_first_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path, monkeypatch, gradients):  # noqa: F811
+    """Padding, micro-batches and the frozen reference change nothing."""
+    loaded = []
+
+    def load(path, *_):
+        """The policy first, and then a reference that differs from it."""
+        model = load_gpt(path).double()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * len(loaded) * torch.sin(parameter)
+        loaded.append(copy.deepcopy(model))
+        return model
+
+    monkeypatch.setattr(train_dpo, "load_gpt", load)
+    for size in (1, 3):
+        loaded.clear()
+        args = replace(miniature.dpo, out=tmp_path / str(size), micro_batch_size=size, beta=0.5, num_epochs=0.125)
+        train_dpo.main(args)
+    policy, ref_policy = loaded
+    tokenizer = load_tokenizer(args.sft)
+    rows = load_comparisons(args.data / "comparisons.train.jsonl", tokenizer, None, None)
+    total = 0.0
+    for i in batch_indices(len(rows), args.batch_size, 0, args.seed):
+        ratios = []
+        for response in (rows[i].chosen, rows[i].rejected):
+            models = [model.forbid(tokenizer.pad_id, tokenizer.vocab_size) for model in loaded]
+            logprob, ref_logprob = (float64_sum(model, rows[i].query, response) for model in models)
+            ratios.append(logprob - ref_logprob.detach())
+        total = total + torch.log(1 + torch.exp(-0.5 * (ratios[0] - ratios[1])))
+    (total / args.batch_size).backward()
+    expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    assert read_metrics(args.out)[0]["loss"] == pytest.approx(total.item() / args.batch_size, abs=1e-6)
+    assert len(gradients) == 2 and expected.abs().max() > 1e-2
+    assert all(torch.allclose(gradient, expected, atol=1e-9) for gradient in gradients)
+
+
+# ----------------------------------------------------------------------------------------------------------- the script
+@pytest.fixture(scope="module")
+def dpo(miniature) -> train_dpo.Args:
+    args = replace(miniature.dpo, out=None, num_epochs=4, lr=3e-3, eval_every=5)
+    train_dpo.main(args)
+    return replace(args, out=miniature.root / "dpo")  # the default: beside the data
+
+
+def test_the_first_step_starts_at_log_2_and_the_policy_learns_the_labels(dpo):
+    rows = read_metrics(dpo.out)
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert rows[0]["margin"] == rows[0]["chosen_reward"] == rows[0]["rejected_reward"] == 0
+    assert rows[0]["accuracy"] == 0  # a tie counts as wrong
+    trained = [row for row in rows if "lr" in row]
+    assert len(trained) == 32 and trained[-1]["loss"] < 0.6 and trained[-1]["margin"] > 0.2
+    for row in trained:
+        assert row["margin"] == pytest.approx(row["chosen_reward"] - row["rejected_reward"], abs=1e-5)
+    assert {"validation_loss", "validation_accuracy", "validation_margin"} <= rows[4].keys()
+
+
+@pytest.mark.parametrize("kind", ["ipo", "robust", "hinge"])
+def test_the_script_trains_by_the_loss_it_is_told(miniature, tmp_path, kind):
+    """At a margin of 0 before the first step, and less on all pairs after some."""
+    smoothing = {"robust": 0.1}.get(kind, 0.0)
+    args = replace(miniature.dpo, loss=kind, label_smoothing=smoothing, beta=0.5)
+    train_dpo.main(replace(args, out=tmp_path / "dpo", num_epochs=4, lr=3e-3))
+    rows = [row for row in read_metrics(tmp_path / "dpo") if "lr" in row]
+    assert rows[0]["loss"] == pytest.approx({"ipo": 1.0, "robust": math.log(2), "hinge": 1.0}[kind], abs=1e-5)
+    last = sum(row["loss"] for row in rows[-8:]) / 8
+    assert last < 0.98 * rows[0]["loss"] and sum(row["margin"] for row in rows[-8:]) > 0, last
+
+
+def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, miniature):
+    tokenizer = load_tokenizer(dpo.out)
+    policy, ref_policy = (
+        load_gpt(place).double().forbid(tokenizer.pad_id, tokenizer.vocab_size) for place in (dpo.out, dpo.sft)
+    )
+    margins = [
+        dpo.beta
+        * sum(
+            sign * (float64_sum(policy, row.query, response) - float64_sum(ref_policy, row.query, response)).item()
+            for response, sign in ((row.chosen, 1), (row.rejected, -1))
+        )
+        for row in load_comparisons(dpo.data / "comparisons.validation.jsonl", tokenizer, None, None)
+    ]
+    summary, of_rm = (json.loads((out / "summary.json").read_text()) for out in (dpo.out, miniature.root / "rm"))
+    assert summary["validation_accuracy"] == sum(margin > 0 for margin in margins) / len(margins)
+    assert summary["validation_margin"] == pytest.approx(sum(margins) / len(margins), abs=1e-5)
+    assert summary["num_validation_pairs"] == of_rm["num_validation_pairs"] == len(margins)
+
+
+def test_the_data_comes_in_the_reward_models_order(miniature, monkeypatch, tmp_path):
+    seen = {}
+    scripts = (train_rm, miniature.rm, "pair_scores"), (train_dpo, miniature.dpo, "pair_logprobs")
+    for script, args, name in scripts:
+        plain, rows_of = getattr(script, name), seen.setdefault(script, [])
+
+        def spy(model, rows, pad_id, plain=plain, rows_of=rows_of):
+            rows_of += [row.record["query"] for row in rows] if torch.is_grad_enabled() else []
+            return plain(model, rows, pad_id)
+
+        monkeypatch.setattr(script, name, spy)
+        script.main(replace(args, out=tmp_path / name, num_epochs=0.5))
+    assert seen[train_dpo] == seen[train_rm] and len(seen[train_dpo]) == 32
+
+
+def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
+    args = replace(dpo, save_every=2, num_epochs=1)
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    summary = train_dpo.main(whole)
+    interrupt_at(6, monkeypatch, train_dpo, "lr_factor")
+    with pytest.raises(KeyboardInterrupt):
+        train_dpo.main(broken)
+    assert train_dpo.main(replace(broken, resume=True)) == summary
+    assert read_metrics(whole.out) == read_metrics(broken.out)
+    for a, b in zip(load_gpt(whole.out).parameters(), load_gpt(broken.out).parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"beta": 0.0}, "--beta 0.0: it must be above 0"),
+        ({"loss": "robust"}, "--loss robust needs --label-smoothing"),
+        ({"loss": "ipo", "label_smoothing": 0.1}, "--label-smoothing is for --loss sigmoid and robust, not ipo"),
+        ({"label_smoothing": 0.5}, "--label-smoothing 0.5: it must be at least 0, below 0.5"),
+        ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
+        ({"warmup_steps": 100}, "--warmup-steps 100 is not shorter than the 8 steps of the schedule"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_is_written(miniature, tmp_path, change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        train_dpo.main(replace(miniature.dpo, out=tmp_path / "dpo", **change))
+    assert not (tmp_path / "dpo").exists()

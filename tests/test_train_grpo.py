@@ -1,0 +1,461 @@
+"""train_grpo.py: each algorithm against its paper's formula in float64, in expectation over all responses, in a run."""
+
+import itertools
+import json
+import math
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train_grpo
+import train_ppo
+from kernels import gae, k3
+from nanorlhf import batch as batches
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.cli import command_line
+from nanorlhf.errors import InputError
+from nanorlhf.ppo import policy_loss
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import models, sampler, statistics
+from nanorlhf.training.resume import states
+from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
+from tests.miniature_rlcf import Spy
+from tests.test_train_ppo import policy_that_stops
+from tests.test_train_sft import gradients  # noqa: F401  a fixture
+
+ACTIONS = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()  # lengths 3, 1, 2, 3; two queries
+SCORES = torch.tensor([1.0, 4.0, -2.0, 0.0], dtype=torch.float64)
+
+
+def some_kl() -> torch.Tensor:
+    kl = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.where(ACTIONS, kl, 0.0)
+
+
+def settings(k: int, kl_coef: float, gamma: float = 1.0) -> SimpleNamespace:
+    return SimpleNamespace(samples_per_query=k, kl_coef=kl_coef, gamma=gamma)
+
+
+def loss_of(
+    name: str,
+    new: torch.Tensor,
+    ref: torch.Tensor,
+    scores: torch.Tensor,
+    kl: torch.Tensor,
+    actions: torch.Tensor,
+    args: SimpleNamespace,
+    old: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The loss of one minibatch, put together from the parts as the script's loop does."""
+    advantages_of, mean_loss, has_kl_loss = train_grpo.ALGORITHMS[name]
+    advantages = advantages_of(scores, kl, actions, args)
+    losses, _ = policy_loss(new, new.detach() if old is None else old, advantages, actions, 0.2)
+    if has_kl_loss:
+        losses = losses + torch.where(actions, args.kl_coef * k3(new, ref), 0.0)
+    return mean_loss(losses, actions, actions.any(1).sum(), actions.sum())
+
+
+# --------------------------------------------------------------------------------------------- 1. the papers' formulas
+def test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses():
+    kl = some_kl()
+    advantages = train_grpo.rloo(SCORES, kl, ACTIONS, settings(2, 0.5))
+    totals = [SCORES[i].item() - 0.5 * sum(kl[i, t].item() for t in range(3) if ACTIONS[i, t]) for i in range(4)]
+    for i, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        for t in range(3):
+            assert advantages[i, t].item() == pytest.approx(totals[i] - totals[other], abs=1e-12)
+
+
+def test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others():
+    advantages = train_grpo.rloo(
+        torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3, 1), torch.ones(3, 1).bool(), settings(3, 0.1)
+    )
+    assert advantages[:, 0].tolist() == pytest.approx([1 - 4, 2 - 3.5, 6 - 1.5], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
+    """Written out for each response: clipped ratios less beta * k3, a mean over tokens or their sum, mean over i."""
+    torch.manual_seed(1)
+    new, old, reference = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
+    new.requires_grad_(True)
+    loss = loss_of(name, new, reference, SCORES, some_kl(), ACTIONS, settings(2, 0.3), old)
+    (gradient,) = torch.autograd.grad(loss, new)
+
+    expected = torch.zeros((), dtype=torch.float64)
+    for i in range(4):
+        group = SCORES[:2] if i < 2 else SCORES[2:]
+        advantage = SCORES[i] - group.mean()
+        if name == "grpo":
+            advantage = advantage / math.sqrt(((group - group.mean()) ** 2).mean().item())
+        terms = []
+        for t in range(3):
+            if ACTIONS[i, t]:
+                ratio, other = (new[i, t] - old[i, t]).exp(), (reference[i, t] - new[i, t]).exp()
+                surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                terms.append(surrogate - 0.3 * (other - other.log() - 1))
+        expected = expected - sum(terms) / (len(terms) if name == "grpo" else 1) / 4
+    (expected_gradient,) = torch.autograd.grad(expected, new)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-7)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-7) and gradient.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("score", [0.7, 0.1, -1e6])
+def test_a_group_with_equal_scores_teaches_exactly_nothing(name, score):
+    """Seven times 0.7 has a mean of 0.70000005 in float32: divided by a deviation near 0 that would be a signal."""
+    scores = torch.full((14,), score)
+    advantages_of, _, _ = train_grpo.ALGORITHMS[name]
+    actions = torch.ones(14, 2).bool()
+    assert (advantages_of(scores, torch.zeros(14, 2), actions, settings(7, 0.1)) == 0).all()
+
+
+def test_reinforce_plus_plus_normalises_the_rewards_to_go_over_the_batch():
+    kl = some_kl()
+    for gamma in (1.0, 0.9):
+        advantages = train_grpo.reinforce_plus_plus(SCORES, kl, ACTIONS, settings(1, 0.5, gamma))
+        to_go = {}
+        for i in range(4):
+            last = int(ACTIONS[i].sum()) - 1
+            for t in range(last + 1):
+                penalties = sum(gamma ** (s - t) * kl[i, s].item() for s in range(t, last + 1))
+                to_go[i, t] = gamma ** (last - t) * SCORES[i].item() - 0.5 * penalties
+        mean = sum(to_go.values()) / len(to_go)
+        std = math.sqrt(sum((x - mean) ** 2 for x in to_go.values()) / len(to_go))
+        for i, t in itertools.product(range(4), range(3)):
+            expected = (to_go[i, t] - mean) / std if (i, t) in to_go else 0.0
+            assert advantages[i, t].item() == pytest.approx(expected, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- 2. the expectations
+BETA = 0.4
+RESPONSES = [(0,)] + [(a, b) for a in (1, 2) for b in (0, 1, 2)]  # token 0 is EOS, two tokens at most
+
+
+class World:
+    """A tabular softmax policy over all seven responses, a reference, and a score for each response."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(3)
+        self.table, self.ref_table = (torch.randn(3, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+        self.table.requires_grad_(True)  # row 0: the first token; row a: the token after a
+        self.scores = 2 * torch.randn(len(RESPONSES), dtype=torch.float64, generator=generator)
+        self.actions = torch.tensor([[True, len(response) == 2] for response in RESPONSES])
+        self.logprobs, self.ref_logprobs = self.of(self.table), self.of(self.ref_table)  # (7, 2)
+        self.probabilities = self.logprobs.sum(1).exp()  # (7,)
+        self.kl = (self.logprobs - self.ref_logprobs).detach()
+
+    def of(self, table: torch.Tensor) -> torch.Tensor:
+        logs, zero = table.log_softmax(-1), torch.zeros((), dtype=torch.float64)
+        rows = [[logs[0, r[0]], logs[r[0], r[1]] if len(r) == 2 else zero] for r in RESPONSES]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    def gradient(self, objective: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(objective, self.table, retain_graph=True)[0]
+
+    def truth(self, beta: float = BETA) -> torch.Tensor:
+        """The gradient of E[score - beta KL], by the sum over all responses."""
+        log_ratios = (self.logprobs - self.ref_logprobs).sum(1)
+        return self.gradient((self.probabilities * (self.scores - beta * log_ratios)).sum())
+
+    def expected_gradient(self, name: str, k: int, beta: float = BETA) -> torch.Tensor:
+        """Minus the gradient of the loss, over all k-tuples of responses to the one query, by their probability."""
+        total = torch.zeros((), dtype=torch.float64)
+        for tuple_ in itertools.product(range(len(RESPONSES)), repeat=k):
+            rows = list(tuple_)
+            models = self.logprobs[rows], self.ref_logprobs[rows]
+            loss = loss_of(name, *models, self.scores[rows], self.kl[rows], self.actions[rows], settings(k, beta))
+            total = total - self.probabilities[rows].prod().detach() * loss
+        return self.gradient(total)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_the_gradient_of_rloo_is_unbiased_for_score_minus_kl(world, k):
+    assert torch.allclose(world.expected_gradient("rloo", k), world.truth(), atol=1e-12)
+    assert world.truth().abs().max() > 0.1
+
+
+def test_the_gradient_with_any_baseline_of_the_state_is_unbiased_for_score_minus_kl(world):
+    """PPO's at lambda = 1 and a ratio of 1, whatever the value model says."""
+    values = torch.tensor([[0.7, 5.0 * response[0]] for response in RESPONSES], dtype=torch.float64)
+    rewards = -BETA * world.kl
+    rewards[torch.arange(len(RESPONSES)), world.actions.sum(1) - 1] += world.scores
+    advantages, _ = gae(rewards, values, 1.0, 1.0, world.actions)
+    advantages = advantages * world.probabilities[:, None].detach()
+    losses, _ = policy_loss(world.logprobs, world.logprobs.detach(), advantages, world.actions, 0.2)
+    assert torch.allclose(-world.gradient(losses.sum()), world.truth(), atol=1e-12)
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return torch.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+
+
+def test_dividing_by_the_standard_deviation_and_by_lengths_biases_grpo_and_dr_grpo_does_neither(world):
+    """Without a KL, Dr. GRPO's gradient is (k - 1) / k of the true one: its baseline holds the response itself."""
+    for k in (2, 3):
+        unscaled = world.expected_gradient("dr_grpo", k, beta=0.0)
+        assert torch.allclose(unscaled, (k - 1) / k * world.truth(0.0), atol=1e-12)
+        scaled = world.expected_gradient("grpo", k, beta=0.0)
+        assert cosine(scaled, world.truth(0.0)) < 0.99
+
+
+def test_the_kl_in_the_loss_of_grpo_has_the_gradient_of_the_kl_from_the_reference(world):
+    """d k3 = (1 - ref / policy) d log policy: in expectation at each state, the gradient of KL(reference || policy)."""
+    without, with_kl = (world.expected_gradient("dr_grpo", 2, beta=beta) for beta in (0.0, BETA))
+    first = world.table.log_softmax(-1)[0].exp().detach()
+    reach = torch.stack((torch.ones((), dtype=torch.float64), first[1], first[2]))  # of the three states
+    reference, policy = world.ref_table.log_softmax(-1), world.table.log_softmax(-1)
+    reverse = (reach[:, None] * reference.exp() * (reference - policy)).sum()
+    assert torch.allclose(with_kl - without, -BETA * world.gradient(reverse), atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------- 3. the run
+KINDS = {
+    "rloo": {"algorithm": "rloo", "samples_per_query": 4},
+    "grpo": {"algorithm": "grpo", "samples_per_query": 4, "kl_coef": 0.5},
+    "dr_grpo": {"algorithm": "dr_grpo", "samples_per_query": 2, "kl_coef": 0.5},
+    "reinforce++": {"algorithm": "reinforce++", "samples_per_query": 1},
+}
+
+
+def spy_on(monkeypatch, name) -> Spy:
+    """Keeps the calls of a function of the script, and of what it calls to sample and to log."""
+    return Spy(monkeypatch, name, train_grpo, statistics, sampler, batches)
+
+
+def grpo_args(ppo: train_ppo.Args, **changes) -> train_grpo.Args:
+    """The settings that both scripts have, and others."""
+    names = {field.name for field in fields(train_grpo.Args)}
+    return train_grpo.Args(**{name: value for name, value in vars(ppo).items() if name in names} | changes)
+
+
+@pytest.fixture(scope="module")
+def start(miniature) -> train_grpo.Args:
+    """A policy that sometimes samples EOS, and one update of eight responses."""
+    args = grpo_args(miniature.ppo, num_epochs=2, out=miniature.root / "grpo", overwrite=True, **KINDS["rloo"])
+    return replace(args, sft=str(policy_that_stops(miniature.root)), total_episodes=8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_step_of_a_run_takes_the_papers_gradient(start, kind, monkeypatch, gradients):  # noqa: F811
+    """From single unpadded responses in float64; at a ratio of 1 and with the policy far from its reference."""
+    reference = str(start.out.parent / "sft")
+    args = replace(start, rollout_logprobs="sampler", **KINDS[kind])
+    monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
+    rollouts = spy_on(monkeypatch, "rollout_metrics")
+    train_grpo.main(args)
+    (metrics,) = read_metrics(args.out)
+    assert metrics["policy/first_ratio_error"] < 1e-4 and "value/loss" not in metrics and metrics["objective/kl"] > 1
+    ((batch, scores, *_), _) = rollouts.calls[0]
+    assert 0 < (scores == -1.0).sum() < 8  # of those without EOS
+    objective, policy = written_out(args, batch, scores.double().tolist(), reference)
+    trained = list(policy.parameters())
+    expected = -torch.cat([g.flatten() for g in torch.autograd.grad(objective, trained)])
+    assert expected.abs().max() > 1e-3
+    assert torch.allclose(gradients[0].double(), expected, atol=2e-4 * expected.abs().max().item())
+
+
+def written_out(args, batch, scores, reference):
+    """The paper's objective of the rows of a batch at a ratio of 1, row by row in float64; and the policy."""
+    tokenizer, k, beta, B = load_tokenizer(args.sft), args.samples_per_query, args.kl_coef, len(batch)
+    policy, ref_policy = (
+        load_gpt(path).forbid(tokenizer.pad_id, tokenizer.vocab_size).double() for path in (args.sft, reference)
+    )
+    logs = []
+    for query, response in zip(batch.query.tolist(), batch.response.tolist(), strict=True):
+        query, response = ([i for i in ids if i != tokenizer.pad_id] for ids in (query, response))
+        of_models = []
+        for model in (policy, ref_policy):
+            logits = model.logits(model(torch.tensor([query + response])))[0, len(query) - 1 : -1] / args.temperature
+            of_models.append(logits.log_softmax(-1)[range(len(response)), response])
+        logs.append(of_models)
+    assert len({len(new) for new, _ in logs}) > 1
+    kls = [(new - ref).detach() for new, ref in logs]
+    objective = torch.zeros((), dtype=torch.float64)
+    if args.algorithm == "reinforce++":
+        to_go = [[scores[i] - beta * kl[t:].sum().item() for t in range(len(kl))] for i, kl in enumerate(kls)]
+        every = torch.tensor([x for row in to_go for x in row], dtype=torch.float64)
+        for (new, _), row in zip(logs, to_go, strict=True):
+            normalised = (torch.tensor(row, dtype=torch.float64) - every.mean()) / every.std(correction=0)
+            objective = objective + (normalised * new).sum() / len(every)
+    for i, (new, ref) in enumerate(logs):
+        group = range(i // k * k, i // k * k + k)
+        if args.algorithm == "rloo":
+            rewards = {j: scores[j] - beta * kls[j].sum().item() for j in group}
+            baseline = sum(rewards[j] for j in group if j != i) / (k - 1)
+            objective = objective + (rewards[i] - baseline) * new.sum() / B
+        elif "grpo" in args.algorithm:
+            of_group = torch.tensor([scores[j] for j in group], dtype=torch.float64)
+            advantage = scores[i] - of_group.mean()
+            k3_of_tokens = (ref - new).exp() - 1 - (ref - new)
+            if args.algorithm == "grpo":
+                objective = objective + (advantage / of_group.std(correction=0) * new - beta * k3_of_tokens).mean() / B
+            else:
+                objective = objective + (advantage * new - beta * k3_of_tokens).sum() / B
+    return objective, policy
+
+
+def test_the_responses_to_a_query_are_rows_in_a_row(start, monkeypatch):
+    indices, rollouts = spy_on(monkeypatch, "batch_indices"), spy_on(monkeypatch, "rollout_metrics")
+    train_grpo.main(replace(start, total_episodes=16))
+    for (_, chosen), ((batch, *_), _) in zip(indices.calls, rollouts.calls, strict=True):
+        assert len(chosen) == 2 and len(batch.query) == 8
+        for g in range(2):
+            assert (batch.query[4 * g : 4 * g + 4] == batch.query[4 * g]).all()
+            assert len({tuple(row) for row in batch.response[4 * g : 4 * g + 4].tolist()}) > 1
+    samples = [json.loads(line) for line in (start.out / "samples.jsonl").open()]
+    assert len({sample["query"] for sample in samples}) == len(samples) == 4  # one of each group
+
+
+@pytest.mark.parametrize("kind", ["rloo", "grpo"])
+def test_the_micro_batch_size_does_not_change_the_gradient(start, kind, gradients):  # noqa: F811
+    """Micro-batches cut groups in two, and so do minibatches. Equal to rounding."""
+    runs = []
+    for size in (1, 3, 8):
+        gradients.clear()
+        args = replace(
+            start, micro_batch_size=size, rollout_batch_size=size, num_minibatches=2, clip_range=UNCLIPPED["clip_range"]
+        )
+        train_grpo.main(replace(args, **KINDS[kind]))
+        runs.append(torch.stack(gradients))
+    assert runs[0].abs().max() > 1e-2
+    for steps in runs[:-1]:
+        assert torch.allclose(steps, runs[-1], atol=1e-4)
+
+
+def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, monkeypatch, gradients):  # noqa: F811
+    """The first of two minibatches in micro-batches of one, whose mean length is not that of the rollout."""
+    reference = str(start.out.parent / "sft")
+    args = replace(start, num_minibatches=2, micro_batch_size=1, rollout_logprobs="sampler", **KINDS["grpo"])
+    monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
+    rollouts, losses = spy_on(monkeypatch, "rollout_metrics"), spy_on(monkeypatch, "policy_loss")
+    seen = []
+    split = batches.Batch.split
+    monkeypatch.setattr(batches.Batch, "split", lambda batch, num: (seen.append(mb) or mb for mb in split(batch, num)))
+    train_grpo.main(args)
+    ((batch, scores, *_), _) = rollouts.calls[0]
+    chosen = seen[0].index.tolist()
+    lengths = batch.actions.sum(1).double()
+    assert len(chosen) == 4 and abs(lengths[chosen].mean() - lengths.mean()) > 0.1 and len(losses.calls) == 4 * 4
+    tokenizer = load_tokenizer(args.sft)
+    policy, ref_policy = (
+        load_gpt(path).forbid(tokenizer.pad_id, tokenizer.vocab_size).double() for path in (args.sft, reference)
+    )
+    objective = torch.zeros((), dtype=torch.float64)
+    for i in chosen:
+        query = [x for x in batch.query[i].tolist() if x != tokenizer.pad_id]
+        response = [x for x in batch.response[i].tolist() if x != tokenizer.pad_id]
+        new, ref = (
+            (
+                model.logits(model(torch.tensor([query + response])))[0, len(query) - 1 : -1] / args.temperature
+            ).log_softmax(-1)[range(len(response)), response]
+            for model in (policy, ref_policy)
+        )
+        group = scores[i // 4 * 4 : i // 4 * 4 + 4].double()
+        advantage = (scores[i].double() - group.mean()) / group.std(correction=0)
+        penalty = (ref - new).exp() - 1 - (ref - new)
+        objective = objective + (advantage * new - args.kl_coef * penalty).sum() / len(response) / len(chosen)
+    expected = -torch.cat([g.flatten() for g in torch.autograd.grad(objective, list(policy.parameters()))])
+    assert torch.allclose(gradients[0].double(), expected, atol=2e-4 * expected.abs().max().item())
+
+
+def test_a_response_that_is_dropped_has_no_share_in_loss_or_count(start, monkeypatch, gradients):  # noqa: F811
+    """`in_loss` False: the gradient of the other rows alone; a minibatch in which none is left takes no step."""
+    plain, dropped = train_grpo.Sampler.correct, []
+
+    def correct(self, batch):
+        batch.in_loss[dropped] = False
+        return plain(self, batch)
+
+    monkeypatch.setattr(train_grpo.Sampler, "correct", correct)
+    losses = spy_on(monkeypatch, "policy_loss")
+    args = replace(start, num_epochs=1, micro_batch_size=8, **KINDS["grpo"])
+    dropped += [0, 2, 5]
+    train_grpo.main(args)
+    ((_, _, _, actions, _), (lost, _)), *_ = losses.calls
+    lengths = actions.sum(1)
+    assert (lengths > 0).sum() == 5 and (lost[lengths == 0] == 0).all()
+    (metrics,) = read_metrics(args.out)
+    expected = (lost.sum(1)[lengths > 0] / lengths[lengths > 0]).mean().item()
+    assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-5)  # the KL is 0 before the first step
+    gradients.clear()
+    dropped[:] = range(8)
+    train_grpo.main(args)
+    assert gradients == [] and torch.equal(weights(load_gpt(args.sft)), weights(load_gpt(args.out)))
+
+
+def test_a_kl_coefficient_of_zero_keeps_even_an_infinite_kl_out_of_loss_and_gradient(start, monkeypatch):
+    """exp(ref - new) of a token that only the reference can emit is infinite, and 0 * inf is NaN."""
+    monkeypatch.setattr(train_grpo, "k3", lambda new, ref: torch.full_like(new, torch.inf))
+    train_grpo.main(replace(start, **KINDS["grpo"] | {"kl_coef": 0.0}))
+    (metrics,) = read_metrics(start.out)
+    assert metrics["skipped_steps"] == 0 and math.isfinite(metrics["policy/loss"])
+
+
+def test_resuming_equals_the_uninterrupted_run(start, tmp_path, monkeypatch):
+    """To the last bit; no state holds a value model."""
+    args = replace(start, total_episodes=32, save_every=2, **KINDS["grpo"])
+    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
+    train_grpo.main(whole)
+    interrupt_at(4, monkeypatch, train_grpo, "lr_factor")
+    with pytest.raises(KeyboardInterrupt):
+        train_grpo.main(broken)
+    state = torch.load(states(broken.out)[0] / "state.pt")
+    assert "policy" in state and "value_model" not in state
+    assert len(state["steps"]["optimizer"]["state"]) == len(list(load_gpt(args.sft).parameters()))
+    train_grpo.main(replace(broken, overwrite=False, resume=True))
+    assert torch.equal(weights(load_gpt(whole.out)), weights(load_gpt(broken.out)))
+    kept, expected = (
+        [{name: x for name, x in row.items() if name != "episodes_per_second"} for row in read_metrics(a.out)]
+        for a in (broken, whole)
+    )
+    assert kept == expected
+
+
+def test_a_run_learns_a_rule(start, tmp_path):
+    """The signs are right end to end: a rule that rewards short responses makes them shorter."""
+    rule = tmp_path / "rule.py"
+    rule.write_text("def score(queries, responses): return [-len(r) / 4 for r in responses]\n")
+    args = replace(
+        start, reward=f"{rule}:score", total_episodes=8 * 32, batch_size=32, micro_batch_size=32, lr=3e-3,
+        missing_eos_score=-20.0, num_epochs=4,
+    )  # fmt: skip
+    for kind in ("rloo", "grpo", "reinforce++"):
+        train_grpo.main(replace(args, **KINDS[kind] | {"kl_coef": 0.0}))
+        rows = read_metrics(args.out)
+        last = sum(row["objective/score"] for row in rows[-4:]) / 4
+        assert rows[0]["objective/score"] < -4 and last > -1 and rows[-1]["eos_rate"] > 0.9, (kind, last)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"samples_per_query": 1}, "--algorithm rloo needs more than one --samples-per-query"),
+        ({"samples_per_query": 3}, "--batch-size 8 is no multiple of --samples-per-query 3"),
+        ({"samples_per_query": 0}, "--samples-per-query 0"),
+        ({"gamma": 0.9}, "--gamma 0.9: --algorithm rloo does not discount"),
+        ({**KINDS["dr_grpo"], "gamma": 0.9}, "--gamma 0.9: --algorithm dr_grpo does not discount"),
+        ({"reward_model": None}, "--reward-model None leaves nothing to score with"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(start, tmp_path, change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        train_grpo.main(replace(start, out=tmp_path / "grpo", **change))
+    assert not (tmp_path / "grpo").exists()
+
+
+def test_an_unknown_algorithm_is_refused(start, tmp_path, monkeypatch, capsys):
+    """On the command line with a sentence; from Python no other algorithm runs in its stead."""
+    monkeypatch.setattr("sys.argv", ["train_grpo.py", "tiny", "--algorithm", "reinforce"])
+    with pytest.raises(SystemExit) as stopped:
+        command_line(train_grpo.main, train_grpo.RECIPES)
+    assert stopped.value.code == 2 and "reinforce" in capsys.readouterr().err
+    with pytest.raises(KeyError, match="reinforce"):
+        train_grpo.main(replace(start, out=tmp_path / "grpo", algorithm="reinforce"))
+    assert not (tmp_path / "grpo").exists()

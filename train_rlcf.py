@@ -1,0 +1,261 @@
+"""Stage 3 of RLCF: PPO with a compiler as reward, and a discriminator that learns against it.
+
+Paper: Coarse-Tuning Models of Code with Reinforcement Learning Feedback (RLCF), Algorithm 1. The
+compiler cuts a program at its first error; the discriminator scores the programs that pass.
+In: programs (code.jsonl), the policy of stage 1, a discriminator. Out: a policy, value_model/,
+discriminator/.
+
+    python train_rlcf.py rlcf-tiny                               # the embedded programs
+    torchrun --nproc-per-node 8 train_rlcf.py rlcf --discriminator runs/rlcf/discriminator
+    python train_rlcf.py rlcf-tiny --discriminator None          # the compiler alone
+"""
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kernels import gae
+from nanorlhf import cli, distributed
+from nanorlhf.batch import Batch, ScoreAt, sample
+from nanorlhf.dataset import batch_indices, load_programs
+from nanorlhf.errors import InputError
+from nanorlhf.generate import for_sampling, generate
+from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, response_values
+from nanorlhf.ppo import KLCoefficient, masked_mean, policy_loss, value_loss, whiten
+from nanorlhf.recipes import recipes
+from nanorlhf.rlcf.adversarial import adversarial_step, compare_with_written
+from nanorlhf.rlcf.discriminator import grounding, load_discriminator, save_discriminator
+from nanorlhf.rlcf.error_profile import profile_metrics
+from nanorlhf.rlcf.feedback import check_responses, training_compiler
+from nanorlhf.rlcf.localisation import truncate_at_error
+from nanorlhf.tokenizer import token_bytes
+from nanorlhf.training import checks, models, statistics
+from nanorlhf.training.memory_plan import rollout_plan
+from nanorlhf.training.optimizer import FiniteSteps, lr_factor, policy_steps
+from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
+from nanorlhf.training.settings import RolloutArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(RolloutArgs):
+    data: Path = Path("runs/rlcf/data")
+    out: Path = Path("runs/rlcf/ppo")
+    sft: str = "runs/rlcf/sft"
+    compiler: bool = True
+    """[RLCF alg 1] a program that fails gets -1; --no-compiler: the discriminator alone"""
+    localise: bool = True
+    """[RLCF alg 1] cut a failing program after the token to blame; --no-localise: keep it whole"""
+    error_prone_jar: str | None = None
+    """ErrorProne's jars as a class path: its errors count like javac's"""
+    discriminator: str | None = "runs/rlcf/discriminator"
+    """scores the programs that pass, checkpoint directory; None: they get 1"""
+    freeze_discriminator: bool = False
+    """don't train the discriminator against the policy"""
+    discriminator_lr: cli.NonNegativeFloat = 5e-7
+    """peak learning rate of the discriminator's AdamW, one step per rollout"""
+    value_model: str | None = None
+    """policy, maybe a smaller one, that the value model starts from; None: the policy of stage 1"""
+
+    total_episodes: cli.PositiveInt = 150_000
+    batch_size: cli.Count = 8
+    micro_batch_size: cli.PositiveInt = 8
+    rollout_batch_size: cli.PositiveInt = 8
+    num_minibatches: cli.PositiveInt = 1
+    """optimizer steps per epoch"""
+    num_ppo_epochs: cli.PositiveInt = 4
+    """passes over each rollout"""
+    lr: cli.NonNegativeFloat = 1e-6
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    adam_betas: tuple[cli.Beta, cli.Beta] = (0.9, 0.99)
+    """decay rates of AdamW's two moments"""
+    adam_eps: cli.PositiveFloat = 1e-8
+    max_query_length: cli.PositiveInt = 500
+    response_length: cli.PositiveInt = 384
+    temperature: cli.NonNegativeFloat = 1.0
+    kl_coef: cli.NonNegativeFloat = 0.1
+    """beta, weight of the per-token KL in the reward (score units per nat)"""
+    kl_target: cli.PositiveFloat | None = 6.0
+    """nats per response that an adaptive beta aims at; None keeps beta fixed"""
+    gamma: cli.Fraction = 0.99
+    """discount per token"""
+    lam: cli.Fraction = 0.95
+    """lambda of GAE"""
+    clip_range: cli.PositiveFloat = 0.2
+    """PPO clip range of the ratio"""
+    value_clip_range: cli.PositiveFloat | None = None
+    """clip range of the value around the rollout's (score units); None does not clip"""
+    value_coef: cli.NonNegativeFloat = 1.0
+    """weight of the value loss"""
+    save_every: cli.PositiveInt = 100
+
+
+RECIPES = recipes("rlcf", Args)
+
+
+def check(args: Args) -> int:
+    """Refuse settings that don't fit together; returns the number of updates."""
+    if not args.compiler and args.discriminator is None:
+        raise InputError("--no-compiler and --discriminator None leave nothing to score with.")
+    if args.freeze_discriminator and args.discriminator is None:
+        raise InputError("--freeze-discriminator needs a --discriminator.")
+    if not (args.localise or args.compiler):
+        raise InputError("--no-localise needs the compiler: drop --no-compiler.")
+    return checks.number_of_updates(
+        args.total_episodes, args.batch_size, args.num_minibatches, args.temperature
+    )
+
+
+@with_plan(lambda args: rollout_plan(args, args.value_model))
+def main(args: Args) -> dict[str, float]:
+    # ------------------------------------------------------------------------- 1. data and models
+    device = begin(args)
+    num_updates = check(args)
+    B, T, size = args.batch_size, args.response_length, args.rollout_batch_size
+    loading = models.loading_device(args.shard, device)
+    tokenizer, policy = models.load_policy(args, loading)
+    eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
+    ends: tuple[int, int, ScoreAt] = eos_id, pad_id, "last_token"
+    rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
+    checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
+    # [RLCF alg 1] a critic of its own, whose head begins at 0
+    value_model = models.new_value_model(args.value_model or policy, loading)
+    ref_policy = models.prepare_policy(args, device, policy, value_model)
+    compiler = training_compiler(rows[0].record, args.error_prone_jar)
+    pieces = token_bytes(tokenizer)
+    discriminator = None
+
+    parameters = [*policy.parameters(), *value_model.parameters()]
+    steps = policy_steps(args, args.adam_betas, parameters)
+    beta = KLCoefficient(args.kl_coef, args.kl_target)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank
+
+    def write() -> None:
+        write_checkpoint(policy, args.out, tokenizer, args.sft)
+        write_checkpoint(value_model, args.out / "value_model", tokenizer)
+        if discriminator is not None and run.main:
+            save_discriminator(discriminator, args.out / "discriminator")
+
+    run = Run(args, "RLCF", write)
+    weakref.finalize(run, compiler.close)  # its process ends with the run
+    run.track(policy=policy, value_model=value_model)
+    run.track(steps=steps, generator=generator, beta=vars(beta))
+    if args.discriminator is not None:
+        discriminator = load_discriminator(args.discriminator, device)
+        d_lr, d_parameters = args.discriminator_lr, discriminator.parameters()
+        optimizer = torch.optim.AdamW(d_parameters, lr=d_lr, fused=True)
+        advice = f"lower --discriminator-lr ({d_lr})"
+        d_steps = FiniteSteps(optimizer, args.max_skipped_steps, args.out, advice)
+        run.track(discriminator=discriminator, discriminator_steps=d_steps)
+    run.print(f"RLCF: {num_updates} updates of {B} responses; {len(rows):,} queries")
+
+    # -------------------------------------------------------------------------------- 2. the loop
+    own = distributed.rank_slice(B)  # rows that this rank compiles
+    for update in run.steps(num_updates):
+        # 2.1 sample a program for each prompt, by temperature alone
+        indices = batch_indices(len(rows), B, update, args.seed)
+        uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
+        write_program = partial(generate, for_sampling(distributed.unshard(policy), "same"))
+        with autocast:
+            prompts = [rows[i] for i in indices]
+            batch = sample(write_program, prompts, uniforms, device, args.temperature, size, *ends)
+
+        # 2.2 compile prefix + program + suffix
+        records, response = batch.records[own], batch.response[own]
+        checked = check_responses(records, response, compiler, pieces, eos_id)
+        passes = checked.passes if args.compiler else torch.ones_like(checked.passes)
+
+        # 2.3 the score is -1 for a program that fails; D compares one that passes with the written
+        comparison = passes.float()
+        if discriminator is not None:
+            pairs = [(records[i], checked.texts[i]) for i in passes.nonzero().flatten().tolist()]
+            with autocast:
+                comparison[passes] = compare_with_written(discriminator, pairs, size)
+        scores = grounding(passes, torch.ones_like(passes), comparison)  # what people wrote passes
+        scores = distributed.all_gather_rows(scores)
+        checks.check_scores(scores, f"--discriminator {args.discriminator}", update, args.out)
+
+        # 2.4 cut a failing program after the token to blame: the -1 goes there
+        if args.compiler and args.localise:
+            response = truncate_at_error(response, checked.error_index, pad_id)
+        response = distributed.all_gather_rows(response)
+        batch = Batch.of(batch.records, batch.query, response, batch.sampled_logprobs, *ends)
+
+        # 2.5 policy, reference and value model read what is left
+        with autocast:
+            batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
+                policy, ref_policy, batch, args.temperature, size
+            )
+            batch.values = read_values(value_model, batch, size)
+
+        # 2.6 the KL penalty at each token, and the score once (the same in train_ppo.py)
+        kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
+        rewards = -beta.value * kl
+        rewards[torch.arange(B), batch.score_index] += scores
+
+        # delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  R = A + V
+        advantages, batch.returns = gae(rewards, batch.values, args.gamma, args.lam, batch.states)
+        batch.advantages = whiten(advantages, batch.actions)
+
+        # 2.7 K epochs of clipped steps over the frozen rollout (the same in train_ppo.py)
+        lr = args.lr * lr_factor(args.schedule, update, num_updates)
+        steps.set_lr(lr)
+        stats = statistics.UpdateStatistics(device)
+        for _ in range(args.num_ppo_epochs):
+            for minibatch in batch.shuffled(generator).split(args.num_minibatches):
+                # counts over all ranks: neither ranks nor micro-batches change the gradient
+                num_actions = minibatch.loss_actions.sum()
+                num_states = minibatch.loss_states.sum()
+                steps.zero_grad()
+                for mb in minibatch.mine().micro_batches(args.micro_batch_size):
+                    ids = mb.query_response, mb.real
+                    with autocast:
+                        new_logprobs, entropy = response_logprobs(
+                            policy, *ids, mb.actions, args.temperature
+                        )
+                        new_values = response_values(value_model, *ids, mb.states)
+                    pg_losses, pg_clipped = policy_loss(
+                        new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, args.clip_range
+                    )
+                    vf_losses, vf_clipped = value_loss(
+                        new_values, mb.values, mb.returns, mb.loss_states, args.value_clip_range
+                    )
+                    pg_loss = pg_losses.sum() / num_actions
+                    vf_loss = vf_losses.sum() / num_states
+                    (pg_loss + args.value_coef * vf_loss).backward()
+                    stats.add_loss("policy", pg_loss, pg_clipped, num_actions)
+                    stats.add_loss("value", vf_loss, vf_clipped, num_states)
+                    stats.add_tokens(mb, new_logprobs, entropy, num_actions)
+                distributed.sum_gradients(policy, value_model)
+                means = stats.minibatch()
+                loss = means["policy/loss"] + args.value_coef * means["value/loss"]
+                if steps.step(parameters, loss):
+                    stats.count(means)
+
+        # 2.8 [RLCF section 4] the discriminator learns to tell the policy's programs
+        metrics = profile_metrics([checked])
+        if discriminator is not None:
+            d_steps.set_lr(args.discriminator_lr * lr_factor(args.schedule, update, num_updates))
+            # D(x, y, y) is 0: nothing to learn
+            pairs = [(record, text) for record, text in pairs if text != record["response"]]
+            frozen = args.freeze_discriminator
+            metrics |= adversarial_step(
+                discriminator, d_steps, pairs, args.micro_batch_size, autocast, frozen
+            )
+
+        # 2.9 log; every mean is over what counts
+        metrics |= statistics.rollout_metrics(batch, scores, exact_kl, None, beta.value)
+        gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions)
+        metrics |= stats.metrics() | {"policy/sampler_gap": gap.item()}
+        metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
+        statistics.log_update(run, update, batch, scores, metrics, tokenizer)
+        beta.update(metrics["objective/kl"], B)
+    return run.finish(run.metrics)
+
+
+if __name__ == "__main__":
+    cli.command_line(main, RECIPES)
