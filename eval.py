@@ -2,24 +2,24 @@
 
 Five evaluations, each a module of nanorlhf/evals:
 
-    module         paper                                                                    recipes
-    summaries      N+ section 5: ROUGE, gold score, win rate, reward model accuracy, KL     tiny, tldr
-    reward_models  N+ Table 5: reward models and DPO side by side, calibration              tiny-rm, tldr-rm
-    answers        SO: ten answers per question, metric@k, rank correlations                stackoverflow[-tiny]
-    programs       RLCF: programs compiled and executed, pass@k                             rlcf[-tiny]
-    replies        STR: one reply per question, and who agrees with self-ranking            str[-tiny]
+    module         paper                                                      recipes
+    summaries      N+ section 5: ROUGE, gold score, win rate, KL, accuracy    tiny, tldr
+    reward_models  N+ Table 5: reward models beside DPO, calibration          tiny-rm, tldr-rm
+    answers        SO: ten answers per question, metric@k, rank correlations  stackoverflow[-tiny]
+    programs       RLCF: programs compiled and executed, pass@k               rlcf[-tiny]
+    replies        STR: one reply per question, agreement with self-ranking   str[-tiny]
 
-In: policies, reward models and the data's validation or test rows. Out: a table, eval.json, samples.jsonl, and
-report.html with the curves of all stages and the samples side by side.
+In: policies, reward models and the data's validation or test rows. Out: a table, eval.json,
+samples.jsonl, and report.html with the curves of all stages and the samples side by side.
 
-    python eval.py                                                             # the embedded default, recipe tiny
-    python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm --dtype bfloat16
-    python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --plan  # does it fit?
+    python eval.py                                  # the embedded default, recipe tiny
+    python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm
+    python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --plan    # does it fit?
     python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
     python eval.py rlcf --policies sft runs/rlcf/sft_bench rlcf runs/rlcf/ppo_bench --workers 16
-    python eval.py str --rankings ana.jsonl ben.jsonl --self-rank runs/str/data/self_rank.validation.jsonl \\
-        --encoder google-bert/bert-base-uncased
+    python eval.py str --rankings ana.jsonl ben.jsonl --encoder google-bert/bert-base-uncased \\
+        --self-rank runs/str/data/self_rank.validation.jsonl
 """
 
 from nanorlhf.cli import command_line
@@ -42,9 +42,8 @@ RECIPES: dict[str, tuple[str, EvalArgs]] = {
 
 def main(args: EvalArgs) -> dict:
     """Run the evaluation whose settings these are; returns what eval.json holds."""
-    [evaluation] = (
-        module for module in (summaries, reward_models, answers, programs, replies) if isinstance(args, module.Args)
-    )
+    evaluations = (summaries, reward_models, answers, programs, replies)
+    [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
     if args.plan:
         print(eval_plan(args))
         return {}

@@ -55,6 +55,8 @@ def page(bug: Bug) -> str:
     parts = {"where": bug.where.replace(":", ", "), "symptom": bug.symptom, "cause": bug.cause, "who had it": bug.who}
     lines = [f"{bug.name} (level {bug.level})", ""]
     for title, text in parts.items():
-        lines += textwrap.wrap(text, 110, initial_indent=f"{title:12}", subsequent_indent=" " * 12)
+        lines += textwrap.wrap(
+            text, 110, break_on_hyphens=False, initial_indent=f"{title:12}", subsequent_indent=" " * 12
+        )
     lines += ["", f"{'right':12}{bug.old}", f"{'planted':12}{bug.new or '(taken out)'}", ""]
     return "\n".join([*lines, *(f"{'guard':12}{test}" for test in bug.guard)])

@@ -16,9 +16,7 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except (
-    ModuleNotFoundError
-):  # PyTorch's CPU wheels come without; nothing below the rule is called there
+except ModuleNotFoundError:  # PyTorch's CPU wheels come without: nothing below the rule is called
     triton = None
 
 
@@ -52,9 +50,7 @@ def gae_doubling(
     rewards: Tensor, values: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
     """For a CPU: after round k, position t holds the discounted sum of the 2^k deltas from t on."""
-    next_values = torch.cat(
-        (values[:, 1:], torch.zeros_like(values[:, :1])), dim=1
-    )  # (B, T) V_{t+1}
+    next_values = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)  # V_{t+1}
     advantages = rewards + gamma * next_values - values  # (B, T) delta
     step, decay = 1, gamma * lam
     while step < rewards.size(1) and decay > 0:
@@ -65,10 +61,9 @@ def gae_doubling(
     return advantages, advantages + values
 
 
-# --------------------------------------------------------------------------------------------------------------- Triton
-BLOCK = (
-    1024  # positions per scan; a longer row is scanned block by block, from the right, with a carry
-)
+# ------------------------------------------------------------------------------------------ Triton
+# positions per scan; a longer row is scanned block by block, from the right, with a carry
+BLOCK = 1024
 
 if triton is not None:
 

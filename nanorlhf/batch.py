@@ -130,7 +130,7 @@ class Batch:
         return self[torch.randperm(len(self), generator=generator)]
 
     def split(self, num: int) -> "Iterator[Batch]":
-        """`num` minibatches of equal size, except those in which no action counts: a mean needs one."""
+        """`num` minibatches of equal size, without those in which no action counts."""
         size = len(self) // num
         for start in range(0, size * num, size):
             if self.loss_actions[start : start + size].any():

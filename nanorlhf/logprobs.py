@@ -26,8 +26,8 @@ def response_logprobs(
     """Log-probabilities (B, T) of the response tokens and entropies (B, T) of their distributions.
 
     In nats; 0 after the end of a response. query_response, real (B, Q + T); actions (B, T), True up
-    to that end. Distributions are softmax(logits / temperature). The LM head runs only where a token
-    counts.
+    to that end. Distributions are softmax(logits / temperature). The LM head runs only where a
+    token counts.
     """
     hidden = response_hidden(model, query_response, real, actions)  # (N, C)
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
@@ -44,7 +44,7 @@ def compared_logprobs(
     actions: Tensor,
     temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities (B, T) of the response tokens by both policies, and KL(policy || reference).
+    """Log-probabilities (B, T) of the response by both policies, and KL(policy || reference).
 
     The KL of each token's distribution is exact, the sum over the vocabulary, in nats, without a
     gradient; arguments and padding as in `response_logprobs`.

@@ -1,4 +1,7 @@
-"""Pad rows to one length: queries on the left, complete texts on the right, both texts of a pair in one row. [N+ 5]"""
+"""Pad rows to one length: queries on the left, complete texts on the right. [N+ 5]
+
+The two texts of a comparison can share one row, which reads their query once.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,7 +41,7 @@ def right_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> 
 
 
 def first_true_index(mask: Tensor) -> Tensor:
-    """(B, T) bool -> (B,): the index of the first True in each row; T if there is none (`argmax` would give 0)."""
+    """(B, T) bool -> (B,): index of the first True per row, T if there is none."""
     T = mask.size(1)
     index = torch.arange(T, device=mask.device).expand_as(mask)
     return (
@@ -52,7 +55,7 @@ def micro_batches(rows: Sequence | Tensor, size: int) -> list:
 
 
 class JoinedPairs(NamedTuple):
-    """Columns of query + chosen + rejected, right-padded; the chosen responses first, then the rejected ones."""
+    """Rows of query + chosen + rejected, right-padded. The B chosen responses come first."""
 
     ids: Tensor
     """(B, L)"""
@@ -69,17 +72,17 @@ class JoinedPairs(NamedTuple):
 
 
 def join_pairs(rows: Sequence[Comparison], pad_id: int, device: torch.device) -> JoinedPairs:
-    """B comparisons -> their rows, which read the query once, and where the responses are in them, on the device.
+    """B comparisons -> one row each, and where the two responses are in it.
 
-    The two texts of a comparison begin alike: of a post of 300 tokens with two summaries of 40 each, the second copy is
-    nearly half of what two rows would compute. Neither response sees the other and both have the positions that they
-    would have alone (`nanorlhf.model.branch_mask`), so results differ by rounding only.
+    Both texts begin with the query. With a post of 300 tokens and two summaries of 40, a second
+    copy of the query would be nearly half of the computation. Neither response attends to the
+    other, and each has the positions it would have alone (`nanorlhf.model.branch_mask`), so results
+    differ by rounding only.
     """
     ids = right_pad([row.query + row.chosen + row.rejected for row in rows], pad_id)  # (B, L)
-    query, chosen, rejected = (
-        torch.tensor([len(getattr(row, name)) for row in rows])
-        for name in ("query", "chosen", "rejected")
-    )  # (B,) each
+    query = torch.tensor([len(row.query) for row in rows])  # (B,)
+    chosen = torch.tensor([len(row.chosen) for row in rows])  # (B,)
+    rejected = torch.tensor([len(row.rejected) for row in rows])  # (B,)
     column = torch.arange(ids.size(1))  # (L,)
     branch = (column >= query[:, None]).long() + (column >= (query + chosen)[:, None])  # (B, L)
     lengths = torch.cat((chosen, rejected))  # (2B,)

@@ -2,8 +2,8 @@
 coefficient.
 
 Everything is a pure function of tensors; (B, T) tensors hold one number per response token. Masks
-are True where a position counts. Elsewhere values are replaced by `torch.where`, never multiplied by
-0: NaN * 0 is NaN.
+are True where a position counts. Elsewhere values are replaced by `torch.where`, never multiplied
+by 0: NaN * 0 is NaN.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tenso
 
         response   a  b  E  x  y  z      E = EOS, eos_index e = 2; tokens after it do not count
         actions    #  #  #  .  .  .      t <= e      a token was chosen here: KL, policy loss
-        states     #  #  #  #  .  .      t <= e + 1  the finished response is a state too: value loss
+        states     #  #  #  #  .  .      t <= e + 1  the finished response is a state: value loss
 
     The value at e + 1 is read at the EOS token itself: the state in which the response is complete.
     A response without EOS ends at its last token that is not [PAD] (T - 1 if it is full).
@@ -42,9 +42,9 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) over positions that count; the others become 0. [N+ 24, 25]
 
-    shift_mean False adds the mean back: rewards keep their level, advantages do not. The variance is
-    the population's. x (B, T) is the whole rollout, gathered from all ranks, so the statistics are
-    global.
+    shift_mean False adds the mean back: rewards keep their level, advantages do not. The variance
+    is the population's. x (B, T) is the whole rollout, gathered from all ranks, so the statistics
+    are global.
     """
     counted = x[mask]  # (N,)
     mean = counted.mean()
@@ -58,8 +58,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate of each token: max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps)).
 
-    ratio = exp(new_logprobs - logprobs), eps = clip_range; all (B, T). Returns the losses, and which
-    tokens are clipped; 0 and False where there is no action. What they are divided by is the
+    ratio = exp(new_logprobs - logprobs), eps = clip_range; all (B, T). Returns the losses, and
+    which tokens are clipped; 0 and False where there is no action. What they are divided by is the
     algorithm's choice, and a count over all ranks and micro-batches.
     """
     ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()
@@ -97,9 +97,9 @@ def importance_weights(
         w = min(old probability / sampler's probability, clip)      per token, without a gradient
 
     Multiplied into the advantages it multiplies the clipped loss, which is homogeneous in them.
-    Without truncation the expectation over the sampler's tokens equals the one over the policy's, if
-    the sampler can emit every token that the policy can. (B, T) each. Returns w, 0 where there is no
-    action, and the share of truncated tokens.
+    Without truncation the expectation over the sampler's tokens equals the one over the policy's,
+    if the sampler can emit every token that the policy can. (B, T) each. Returns w, 0 where there
+    is no action, and the share of truncated tokens.
     """
     weights = torch.where(actions, logprobs - sampled_logprobs, -torch.inf).exp()
     return weights.clamp(max=clip), masked_mean((weights > clip).float(), actions)

@@ -26,10 +26,11 @@ from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
 
 def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -> Tensor:
-    """(B, L) -> (B,): the last token of each response, the one before the first [PAD] after the query.
+    """(B, L) -> (B,): each response's last token, the one before the first [PAD] after the query.
 
-    query_length is where responses begin: Q for left-padded queries, one number per row for right-padded texts. [PAD]
-    is searched from there on: a left-padded query begins with one, and a row without any ends at L - 1.
+    query_length is where responses begin: Q for left-padded queries, one number per row for
+    right-padded texts. [PAD] is searched from there on, as a left-padded query begins with one. A
+    row without any ends at L - 1.
 
         query_response   # # q q a b E #      Q = 4: the first [PAD] from 4 on is at 7, the end is 6
     """
@@ -43,31 +44,26 @@ def end_index(query_response: Tensor, query_length: Tensor | int, pad_id: int) -
 def end_scores(
     model: ScalarModel, query_response: Tensor, query_length: Tensor | int, pad_id: int
 ) -> Tensor:
-    """The model's score at the end of each response, (B, L) -> (B,); elsewhere its numbers mean nothing."""
-    first = (
-        int(torch.as_tensor(query_length).min()) - 1
-    )  # an empty response ends where its query does
+    """The model's score at the end of each response, (B, L) -> (B,)."""
+    first = int(torch.as_tensor(query_length).min()) - 1  # an empty response ends with its query
     last = query_response.size(1) - first
-    scores = model(
-        query_response, query_response != pad_id, last=last, query_length=query_length
-    )  # (B, L - first)
+    real = query_response != pad_id  # (B, L)
+    scores = model(query_response, real, last=last, query_length=query_length)  # (B, L - first)
     end = end_index(query_response, query_length, pad_id) - first
-    return scores.gather(1, end[:, None]).squeeze(
-        1
-    )  # [N+ 13] those before EOS are mostly negative, and unused
+    # [N+ 13] the scores before the end are mostly negative, and unused
+    return scores.gather(1, end[:, None]).squeeze(1)
 
 
 def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tuple[Tensor, Tensor]:
-    """The scores of chosen and rejected, (B,) each, in one forward pass: a GPT reads their query once."""
+    """Scores of chosen and rejected, (B,) each, in one pass; a GPT reads their query once."""
     if isinstance(model.config, T5Config):
         texts = [Demonstration(row.query, row.chosen, row.record) for row in rows]
         texts += [Demonstration(row.query, row.rejected, row.record) for row in rows]
         scores = response_scores(model, texts, pad_id, "right")  # (2B,)
     else:
         ids, branch, row, _, end, first = join_pairs(rows, pad_id, model.score.weight.device)
-        per_token = model(
-            ids, ids != pad_id, last=ids.size(1) - first, branch=branch
-        )  # (B, L - first)
+        last = ids.size(1) - first
+        per_token = model(ids, ids != pad_id, last=last, branch=branch)  # (B, L - first)
         scores = per_token[row, end - first]  # (2B,)
     chosen, rejected = scores.chunk(2)
     return chosen, rejected
@@ -76,19 +72,15 @@ def pair_scores(model: ScalarModel, rows: list[Comparison], pad_id: int) -> tupl
 def response_scores(
     model: ScalarModel, rows: list[Demonstration], pad_id: int, side: Literal["left", "right"]
 ) -> Tensor:
-    """Scores (B,), padded as PPO pads (left of the query) or as training does (right of the text)."""
+    """Scores (B,), padded on the left of the query as in PPO or on the right of the text."""
     device = model.score.weight.device
     if side == "left":
         query = left_pad([row.query for row in rows], pad_id).to(device)  # (B, Q)
         response = right_pad([row.response for row in rows], pad_id).to(device)  # (B, T)
         return end_scores(model, torch.cat((query, response), dim=1), query.size(1), pad_id)
     query_length = torch.tensor([len(row.query) for row in rows], device=device)
-    return end_scores(
-        model,
-        right_pad([r.query + r.response for r in rows], pad_id).to(device),
-        query_length,
-        pad_id,
-    )
+    query_response = right_pad([row.query + row.response for row in rows], pad_id).to(device)
+    return end_scores(model, query_response, query_length, pad_id)
 
 
 Ensemble = Literal["mean", "min", "uncertainty"]
@@ -100,7 +92,7 @@ def reward_model_paths(reward_model: str | tuple[str, ...] | None) -> tuple[str,
 
 
 def ensemble_scores(scores: Tensor, ensemble: Ensemble, uncertainty_coef: float) -> Tensor:
-    """The members' scores (M, B) -> (B,): Coste et al. 2023, section 3. What one member overrates, others may not.
+    """The members' scores (M, B) -> (B,). Source: Coste et al. 2023, section 3.
 
     mean          mean_m r_m
     min           min_m r_m                        the paper's worst case
@@ -170,8 +162,8 @@ class RewardModel:
 class Rule:
     """A user's function of two lists of texts, queries and responses: `FILE.py:FUNCTION`.
 
-    It returns one number per response, of `size` responses at once. The texts are decoded ids without
-    [PAD] and EOS; the query keeps its template.
+    It returns one number per response, of `size` responses at once. The texts are decoded ids
+    without [PAD] and EOS; the query keeps its template.
     """
 
     def __init__(self, path: str, tokenizer: Tokenizer, size: int):
@@ -204,7 +196,7 @@ class Rule:
 
 
 def load_function(flag: str, where: str) -> Callable:
-    """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag, where there is none."""
+    """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag."""
     path, _, name = where.rpartition(":")
     if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
@@ -231,11 +223,12 @@ def load_function(flag: str, where: str) -> Callable:
 class Gold:
     """The true score of a response, which training never sees.
 
-    path   FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an embedded world; or the
-           checkpoint directory or Hub id of a larger reward model, which shows over-optimisation on real data. That
-           model must share `tokenizer`; it scores `batch_size` responses per forward pass
+    path   FILE.py:FUNCTION, function(query, response) -> number, such as the labeller of an
+           embedded world; or the checkpoint directory or Hub id of a larger reward model, which
+           shows over-optimisation on real data. That model must share `tokenizer`; it scores
+           `batch_size` responses per forward pass
 
-    Raises InputError where there is neither, and, when called, for a function that gives something else than a number.
+    Raises InputError for neither, and when the function returns anything but a finite number.
     """
 
     def __init__(
@@ -281,16 +274,15 @@ class Gold:
         return scores
 
     def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
-        """The scores of sampled responses, query (B, Q) and response (B, T); a function gets the texts."""
+        """Scores of sampled responses, query (B, Q) and response (B, T)."""
         if self.model is None:
             return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
-        ids, scores = torch.cat((query, response), dim=1), []  # (B, Q + T)
+        ids = torch.cat((query, response), dim=1)  # (B, Q + T)
+        pad_id, scores = self.tokenizer.pad_id, []
         self._check_length(ids.size(1))
         with torch.no_grad(), distributed.on_device(self.model):
-            for batch in micro_batches(ids, self.batch_size):
-                scores += end_scores(
-                    self.model, batch, query.size(1), self.tokenizer.pad_id
-                ).tolist()
+            for rows in micro_batches(ids, self.batch_size):
+                scores += end_scores(self.model, rows, query.size(1), pad_id).tolist()
         return scores
 
     def score(self, batch: Batch) -> Tensor:
@@ -317,8 +309,8 @@ class Gold:
     def _check_length(self, length: int) -> None:
         if self.model is not None and length > self.model.config.n_ctx:
             raise InputError(
-                f"the longest query and response make {length} tokens, more than the {self.model.config.n_ctx} "
-                f"positions of --gold {self.path}: name another."
+                f"the longest query and response make {length} tokens, more than the "
+                f"{self.model.config.n_ctx} positions of --gold {self.path}."
             )
 
 

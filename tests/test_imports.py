@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "eval", "bench")
+SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "train_rlcf", "eval", "bench")
 # a room imports from its own row and from those below it
 FLOORS = (
     {"course", "tools"},

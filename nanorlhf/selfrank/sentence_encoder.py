@@ -56,9 +56,7 @@ def load_sentence_encoder(where: str | Path, device: str | torch.device = "cpu")
         raise
     except Exception as error:  # neither library checks its files: a wrong type there may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise InputError(
-            f"{where} can't be read as a sentence encoder ({reason:.300}): name another, or fix it."
-        ) from error
+        raise InputError(f"{where} can't be read as a sentence encoder ({reason:.300}).") from error
     if missing:
         raise InputError(f"{where} lacks {len(missing)} tensors, {missing[0]} among them: download it again.")
     return encoder

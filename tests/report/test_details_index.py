@@ -10,7 +10,7 @@ INDEX = """# The details index
 
 | detail | what | where | proved by |
 |---|---|---|---|
-| N+ 3 | No space after `TL;DR:` & so on | [`nanorlhf/dataset.py`](../nanorlhf/dataset.py) | `tests/test_dataset.py::test_a` |
+| N+ 3 | Space: `TL;DR:` & so on | [`nanorlhf/dataset.py`](../nanorlhf/dataset.py) | `tests/test_dataset.py::test_a` |
 | SO eq 2 | Another paper's detail | [`nanorlhf/ppo.py`](../nanorlhf/ppo.py) | `tests/test_ppo.py::test_b` |
 """
 
@@ -18,7 +18,7 @@ INDEX = """# The details index
 def test_each_numbered_detail_links_to_its_line_and_its_test(tmp_path) -> None:
     (tmp_path / "details.md").write_text(INDEX)
     page = details_section(tmp_path / "runs" / "report.html", tmp_path / "details.md")
-    assert "<b>N+ 3</b> No space after <code>TL;DR:</code> &amp; so on" in page and "SO eq 2" not in page
+    assert "<b>N+ 3</b> Space: <code>TL;DR:</code> &amp; so on" in page and "SO eq 2" not in page
     line = line_of("N+ 3", (ROOT / "nanorlhf" / "dataset.py").read_text())
     links = re.findall(r'href="([^"#]+)(#L\d+)?"', page)
     assert [anchor for _, anchor in links] == [f"#L{line}", ""] and "<code>test_a</code>" in page

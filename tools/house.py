@@ -1,0 +1,137 @@
+"""How readable the scripts are, and how large each room is.
+
+Prints two tables:
+
+    python -m tools.house               # this tree
+    python -m tools.house ../other      # another checkout, to compare with
+"""
+
+import argparse
+import ast
+import io
+import subprocess
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("nanorlhf", "kernels", "data")
+WIDTH = 100
+"""columns of a line in a script, the core or a kernel"""
+
+
+def scripts(root: Path) -> list[Path]:
+    return [*sorted(root.glob("train_*.py")), root / "eval.py"]
+
+
+def narrow_files(root: Path) -> list[Path]:
+    """The files that keep to `WIDTH` columns: the scripts, the core and the kernels."""
+    return [*scripts(root), *sorted((root / "nanorlhf").glob("*.py")), *sorted((root / "kernels").glob("*.py"))]
+
+
+def long_lines(file: Path) -> list[int]:
+    return [number for number, line in enumerate(file.read_text().splitlines(), 1) if len(line) > WIDTH]
+
+
+def main_function(tree: ast.Module) -> ast.FunctionDef:
+    [main] = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
+    return main
+
+
+def local_names(function: ast.FunctionDef) -> set[str]:
+    """Parameters and every name that the function or a function within it assigns."""
+    nodes = list(ast.walk(function))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+def imported(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """The modules of this project that a file's import statements name, and every name that it imports."""
+    modules, names = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+            if str(node.module).split(".")[0] in OURS:
+                modules.add(node.module)
+    return modules, names
+
+
+def comments(source: str) -> int:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type == tokenize.COMMENT for token in tokens)
+
+
+def flags(root: Path, script: Path) -> int:
+    """The settings of a script's Args and of the classes that it inherits from."""
+    classes = {}
+    for file in [script, *(root / "nanorlhf").rglob("*.py")]:
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, node)
+
+    def settings(name: str) -> set[str]:
+        if name not in classes:
+            return set()
+        fields = {
+            node.target.id
+            for node in classes[name].body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+        return fields.union(*(settings(base) for base in bases))
+
+    return len(settings("Args"))
+
+
+def room(file: str) -> str:
+    """The folder that a file belongs to; nanorlhf's own folders count apart."""
+    parts = Path(file).parts
+    if len(parts) == 1:
+        return "scripts"
+    return "/".join(parts[:2]) if parts[0] == "nanorlhf" and len(parts) > 2 else parts[0]
+
+
+def lines_per_room(root: Path) -> dict[str, int]:
+    """Lines of the Python, Java and make files under version control."""
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
+    lines: dict[str, int] = {}
+    for file in listed.splitlines():
+        if file.endswith((".py", ".java", ".mk")) or file == "Makefile":
+            lines[room(file)] = lines.get(room(file), 0) + len((root / file).read_text().splitlines())
+    return dict(sorted(lines.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=ROOT)
+    root = parser.parse_args().root.resolve()
+
+    print(
+        "| script | lines | main | local names | lines over 100 | flags | local modules | imported names | comments |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for file in scripts(root):
+        source = file.read_text()
+        tree = ast.parse(source)
+        function = main_function(tree)
+        length = function.end_lineno - function.lineno + 1
+        modules, names = imported(tree)
+        row = (
+            file.name, len(source.splitlines()), length, len(local_names(function)), len(long_lines(file)),
+            flags(root, file), len(modules), len(names), comments(source),
+        )  # fmt: skip
+        print("|", " | ".join(map(str, row)), "|")
+
+    core = [file for file in (root / "nanorlhf").glob("*.py") if file.name != "__init__.py"]
+    too_long = sum(len(long_lines(file)) for file in narrow_files(root))
+    print(f"\nthe core: {len(core)} modules; lines over 100 columns in scripts, core and kernels: {too_long}\n")
+    lines = lines_per_room(root)
+    for name, number in lines.items():
+        print(f"{name:24} {number:7,}")
+    product = sum(number for name, number in lines.items() if name not in ("tests", "course", "tools"))
+    print(f"{'product':24} {product:7,}  without tests, course and tools")
+
+
+if __name__ == "__main__":
+    main()
