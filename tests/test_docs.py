@@ -63,7 +63,7 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path) -> None:
 
 def test_the_front_page_is_short() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 150 and len(text.encode()) <= 14 * 1024
+    assert len(text.splitlines()) <= 120 and len(text.encode()) <= 10 * 1024
 
 
 def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:

@@ -72,7 +72,7 @@ def test_equal_numbers_are_whitened_to_zero():
 
 
 def test_masked_mean_ignores_nan():
-    assert masked_mean(torch.tensor([1.0, NAN, 3.0]), torch.tensor([True, False, True])).item() == 2.0
+    assert masked_mean(torch.tensor([1.0, NAN, 5.0]), torch.tensor([True, False, True])).item() == 3.0
 
 
 def test_policy_loss_of_three_tokens_by_hand():

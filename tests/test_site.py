@@ -119,7 +119,7 @@ def test_a_link_to_a_line_leads_to_that_line(site, pages) -> None:
 @pytest.mark.slow
 def test_the_drawing_of_a_docstring_keeps_its_columns(site) -> None:
     docstrings, _, source = (site / "nanorlhf" / "ppo.py.html").read_text().partition('class="highlight source"')
-    drawing = "padding_mask_p1   .  .  .  .  #  #      t &gt; e + 1"
+    drawing = "states     #  #  #  #  .  .      t &lt;= e + 1"
     assert source and drawing in re.sub(r"<[^>]+>", "", docstrings)
 
 
