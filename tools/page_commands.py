@@ -32,6 +32,7 @@ import pytest
 from data.pretrained import HUB_ID
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
+from tools import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "course" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -260,7 +261,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
     """What `make target` runs, one at a time: make runs it, with a Python that writes down its arguments."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
-        for name in ("Makefile", "experiments.mk", "pyproject.toml"):
+        for name in ("Makefile", "pyproject.toml"):
             shutil.copy(ROOT / name, here)
         (here / ".venv" / "bin").mkdir(parents=True)
         stub = here / ".venv" / "bin" / "python"
@@ -277,7 +278,14 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         if done.returncode != 0:
             raise Wrong(f"make {target}: {done.stderr.strip()}")
         recorded = (here / "recorded").read_text().splitlines()
-    return tuple(Command(("python", *line.split("\t")[:-1])) for line in recorded)
+    found = []
+    for line in recorded:
+        command = Command(("python", *line.split("\t")[:-1]))
+        if command.program == "tools.experiments":
+            found += [Command(("python", *words)) for words in experiments.commands(settings_of(command))]
+        else:
+            found.append(command)
+    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------------------- 4. checking a page

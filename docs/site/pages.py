@@ -32,7 +32,7 @@ def sources() -> list[str]:
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
     modules.remove(HIDDEN)
     modules.sort(key=lambda path: (PACKAGES.index(path.relative_to(ROOT).parts[0]), str(path.parent)))
-    return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile", "experiments.mk"]
+    return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile"]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

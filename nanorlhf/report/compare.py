@@ -1,7 +1,6 @@
 """The tables and pictures of `make compare`: every algorithm in the same worlds, from the same start, at the same cost.
 
     python -m nanorlhf.report.compare --runs runs/compare --out runs/compare/report
-    python -m nanorlhf.report.compare --best runs/compare/grid/rloo/eval        # the flags of the best point of a grid
 
 Below --runs each seed has a directory, named by its number. Parts of it may be missing:
 
@@ -71,8 +70,6 @@ class Args:
     """directory of the pictures and of compare.html"""
     against: str = "ppo"
     """algorithm that the others are compared with, seed by seed"""
-    best: Path | None = None
-    """evaluation of one algorithm's grid: print the flags of the point with the highest gold score, draw nothing"""
 
 
 @dataclass(frozen=True)
@@ -378,10 +375,7 @@ def token_figure(policies: Policies) -> Figure | None:
 
 # -------------------------------------------------------------------------------------------------------------- 4. page
 def main(args: Args) -> list[str]:
-    """Write compare.html and the pictures; returns the pictures' names. With --best only prints."""
-    if args.best is not None:
-        print(flags_of(best_point(args.best / "eval.json")))
-        return []
+    """Write compare.html and the pictures; returns the pictures' names."""
     if args.out.exists() and not args.out.is_dir():
         raise InputError(f"--out {args.out} is a file: name a directory.")
     policies = read_policies(args.runs)

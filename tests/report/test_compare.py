@@ -15,6 +15,7 @@ from nanorlhf.report.compare import (
     cell,
     difference_table,
     equal_cost_table,
+    flags_of,
     grid_table,
     main,
     models_held,
@@ -133,10 +134,10 @@ def test_at_the_same_cost_counts_only_the_updates_that_fit(runs: Path) -> None:
     ]
 
 
-def test_the_best_point_of_the_grid_is_that_of_the_highest_gold_score_and_never_the_start(runs, capsys) -> None:
+def test_the_best_point_of_the_grid_is_that_of_the_highest_gold_score_and_never_the_start(runs) -> None:
     place = runs / "grid" / "ppo" / "eval"
     assert best_point(place / "eval.json") == "lr/1e-3/kl-coef/0.02"
-    assert main(Args(best=place)) == [] and capsys.readouterr().out == "--lr 1e-3 --kl-coef 0.02\n"
+    assert flags_of("lr/1e-3/kl-coef/0.02") == "--lr 1e-3 --kl-coef 0.02"
     assert grid_table(runs)[1:] == [
         ["ppo", "--lr 3e-4 --kl-coef 0.02", "3.00", "0.300", "0.00", ""],
         ["ppo", "--lr 1e-3 --kl-coef 0.02", "3.20", "0.320", "0.00", "yes"],
@@ -211,10 +212,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
     with pytest.raises(InputError, match="is a file"):
         main(Args(runs=runs, out=tmp_path / "file"))
     with pytest.raises(InputError, match="eval.json does not exist"):
-        main(Args(best=tmp_path / "empty"))
+        best_point(tmp_path / "empty" / "eval.json")
     write(runs / "grid" / "ppo" / "eval" / "eval.json", {"policies": {"sft": row(1.0)}})
     with pytest.raises(InputError, match="no point of the grid has a gold score"):
-        main(Args(best=runs / "grid" / "ppo" / "eval"))
+        best_point(runs / "grid" / "ppo" / "eval" / "eval.json")
     for change, sentence in (
         ({"policies": {}}, "it holds no policies"),
         ({"policies": {"sft": row(1.0) | {"kl": "far"}}}, "'kl' must be float"),
@@ -226,7 +227,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
     assert not out.exists()
 
 
-# ----------------------------------------------------------------------------------------- the table of experiments.mk
+# ------------------------------------------------------------------------------------ the table of tools/experiments.py
 def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
     commands = commands_of("compare")
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]

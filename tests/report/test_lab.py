@@ -13,7 +13,8 @@ from nanorlhf.errors import InputError
 from nanorlhf.metrics.reward_accuracy import accuracy_table, calibration, deciders
 from nanorlhf.report import lab
 from nanorlhf.report.lab import Args, dial_figure, main, read_settings, table_of
-from tools.page_commands import commands_of, settings_of
+from tools import experiments
+from tools.page_commands import Command, commands_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -197,16 +198,14 @@ def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
         main(Args(runs=tmp_path, out=tmp_path / "file"))
 
 
-def test_what_the_makefile_calls_the_base_is_the_default_of_each_dial() -> None:
-    """make links DIAL/VALUE to the base; were the default another, a picture would show the base at a wrong value."""
-    text = (ROOT / "experiments.mk").read_text()
-    base = re.search(r"^LAB_BASE = (.+)$", text, re.M)[1].split()
-    [given] = re.findall(r"--num-comparisons (\d+) --num-triads", text)
-    world = World(num_comparisons=int(given))
-    for point in base:
+def test_what_the_experiment_calls_the_base_is_the_default_of_each_dial() -> None:
+    """DIAL/VALUE links to the base; were the default another, a picture would show the base at a wrong value."""
+    [data, *_] = experiments.labels(experiments.Lab(), "base")
+    world = settings_of(Command(("python", *data.words)))
+    for point in experiments.BASE:
         dial, value = point.split("/")
         default = getattr(world, dial.replace("-", "_"))
-        assert default == (world.summarisers if value == "all" else float(value)), point
+        assert default == (World().summarisers if value == "all" else float(value)), point
 
 
 def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_seeds_of_their_own() -> None:

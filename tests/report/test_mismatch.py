@@ -1,4 +1,4 @@
-"""The table and pictures of `make mismatch`, from runs written by hand, and the table of experiments.mk."""
+"""The table and pictures of `make mismatch`, from runs written by hand, and the table of tools/experiments.py."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from nanorlhf.errors import InputError
 from nanorlhf.report.mismatch import BY_UPDATE, OF_UPDATES, Args, main, read_runs, sampler_figure, table_of
-from train_ppo import Args as PPO
+from tools import experiments
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,13 +96,8 @@ def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None
 
 
 def test_each_sampler_and_correction_of_the_table_has_flags_and_the_page_has_its_rows() -> None:
-    table = (ROOT / "experiments.mk").read_text().replace("\\\n", " ")
-    entries = re.search(r"^MISMATCH_RUNS \?= (.+)", table, re.M)[1].split()
-    flags = dict(re.findall(r"^(sampler_\S+|correction_\S+) = (.+)", table, re.M))
-    known = {name.replace("_", "-") for name in PPO.__dataclass_fields__}
-    assert all(flag.removeprefix("--") in known for line in flags.values() for flag in re.findall(r"--\S+", line))
-    pairs = [entry.split("/") for entry in entries]
-    used = {f"sampler_{sampler}" for sampler, _ in pairs} | {f"correction_{correction}" for _, correction in pairs}
-    assert used == flags.keys() | {"sampler_exact", "correction_none"}
+    pairs = [entry.split("/") for entry in experiments.Mismatch().runs]
+    assert {sampler for sampler, _ in pairs} == experiments.SAMPLERS.keys()
+    assert {correction for _, correction in pairs} == experiments.CORRECTIONS.keys()
     rows = re.findall(r"^\| (\S+) \| (none|tis|ratio) \|", (ROOT / "docs" / "mismatch.md").read_text(), re.M)
     assert [list(row) for row in rows] == pairs
