@@ -172,7 +172,7 @@ class Mutants:
     json: Path = Path("runs/mutants.jsonl")
     """file for the verdicts, a line each; those that it holds, on the same source and tests, are not asked for again"""
     publish: bool = False
-    """write the table into course/README.md; it must be of all mutants"""
+    """write the numbers into course/mutants.csv; they must be of all mutants"""
 
     def run(self) -> None:
         if self.publish and (self.exercises or self.sample is not None):
@@ -191,11 +191,9 @@ class Mutants:
             bar.update(len(tasks) - len(todo))
             mutants.sweep(todo, self.jobs, self.limit, tell)
         verdicts = [known[task.key] for task in tasks]
-        table = mutants.table(verdicts)
-        print(table, mutants.listed(verdicts), sep="\n")
+        print(mutants.table(verdicts), mutants.listed(verdicts), sep="\n")
         if self.publish:
-            page = ROOT / "course" / "README.md"
-            page.write_text(mutants.published(page.read_text(), table))
+            mutants.write_counts(ROOT / "course" / "mutants.csv", verdicts)
 
 
 @dataclass(frozen=True, kw_only=True)

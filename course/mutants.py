@@ -4,6 +4,7 @@ A mutant is killed if a test of its exercise fails, ends the process or takes to
 pass. One that survives in a process that has imported the function unchanged is judged again in a fresh one.
 """
 
+import csv
 import functools
 import hashlib
 import json
@@ -26,7 +27,6 @@ from nanorlhf.errors import InputError
 
 PATIENCE = 600.0  # seconds for the tests in a fresh process
 BATCH = 40  # mutants that one process judges: its start takes as long as a few of them
-BEGIN, END = "<!-- written by `python -m course mutants --publish` -->\n", "<!-- end -->\n"
 
 
 @dataclass(frozen=True)
@@ -202,20 +202,34 @@ def append(file: Path, verdict: Verdict) -> None:
         stream.write(json.dumps(asdict(verdict)) + "\n")
 
 
+def counts(verdicts: Sequence[Verdict]) -> list[tuple[str, int, int, int]]:
+    """(name, mutants, equivalent ones, killed ones) of each exercise, and of all in the last row."""
+    rows = []
+    for name in [*dict.fromkeys(verdict.exercise for verdict in verdicts), "all"]:
+        of = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
+        rows.append((name, len(of), sum(v.explained for v in of), sum(v.killed for v in of)))
+    return rows
+
+
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Per exercise, and of all, the share of mutants that the tests kill: of those that aren't equivalent."""
-    names = list(dict.fromkeys(verdict.exercise for verdict in verdicts))
-    width = max(len(name) for name in names)
+    """`counts`, and the share of the mutants that aren't equivalent which the tests kill."""
+    rows = counts(verdicts)
+    width = max(len(name) for name, *_ in rows)
     lines = [
         f"| {'exercise':{width}} | mutants | equivalent | killed | share |",
         f"|{'-' * (width + 2)}|--:|--:|--:|--:|",
     ]
-    for name in [*names, "all"]:
-        of = [verdict for verdict in verdicts if name in (verdict.exercise, "all")]
-        killed, equivalent = (sum(v.killed for v in of), sum(v.explained for v in of))
-        share = 100 * killed // (len(of) - equivalent)
-        lines.append(f"| {name:{width}} | {len(of):7} | {equivalent:10} | {killed:6} | {share:4}% |")
+    for name, number, equivalent, killed in rows:
+        share = 100 * killed // (number - equivalent)
+        lines.append(f"| {name:{width}} | {number:7} | {equivalent:10} | {killed:6} | {share:4}% |")
     return "\n".join(lines)
+
+
+def write_counts(file: Path, verdicts: Sequence[Verdict]) -> None:
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("exercise", "mutants", "equivalent", "killed"))
+        writer.writerows(counts(verdicts))
 
 
 def listed(verdicts: Iterable[Verdict]) -> str:
@@ -228,12 +242,3 @@ def listed(verdicts: Iterable[Verdict]) -> str:
         elif verdict.killed and verdict.explained:
             lines.append(f"not equivalent  {verdict.exercise}, {place}: {verdict.change} ({verdict.claim})")
     return "\n".join(lines)
-
-
-def published(page: str, text: str) -> str:
-    """The page with `text` in the block between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise InputError(f"course/README.md has no lines {BEGIN.strip()!r} and {END.strip()!r}: put them in.")
-    return before + BEGIN + text + "\n" + END + after
