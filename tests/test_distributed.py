@@ -230,8 +230,10 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 def program(path, started, *command):
     """A program in Python, with the path on its command line, once `started` is there; killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # a shell lets what it runs in the background ignore SIGINT, and so would this program
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     try:
         wait_until(lambda: started.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()[-2000:]
