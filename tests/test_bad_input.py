@@ -36,7 +36,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.common import EvalArgs, write_evaluation
 from nanorlhf.pretrained.weight_files import load_pickle, read_tensors
 from nanorlhf.report import compare_runs
-from nanorlhf.report.page import write_page
+from nanorlhf.report.page import Section, write_page
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.run_directory import read_metrics as metrics_of
 from tests.conftest import ROOT, read_metrics
@@ -617,14 +617,14 @@ def test_a_rule_that_cannot_be_loaded_is_named_with_its_line(miniature, tmp_path
     refused(replace(miniature.ppo, reward=f"{tmp_path}/rule.py:score", out=tmp_path / "out"), "ppo", reason)
 
 
-def test_an_evaluation_whose_report_is_refused_leaves_nothing(tmp_path):
-    def refuse(path):
-        raise InputError("no")
-
-    args = EvalArgs(data=tmp_path, out=tmp_path / "new/out")
-    with pytest.raises(InputError):
-        write_evaluation(args, {}, "", refuse, {"samples.jsonl": [{}]})
-    assert not list(tmp_path.iterdir())
+def test_an_evaluation_whose_page_fails_keeps_the_one_before(tmp_path):
+    args = EvalArgs(data=tmp_path, out=tmp_path / "out")
+    write_evaluation(args, {"seed": 1}, [], {"samples.jsonl": [{"a": 1}]})
+    before = {path.name: path.read_bytes() for path in args.out.iterdir()}
+    with pytest.raises(AttributeError):
+        write_evaluation(args, {"seed": 2}, [Section(figures=[None])], {"samples.jsonl": [{"a": 2}]})
+    assert {path.name: path.read_bytes() for path in args.out.iterdir()} == before
+    assert set(before) == {"eval.json", "report.html", "samples.jsonl"}
 
 
 # ---------------------------------------------------------------------------------------- sources of the converters

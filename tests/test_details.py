@@ -17,7 +17,7 @@ from nanorlhf import model
 from nanorlhf.evals import reward_models, summaries
 from nanorlhf.recipes import PAGES
 from nanorlhf.report.details_index import INDEX, ROOT, ROW, line_of, tags_of
-from nanorlhf.report.page import details_section
+from nanorlhf.report.summary_report import details_section
 from nanorlhf.reward import load_function
 from nanorlhf.rlcf import evaluation as programs
 from nanorlhf.rlcf import train_baselines, train_discriminator

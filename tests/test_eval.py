@@ -28,8 +28,10 @@ from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import win_rate
 from nanorlhf.metrics.best_of import best_of_n_kl
 from nanorlhf.metrics.token_shift import token_ranks
-from nanorlhf.report.page import cells, series, shift_lines, smooth, table, write_report
+from nanorlhf.report.page import series, smooth, write_page
 from nanorlhf.report.reward_report import accuracy_lines
+from nanorlhf.report.summary_report import cells, overview, shift_lines
+from nanorlhf.report.summary_report import page as page_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.memory_plan import phase_memory
 from tests.rows import read_jsonl
@@ -300,7 +302,11 @@ def test_without_gold_or_reward_model_their_numbers_are_null_and_their_columns_g
     result = evaluation.main(replace(args, out=out, gold=None, reward_model=None, policies=args.policies[:2]))
     assert result["policies"]["sft"]["gold_win_rate"] is None and result["policies"]["sft"]["rm_score"] is None
     assert result["reward_model"] is None
-    assert "gold" not in table(result) and "RM" not in table(result) and "ROUGE-1" in table(result)
+    assert (
+        "gold" not in overview(result).text()
+        and "RM" not in overview(result).text()
+        and "ROUGE-1" in overview(result).text()
+    )
     assert "gold" not in (out / "report.html").read_text().split("</table>")[1].split("<h2")[0]
 
 
@@ -431,7 +437,7 @@ def test_the_numbers_of_the_tables_are_those_of_eval_json(args, result) -> None:
     for lines in (cells(result), shift_lines(result), accuracy_lines(accuracies, "all")):
         assert all(line in page.rows for line in lines[1:])
     for name, row in result["policies"].items():
-        line = next(line for line in table(result).splitlines() if line.startswith(name))
+        line = next(line for line in overview(result).text().splitlines() if line.startswith(name))
         assert f"{row['gold_win_rate']:.3f} [" in line and f"{row['kl']:.2f}" in line and f"{row['rougeL']:.3f}" in line
 
 
@@ -442,14 +448,14 @@ def test_texts_are_escaped(args, result, tmp_path) -> None:
         "reference_gold_score": None,
         "policies": {"sft": {"response": "</div><img src=x>", "rm_score": 0.5, "gold_score": None}},
     }
-    write_report(tmp_path / "report.html", result, [], [sample])
+    write_page(tmp_path / "report.html", "", page_of(result, [], [sample]))
     text = (tmp_path / "report.html").read_text()
     assert "<script>alert" not in text and "<img src=x" not in text and "<b>bold" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in text
 
 
 def test_a_model_without_a_run_directory_says_so_instead_of_a_curve(result, tmp_path) -> None:
-    write_report(tmp_path / "report.html", result, ["owner/model"], [])
+    write_page(tmp_path / "report.html", "", page_of(result, ["owner/model"], []))
     assert "owner/model holds no metrics.jsonl" in (tmp_path / "report.html").read_text()
 
 

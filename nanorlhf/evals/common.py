@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from nanorlhf.metrics import compare
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.ppo import eos_masks
+from nanorlhf.report.page import Page, text, write_page
 from nanorlhf.reward import Gold, end_scores, is_function, response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
@@ -235,32 +236,21 @@ def settings_of(args: EvalArgs) -> dict[str, Any]:
 
 
 def write_evaluation(
-    args: EvalArgs,
-    result: dict,
-    tables: str,
-    write_report: Callable[[Path], None],
-    files: Mapping[str, Iterable[dict]] | None = None,
+    args: EvalArgs, result: dict, page: Page, files: Mapping[str, Iterable[dict]] | None = None
 ) -> dict:
-    """Write `files` (name -> rows), report.html and eval.json, and print the tables; returns the result.
+    """Write `files` (name -> rows), report.html and eval.json, and print the page's tables; returns the result.
 
     eval.json comes last: where it exists, the evaluation is complete.
     """
     files = files or {}
-    made = [parent for parent in (args.out, *args.out.parents) if not parent.exists()]
     args.out.mkdir(parents=True, exist_ok=True)
     report = args.out / "report.html.new"
-    try:
-        write_report(report)  # first: it reads the runs' files and may refuse one
-        made = []
-    finally:
-        for parent in made:
-            parent.rmdir()
+    write_page(report, str(args.out), page)
     (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
     for name, rows in files.items():
         write_jsonl(args.out / name, rows)
     os.replace(report, args.out / "report.html")
     write_json(args.out / "eval.json", result)
-    print(tables)
     written = ", ".join([str(args.out / "eval.json"), *files])
-    print(f"\nwritten: {written}, and to look at: {args.out / 'report.html'}")
+    print(f"{text(page)}\n\nwritten: {written}, and to look at: {args.out / 'report.html'}")
     return result

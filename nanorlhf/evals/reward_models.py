@@ -116,12 +116,7 @@ def main(args: Args) -> dict:
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
     result["args"] = settings_of(args)
-    return write_evaluation(
-        args,
-        result,
-        reward_report.tables(result),
-        lambda path: reward_report.write_report(path, result, list(places)),
-    )
+    return write_evaluation(args, result, reward_report.page(result, list(places)))
 
 
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:

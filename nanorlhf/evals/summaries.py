@@ -52,9 +52,8 @@ from nanorlhf.metrics.token_shift import shift_shares, text_pieces, to_terminal,
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
-from nanorlhf.report import reward_report, token_report
+from nanorlhf.report import reward_report, summary_report, token_report
 from nanorlhf.report.length_figures import length_figures
-from nanorlhf.report.page import length_section, table, write_report
 from nanorlhf.reward import Gold
 from nanorlhf.tokenizer import Tokenizer, token_bytes
 from nanorlhf.training.supervised import autocast
@@ -251,16 +250,15 @@ def main(args: Args) -> dict:
         ]
     runs = [place for place in (*policies.values(), args.reward_model) if place]
     shown = slice(args.num_report_samples)
-    sections = [length_section(figures)] if figures else []
-    sections += [reward_report.section(rewards)] if rewards else []
-    sections.append(token_report.section(queries[0], tokens))
-    return write_evaluation(
-        args,
-        result,
-        "\n".join([table(result), *shift_lines(base_name, shifts[0])]),
-        lambda path: write_report(path, result, runs, samples[shown], shifts[shown], sections),
-        files,
-    )
+    sections = [
+        summary_report.length_section(figures).html(),
+        *(section.html() for section in (reward_report.sections(rewards) if rewards else ())),
+        token_report.section(queries[0], tokens),
+    ]
+    page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
+    write_evaluation(args, result, page, files)
+    print("\n".join(shift_lines(base_name, shifts[0])))
+    return result
 
 
 @torch.no_grad()

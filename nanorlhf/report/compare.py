@@ -33,13 +33,13 @@ from nanorlhf.report.page import (
     GREY,
     LINES,
     ORANGE,
-    aligned,
-    figures,
+    Lines,
+    Section,
     label_axes,
     markup,
     panel,
     smooth,
-    write_page,
+    write_study,
 )
 from nanorlhf.training.run_directory import Rows
 
@@ -209,7 +209,7 @@ def cell(values: Sequence[float], digits: int, with_interval: bool = False) -> s
     return text if interval is None else f"{text} ± {(interval[1] - interval[0]) / 2:.{digits}f}"
 
 
-def policy_table(policies: Policies) -> list[list[str]]:
+def policy_table(policies: Policies) -> Lines:
     """One row per algorithm: means over seeds. No column for a number that none has."""
     columns = [c for c in EVALUATED + COSTS if any(known_of(column, c[0]) for column in policies.values())]
     lines = [["policy", "seeds", *(heading for _, heading, _, _ in columns)]]
@@ -225,7 +225,7 @@ def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> list[flo
     return [ours - other for ours, other in found if ours is not None and other is not None]
 
 
-def difference_table(policies: Policies, against: str) -> list[list[str]]:
+def difference_table(policies: Policies, against: str) -> Lines:
     """Each algorithm minus one of them, seed by seed, with the mean's 95% interval; headings alone without that one."""
     lines = [[f"minus {against}", "seeds", *(heading for _, heading, _, paired in EVALUATED if paired)]]
     theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
@@ -243,7 +243,7 @@ def difference_table(policies: Policies, against: str) -> list[list[str]]:
     return lines
 
 
-def equal_cost_table(policies: Policies) -> list[list[str]]:
+def equal_cost_table(policies: Policies) -> Lines:
     """Gold score of the rollouts where all algorithms of a seed have cost the same: as much as its cheapest in all.
 
     Of the LAST updates that fit, so that nothing is trained anew. Only scripts that sample log both costs.
@@ -269,7 +269,7 @@ def equal_cost_table(policies: Policies) -> list[list[str]]:
     return lines
 
 
-def grid_table(runs: Path) -> list[list[str]]:
+def grid_table(runs: Path) -> Lines:
     """Every point that was tried; the headings alone without a grid."""
     lines = [["algorithm", "point", "gold score", "gold win rate", "KL, nats", "chosen"]]
     for path in sorted(runs.glob("grid/*/eval/eval.json")):
@@ -379,43 +379,50 @@ def main(args: Args) -> list[str]:
     if args.out.exists() and not args.out.is_dir():
         raise InputError(f"--out {args.out} is a file: name a directory.")
     policies = read_policies(args.runs)
-    tables = {
-        "After the same number of responses": (
-            policy_table(policies),
-            "Means over seeds, ± half of their 95% interval (Student's t). Best of n samples n responses for each "
-            "answer and trains nothing; its KL is log n - (n - 1) / n.",
-        ),
-        f"Minus {args.against}, seed by seed": (
-            difference_table(policies, args.against),
-            "Mean difference and its 95% interval over seeds: what all algorithms of a seed share, its posts, its "
-            "start and its reward model, cancels.",
-        ),
-        "At the same cost": (
-            equal_cost_table(policies),
-            f"Gold score of the rollouts, mean of the last {LAST} updates that fit into what the cheapest of them cost "
-            "in all. A run that is cut off here was to go on: its learning rate had not come down yet.",
-        ),
-        "The grid": (grid_table(args.runs), "One seed that is none of those above. The highest gold score is chosen."),
+    pictures = {
+        "over_optimisation.png": over_optimisation_figure(policies),
+        "sampled_tokens.png": token_figure(policies),
     }
-    pictures = (
-        ("over_optimisation.png", over_optimisation_figure(policies)),
-        ("sampled_tokens.png", token_figure(policies)),
+    drawn = {name: figure for name, figure in pictures.items() if figure}
+    return write_study(
+        args.out / "compare.html",
+        str(args.runs),
+        [
+            markup.title("Algorithms compared"),
+            Section(
+                "After the same number of responses",
+                tables=[policy_table(policies)],
+                notes=[
+                    "Means over seeds, ± half of their 95% interval (Student's t). Best of n samples n responses for "
+                    "each answer and trains nothing; its KL is log n - (n - 1) / n."
+                ],
+            ),
+            Section(
+                f"Minus {args.against}, seed by seed",
+                tables=[difference_table(policies, args.against)],
+                notes=[
+                    "Mean difference and its 95% interval over seeds: what all algorithms of a seed share, its posts, "
+                    "its start and its reward model, cancels."
+                ],
+            ),
+            Section(
+                "At the same cost",
+                tables=[equal_cost_table(policies)],
+                notes=[
+                    f"Gold score of the rollouts, mean of the last {LAST} updates that fit into what the cheapest of "
+                    "them cost in all. A run that is cut off here was to go on: its learning rate had not come down "
+                    "yet."
+                ],
+            ),
+            Section(
+                "The grid",
+                tables=[grid_table(args.runs)],
+                notes=["One seed that is none of those above. The highest gold score is chosen."],
+            ),
+            Section("Pictures", figures=list(drawn.values())),
+        ],
+        drawn,
     )
-    drawn = {name: figure for name, figure in pictures if figure}
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawn.items():
-        with (args.out / name).open("wb") as file:
-            figure.savefig(file, format="png", dpi=100)
-    parts = [markup.title("Algorithms compared")]
-    for heading, (lines, note) in tables.items():
-        if len(lines) > 1:
-            parts += [markup.heading(heading), markup.quiet(note), markup.table(lines)]
-            print(f"{heading}\n{aligned(lines)}\n")
-    if drawn:
-        parts += [markup.heading("Pictures"), figures(list(drawn.values()))]
-    write_page(args.out / "compare.html", str(args.runs), parts)
-    print(f"written: {args.out / 'compare.html'}" + "".join(f", {name}" for name in drawn))
-    return list(drawn)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from nanorlhf.cli import check_names, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, read_object
-from nanorlhf.report.page import LINES, figures, markup, panel, series, smooth, write_page
+from nanorlhf.report.page import LINES, Lines, Section, markup, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
 
@@ -261,7 +261,7 @@ def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
-def table_of(by_name: dict[str, list[ComparedRun]]) -> list[list[str]]:
+def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
     """One row per run: its name, seed, size and final numbers."""
     lines = [["run", "directory", "seed", "parameters", "score", "gold score", "KL, nats", "win rate", "RM accuracy"]]
     for name, runs in by_name.items():
@@ -309,15 +309,15 @@ def main(args: Args) -> list[str]:
         ),
     }
     bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
-    parts = [markup.title("Comparison of runs"), markup.quiet(bands), markup.table(table_of(by_name))]
+    parts = [markup.title("Comparison of runs"), Section(about=bands, tables=[table_of(by_name)])]
     missing = []
     for heading, (drawn, reason) in sections.items():
         if any(drawn):
-            parts.append(markup.heading(heading) + figures(list(filter(None, drawn))))
+            parts.append(Section(heading, figures=list(filter(None, drawn))))
         else:
             missing.append(f"{heading}: not drawn, {reason}.")
     if missing:
-        parts.append(markup.heading("Not drawn") + markup.bullets(missing))
+        parts.append(Section("Not drawn", about=markup.bullets(missing)))
     args.out.mkdir(parents=True, exist_ok=True)
     write_page(args.out / "compare.html", str(args.out), parts)
     print("\n".join([*missing, f"written: {args.out / 'compare.html'}"]))

@@ -11,7 +11,6 @@ Below --runs each dial has a directory, and in it each setting one, named by its
 A panel is drawn where two settings have something to show. Out: DIAL.png, lab.html with all of them, and one table.
 """
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from nanorlhf.dataset import field, list_of
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
 from nanorlhf.metrics.reward_accuracy import FEW
-from nanorlhf.report.page import GREY, LINES, aligned, figures, label_axes, markup, series, smooth, write_page
+from nanorlhf.report.page import GREY, LINES, Lines, Section, label_axes, markup, series, smooth, write_study
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 COLUMNS = (  # number, heading of the table, digits
@@ -245,7 +244,7 @@ def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- 3. page
-def table_of(dials: dict[str, list[Setting]]) -> list[list[str]]:
+def table_of(dials: dict[str, list[Setting]]) -> Lines:
     """One row per setting; no column for a number that none has."""
     settings = [setting for column in dials.values() for setting in column]
     columns = [column for column in COLUMNS if any(s.numbers.get(column[0]) is not None for s in settings)]
@@ -263,20 +262,16 @@ def main(args: Args) -> list[str]:
         raise InputError(f"--out {args.out} is a file: name a directory.")
     dials = read_settings(args.runs)
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
-    lines = table_of(dials)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for dial, figure in drawn.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=100)
-        (args.out / f"{dial}.png").write_bytes(buffer.getvalue())
-    parts = [markup.title("The preference laboratory"), markup.table(lines)]
-    for dial, figure in drawn.items():
-        parts += [markup.heading(dial, dial), figures([figure])]
-    write_page(args.out / "lab.html", str(args.runs), parts)
-    print(aligned(lines))
-    pictures = [f"{dial}.png" for dial in drawn]
-    print(f"\nwritten: {args.out / 'lab.html'}" + "".join(f", {name}" for name in pictures))
-    return pictures
+    return write_study(
+        args.out / "lab.html",
+        str(args.runs),
+        [
+            markup.title("The preference laboratory"),
+            Section(tables=[table_of(dials)]),
+            *(Section(dial, figures=[figure], anchor=dial) for dial, figure in drawn.items()),
+        ],
+        {f"{dial}.png": figure for dial, figure in drawn.items()},
+    )
 
 
 if __name__ == "__main__":

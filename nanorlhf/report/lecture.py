@@ -35,8 +35,9 @@ from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.report.lab import part
-from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, draw, draw_against_kl, label_axes, svg
+from nanorlhf.report.page import BLUE, GREY, ORANGE, aligned, draw, label_axes, svg
 from nanorlhf.report.reward_figures import draw_calibration
+from nanorlhf.report.run_curves import draw_against_kl
 from nanorlhf.report.token_report import Tokens, numbers, token_lines
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
 from nanorlhf.training.run_directory import Rows, read_metrics, read_settings

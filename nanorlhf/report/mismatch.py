@@ -7,7 +7,6 @@ with; eval/eval.json, where it is there, has the trained policies, all sampled a
 Numbers are means over seeds with their standard deviation. Out: SAMPLER.png, mismatch.html with all of them, a table.
 """
 
-import io
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
 from nanorlhf.report.lab import number, part
-from nanorlhf.report.page import GREY, LINES, aligned, figures, label_axes, markup, series, smooth, write_page
+from nanorlhf.report.page import GREY, LINES, Lines, Section, label_axes, markup, series, smooth, write_study
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 EXACT = ("exact", "none")
@@ -109,7 +108,7 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
-def table_of(settings: list[Setting]) -> list[list[str]]:
+def table_of(settings: list[Setting]) -> Lines:
     """One row per setting; no column of policies where none was evaluated."""
     of_policies = OF_POLICIES if any(setting.policies for setting in settings) else ()
     headings = [heading for _, heading, _ in (*OF_UPDATES, *of_policies)]
@@ -159,20 +158,16 @@ def main(args: Args) -> list[str]:
         sampler: sampler_figure([setting for setting in settings if setting.sampler == sampler], exact)
         for sampler in samplers
     }
-    lines = table_of(settings)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for sampler, figure in drawn.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=100)
-        (args.out / f"{sampler}.png").write_bytes(buffer.getvalue())
-    parts = [markup.title("The sampler is not the policy"), markup.table(lines)]
-    for sampler, figure in drawn.items():
-        parts += [markup.heading(sampler, sampler), figures([figure])]
-    write_page(args.out / "mismatch.html", str(args.runs), parts)
-    print(aligned(lines))
-    pictures = [f"{sampler}.png" for sampler in drawn]
-    print(f"\nwritten: {args.out / 'mismatch.html'}" + "".join(f", {name}" for name in pictures))
-    return pictures
+    return write_study(
+        args.out / "mismatch.html",
+        str(args.runs),
+        [
+            markup.title("The sampler is not the policy"),
+            Section(tables=[table_of(settings)]),
+            *(Section(sampler, figures=[figure], anchor=sampler) for sampler, figure in drawn.items()),
+        ],
+        {f"{sampler}.png": figure for sampler, figure in drawn.items()},
+    )
 
 
 if __name__ == "__main__":

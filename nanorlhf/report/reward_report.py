@@ -1,16 +1,12 @@
-"""Tables and figures of reward models and implicit rewards: as text, as a section, and as a page of their own."""
+"""Tables and figures of reward models and implicit rewards: sections, and a page of their own."""
 
-from pathlib import Path
-
-from markupsafe import Markup
-
-from nanorlhf.report.page import aligned, curves, figures, markup, write_page
+from nanorlhf.report.page import Lines, Page, Section, markup
 from nanorlhf.report.reward_figures import calibration_figure
+from nanorlhf.report.run_curves import run_sections
 
 SETS = {"validation": "Validation pairs", "cnndm": "CNN/DM pairs"}
 HEADINGS = {"all": "all pairs", "batch": "batch", "confidence": "confidence", "split": "split", "policies": "policies"}
 NUM_POLICY_PAIRS = 10  # shown; eval.json has all
-Lines = list[list[str]]
 
 
 def number(cell: dict[str, float | None], digits: int = 3) -> str:
@@ -78,49 +74,37 @@ def notes(result: dict) -> list[str]:
     return sentences
 
 
-def tables(result: dict) -> str:
-    """For the terminal: Table 5 without the pairs of policies, calibration errors and notes."""
-    parts = []
+def sections(result: dict) -> list[Section]:
+    """Table 5 and calibration of each set of pairs, who decides how, and the references' scores."""
+    caption = (
+        "Calibration: accuracy against the size of the margin. Above the curve, the model is right more often than "
+        "its margins claim (underconfident); below it, less often (overconfident). The calibration error is the "
+        "distance to the curve, mean over all pairs."
+    )
+    found = [Section("Reward models", " ".join(notes(result)), anchor="reward-models")]
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
-        parts += [aligned(lines) for by in HEADINGS if by != "policies" and (lines := accuracy_lines(table, by))]
-        parts[-1] += "\n" + ", ".join(
-            f"calibration error of {model} {number(row['ece'])}" for model, row in measured["calibration"].items()
-        )
-        parts[-1] += f" ({SETS[name]})"
-        if "deciders" in measured:
-            parts.append("\n".join(filter(None, (aligned(decider_lines(measured)), first_shown_line(measured)))))
-    if result.get("agreement"):
-        parts.append(agreement_line(result["agreement"]))
-    return "\n\n".join([*parts, aligned(score_lines(result)), "\n".join(notes(result))])
-
-
-def section(result: dict) -> Markup:
-    """Tables and calibration of each set of pairs."""
-    parts = [markup.heading("Reward models", "reward-models"), markup.quiet(" ".join(notes(result)))]
-    for name, measured in result["sets"].items():
-        table = measured["accuracy"]
-        parts.append(markup.subheading(f"{SETS[name]}: accuracy"))
-        parts.append(markup.columns([markup.table(lines) for by in HEADINGS if (lines := accuracy_lines(table, by))]))
+        errors = (f"{number(row['ece'])} of {model}" for model, row in measured["calibration"].items())
+        lines = [f"Calibration error: {', '.join(errors)}."]
         hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
         if hidden > 0:
-            parts.append(markup.quiet(f"{hidden} more pairs of policies, with fewer comparisons, are in eval.json."))
-        drawn = [calibration_figure(model, row) for model, row in measured["calibration"].items()]
-        caption = (
-            "Calibration: accuracy against the size of the margin. Above the curve, the model is right more often than "
-            "its margins claim (underconfident); below it, less often (overconfident). The calibration error is the "
-            "distance to the curve, mean over all pairs."
+            lines.append(f"{hidden} more pairs of policies, with fewer comparisons, are in eval.json.")
+        found.append(
+            Section(
+                f"{SETS[name]}: accuracy",
+                tables=[accuracy_lines(table, by) for by in HEADINGS],
+                narrow=True,
+                notes=lines,
+                figures=[calibration_figure(model, row) for model, row in measured["calibration"].items()],
+                caption=caption,
+            )
         )
-        parts.append(figures(drawn, caption))
         if "deciders" in measured:
-            parts.append(markup.table(decider_lines(measured)))
-            parts.append(markup.quiet(first_shown_line(measured)))
-    if result.get("agreement"):
-        parts.append(markup.paragraph(agreement_line(result["agreement"])))
-    return Markup("\n").join([*parts, markup.table(score_lines(result))])
+            found.append(Section(tables=[decider_lines(measured)], notes=[first_shown_line(measured)]))
+    agreement = [agreement_line(result["agreement"])] if result.get("agreement") else []
+    return [*found, Section(tables=[score_lines(result)], notes=agreement)]
 
 
-def write_report(path: Path, result: dict, runs: list[str]) -> None:
-    """Write report.html of an evaluation of reward models only, whole or not at all."""
-    parts = [markup.title("Reward models"), section(result), *(text for _, text in sorted(map(curves, runs)))]
-    write_page(path, str(result["args"]["out"]), parts)
+def page(result: dict, runs: list[str]) -> Page:
+    """The page of an evaluation of reward models only."""
+    return [markup.title("Reward models"), *sections(result), *run_sections(runs)]

@@ -179,8 +179,7 @@ def main(args: Args) -> dict:
     return write_evaluation(
         args,
         result,
-        report.tables(result),
-        lambda path: report.write_report(path, result, runs, cards),
+        report.page(result, runs, cards),
         {"samples.jsonl": samples()},
     )
 

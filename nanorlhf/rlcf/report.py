@@ -1,16 +1,14 @@
 """Tables and report.html of an evaluation that compiles and runs generated programs."""
 
 from collections import Counter
-from pathlib import Path
 
 from markupsafe import Markup
 
-from nanorlhf.report.page import aligned, curves, figures, markup, write_page
+from nanorlhf.report.page import Lines, Page, Section, markup
+from nanorlhf.report.run_curves import run_sections
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.training.run_directory import Rows, read_metrics
-
-Lines = list[list[str]]
 
 
 def percent(share: float, interval: tuple[float, float] | None = None) -> str:
@@ -100,12 +98,6 @@ def notes(result: dict) -> list[str]:
     return lines
 
 
-def tables(result: dict) -> str:
-    """The main tables and notes, for the terminal."""
-    parts = (aligned(part(result)) for part in (at_k, errors, reasons))
-    return "\n\n".join([*parts, "\n".join(notes(result))])
-
-
 # ------------------------------------------------------------------------------------------------------------ the page
 def program(name: str, row: dict) -> Markup:
     """One response with its outcome, and the messages of the compiler and the run."""
@@ -126,8 +118,8 @@ def sample_card(sample: dict) -> Markup:
     return markup.card(f"{sample['task']}\n\n{sample['query']}", programs, "programs")
 
 
-def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[dict]) -> None:
-    """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
+def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
+    """The page: tables, figures, the curves of `runs`, and `samples` side by side.
 
     runs: run directory -> its name.
     """
@@ -136,46 +128,47 @@ def write_report(path: Path, result: dict, runs: dict[str, str], samples: list[d
     for run, rows in logged.items():
         if any(key in row for row in rows for key in CURVES):
             in_training[run if runs[run] in in_training else runs[run]] = rows
-    drawn = training_figures(in_training, result["policies"])
-    about = notes(result)
-    best = best_rows(result)
-    parts = [
+    policies, best = result["policies"], best_rows(result)
+    samples_are, columns_are, *errors_are = notes(result)
+    return [
         markup.title("What each stage gained"),
-        markup.quiet(about[0]),
-        markup.table(at_k(result)),
-        markup.quiet(about[1]),
-        figures(
-            at_k_figures({name: row["at_k"] for name, row in result["policies"].items()}),
-            "pass@k is the probability that at least one of k samples passes, mean over problems. A program that "
-            "compiles may crash, and one that runs may be wrong.",
+        Section(
+            about=samples_are,
+            tables=[at_k(result)],
+            notes=[columns_are],
+            figures=at_k_figures({name: row["at_k"] for name, row in policies.items()}),
+            caption="pass@k is the probability that at least one of k samples passes, mean over problems. A program "
+            "that compiles may crash, and one that runs may be wrong.",
         ),
-        markup.heading("Errors"),
-        markup.quiet(" ".join(about[2:])),
-        markup.table(errors(result)),
-        figures(
-            [error_figure({name: row["errors"] for name, row in best.items()})],
-            "One mistake may count several times: an undeclared variable is an error wherever it is used.",
+        Section(
+            "Errors",
+            tables=[errors(result)],
+            notes=errors_are,
+            figures=[error_figure({name: row["errors"] for name, row in best.items()})],
+            caption="One mistake may count several times: an undeclared variable is an error wherever it is used.",
         ),
-        markup.heading("Outcomes"),
-        markup.table(reasons(result)),
-        markup.quiet(f"Programs ran in a sandbox ({'; '.join(result['isolation'])})."),
-        markup.heading("All temperatures"),
-        markup.table(temperatures(result)),
-        markup.quiet("In %. A star marks the best pass@k of each policy."),
+        Section(
+            "Outcomes",
+            tables=[reasons(result)],
+            notes=[f"Programs ran in a sandbox ({'; '.join(result['isolation'])})."],
+        ),
+        Section(
+            "All temperatures",
+            tables=[temperatures(result)],
+            notes=["In %. A star marks the best pass@k of each policy."],
+            figures=temperature_figures(
+                {name: row["temperatures"] for name, row in policies.items()}, result["args"]["ks"]
+            ),
+            caption="A policy that is surer of itself gives k answers that are more alike: it gains less from a second "
+            "one. A higher temperature gives variety back, for the price of more slips.",
+        ),
+        Section(
+            "In training",
+            figures=training_figures(in_training, policies),
+            caption="Measured on the rollouts, so on the training queries and at the training temperature; running "
+            "means, with the single updates faint. At 0.5, the discriminator can't tell the policy's code from "
+            "people's.",
+        ),
+        *run_sections(logged),
+        Section("Samples side by side", samples=list(map(sample_card, samples))),
     ]
-    by_temperature = {name: row["temperatures"] for name, row in result["policies"].items()}
-    if over := temperature_figures(by_temperature, result["args"]["ks"]):
-        caption = (
-            "A policy that is surer of itself gives k answers that are more alike: it gains less from a second one. A "
-            "higher temperature gives variety back, for the price of more slips."
-        )
-        parts.append(figures(over, caption))
-    if drawn:
-        caption = (
-            "Measured on the rollouts, so on the training queries and at the training temperature; running means, with "
-            "the single updates faint. At 0.5, the discriminator can't tell the policy's code from people's."
-        )
-        parts += [markup.heading("In training"), figures(drawn, caption)]
-    parts += [text for _, text in sorted(map(curves, logged))]
-    parts += [markup.heading("Samples side by side"), markup.search(), *map(sample_card, samples)]
-    write_page(path, str(result["args"]["out"]), parts)

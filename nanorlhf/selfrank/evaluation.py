@@ -202,8 +202,7 @@ def main(args: Args) -> dict:
     return write_evaluation(
         args,
         result,
-        report.tables(result),
-        lambda path: report.write_report(path, result, runs, shown, figure),
+        report.page(result, figure, runs, shown),
         {"samples.jsonl": samples},
     )
 

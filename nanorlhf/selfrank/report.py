@@ -1,12 +1,11 @@
 """Tables and report.html of an evaluation of replies: overlap with references, self-ranking and the human study."""
 
-from pathlib import Path
-
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import BLUE, aligned, answer, curves, figures, markup, panel, write_page
+from nanorlhf.report.page import BLUE, Lines, Page, Section, answer, markup, panel
+from nanorlhf.report.run_curves import run_sections
 from nanorlhf.training.run_directory import read_metrics
 
 # metric in eval.json: heading, factor, digits
@@ -23,7 +22,6 @@ METRICS = {
 }
 SQUAD, OVERLAP, SCORES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
 Interval = tuple[float, float]
-Lines = list[list[str]]
 
 
 # ---------------------------------------------------------------------------------------------------------- 1. numbers
@@ -176,14 +174,6 @@ def notes(result: dict) -> list[str]:
     return sentences
 
 
-def tables(result: dict) -> str:
-    """All tables and notes, for the terminal."""
-    parts = [means(result, SQUAD), means(result, OVERLAP), scores(result)]
-    parts += [differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)]
-    parts += [self_ranking(result), first_answers(result), human_study(result)]
-    return "\n\n".join([*(aligned(lines) for lines in parts if lines), "\n".join(notes(result))])
-
-
 # ------------------------------------------------------------------------------------------------------------- 3. page
 def interval_figures(result: dict) -> list[Figure]:
     """One panel per metric, one bar per policy, with its interval."""
@@ -208,7 +198,7 @@ def interval_figures(result: dict) -> list[Figure]:
     return drawn
 
 
-def figure_2(figure: Figure, drawn: dict) -> Markup:
+def figure_2(figure: Figure, drawn: dict) -> Section:
     """STR Figure 2, and below it its answers, best first."""
     caption = (
         f"Embeddings of the sampled answers by {drawn['encoder']}, in two dimensions. The colour is the rank by "
@@ -216,8 +206,7 @@ def figure_2(figure: Figure, drawn: dict) -> Markup:
         "members; the reward model's pairs are made of representatives only. In the paper, the encoder of this figure "
         "took no part in the ranking."
     )
-    heading = markup.heading("Answers to one question, ranked and clustered")
-    return heading + figures([figure], caption) + markup.ranked(drawn["query"], drawn["answers"])
+    return Section("Answers to one question, ranked and clustered", figures=[figure], caption=caption)
 
 
 def sample_card(sample: dict) -> Markup:
@@ -230,54 +219,50 @@ def sample_card(sample: dict) -> Markup:
     return markup.card(sample["query"], answers)
 
 
-def section(title: str, parts: list[Lines], about: str) -> Markup:
-    """A heading, the non-empty tables and a note; empty if all tables are."""
-    filled = Markup().join(markup.table(lines) for lines in parts if lines)
-    return filled and markup.heading(title) + filled + markup.quiet(about)
-
-
-def write_report(path: Path, result: dict, runs: list[str], samples: list[dict], figure: Figure | None) -> None:
-    """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
+def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dict]) -> Page:
+    """The page: tables, figures, the curves of `runs`, and `samples` side by side.
 
     figure: STR Figure 2, of the answers in result["figure"].
     """
-    parts = [
+    drawn = result["figure"]
+    return [
         markup.title("What each stage gained"),
-        markup.quiet(" ".join(notes(result))),
-        *(markup.table(lines) for lines in (means(result, SQUAD), means(result, OVERLAP), scores(result)) if lines),
-        figures(
-            interval_figures(result),
-            "Overlap measures similarity to the reference. A dialogue can continue in many equally good ways, so the "
-            "numbers are low.",
+        Section(
+            about=" ".join(notes(result)),
+            tables=[means(result, SQUAD), means(result, OVERLAP), scores(result)],
+            figures=interval_figures(result),
+            caption="Overlap measures similarity to the reference. A dialogue can continue in many equally good ways, "
+            "so the numbers are low.",
         ),
-        section(
+        Section(
             "Do they differ?",
-            [differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)],
-            "Two policies differ where the interval excludes 0. It resamples questions, each with both replies, so how "
-            "hard a question is cancels out.",
+            tables=[differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)],
+            notes=[
+                "Two policies differ where the interval excludes 0. It resamples questions, each with both replies, so "
+                "how hard a question is cancels out."
+            ],
         ),
-        section(
+        Section(
             "Does the reward model rank as self-ranking did?",
-            [self_ranking(result)],
-            "Validation pairs; chance is 50. Accuracy should rise with the distance in rank; noise of a type with "
-            "accuracy near 50 goes unnoticed by the reward model. Where the truth is known: how often the chosen "
-            "answer is better than the rejected one, and how often at least as good; and, of pairs whose answers "
-            "differ in gold score, how often the better one is chosen, and how often the reward model prefers it.",
+            tables=[self_ranking(result)],
+            notes=[
+                "Validation pairs; chance is 50. Accuracy should rise with the distance in rank; noise of a type with "
+                "accuracy near 50 goes unnoticed by the reward model. Where the truth is known: how often the chosen "
+                "answer is better than the rejected one, and how often at least as good; and, of pairs whose answers "
+                "differ in gold score, how often the better one is chosen, and how often the reward model prefers it."
+            ],
         ),
-        section(
+        Section(
             "Does self-ranking put right answers first?",
-            [first_answers(result)],
-            "The answer most similar to the others is not always right: where most answers are wrong, so is it.",
+            tables=[first_answers(result)],
+            notes=["The answer most like the others is not always right: where most answers are wrong, so is it."],
         ),
-        section(
+        Section(
             "Do people agree with it?",
-            [human_study(result)],
-            "People's ranking is by their mean ranks. Kappa treats the rank of each answer as a label.",
+            tables=[human_study(result)],
+            notes=["People's ranking is by their mean ranks. Kappa treats the rank of each answer as a label."],
         ),
-        figure_2(figure, result["figure"]) if figure else "",
-        *(text for _, text in sorted(curves(run) for run in dict.fromkeys(runs) if read_metrics(run))),
-        markup.heading("Samples side by side"),
-        markup.search(),
-        *map(sample_card, samples),
+        *([figure_2(figure, drawn), markup.ranked(drawn["query"], drawn["answers"])] if figure else []),
+        *run_sections(run for run in dict.fromkeys(runs) if read_metrics(run)),
+        Section("Samples side by side", samples=list(map(sample_card, samples))),
     ]
-    write_page(path, str(result["args"]["out"]), parts)

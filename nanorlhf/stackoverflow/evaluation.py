@@ -174,8 +174,7 @@ def main(args: Args) -> dict:
     return write_evaluation(
         args,
         result,
-        report.tables(result),
-        lambda path: report.write_report(path, result, measured, runs, shown),
+        report.page(result, measured, runs, shown),
         {"samples.jsonl": samples},
     )
 

@@ -1,13 +1,13 @@
 """Tables and report.html of an evaluation with several answers per question. [SO table 1]"""
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import ArrayLike
 
-from nanorlhf.report.page import aligned, answer, curves, figures, markup, write_page
+from nanorlhf.report.page import Lines, Page, Section, answer, markup
+from nanorlhf.report.run_curves import run_sections
 from nanorlhf.stackoverflow.figures import metric_at_k_figures, spearman_figure
 
 # metric in eval.json: heading, digits
@@ -21,7 +21,6 @@ METRICS = {
     "bertscore": ("BERTScore", 3),
 }
 RANKS = {"within": "within each question", "pooled": "over all answers"}
-Lines = list[list[str]]
 
 
 def metrics_of(result: dict) -> list[str]:
@@ -100,13 +99,6 @@ def notes(result: dict) -> list[str]:
     return sentences
 
 
-def tables(result: dict) -> str:
-    """All tables and notes, for the terminal."""
-    parts = [means(result), best_of(result), reciprocal_ranks(result)]
-    parts += [differences(result, key) for key in ("differences", "differences_of_best")]
-    return "\n\n".join([*(aligned(lines) for lines in parts if len(lines) > 1), "\n".join(notes(result))])
-
-
 # ------------------------------------------------------------------------------------------------------------ the page
 def sample_card(sample: dict) -> Markup:
     """A question, the site's answer, and the first answer of each policy."""
@@ -117,17 +109,14 @@ def sample_card(sample: dict) -> Markup:
     return markup.card(sample["query"], answers)
 
 
-def write_report(
-    path: Path, result: dict, measured: dict[str, dict[str, np.ndarray]], runs: list[str], samples: list[dict]
-) -> None:
-    """Write report.html, whole or not at all: tables, figures, the curves of `runs`, and `samples` side by side.
+def page(result: dict, measured: dict[str, dict[str, np.ndarray]], runs: list[str], samples: list[dict]) -> Page:
+    """The page: tables, figures, the curves of `runs`, and `samples` side by side.
 
     measured: policy -> metric -> (questions, n), from which `result` was computed.
     """
-    metrics = metrics_of(result)
+    metrics, n = metrics_of(result), result["num_samples"]
     named: dict[str, dict[str, ArrayLike]]
     named = {name: {METRICS[metric][0]: columns[metric] for metric in metrics} for name, columns in measured.items()}
-    curves_at_k = metric_at_k_figures(named)
     heat_maps = [
         spearman_figure(
             name,
@@ -136,37 +125,33 @@ def write_report(
         )
         for name, row in result["policies"].items()
     ]
-    n = result["num_samples"]
-    ranked = reciprocal_ranks(result)
-    parts = [
+    return [
         markup.title("What each stage gained"),
-        markup.quiet(" ".join(notes(result))),
-        markup.table(means(result)),
-        markup.heading(f"The best of {n}"),
-        markup.table(best_of(result)),
-        figures(
-            curves_at_k,
-            "Expected best score among k answers, mean over questions; k = 1 is the mean score. A rising curve means "
-            "that the answers differ, so that choosing among them pays.",
+        Section(about=" ".join(notes(result)), tables=[means(result)]),
+        Section(
+            f"The best of {n}",
+            tables=[best_of(result)],
+            figures=metric_at_k_figures(named),
+            caption="Expected best score among k answers, mean over questions; k = 1 is the mean score. A rising curve "
+            "means that the answers differ, so that choosing among them pays.",
         ),
-        markup.heading("How early a useful answer comes") + markup.table(ranked) if ranked else "",
-        markup.heading("Do they differ?"),
-        markup.table(differences(result, "differences")),
-        markup.quiet(
-            "The interval resamples whole questions. Both p-values treat all answers as independent; answers to the "
-            "same question are not, so the p-values are too small. The best answers are one a question, which mends "
-            "that:"
+        Section("How early a useful answer comes", tables=[reciprocal_ranks(result)]),
+        Section(
+            "Do they differ?",
+            tables=[differences(result, "differences")],
+            notes=[
+                "The interval resamples whole questions. Both p-values treat all answers as independent; answers to "
+                "the same question are not, so the p-values are too small. The next table has one answer a question, "
+                "the best, and mends that."
+            ],
         ),
-        markup.table(differences(result, "differences_of_best")),
-        markup.heading("Do the metrics agree?"),
-        figures(
-            heat_maps,
-            f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}. 1: both metrics give the same "
-            "order; 0: their orders are unrelated; a dash: one metric gives all answers the same score.",
+        Section(tables=[differences(result, "differences_of_best")]),
+        Section(
+            "Do the metrics agree?",
+            figures=heat_maps,
+            caption=f"Spearman's rank correlation, ranks {RANKS[result['args']['ranks']]}. 1: both metrics give the "
+            "same order; 0: their orders are unrelated; a dash: one metric gives all answers the same score.",
         ),
-        *(text for _, text in sorted(map(curves, runs))),
-        markup.heading("Samples side by side"),
-        markup.search(),
-        *map(sample_card, samples),
+        *run_sections(runs),
+        Section("Samples side by side", samples=list(map(sample_card, samples))),
     ]
-    write_page(path, str(result["args"]["out"]), parts)

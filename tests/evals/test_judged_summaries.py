@@ -17,7 +17,7 @@ from nanorlhf.evals import summaries
 from nanorlhf.evals.judge import Pair, orders
 from nanorlhf.evals.judged import agrees_with_judge
 from nanorlhf.metrics import wilson_interval
-from nanorlhf.report.page import table
+from nanorlhf.report.summary_report import overview
 from nanorlhf.tokenizer import load_tokenizer
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
 from tests.rows import read_jsonl
@@ -85,8 +85,10 @@ def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(j
         assert numbers["judge_win_rate"] == fmean(wins) and numbers["judge_pairs"] == len(wins)
         assert numbers["judge_win_rate_ci"] == wilson_interval(fmean(wins), len(wins))
         assert numbers["judge_unparsed"] == 8 - len(wins) and numbers["judge_unanswered"] == 0
-        assert f"{fmean(wins):.3f} [" in next(line for line in table(result).splitlines() if line.startswith(name))
-    line = table(result).splitlines()[-1]
+        assert f"{fmean(wins):.3f} [" in next(
+            line for line in overview(result).text().splitlines() if line.startswith(name)
+        )
+    line = overview(result).text().splitlines()[-1]
     assert line.startswith(f"judge judge-1 at {asked.judge_url}: a verdict on {result['judge']['judge_pairs']} pairs")
     assert f"{result['judge']['judge_unparsed']} unparsed, 0 unanswered; 16 calls" in line
     page = (asked.out / "report.html").read_text()
@@ -139,7 +141,7 @@ def test_a_cap_leaves_every_policy_judged_on_the_same_queries(args, serve, tmp_p
     )
     assert len(server.seen) == 6 and result["judge"]["judge_unanswered"] == 10
     assert [result["policies"][name]["judge_unanswered"] for name in ("sft", "other")] == [5, 5]
-    assert "stopped asking: the cap of 6 calls is reached" in table(result)
+    assert "stopped asking: the cap of 6 calls is reached" in overview(result).text()
 
 
 def test_an_endpoint_that_refuses_costs_the_column_and_not_the_evaluation(args, serve, tmp_path) -> None:  # noqa: F811
@@ -147,8 +149,8 @@ def test_an_endpoint_that_refuses_costs_the_column_and_not_the_evaluation(args, 
     result = evaluation.main(
         replace(args, out=tmp_path / "eval", judge_url=endpoint.url, judge_cache=tmp_path / "c", gold=None)
     )
-    assert result["policies"]["sft"]["judge_win_rate"] is None and "judge win rate" not in table(result)
-    assert "stopped asking: the endpoint refuses: HTTP 401 no such key" in table(result)
+    assert result["policies"]["sft"]["judge_win_rate"] is None and "judge win rate" not in overview(result).text()
+    assert "stopped asking: the endpoint refuses: HTTP 401 no such key" in overview(result).text()
     assert "Wins and length" not in (tmp_path / "eval" / "report.html").read_text()
 
 

@@ -17,7 +17,8 @@ from nanorlhf.dataset import iter_jsonl, load_comparisons, load_demonstrations, 
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.evals import reward_models
-from nanorlhf.report.reward_report import accuracy_lines, tables
+from nanorlhf.report.page import text
+from nanorlhf.report.reward_report import accuracy_lines, sections
 from nanorlhf.tokenizer import load_tokenizer
 from tests.test_eval import Page
 
@@ -129,7 +130,7 @@ def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
     assert measured["first_shown"] == fmean(meta["choice"] == 0 for meta in metas)
     page = Page((out / "report.html").read_text())
     assert ["decider", "agrees with the truth", "prefers the longer"] in page.rows
-    assert "2 annotators of 2 pairs: Fleiss' kappa 1.000; - of 0 triads are circular" in tables(found)
+    assert "2 annotators of 2 pairs: Fleiss' kappa 1.000; - of 0 triads are circular" in text(sections(found))
 
 
 def test_the_batch_size_changes_nothing(args, result):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from nanorlhf.report.details_index import ROOT, line_of, with_lines
-from nanorlhf.report.page import details_section
+from nanorlhf.report.summary_report import details_section
 
 INDEX = """# The details index
 

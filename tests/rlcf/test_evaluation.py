@@ -18,6 +18,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, Transformer
 from nanorlhf.padding import right_pad
+from nanorlhf.report.page import text
 from nanorlhf.rlcf import evaluation as programs
 from nanorlhf.rlcf import report as program_report
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator, save_discriminator
@@ -235,7 +236,7 @@ def test_the_discriminator_compares_each_sample_with_the_written_program(world):
     assert low["discriminator"] == pytest.approx(0, abs=1e-6) and high["discriminator"] == pytest.approx(
         sum(scores[4:7]) / 3
     )  # not the unused
-    table, page = program_report.tables(world.result), page_of(world.args.out)
+    table, page = text(program_report.page(world.result, {}, [])), page_of(world.args.out)
     first = next(row["discriminator"] for row in world.samples)  # of sft, wrong
     assert f"D {first:+.2f}" in page and page.count("<small> D ") == 2
     of_sft = world.result["policies"]["sft"]["temperatures"][0]["discriminator"]
@@ -257,7 +258,7 @@ def test_lengths_count_eos(world):
 # ------------------------------------------------------------------------------------------------ 2. what is written
 def test_eval_json_is_the_result_and_the_table_shows_it_in_percent(world):
     assert json.loads((world.args.out / "eval.json").read_text()) == json.loads(json.dumps(world.result))
-    table = program_report.tables(world.result)
+    table = text(program_report.page(world.result, {}, []))
     assert re.search(r"^%\s+pass@1\s+pass@2\s+pass@4\s+exec@1\s+comp@1\s+temperature$", table, re.M)
     numbers = r"50\.00 \[0\.00, 100\.00\]\s+83\.33\s+100\.00\s+50\.00\s+50\.00 \[0\.00, 100\.00\]\s+0\.2 / 0\.8 / 0\.8"
     assert re.search(rf"^rlcf\s+{numbers}$", table, re.M)
@@ -354,7 +355,7 @@ def unscripted(python_world) -> SimpleNamespace:
         temperatures=(0.0, 0.8), response_length=12, discriminator=None,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_report, "write_report", lambda path, *arguments: path.touch())
+        patch.setattr(program_report, "page", lambda *_: [])
         result = evaluation.main(args)
     return SimpleNamespace(args=args, result=result, samples=read_jsonl(args.out / "samples.jsonl", {}))
 
@@ -364,7 +365,7 @@ def test_temperature_0_says_the_same_every_time_and_the_others_do_not(unscripted
         texts = [row["response"] for row in unscripted.samples if row["temperature"] == temperature]
         assert [len(set(texts[i : i + 3])) for i in (0, 3)] == [num_different] * 2
     assert {row["discriminator"] for row in unscripted.samples} == {None}
-    assert "discriminator" not in program_report.tables(unscripted.result)
+    assert "discriminator" not in text(program_report.page(unscripted.result, {}, []))
 
 
 def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metrics(unscripted):
@@ -394,7 +395,7 @@ def test_two_runs_write_the_same_and_the_curves_of_training_come_with_their_metr
 
 
 def test_samples_depend_on_the_seed(unscripted, monkeypatch):
-    monkeypatch.setattr(program_report, "write_report", lambda path, *arguments: path.touch())
+    monkeypatch.setattr(program_report, "page", lambda *_: [])
     args = replace(unscripted.args, out=unscripted.args.out.parent / "other_seed", seed=2, temperatures=(0.8,))
     evaluation.main(args)
     others = [row["response"] for row in read_jsonl(args.out / "samples.jsonl", {})]

@@ -19,6 +19,7 @@ from nanorlhf.dataset import response_ids, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
+from nanorlhf.report.page import text
 from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.selfrank import report as reply_report
 from nanorlhf.selfrank.self_ranking import Resamples, share
@@ -149,7 +150,7 @@ def test_squad_is_measured_against_all_answers_and_no_answer_is_one_too(world, s
     assert [mean_of(result, "str")[name] for name in squad] == [1, 1, 1, 1]
     assert [row["references"] for row in samples] == [["dukes", "the Norman dukes"], [" unanswerable"]]
     assert samples[1]["policies"]["str"]["google_bleu"] == 1  # against what the data's response says
-    table = reply_report.tables(result)
+    table = text(reply_report.page(result, None, [], []))
     assert re.search(r"^str +100\.00 \[100\.00, 100\.00\] ", table, re.M)
     heads = [line.split() for line in table.splitlines() if line.startswith("× 100")]
     assert [head[2:4] for head in heads] == [["EM", "precision"], ["BLEU-4", "Google-BLEU"]]
@@ -163,12 +164,12 @@ def test_intervals_are_over_questions_and_differences_are_those_of_the_last_poli
     assert (row["ours"], row["theirs"]) == ("str", "full") and row["mean_difference"] == pytest.approx(0.75)
     assert row["mean_difference_ci"] == pytest.approx((0.5, 1))
     pattern = r"^str - full +\+100\.00 \[\+100\.00, \+100\.00\] .* \+75\.00 \[\+50\.00, \+100\.00\]$"
-    assert re.search(pattern, reply_report.tables(result), re.M)
+    assert re.search(pattern, text(reply_report.page(result, None, [], [])), re.M)
 
 
 def test_the_table_is_a_recount_of_the_samples(world, scripted, tmp_path):
     result, samples = evaluate(world, tmp_path, gold="truth.py:table")
-    lines = reply_report.tables(result).splitlines()
+    lines = text(reply_report.page(result, None, [], [])).splitlines()
     for name in ("full", "str"):
         rows = [sample["policies"][name] for sample in samples]
         overlap, judged = (line for line in lines if line.startswith(f"{name}  "))
@@ -258,7 +259,7 @@ def test_the_reward_model_is_judged_on_the_pairs_by_noise_and_by_distance(world,
     of_noise = [("none", 2, 1), ("negation", 1, 0), ("ngram", 1, 1)]
     assert accuracies == [(None, 4, 3 / 4), *of_noise, (1, 2, 1 / 2), (2, 1, 1), (3, 1, 1)]
     assert result["self_ranking"][0]["rm_accuracy_ci"] == (0.5, 1)  # two questions, of 2/2 and of 1/2
-    table = reply_report.tables(result)
+    table = text(reply_report.page(result, None, [], []))
     assert re.search(r"^noise: negation +1 +0\.00 \[0\.00, 0\.00\]$", table, re.M)
     assert re.search(r"^1 rank apart +2 +50\.00 ", table, re.M) and "unequal" not in table
 
@@ -276,7 +277,7 @@ def test_self_ranking_is_held_against_the_truth(world, scripted, ranked, tmp_pat
     assert whole["rm_gold_agreement"] == pytest.approx(sum(margins[i] == (gains[i] > 0) for i in (0, 2, 3)) / 3)
     distance_2 = result["self_ranking"][5]
     assert distance_2["distance"] == 2 and distance_2["rm_gold_agreement"] is None  # equally good: no right order
-    assert re.search(r"^2 ranks apart .* - +-$", reply_report.tables(result), re.M)
+    assert re.search(r"^2 ranks apart .* - +-$", text(reply_report.page(result, None, [], [])), re.M)
 
 
 def test_pairs_by_someone_else_are_one_group(world, scripted, ranked, tmp_path):
@@ -307,12 +308,12 @@ def test_people_agree_with_the_reward_model_as_far_as_they_were_made_to(world, s
     # 7 of 9 answers have the same rank, by chance 3 of 9
     assert study["annotators"]["cohen_kappa"] == pytest.approx((7 / 9 - 1 / 3) / (2 / 3))
     assert study["annotators"]["fleiss_kappa"] == pytest.approx(2 / 3)
-    table = reply_report.tables(result)
+    table = text(reply_report.page(result, None, [], []))
     assert re.search(r"^same order of all 3 +66\.67 \[20\.77, 93\.85\] +16\.67 .* 3 questions$", table, re.M)  # Wilson
     assert re.search(r"^Cohen's kappa +66\.67 +0\.00 +people, 1 pair of them$", table, re.M)
     alone, _ = evaluate(world, tmp_path / "alone", data=ranked, rankings=files[:1])
     assert alone["human_study"]["annotators"] is None and alone["human_study"]["order_probability"] == 1 / 3
-    assert "Kappa is left out: no question is ranked by two people." in reply_report.tables(alone)
+    assert "Kappa is left out: no question is ranked by two people." in text(reply_report.page(alone, None, [], []))
 
 
 def test_answers_to_chats_are_scored_after_their_marks(world, scripted, tmp_path, monkeypatch):
@@ -323,8 +324,7 @@ def test_answers_to_chats_are_scored_after_their_marks(world, scripted, tmp_path
     write_jsonl(tmp_path / "ana.jsonl", [person])
     given = []
     monkeypatch.setattr(replies, "evaluate_order", lambda questions, rows, *others: given.extend(rows))
-    monkeypatch.setattr(reply_report, "tables", lambda result: "")
-    monkeypatch.setattr(reply_report, "write_report", lambda path, *others: path.touch())
+    monkeypatch.setattr(reply_report, "page", lambda *_: [])
     evaluate(world, tmp_path / "out", data=tmp_path / "data", rankings=(tmp_path / "ana.jsonl",))
     eos, encode = world.tokenizer.eos_id, world.tokenizer.encode
     assert [(row.query, row.response) for row in given] == [([*encode("what?"), eos], [*encode(x), eos]) for x in "ab"]
@@ -347,10 +347,10 @@ def test_the_first_answer_is_right_more_often_than_one_at_random(world, scripted
     assert right == {"first": 1 / 2, "random": 3 / 8, "last": 1 / 2, "any": 1, "first_minus_random": 1 / 8}
     assert first["first"]["gold_score"] == 0.75 and first["random"]["gold_score"] == (2 / 4 + 1.5 / 4) / 2
     assert first["first_minus_random"]["right_ci"] == (-1 / 4, 1 / 2)
-    table = reply_report.tables(result)
+    table = text(reply_report.page(result, None, [], []))
     assert re.search(r"^first - random +\+12\.50 \[-25\.00, \+50\.00\] +\+31\.25$", table, re.M)
     without, _ = evaluate(world, tmp_path / "without", self_rank=tmp_path / "ranked.jsonl")
-    assert without["first_answers"] is None and "TextRank" not in reply_report.tables(without)
+    assert without["first_answers"] is None and "TextRank" not in text(reply_report.page(without, None, [], []))
 
 
 # ---------------------------------------------------------------------------------------------- 3. what is written
@@ -388,7 +388,7 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
     assert "now &lt;b&gt;" in page and page.count('class="answers"') == 1
     for heading in ("Do they differ?", "as self-ranking did?", "right answers first?", "Do people agree", "METEOR ("):
         assert heading in page
-    assert "left out" not in page and "left out" not in reply_report.tables(result)
+    assert "left out" not in page and "left out" not in text(reply_report.page(result, None, [], []))
 
 
 def test_without_a_reward_model_gold_and_rankings_their_parts_are_gone_and_a_note_says_so(world, scripted, tmp_path):
@@ -396,7 +396,7 @@ def test_without_a_reward_model_gold_and_rankings_their_parts_are_gone_and_a_not
         world, tmp_path, reward_model=None, policies=("str", str(world.root / "str")), data=world.root / "dialogues"
     )
     assert set(mean_of(result, "str")) == {"bleu4", "google_bleu", "meteor"} and result["differences"] == []
-    table = reply_report.tables(result)
+    table = text(reply_report.page(result, None, [], []))
     assert not re.search(r"RM|gold|difference", table)
     assert table.count("left out") == 3
     page = (tmp_path / "report.html").read_text()
@@ -416,7 +416,8 @@ def test_the_bars_are_the_means_with_their_intervals():
 def test_the_test_split_has_its_own_file(world, scripted, tmp_path):
     shutil.copy(world.root / "squad" / "sft.validation.jsonl", tmp_path / "sft.test.jsonl")
     result, samples = evaluate(world, tmp_path / "out", data=tmp_path, split="test", num_queries=1)
-    assert [row["query"] for row in samples] == [QUESTIONS[0][0]] and "1 test questions" in reply_report.tables(result)
+    assert [row["query"] for row in samples] == [QUESTIONS[0][0]]
+    assert "1 test questions" in text(reply_report.page(result, None, [], []))
 
 
 # ------------------------------------------------------------------------------------------------------ 4. bad input

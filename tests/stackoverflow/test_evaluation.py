@@ -21,6 +21,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import sample_answers
+from nanorlhf.report.page import text
 from nanorlhf.stackoverflow import evaluation as answers
 from nanorlhf.stackoverflow import report as answer_report
 from nanorlhf.tokenizer import load_tokenizer
@@ -200,14 +201,14 @@ def test_labels_give_the_reciprocal_ranks(outcome, small_site):
             order = sorted(range(3), key=lambda i: -scores[i])
             ranks.append(order.index(1) + 1)
         assert row["mrr_at_k"]["rouge1"] == pytest.approx([fmean((r <= k) / r for r in ranks) for k in (1, 2, 3)])
-    assert "MRR@3" in answer_report.tables(result)
+    assert "MRR@3" in text(answer_report.page(result, {}, [], []))
 
 
 def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome, small_site):
     result, _ = outcome
     page = (small_site.eval.out / "report.html").read_text()
     assert page.count("<img ") >= 2 * 6 and "http://" not in page.replace("http://www.w3.org", "")
-    for text in (
+    for words in (
         "the site&#39;s best answer",
         "gold score",
         "The best of 3",
@@ -216,9 +217,9 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
         "difference, all answers",
         "difference, best of 3",
     ):
-        assert text in page
-    text = answer_report.tables(result)
-    assert "MRR@k is left out" in text and "ppo - sft" in text and "metric@3" in text
+        assert words in page
+    tables = text(answer_report.page(result, {}, [], []))
+    assert "MRR@k is left out" in tables and "ppo - sft" in tables and "metric@3" in tables
 
 
 def test_ppo_logs_the_sites_gold_score_and_adapts_its_coefficient(small_site):
@@ -234,7 +235,8 @@ def test_without_reward_models_and_gold_their_columns_are_gone(small_site):
     )  # fmt: skip
     result = evaluation.main(args)
     assert set(result["policies"]["sft"]["metrics"]) == {"bleu", "rouge1", "rouge2"}
-    assert "gold" not in answer_report.tables(result) and " RM" not in answer_report.tables(result)
+    tables = text(answer_report.page(result, {}, [], []))
+    assert "gold" not in tables and " RM" not in tables
 
 
 @pytest.mark.parametrize(

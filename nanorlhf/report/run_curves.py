@@ -1,0 +1,109 @@
+"""The curves of one run of a training script: supervised fine-tuning, a reward model, DPO, or PPO and its relatives."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nanorlhf.report.page import BLUE, GREY, ORANGE, Section, draw, panel, series
+from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
+
+
+def run_sections(runs: Iterable[str]) -> list[Section]:
+    """The curves of run directories, by stage: SFT, reward models and DPO, PPO, then those without metrics."""
+    return [section for _, _, section in sorted((curves(run) for run in runs), key=lambda found: found[:2])]
+
+
+def curves(run: str) -> tuple[int, str, Section]:
+    """The stage of a run directory (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), its title, and its curves."""
+    rows = read_metrics(run)
+    name = Path(run).name
+    if not rows:
+        none = f"{run} holds no metrics.jsonl, so there are no curves."
+        return 4, name, Section(name, none)
+    last = rows[-1]
+    if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
+        title = str(read_settings(run).get("algorithm", "PPO")).upper()
+        stage, drawn = 3, ppo_figures(rows)
+        caption = (
+            f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
+            f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "
+            "first score far from 0, the mean score of the references; a KL that explodes; a falling EOS rate."
+        )
+    elif any("accuracy" in row for row in rows):
+        stage, title, drawn = 2, "reward model", rm_figures(rows)
+        caption = "Accuracy on a training batch is noisy; validation uses all held-out rows."
+        if any("chosen_reward" in row for row in rows):
+            title = "DPO"
+            caption += " The margin may grow while both rewards fall: then both responses became less likely."
+    else:
+        stage, title, drawn = 1, "supervised fine-tuning", sft_figures(rows)
+        caption = "Negative log-likelihood of the reference responses."
+    return stage, name, Section(f"{name}: {title}", figures=drawn, caption=caption)
+
+
+def sft_figures(rows: Rows) -> list[Figure]:
+    """Training and validation loss."""
+    figure, axes = panel("Loss", "step", "nats per token")
+    draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
+    draw(axes, rows, "validation_loss", "validation", ORANGE)
+    axes.legend(frameon=False)
+    return [figure]
+
+
+def rm_figures(rows: Rows) -> list[Figure]:
+    """Loss and accuracy; for DPO also the implicit rewards."""
+    regression = any("absolute_error" in row for row in rows)
+    loss, axes = panel("Loss", "step", "squared error" if regression else "-log sigmoid(margin), nats")
+    draw(axes, rows, "loss", "training batch, running mean", BLUE, smoothed=True)
+    draw(axes, rows, "validation_loss", "validation", ORANGE)
+    title = "Scores with the right sign" if regression else "Pairs ranked as the labeller did"
+    accuracy, axes = panel(title, "step", "share")
+    draw(axes, rows, "accuracy", "training batch, running mean", BLUE, smoothed=True)
+    draw(axes, rows, "validation_accuracy", "validation", ORANGE)
+    axes.axhline(0.5, color=GREY, linewidth=1, linestyle=":", label="chance")
+    axes.legend(frameon=False, loc="lower right")
+    if not any("chosen_reward" in row for row in rows):
+        return [loss, accuracy]
+    rewards, axes = panel("Implicit rewards", "step", "beta * log(policy / reference)")
+    for key, label, color in (("chosen_reward", "chosen", BLUE), ("rejected_reward", "rejected", ORANGE)):
+        draw(axes, rows, key, label, color, smoothed=True)
+    axes.legend(frameon=False)
+    return [loss, accuracy, rewards]
+
+
+def ppo_figures(rows: Rows) -> list[Figure]:
+    """Score, KL, length and EOS rate; where the run logged gold scores, also both scores against sqrt(KL)."""
+    scores = [("objective/score", "proxy: the reward model", BLUE)]
+    if any("gold_score" in row for row in rows):
+        scores.append(("gold_score", "gold: the labeller, hidden from PPO", ORANGE))
+    figure, axes = panel("Score of the rollouts", "update", "score")
+    for key, label, color in scores:
+        draw(axes, rows, key, label, color)
+    axes.legend(frameon=False, loc="lower right")
+    figures = [figure]
+    for key, title, unit in (
+        ("objective/kl", "KL to the reference", "nats per response"),
+        ("response_length", "Response length", "tokens"),
+        ("eos_rate", "Responses that end in EOS", "share"),
+    ):
+        figure, axes = panel(title, "update", unit)
+        draw(axes, rows, key, title, BLUE)
+        if key == "eos_rate":
+            axes.set_ylim(0, 1.03)
+        figures.append(figure)
+    if len(scores) == 2:
+        figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the first update")
+        draw_against_kl(axes, rows, scores)
+        figures.append(figure)
+    return figures
+
+
+def draw_against_kl(axes: Axes, rows: Rows, scores: Sequence[tuple[str, str, str]]) -> None:
+    """Scores against the distance from the reference, a point per update; scores: metric, label, color."""
+    for key, label, color in scores:
+        distance, value = series(rows, key, "objective/kl")
+        axes.scatter(np.sqrt(distance.clip(min=0)), value - value[:1], s=14, color=color, label=label, alpha=0.8)
+    axes.legend(frameon=False)

@@ -1,0 +1,192 @@
+"""Tables and report.html of an evaluation of summaries, or of any responses with one reference each. [N+]"""
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from nanorlhf.metrics.token_shift import KINDS
+from nanorlhf.report.details_index import INDEX, ROOT, read_details
+from nanorlhf.report.page import Lines, Page, Section, answer, markup
+from nanorlhf.report.run_curves import run_sections
+from nanorlhf.training.run_directory import read_settings
+
+# column of the table: key in eval.json, heading, digits
+COLUMNS = (
+    ("gold_win_rate", "gold win rate", 3),
+    ("judge_win_rate", "judge win rate", 3),
+    ("gold_score", "gold score", 2),
+    ("rm_score", "RM score", 2),
+    ("rouge1", "ROUGE-1", 3),
+    ("rouge2", "ROUGE-2", 3),
+    ("rougeL", "ROUGE-L", 3),
+    ("eos_rate", "EOS rate", 3),
+    ("kl", "KL, nats", 2),
+    ("kl_estimate", "KL of best of n", 2),
+    ("distinct", "distinct responses", 2),
+    ("response_length", "length, tokens", 1),
+)
+LEGEND = {
+    "unshifted": "first: greedy decoding writes it too",
+    "marginal": "second or third",
+    "shifted": "fourth or lower",
+}
+
+
+# ------------------------------------------------------------------------------------------------------- 1. the table
+def cells(result: dict) -> Lines:
+    """The table as text, headings first; `-` where a row lacks a number, no column where all rows lack it."""
+    rows = {"reference": result["reference"], **result["policies"]}
+    columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows.values())]
+    lines = [["policy", *(heading for _, heading, _ in columns)]]
+    for name, row in rows.items():
+        line = [name]
+        for key, _, digits in columns:
+            text = "-" if row.get(key) is None else f"{row[key]:.{digits}f}"
+            if row.get(f"{key}_ci"):
+                low, high = row[f"{key}_ci"]
+                text += f" [{low:.3f}, {high:.3f}]"
+            line.append(text)
+        lines.append(line)
+    return lines
+
+
+def overview(result: dict) -> Section:
+    """The table, and below it what each policy gains, a line about the reward model and one about the LLM judge."""
+    settings = result["args"]
+    about = f"{result['num_queries']} validation queries, responses sampled at temperature {settings['temperature']}"
+    notes = [*difference_lines(result), reward_model_line(result), judge_line(result)]
+    return Section(about=f"{about}; seed {settings['seed']}.", tables=[cells(result)], notes=notes)
+
+
+def difference_lines(result: dict) -> list[str]:
+    """What each policy gains over the first, by the scores that are known."""
+    first, lines = next(iter(result["policies"])), []
+    for name, scores in result["differences"].items():
+        gains = [
+            f"{score.replace('_', ' ')} {gain['mean']:+.2f} [{gain['ci'][0]:+.2f}, {gain['ci'][1]:+.2f}]"
+            for score, gain in scores.items()
+        ]
+        lines += [f"{name} against {first}, query by query: {', '.join(gains)}"] if gains else []
+    return lines
+
+
+def reward_model_line(result: dict) -> str:
+    """The reward model's accuracy, and how often the gold score agrees with it; empty without a reward model."""
+    measured = result["reward_model"]
+    if measured is None:
+        return ""
+    low, high = measured["validation_accuracy_ci"]
+    agreement = measured["gold_agreement"]
+    return (
+        f"reward model: accuracy {measured['validation_accuracy']:.3f} [{low:.3f}, {high:.3f}] on "
+        f"{measured['num_pairs']} validation pairs"
+        + (f", agrees with the gold score on {agreement:.3f} of them" if agreement is not None else "")
+    )
+
+
+def judge_line(result: dict) -> str:
+    """The judge, the pairs without a verdict and why, and how often the reward model agrees. [N+ 17]"""
+    judge = result.get("judge")
+    if not judge:
+        return ""
+    parts = [f"judge {judge['name']}: a verdict on {judge['judge_pairs']} pairs with {judge['against']}"]
+    parts.append(f"{judge['judge_unparsed']} unparsed, {judge['judge_unanswered']} unanswered")
+    if "num_calls" in judge:
+        parts.append(f"{judge['num_calls']} calls")
+    if judge["first_rate"] is not None:
+        parts.append(f"A preferred in {judge['first_rate']:.3f} of its answers")
+    if judge["rm_agreement"] is not None:
+        low, high = judge["rm_agreement_ci"]
+        parts.append(
+            f"the reward model agrees on {judge['rm_agreement']:.3f} [{low:.3f}, {high:.3f}] of the "
+            f"{judge['rm_agreement_pairs']} without ties"
+        )
+    why = judge.get("stopped") or judge.get("last_error")
+    return "; ".join(parts) + (f"; {'stopped asking' if judge.get('stopped') else 'last error'}: {why}" if why else "")
+
+
+# -------------------------------------------------------------------------------------------------------- 2. the page
+def sample_card(sample: dict, shift: dict[str, list[tuple[str, int]]]) -> Markup:
+    """A query and its responses side by side; shift: name -> tokens and their ranks under the base model."""
+    scores = {"RM": sample.get("reference_rm_score"), "gold": sample["reference_gold_score"]}
+    answers = [answer("reference", sample["reference"], scores, shift.get("reference"))]
+    for name, policy in sample["policies"].items():
+        scores = {"RM": policy["rm_score"], "gold": policy["gold_score"]}
+        answers.append(answer(name, policy["response"], scores, shift.get(name)))
+    return markup.card(sample["query"], answers)
+
+
+def length_section(drawn: list[Figure]) -> Section:
+    """The figures of length_figures.py with their caption."""
+    caption = (
+        "Wins by length: each point is a ninth of the range of a policy's length ratios, hollow if it has fewer than "
+        "ten pairs; the curve is a logistic fit to all pairs, absent where the ratio separates wins from losses. "
+        "Win rate and length: with Wilson's 95% interval."
+    )
+    return Section("Wins and length", figures=drawn, caption=caption)
+
+
+def shift_lines(result: dict) -> Lines:
+    """The share of each policy's tokens by their rank under the base model."""
+    shift = result["token_shift"]
+    lines = [[f"tokens by rank under {shift['base']}", "1", "2 or 3", "4 or more"]]
+    return lines + [[name, *(f"{100 * row[kind]:.1f}%" for kind in KINDS)] for name, row in shift["shares"].items()]
+
+
+def settings_section(settings: dict, runs: list[str]) -> Markup:
+    """The settings of the evaluation and of each run directory."""
+    blocks = {"this evaluation": settings} | {run: saved for run in runs if (saved := read_settings(run))}
+    parts = [markup.heading("Settings", "settings")]
+    for name, block in blocks.items():
+        lines = [["setting", "value"], *([key, str(value)] for key, value in block.items())]
+        parts.append(markup.folded(name, markup.table(lines)))
+    return Markup().join(parts)
+
+
+def page(
+    result: dict, runs: list[str], samples: list[dict], shifts: Sequence[dict] = (), sections: Page = ()
+) -> list[Section | Markup]:
+    """The page: the table, settings, the curves of `runs`, `sections`, and `samples` side by side.
+
+    shifts: per sample, name -> tokens and their ranks under the base model.
+    """
+    settings = result["args"]
+    notes = (
+        "Gold win rate and ROUGE are against each query's reference; a tie counts half; intervals are Wilson's, 95%. "
+        f"KL is to {next(iter(result['policies']))}, estimated on samples at temperature {settings['kl_temperature']}. "
+        "The RM score is the one at the last token, without the EOS trick. The best of n is at most log n - (n - 1) / "
+        "n nats from the policy it samples, which counts as its KL; an estimate stands beside it. The gains over the "
+        "first policy are paired by query, with 95% bootstrap intervals."
+    )
+    pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
+    base = result["token_shift"]["base"]
+    return [
+        markup.title("What each stage gained"),
+        markup.navigation(),
+        overview(result),
+        Section(about=notes),
+        settings_section(settings, runs),
+        *run_sections(runs),
+        *sections,
+        Section(
+            "Samples side by side",
+            markup.legend(base, LEGEND) + markup.table(shift_lines(result)),
+            samples=[sample_card(*pair) for pair in pairs],
+            anchor="samples",
+        ),
+        details_section(Path(settings["out"]) / "report.html"),
+    ]
+
+
+def details_section(report: Path, index: Path = INDEX) -> Markup:
+    """The numbered details of N+, with links from the report's directory to the source.
+
+    Empty where `index` does not exist or has no rows. The links are relative paths to the source tree, so they break
+    where report.html is moved alone.
+    """
+    rows = read_details(index)
+    return markup.index(os.path.relpath(ROOT, report.resolve().parent), rows) if rows else Markup()
