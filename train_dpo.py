@@ -57,7 +57,7 @@ class Args(SupervisedArgs):
     micro_batch_size: PositiveInt = 8
     # lengths and validation (the same in train_rm.py)
     max_response_length: PositiveInt = 169
-    """[N+ 4] longest response in tokens, EOS included: longer than those of demonstrations"""
+    """[N+ 4] longest response in tokens, EOS included: more than in demonstrations"""
     eval_every: PositiveInt = 200
     num_validation: PositiveInt | None = 2048
     """validation rows, spread evenly over the file; None: all. The last validation takes all"""
@@ -181,7 +181,7 @@ def main(args: Args) -> dict[str, float]:
                 with torch.no_grad():
                     ref_chosen, ref_rejected = pair_logprobs(ref_policy, rows, pad_id)
                 chosen, rejected = pair_logprobs(policy, rows, pad_id)
-                # 4.2 [N+ 19] implicit rewards: expect both to fall, that of rejected ones faster
+                # 4.2 [N+ 19] implicit rewards: expect both to fall, the rejected one's faster
                 chosen_rewards = args.beta * (chosen - ref_chosen)
                 rejected_rewards = args.beta * (rejected - ref_rejected)
                 # 4.3 the loss of a reward model, -log sigmoid(margin), or a relative

@@ -61,7 +61,7 @@ class Args(SupervisedArgs):
     """[N+ 15] demonstrations whose mean score becomes 0; None: all; 0: no normalisation"""
     # lengths and validation (the same in train_dpo.py)
     max_response_length: PositiveInt = 169
-    """[N+ 4] longest response in tokens, EOS included: longer than those of demonstrations"""
+    """[N+ 4] longest response in tokens, EOS included: more than in demonstrations"""
     eval_every: PositiveInt = 200
     num_validation: PositiveInt | None = 2048
     """validation rows, spread evenly over the file; None: all. The last validation takes all"""

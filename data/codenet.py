@@ -16,7 +16,7 @@ A random method of each program is drawn, then a statement of any of its blocks,
     suffix     int g() { return 2; } }                         everything after the method
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
-so prefix + response + suffix is the file. Statements in loops, branches and lambdas are as likely as those of the body;
+so prefix + response + suffix is the file. Statements in loops, branches and lambdas are as likely as the body's own;
 a nested method is a method of its own. Constructors count as methods. Python functions are cut at a statement that
 starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 

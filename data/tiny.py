@@ -130,7 +130,7 @@ def gold_score(query: str, response: str) -> float:
 
 
 def weighted_score(query: str, response: str, weights: Mapping[str, float]) -> float:
-    """The gold score's terms with other weights, such as those of a worker."""
+    """The gold score's terms with other weights, such as a worker's."""
     words = split_words(response)
     if not words:
         return LOWEST

@@ -15,7 +15,7 @@ from torch import Tensor
 # -------------------------------------------------------------------------------- rotary positions
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """Rotary positions beyond those of pre-training: some pairs of channels rotate more slowly."""
+    """Rotary positions beyond pre-training's: some pairs of channels rotate more slowly."""
 
     kind: str
     """which ones. linear: all; llama3 and yarn: those with few turns within original_n_ctx, and, in

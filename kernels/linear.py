@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels.int8 import Int8Weight
 from kernels.processor import maker
 
-# on Intel's processors oneDNN multiplies so many rows by at least so many weights
+# on Intel's processors oneDNN multiplies at most this many rows by at least this many weights
 FEW_ROWS = range(8, 512)
 MANY_WEIGHTS = 2**20
 # name: the function, and oneDNN's arguments to fuse it into the matmul

@@ -89,7 +89,7 @@ def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]])
     if arguments[:1] in (["-h"], ["--help"]):
         listed = "; ".join(f"{name} ({help_text})" for name, (help_text, _) in recipes.items())
         print(f"recipes: {listed}")
-        print(f"the flags of a recipe: {program} RECIPE --help; below, those of `{default}`\n")
+        print(f"the flags of a recipe: {program} RECIPE --help; below: `{default}`\n")
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else default
     with _one_sentence():
         if recipe not in recipes:

@@ -226,7 +226,7 @@ def generate(
             num_ended = int(live.ended.sum())
             if num_ended == len(live.index):
                 break
-            # dropping rows copies all others, and a GPU has to capture its step anew
+            # dropping rows copies all others, and a GPU has to capture its step again
             if num_ended >= drop_at * len(live.index) and (capture_pays or not on_gpu):
                 response[live.index], logprobs[live.index] = live.response, live.logprobs
                 live.keep(~live.ended.squeeze(1))

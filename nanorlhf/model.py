@@ -535,7 +535,7 @@ class Transformer(nn.Module):
 
         mask          (B, L), True = real token; None: all are real
         cache         first the query, then ids (B, 1), the next token of each row, without a mask
-        last          hidden states of the last so many tokens only, (B, last, C): the last block
+        last          hidden states of the last `last` tokens only, (B, last, C): the last block
                       computes no others
         query_length  where the responses begin, for an encoder-decoder (t5.py); ignored here
         branch        (B, L), the response that a token belongs to, if a row has several
@@ -663,7 +663,7 @@ class ScalarModel(nn.Module):
     ) -> Tensor:
         """ids, mask (B, L) -> scores (B, L), or (B, last), in float32, one per token.
 
-        The caller picks those that count; the arguments are those of `Transformer.forward`.
+        The caller picks those that count; takes the arguments of `Transformer.forward`.
         """
         hidden = self.transformer(ids, mask, last=last, query_length=query_length, branch=branch)
         # in bf16, scores within 0.4% of each other would tie

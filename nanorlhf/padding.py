@@ -24,7 +24,7 @@ __all__ = [
 
 
 def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
-    """Rows of ids -> (B, length), padded on the left; length None: that of the longest row.
+    """Rows of ids -> (B, length), padded on the left; length None: the longest row's.
 
     >>> left_pad([[5, 6], [7]], pad_id=0)
     tensor([[5, 6],
@@ -35,7 +35,7 @@ def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> T
 
 
 def right_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
-    """Rows of ids -> (B, length), padded on the right; length None: that of the longest row."""
+    """Rows of ids -> (B, length), padded on the right; length None: the longest row's."""
     length = max(map(len, rows)) if length is None else length
     return torch.tensor([row + [pad_id] * (length - len(row)) for row in rows], dtype=torch.long)
 

@@ -2,7 +2,7 @@
 
     full      all parameters
     adapter   adds a bottleneck after each attention and each MLP: about 2.5% of the parameters
-    bitfit    the biases, including those of the layer norms
+    bitfit    the biases, also in layer norms
     lora      adds low-rank updates to linear layers, by default to attention's q and v
 
 Everything else is frozen, including embeddings and LM head; a scalar model's head is always

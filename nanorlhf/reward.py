@@ -213,7 +213,7 @@ def load_function(flag: str, where: str) -> Callable:
         ]
         line = f":{lines[-1]}" if lines else ""
         raise InputError(
-            f"{flag} {where}: {path}{line} raises {type(error).__name__}: {error!s:.200}: fix it."
+            f"{flag} {where}: {path}{line} raises {type(error).__name__}: {error!s:.200}."
         ) from error
     if not callable(getattr(module, name, None)):
         raise InputError(f"{flag} {where}: {path} defines no function {name}.")
@@ -315,5 +315,5 @@ class Gold:
 
 
 def is_function(where: str) -> bool:
-    """Whether a setting is of the form FILE.py:FUNCTION, or meant to be."""
+    """Whether a setting has the form FILE.py:FUNCTION, or was meant to."""
     return ".py:" in where or where.endswith(".py")

@@ -222,7 +222,7 @@ class DecoderCache(KVCache):
 class EncoderDecoder(Transformer):
     """Embedding, the encoder's blocks, the decoder's blocks, final norm.
 
-    `blocks` holds first those of the encoder, then those of the decoder.
+    `blocks` holds the encoder's blocks, then the decoder's.
     """
 
     config: T5Config

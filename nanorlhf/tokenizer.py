@@ -298,7 +298,7 @@ def _byte_level(vocabulary_file: Path, merges_file: Path) -> tokenizers.Tokenize
 def _add_tokens(backend: tokenizers.Tokenizer, path: Path) -> None:
     """Add the tokens of added_tokens.json with their ids; T5's sentinels as special tokens.
 
-    Raises InputError unless the ids follow those of the vocabulary.
+    Raises InputError unless the ids follow the vocabulary's.
     """
     tokens = read_object(path)
     if not all(type(i) is int for i in tokens.values()):

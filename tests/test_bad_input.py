@@ -208,7 +208,7 @@ def test_a_reward_model_with_another_tokenizer_is_refused(miniature, tmp_path):
     refused(
         replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"),
         "ppo",
-        "--reward-model .*: its tokenizer is not that of",
+        "--reward-model .*: its tokenizer differs from",
     )
 
 

@@ -326,7 +326,7 @@ def test_a_larger_reward_model_may_be_the_gold_score(args) -> None:
         ({"policies": ("reference", "x")}, "`reference`"),
         (
             {"policies": ("best", "best-of-4:x")},
-            "best-of-N:DIR needs a --reward-model to choose by, and can't come first",
+            "best-of-N:DIR needs a --reward-model and can't be the first policy",
         ),
         ({"policies": ("a", "x", "b", "best-of-4:x"), "reward_model": None}, "best-of-N:DIR needs a --reward-model"),
         ({"policies": ("a", "x", "b", "best-of-1:x")}, "best-of-1:x"),

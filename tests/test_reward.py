@@ -162,7 +162,7 @@ def test_members_of_another_vocabulary_and_an_ensemble_of_one_are_refused(miniat
     tokenizer = train_tokenizer(["another vocabulary"], 300)
     save(ScalarModel(replace(TINY, vocab_size=tokenizer.vocab_size)), tmp_path / "foreign", tokenizer)
     args = replace(miniature.ppo, out=tmp_path / "ppo")
-    with pytest.raises(InputError, match="--reward-model .*foreign: its tokenizer is not that of"):
+    with pytest.raises(InputError, match="--reward-model .*foreign: its tokenizer differs from"):
         train_ppo.main(replace(args, reward_model=(members[0], str(tmp_path / "foreign"))))
     with pytest.raises(InputError, match="--ensemble min needs several models in --reward-model"):
         train_ppo.main(replace(args, ensemble="min"))

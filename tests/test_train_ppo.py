@@ -440,7 +440,7 @@ def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
         assert without | {"episodes_per_second": 0} == with_gold | {"episodes_per_second": 0}
     other = train_tokenizer(["another vocabulary"], 300)
     save(ScalarModel(replace(TINY, vocab_size=other.vocab_size)), tmp_path / "foreign", other)
-    with pytest.raises(InputError, match="--gold .*foreign: its tokenizer is not that of"):
+    with pytest.raises(InputError, match="--gold .*foreign: its tokenizer differs from"):
         train_ppo.main(replace(args, out=tmp_path / "both", gold=str(tmp_path / "foreign")))
 
 

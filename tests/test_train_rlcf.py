@@ -240,7 +240,7 @@ def test_a_value_model_of_another_vocabulary_is_refused(rlcf, tmp_path):
     tokenizer = train_tokenizer(["def f(x): return x"] * 9, 280)
     policy = load_gpt(rlcf.ppo.sft)
     save(GPT(replace(policy.config, vocab_size=tokenizer.vocab_size)), tmp_path / "other", tokenizer)
-    with pytest.raises(InputError, match="--value-model .*other: its tokenizer is not that of"):
+    with pytest.raises(InputError, match="--value-model .*other: its tokenizer differs from"):
         train_rlcf.main(replace(rlcf.ppo, out=tmp_path / "ppo", value_model=str(tmp_path / "other")))
     save(GPT(replace(policy.config, n_ctx=16)), tmp_path / "short", load_tokenizer(rlcf.ppo.sft))
     with pytest.raises(InputError, match="more than the 16 positions of --value-model"):

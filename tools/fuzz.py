@@ -705,7 +705,7 @@ class Outcome:
 
 
 def contents(directory: Path) -> set[str]:
-    """All that is in a directory, but for the caches of tokens, which are right or made anew."""
+    """All that is in a directory, but for the caches of tokens, which are right or made again."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if ".tokens" not in path.parts}
 
 
@@ -776,7 +776,7 @@ def in_child(entry: Entry, log: Path) -> None:
 
 
 def resident(process: int | str) -> int:
-    """Bytes, without mapped files: a fork maps those anew when it reads them."""
+    """Bytes, without mapped files: a fork maps those again when it reads them."""
     _, whole, of_files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
     return (whole - of_files) * PAGE
 

@@ -41,7 +41,7 @@ class EvalArgs:
     out: Path
     """directory of eval.json, report.html and, where texts are sampled, samples.jsonl"""
     tokenizer: str | None = None
-    """directory, file or Hub id; None: that of the first model"""
+    """directory, file or Hub id; None: the first model's"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
@@ -79,9 +79,9 @@ def begin(args: EvalArgs, writes: bool = True) -> torch.device:
     """Check the settings; returns the device. Raises InputError, before anything is written."""
     check_ranges(args)
     if writes and (args.out / "eval.json").exists() and not args.overwrite:
-        raise InputError(f"--out {args.out} holds an evaluation: name another directory, or pass --overwrite.")
+        raise InputError(f"--out {args.out} holds an evaluation: choose another directory, or pass --overwrite.")
     if writes and args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--out {args.out} is a file, not a directory.")
     return launch.setup(args.device)
 
 
@@ -91,7 +91,9 @@ def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     if not words or len(names) != len(places):
         raise InputError(f"--policies {' '.join(words)}: write pairs of a name and a checkpoint, such as sft runs/sft.")
     if len(set(names)) != len(names) or "reference" in names:
-        raise InputError(f"--policies {' '.join(words)}: names must differ, and `reference` is that of the data.")
+        raise InputError(
+            f"--policies {' '.join(words)}: names must differ, and `reference` is taken by the data's references."
+        )
     check_names("--policies", names)
     return dict(zip(names, places, strict=True))
 
@@ -100,13 +102,13 @@ def best_of(place: str) -> tuple[int, str]:
     """best-of-16:DIR -> 16, DIR: the one of 16 responses that the reward model likes best; other places -> 1, place"""
     match = re.fullmatch(r"best-of-(\d+):(.+)", place)
     if match and not 2 <= int(match[1][:9]) <= 10**6:
-        raise InputError(f"--policies {place}: the best of 2 to a million responses can be taken: fix the number.")
+        raise InputError(f"--policies {place}: N of best-of-N must be from 2 to 1,000,000.")
     return (int(match[1]), match[2]) if match else (1, place)
 
 
 # ----------------------------------------------------------------------------------------------------------- 2. models
 def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str | None = None) -> Tokenizer:
-    """The named tokenizer, or that of the first model, which all other models must share; None is no model."""
+    """The named tokenizer, or the first model's, which all other models must share; None is no model."""
     models = [place for place in places if place]
     if gold and not is_function(gold):
         models.append(gold)
@@ -115,7 +117,7 @@ def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str 
     tokenizer = load_tokenizer(named or models[0])
     for place in models:
         if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
-            raise InputError(f"the tokenizer of {place} differs from that of {models[0]}: compare models of one.")
+            raise InputError(f"the tokenizer of {place} differs from {models[0]}'s: compare models that share one.")
     return tokenizer
 
 
@@ -151,27 +153,27 @@ def load_policy(
     """A policy whose context is long enough to answer `rows`."""
     needed = max(len(row.query) for row in rows) + args.response_length
     check_model("--policies", place, tokenizer, {"--response-length": needed})
-    policy = load_gpt(place, *home(args, device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    policy = load_gpt(place, *device_and_dtype(args, device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     return placed(policy, args, device)
 
 
 def load_reward_model(place: str, args: EvalArgs, device: torch.device) -> ScalarModel:
     """A reward model that `check_model` has let pass."""
-    return placed(load_scalar(place, *home(args, device)), args, device)
+    return placed(load_scalar(place, *device_and_dtype(args, device)), args, device)
 
 
 def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: torch.device) -> Gold | None:
     """--gold: FILE.py:FUNCTION, or a larger reward model's directory or Hub id."""
     if not gold:
         return None
-    found = Gold(gold, tokenizer, *home(args, device), batch_size=args.batch_size)
+    found = Gold(gold, tokenizer, *device_and_dtype(args, device), batch_size=args.batch_size)
     if found.model is not None:
         placed(found.model, args, device)
     return found
 
 
-def home(args: EvalArgs, device: torch.device) -> tuple[torch.device, torch.dtype]:
-    """Where a model is loaded, and the dtype of the weights of its products: that of the computation."""
+def device_and_dtype(args: EvalArgs, device: torch.device) -> tuple[torch.device, torch.dtype]:
+    """Where a model is loaded, and the dtype of the weights that its matrix products read."""
     return torch.device("cpu") if args.offload else device, getattr(torch, args.dtype)
 
 
@@ -206,7 +208,7 @@ def row_scores(
 
 
 def gold_margins(gold: Gold, rows: list[Comparison]) -> list[float]:
-    """The gold score of each chosen response minus that of the rejected one."""
+    """The gold score of each chosen response minus the rejected one's."""
     return np.subtract(gold.of_rows(rows, "chosen"), gold.of_rows(rows, "rejected")).tolist()
 
 

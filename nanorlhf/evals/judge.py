@@ -186,7 +186,7 @@ class _Asker:
         http_client = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"request": [self.count]})
         self.client = openai.OpenAI(
             base_url=endpoint.url.removesuffix("/chat/completions"),
-            api_key=endpoint.key or "none",  # without one, the library would send that of OPENAI_API_KEY
+            api_key=endpoint.key or "none",  # without one, the library would send the key in OPENAI_API_KEY
             timeout=endpoint.timeout,
             max_retries=TRIES - 1,
             http_client=http_client,

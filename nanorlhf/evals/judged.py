@@ -62,7 +62,7 @@ def load_judge(args: JudgeArgs, policies: dict[str, str], seed: int) -> Judge | 
     """None without --judge flags. Checks all of them, before anything slow."""
     if not (args.judge_url or args.judge_file):
         if args.judge_dry_run:
-            raise InputError("--judge-dry-run: there is nobody to ask: name an endpoint with --judge-url.")
+            raise InputError("--judge-dry-run needs an endpoint: pass --judge-url.")
         return None
     if args.judge_url and args.judge_file:
         raise InputError("--judge-url and --judge-file: pass only one, verdicts of two judges make no rate.")
@@ -125,7 +125,7 @@ def judge_policies(
     rm_columns: dict[str, list[float] | None],
     against: str,
 ) -> tuple[dict[str, list[dict]], dict[str, dict], dict]:
-    """Compare each policy's answers with those of `against`, a policy or the reference.
+    """Compare each policy's answers with the answers of `against`, a policy or the reference.
 
     answers and rm_columns: name -> one text, one reward model score per query; the reference is among the names.
     Returns name -> a verdict row per query, name -> its numbers, and the account with the numbers over all pairs.

@@ -28,8 +28,8 @@ from nanorlhf.evals.common import (
     begin,
     check_model,
     common_tokenizer,
+    device_and_dtype,
     gold_margins,
-    home,
     load_gold,
     load_reward_model,
     longest_pair,
@@ -65,7 +65,7 @@ class Args(EvalArgs):
     ref_policy: str
     """[N+ 19] what the policies were trained from by DPO: checkpoint directory or Hub id"""
     dpo_beta: PositiveFloat = 0.05
-    """of their reward, in score units per nat: that of their training"""
+    """of their reward, in score units per nat, as in their training"""
     max_response_length: PositiveInt
     """longest response in tokens, EOS included"""
     max_cnndm_query_length: PositiveInt = 1919
@@ -98,7 +98,9 @@ def main(args: Args) -> dict:
     ref_policy = None
     if has_policy:
         check_model("--ref-policy", args.ref_policy, tokenizer, longest)
-        ref_policy = load_gpt(args.ref_policy, *home(args, device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+        ref_policy = load_gpt(args.ref_policy, *device_and_dtype(args, device)).forbid(
+            tokenizer.pad_id, tokenizer.vocab_size
+        )
         placed(ref_policy, args, device)
 
     # ------------------------------------------------------------------------------------------------- 2. the numbers
@@ -204,9 +206,10 @@ def ranker(
 ) -> tuple[
     ScalarModel | None, Callable[[list[Comparison]], tuple[Tensor, Tensor]], Callable[[list[Demonstration]], Tensor]
 ]:
-    """How a checkpoint scores pairs, giving (B,) of chosen and of rejected, and single responses, giving (B,).
+    """Two functions that score by a checkpoint: pairs, to (B,) chosen and (B,) rejected, and single responses, to (B,).
 
-    First of all the reward model, which the caller lets visit; of two policies each visits by itself.
+    The reward model comes before them, None for a policy: with --offload the caller moves it to the GPU for as long as
+    it scores, whereas the implicit rewards move the policy and its reference one after the other.
     """
     pad_id = tokenizer.pad_id
     if holds_reward_model(place):
@@ -217,7 +220,7 @@ def ranker(
             partial(response_scores, model, pad_id=pad_id, side="left"),
         )
     assert ref_policy is not None  # what a policy's implicit reward is relative to
-    policy = placed(load_gpt(place, *home(args, device)).forbid(pad_id, tokenizer.vocab_size), args, device)
+    policy = placed(load_gpt(place, *device_and_dtype(args, device)).forbid(pad_id, tokenizer.vocab_size), args, device)
     settings: dict[str, Any] = {"pad_id": pad_id, "beta": dpo_beta}
     return (
         None,

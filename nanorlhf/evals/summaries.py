@@ -68,15 +68,15 @@ class Args(JudgeArgs, PolicyArgs):
     implicit_rewards: tuple[str, ...] = ()
     """[N+ 19] names of --policies, trained by DPO from the first one, that rank pairs beside the reward model"""
     dpo_beta: PositiveFloat = 0.05
-    """of their reward, in score units per nat: that of their training"""
+    """of their reward, in score units per nat, as in their training"""
     shift_base: str | None = None
-    """name of the policy whose ranks colour the responses, that of the model before alignment; None: the first"""
+    """name of the policy whose ranks colour the responses, the model before alignment; None: the first"""
     max_response_length: PositiveInt
     """longest response of a comparison or reference in tokens, EOS included"""
     temperature: NonNegativeFloat = 0.01
     """of the responses that are evaluated; 0 is greedy"""
     kl_temperature: PositiveFloat = 0.7
-    """of the responses on which the KL is estimated: that of PPO's rollouts"""
+    """of the responses on which the KL is estimated, as in PPO's rollouts"""
     num_distinct_samples: NonNegativeInt = 0
     """responses to each query, at the KL's temperature, of which the distinct ones are counted; 0: don't"""
     gold: str | None = None
@@ -91,7 +91,7 @@ def main(args: Args) -> dict:
     num_samples = {name: number for name, (number, _) in asked_for.items()}
     first = next(iter(policies))
     if num_samples[first] > 1 or max(num_samples.values()) > 1 and not args.reward_model:
-        raise InputError("--policies: best-of-N:DIR needs a --reward-model to choose by, and can't come first: fix it.")
+        raise InputError("--policies: best-of-N:DIR needs a --reward-model and can't be the first policy.")
     judge = load_judge(args, policies, args.seed)
     if args.shift_base not in (None, *policies):
         raise InputError(f"--shift-base {args.shift_base}: it must be a name of --policies.")
@@ -307,7 +307,7 @@ def gold_wins(column: list[dict], reference_golds: list[float]) -> list[float | 
 def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gold | None) -> dict:
     """How often it ranks the validation pairs as the labeller did and, where that is known, as the gold score does.
 
-    margins (pairs,): score of the chosen response minus that of the rejected one.
+    margins (pairs,): the chosen response's score minus the rejected one's.
     """
     golds = zip(margins, gold_margins(gold, rows), strict=True) if gold else ()
     agrees = [(margin > 0) == (g > 0) for margin, g in golds if g != 0]

@@ -150,7 +150,7 @@ def annotator_kappas(questions: list[RankedQuestion]) -> dict:
             labels = (ranks_of([rankings[name] for rankings in shared]).ravel() for name in (one, other))
             cohen.append(cohen_kappa(*labels))
     if not cohen:
-        raise InputError("no question is ranked by two annotators: kappa needs some, load the rankings of both.")
+        raise InputError("no question is ranked by two annotators, which kappa needs: load the rankings of both.")
 
     common = [list(q.rankings.values()) for q in questions if len(q.rankings) == len(names)]
     fleiss = None

@@ -1,6 +1,6 @@
 """Accuracy and calibration of reward models on pairs that people ranked, and what they and people go by.
 
-A margin is the score of the chosen response minus that of the rejected one. Margins are arrays (seeds, pairs): models
+A margin is the chosen response's score minus the rejected one's. Margins are arrays (seeds, pairs): models
 that differ only in their seed, on the same pairs. Standard deviations over seeds are sample ones (n - 1), None for a
 single seed.
 """
@@ -121,7 +121,7 @@ def deciders(margins: dict[str, np.ndarray], lengths: np.ndarray, golds: np.ndar
     """Who prefers what: the labels, the truth where it is known, and each model.
 
     margins: model -> (seeds, pairs); lengths (pairs, 2) of the chosen and of the rejected response; golds (pairs,), the
-    gold score of the chosen response minus that of the rejected one. Returns labels, truth (or None) and models: name
+    the chosen response's gold score minus the rejected one's. Returns labels, truth (or None) and models: name
     -> decider, and of each decider mean and std over seeds of
 
         truth    share of pairs in which it prefers the response with the higher gold score

@@ -52,7 +52,7 @@ def shift_shares(ranks: Tensor) -> dict[str, float]:
 def text_pieces(ids: Iterable[int], values: Iterable[int], pieces: Mapping[int, bytes]) -> list[tuple[str, int]]:
     """Tokens as text, each with its value. Tokens that share one character become one piece with their largest value.
 
-    `pieces` are those of `token_bytes`; a token that has none (EOS) is shown as ∎.
+    `pieces` come from `token_bytes`; a token that has none (EOS) is shown as ∎.
     """
     result: list[tuple[str, int]] = []
     held, largest = b"", 0

@@ -82,7 +82,7 @@ class Family:
     modules: dict[str, str]
     """our module: theirs; [qkv] stands for three tensors that we store as one"""
     qkv_groups: int | None = 1
-    """a fused q, k, v has so many groups of rows, each with a share of all three; None: one per
+    """number of groups of rows in a fused q, k, v, each with a share of all three; None: one per
     head. Ours has one group: q of all heads, then k, then v."""
     qkv_order: str = "qkv"
     """within a group"""

@@ -3,7 +3,7 @@
     --model SmolLM2-135M-Instruct.Q4_1.gguf
 
 The `gguf` library opens the file and turns quantised weights into float32. Names and shapes become
-those of the Hugging Face layout, so all checks of a checkpoint hold here too. Models are saved in
+the Hugging Face layout's, so all checks of a checkpoint hold here too. Models are saved in
 that layout only.
 """
 
@@ -145,7 +145,7 @@ def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
                 "high_freq_factor": many,
                 "original_max_position_embeddings": length,
             }
-    raise InputError(f"{path}: {DIVISORS} isn't that of a Llama 3: name a checkpoint in the Hugging Face layout.")
+    raise InputError(f"{path}: {DIVISORS} isn't Llama 3's: pass a checkpoint in the Hugging Face layout.")
 
 
 def gguf_tensors(path: Path) -> dict[str, Tensor]:

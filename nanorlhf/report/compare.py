@@ -77,7 +77,7 @@ class Policy:
     """What one algorithm became at one seed."""
 
     seed: str
-    numbers: Numbers  # those of EVALUATED and COSTS that are known
+    numbers: Numbers  # what is known of EVALUATED and COSTS
     is_best_of: bool  # several responses are sampled for each answer
     run: ComparedRun | None  # None for the start and best-of-n, which no training made
 
@@ -246,7 +246,7 @@ def difference_table(policies: Policies, against: str) -> Lines:
 def equal_cost_table(policies: Policies) -> Lines:
     """Gold score of the rollouts where all algorithms of a seed have cost the same: as much as its cheapest in all.
 
-    Of the LAST updates that fit, so that nothing is trained anew. Only scripts that sample log both costs.
+    Of the LAST updates that fit, so that nothing is trained again. Only scripts that sample log both costs.
     """
     trained = {name: [p for p in column if p.updates] for name, column in policies.items()}
     trained = {name: column for name, column in trained.items() if column}
@@ -377,7 +377,7 @@ def token_figure(policies: Policies) -> Figure | None:
 def main(args: Args) -> list[str]:
     """Write compare.html and the pictures; returns the pictures' names."""
     if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--out {args.out} is a file, not a directory.")
     policies = read_policies(args.runs)
     pictures = {
         "over_optimisation.png": over_optimisation_figure(policies),

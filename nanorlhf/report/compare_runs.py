@@ -277,7 +277,7 @@ def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
 def main(args: Args) -> list[str]:
     """Write compare.html; returns the figures that could not be drawn, each with its reason."""
     if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--out {args.out} is a file, not a directory.")
     runs = read_runs(args)
     by_name = groups(runs)
     ppo = {name: [run for run in group if run.is_ppo] for name, group in by_name.items()}
@@ -286,7 +286,7 @@ def main(args: Args) -> list[str]:
     sections: dict[str, tuple[Sequence[Figure | None], str]] = {  # heading: figures, why there are none
         "Training (Figure 10)": (
             [curve_figure(ppo, key, title, unit) for key, (title, unit) in CURVES.items()],
-            "no run is of train_ppo.py",
+            "no run comes from a rollout script such as train_ppo.py",
         ),
         "Over-optimisation": (
             [over_optimisation_figure(ppo)],

@@ -84,7 +84,7 @@ Numbers = dict[str, float | None]
 class Setting:
     dial: str
     value: str  # as its directory is called
-    numbers: Numbers  # those of COLUMNS and BY_VALUE that are known
+    numbers: Numbers  # what is known of COLUMNS and BY_VALUE
     bins: list[dict]  # of `calibration`, empty where there is no reward model
     updates: Rows  # of metrics.jsonl
 
@@ -131,7 +131,7 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
     measured = part(result, where, "sets", "validation")
     models = part(measured, where, "calibration")
     if len(models) != 1:
-        raise InputError(f"{where}: it is about {len(models)} reward models: evaluate that of a setting alone.")
+        raise InputError(f"{where}: it has {len(models)} reward models: evaluate each setting's alone.")
     [name] = models
     accuracy = list_of(measured, "accuracy", dict, where)[0]  # of all pairs
     labels, truth = (part(measured, where, "deciders", key) for key in ("labels", "truth"))
@@ -259,7 +259,7 @@ def table_of(dials: dict[str, list[Setting]]) -> Lines:
 def main(args: Args) -> list[str]:
     """Write DIAL.png of each dial, and lab.html; returns the names of the pictures."""
     if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--out {args.out} is a file, not a directory.")
     dials = read_settings(args.runs)
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
     return write_study(

@@ -9,7 +9,7 @@
     overoptimisation    both scores against sqrt(KL): PPO, and PPO in a hurry without a KL penalty
     calibration         how often a margin is right: the reward model's and DPO's
 
-`make demo` makes the runs of all but `overoptimisation`, which needs those of `make overoptimise`. Out: NAME.svg of
+`make demo` makes the runs of all but `overoptimisation`, which needs the runs of `make overoptimise`. Out: NAME.svg of
 each picture, and on the terminal the numbers of `tokens`.
 """
 
@@ -246,7 +246,7 @@ def titled(run: Path) -> str:
 def main(args: Args) -> list[str]:
     """Draw the pictures, then write them; returns the names of the files."""
     if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--out {args.out} is a file, not a directory.")
     drawn = {name: draw_picture(name, args.runs) for name in args.pictures}
     args.out.mkdir(parents=True, exist_ok=True)
     for name, (figure, text) in drawn.items():

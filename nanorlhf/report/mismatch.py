@@ -96,10 +96,10 @@ def whole_metrics(run: Path) -> Rows:
 
 
 # ------------------------------------------------------------------------------------------------------------- 2. table
-def spread(values: list[float], digits: int) -> str:
+def mean_and_deviation(values: list[float], digits: int) -> str:
     """Mean over seeds, and their standard deviation.
 
-    >>> spread([1.0, 2.0, 3.0], 2), spread([0.5], 1), spread([], 1)
+    >>> mean_and_deviation([1.0, 2.0, 3.0], 2), mean_and_deviation([0.5], 1), mean_and_deviation([], 1)
     ('2.00 ± 1.00', '0.5', '-')
     """
     if not values:
@@ -115,12 +115,12 @@ def table_of(settings: list[Setting]) -> Lines:
     lines = [["sampler", "correction", "seeds", *headings]]
     for setting in settings:
         cells = [
-            spread([statistics.mean(row[key] for row in rows) for rows in setting.updates], digits)
+            mean_and_deviation([statistics.mean(row[key] for row in rows) for rows in setting.updates], digits)
             for key, _, digits in OF_UPDATES
         ]
         for key, _, digits in of_policies:
             known = [value for policy in setting.policies if (value := policy[key]) is not None]
-            cells.append(spread(known, digits))
+            cells.append(mean_and_deviation(known, digits))
         lines.append([setting.sampler, setting.correction, str(len(setting.updates)), *cells])
     return lines
 
@@ -138,7 +138,7 @@ def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
             curves = [series(rows, key) for rows in setting.updates if any(key in row for row in rows)]
             if not curves:
                 continue
-            length = min(len(steps) for steps, _ in curves)  # a seed may be on its way
+            length = min(len(steps) for steps, _ in curves)  # a seed may still be training
             values = np.stack([smooth(values[:length], 3) for _, values in curves])  # (seeds, updates)
             steps = curves[0][0][:length]
             axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
@@ -150,7 +150,7 @@ def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
 def main(args: Args) -> list[str]:
     """Write SAMPLER.png of each sampler but the exact one, and mismatch.html; returns the names of the pictures."""
     if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file: name a directory.")
+        raise InputError(f"--out {args.out} is a file, not a directory.")
     settings = read_runs(args.runs)
     exact = next((setting for setting in settings if (setting.sampler, setting.correction) == EXACT), None)
     samplers = dict.fromkeys(setting.sampler for setting in settings if setting is not exact)

@@ -102,7 +102,7 @@ def aligned(lines: list[list[str]]) -> str:
 
 
 def write_page(path: Path, title: str, page: Page) -> None:
-    """Write a page, whole or not at all."""
+    """Write a page in one step: an interrupted write leaves no half of it."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         parts = [part.html() if isinstance(part, Section) else part for part in page]

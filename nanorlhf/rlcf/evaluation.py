@@ -47,7 +47,7 @@ Texts = dict[tuple[str, float], list[str]]  # (policy, temperature) -> n respons
 @dataclass(frozen=True, kw_only=True)
 class Args(PolicyArgs):
     curves: tuple[str, ...] = ()
-    """run directories whose training curves the report shows beside those of the policies, for an ablation several"""
+    """run directories whose training curves the report shows next to the policies' own, several for an ablation"""
     discriminator: str | None = None
     """shows D(x, y', y) beside each sample y' of a problem whose written program y is known: checkpoint directory"""
     num_samples: Count

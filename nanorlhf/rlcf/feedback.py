@@ -17,7 +17,9 @@ def compiler_for(
     if language == "java":
         return JavaCompiler(workers, error_prone_jar=error_prone_jar)
     if error_prone_jar is not None:
-        raise InputError(f"--error-prone-jar {error_prone_jar}: these programs are in {language}: leave it out.")
+        raise InputError(
+            f"--error-prone-jar {error_prone_jar}: ErrorProne checks Java, and these programs are in {language}."
+        )
     return PythonCompiler()
 
 

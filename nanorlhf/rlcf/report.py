@@ -87,7 +87,7 @@ def notes(result: dict) -> list[str]:
         "comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or a timeout. "
         "pass: also, all results are right. For each k, the temperature is the one with the best pass@k; exec and comp "
         "use the same one. Intervals are 95%, over problems.",
-        f"Errors and outcomes are those at the best temperature for k = {settings['ks'][0]}. Errors are those of the "
+        f"Errors and outcomes are at the best temperature for k = {settings['ks'][0]}. Errors come from the "
         "compiler in the program without its tests, and local variables of the response that are never read.",
     ]
     if settings["discriminator"] is not None:

@@ -177,7 +177,7 @@ def read_programs(args: Args, num_rows: int) -> list[Sample]:
     if len(samples) != num_rows:
         raise InputError(
             f"--resume: {path} holds {len(samples)} programs, not {num_rows}: pass the --data and --num-rows that the "
-            "run was started with, or start anew with --overwrite."
+            "run was started with, or start again with --overwrite."
         )
     return samples
 

@@ -85,7 +85,7 @@ def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     device = begin(args)
     if args.rankings and not args.reward_model:
-        raise InputError("--rankings: they are compared with those of a reward model: name it with --reward-model.")
+        raise InputError("--rankings needs --reward-model: people's rankings are compared with the reward model's.")
     if args.encoder and not args.self_rank:
         raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
     policies = named_policies(args.policies)

@@ -48,7 +48,7 @@ def isodata(vectors: ArrayLike, seed: int, limits: Limits = Limits()) -> tuple[n
 
         join     the two clusters with the nearest representatives, until none are nearer than 0.4
 
-    The numbers are those of `Limits`. The paper specifies assign, merge and split, and 0.05. That near clusters are
+    `Limits` has the numbers. The paper specifies assign, merge and split, and 0.05. That near clusters are
     joined is Ball and Hall's, though by their centroids, which in a wide cluster are far from every answer. The paper's
     representative is the centroid; ours is the member nearest to it, because a mean of embeddings is not an answer.
     Equal vectors count as one point and always share a cluster. Clusters are numbered by their first members. Raises

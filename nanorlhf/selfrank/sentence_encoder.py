@@ -43,7 +43,7 @@ def load_sentence_encoder(where: str | Path, device: str | torch.device = "cpu")
             str(directory), device=str(device), model_kwargs=dtype, **settings
         )
         if inner := encoder.transformers_model:
-            # missing tensors stay at random values without a word: read the weights again, for the account of them
+            # missing tensors silently keep random values: read the weights again, which lists what is missing
             modules: Any = read_json(directory / "modules.json") if (directory / "modules.json").exists() else None
             folder = directory / modules[0]["path"] if modules else directory
             _, loading = type(inner).from_pretrained(

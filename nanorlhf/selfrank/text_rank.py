@@ -17,7 +17,7 @@ def text_rank(
 
         W_i = (1 - d) + d * sum over j != i of S_ji / (sum over k != j of S_jk) * W_j        d = damping, W = 1 at first
 
-    The paper's outer sum runs over the neighbours of j; it must be those of i, which vote for it. Its algorithm shows
+    The paper's outer sum runs over the neighbours of j; it must run over i's, which vote for i. Its algorithm shows
     one pass; here all weights are updated at once (Jacobi) until none changes by `tolerance`. Each pass shrinks the
     error by the damping factor, so far more than DECIMALS of the digits are right.
 

@@ -136,7 +136,7 @@ def check_other_model(flag: str, path: str | None, tokenizer: Tokenizer, longest
     if path is None or is_function(path):
         return
     if load_tokenizer(path).backend.get_vocab() != tokenizer.backend.get_vocab():
-        raise InputError(f"{flag} {path}: its tokenizer is not that of {policy}.")
+        raise InputError(f"{flag} {path}: its tokenizer differs from {policy}'s.")
     n_ctx = read_config(path).n_ctx
     if longest > n_ctx:
         raise InputError(

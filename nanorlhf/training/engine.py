@@ -51,7 +51,7 @@ class Engine:
         except (LookupError, TypeError) as error:
             raise self.refusal("lists no model at /v1/models", "start vLLM or SGLang there") from error
         if kind not in ("vllm", "sglang"):
-            raise self.refusal(f"is of {kind!r:.50}", "only vLLM and SGLang can be given new weights")
+            raise self.refusal(f"belongs to {kind!r:.50}", "only vLLM and SGLang accept new weights")
         return name, kind
 
     def reload(self, directory: Path) -> None:

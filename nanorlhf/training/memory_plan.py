@@ -7,7 +7,7 @@ What a GPU holds, in bytes:
     optimizer     8 per trained parameter: AdamW's two moments
     copies        2 per parameter that autocast casts to bfloat16
     cache         keys and values, while sampling
-    activations   those of one block; while updating, also all that the backward pass needs
+    activations   of one block; while updating, also all that the backward pass needs
 
 The last is measured: the models' own code runs on fake tensors, which have a shape but no memory, and autograd says
 what it saves. With --checkpoint-activations it is the inputs of all blocks, in float32.

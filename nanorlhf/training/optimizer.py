@@ -30,7 +30,7 @@ class FiniteSteps:
     def step(self, parameters: Iterable[nn.Parameter], loss: float, max_norm: float | None = None) -> bool:
         """Clip the gradient to max_norm, unless that is None, and take a step; returns whether it was taken.
 
-        Loss and gradients are those of the global batch, so all ranks decide alike.
+        Loss and gradients belong to the global batch, so all ranks decide alike.
         """
         parameters = [parameter for parameter in parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])

@@ -92,15 +92,15 @@ def check_output(out: Path, overwrite: bool, resume: bool) -> None:
         raise InputError(f"--out {out} is a file: name a directory.")
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {parent} is no directory that can be written to: name another.")
+        raise InputError(f"--out {out}: {parent} is not a writable directory.")
     if overwrite and resume:
-        raise InputError("--resume and --overwrite: pass only one: a run continues or starts anew.")
+        raise InputError("--resume and --overwrite: pass only one of them.")
     sampling = (out / SAMPLING).exists()  # then what else is here belongs to the run that --overwrite replaces
     if (out / "summary.json").exists() and not overwrite and not (resume and sampling):
-        raise InputError(f"--out {out} holds a finished run: name another directory, or pass --overwrite.")
+        raise InputError(f"--out {out} holds a finished run: choose another directory, or pass --overwrite.")
     if (sampling or (out / "metrics.jsonl").exists()) and not overwrite and not resume:
         raise InputError(
-            f"--out {out} holds an interrupted run: pass --resume to continue it or --overwrite to start anew."
+            f"--out {out} holds an interrupted run: pass --resume to continue it or --overwrite to start again."
         )
     if resume and not sampling and not states(out):
         instead = "with --overwrite" if (out / "metrics.jsonl").exists() else "without --resume"
@@ -214,7 +214,7 @@ class Run:
             signals.restore()
 
     def save(self, step: int) -> None:
-        """Write the checkpoint and, after so many steps, the state to resume from; every rank calls it."""
+        """Write the checkpoint and the state after `step` steps, to resume from; every rank calls it."""
         check_weights(step - 1, *(value for value in self.state.values() if isinstance(value, nn.Module)))
         self.write()
         if self.main:
@@ -318,7 +318,7 @@ def check_weights(step: int, *models: nn.Module) -> None:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has held so far; on Linux its own, not that of the program that started it."""
+    """The most memory that this process has held so far; on Linux without its parent's."""
     status = Path("/proc/self/status")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
     return 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes

@@ -33,7 +33,7 @@ class RunArgs:
     device: str = "auto"
     """auto, cpu, cuda (under torchrun one GPU per process) or, for a single process, cuda:N"""
     processes: Workers = 1
-    """on a CPU, so many processes of one thread each share every batch: faster than threads for a small model"""
+    """on a CPU, the number of one-thread processes that share every batch: faster than threads for a small model"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, by
     what the processor or GPU has"""
@@ -76,7 +76,7 @@ class TrainingArgs(RunArgs):
     checkpoint_activations: bool = False
     """recompute each block in the backward pass: less memory, a third more time"""
     shard: Literal["none", "fsdp", "hsdp"] = "none"
-    """fsdp: shard weights, gradients and optimizer state across ranks; hsdp: across those of a node, with a copy on
+    """fsdp: shard weights, gradients and optimizer state across ranks; hsdp: across the ranks of a node, with a copy on
     each node; none: each rank has all of them (DDP)"""
     plan: bool = False
     """estimate per-GPU memory and the flags that make the run fit, from shapes alone; train nothing"""

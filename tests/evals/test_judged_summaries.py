@@ -187,7 +187,7 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
         ({"judge_url": "http://x/v1", "judge_max_calls": -1}, "--judge-max-calls -1: it must be at least 0"),
         ({"judge_url": "http://x/v1", "judge_timeout": 0.0}, "--judge-timeout 0.0: it must be above 0"),
         ({"judge_file": Path("no/verdicts.jsonl")}, "no/verdicts.jsonl does not exist"),
-        ({"judge_dry_run": True}, "--judge-dry-run: there is nobody to ask"),
+        ({"judge_dry_run": True}, "--judge-dry-run needs an endpoint"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_slow(args, tmp_path, monkeypatch, changes, sentence) -> None:

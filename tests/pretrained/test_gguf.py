@@ -146,7 +146,7 @@ def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
             tmp_path / f"{wrong.sum()}.gguf", "llama", tensors | {"rope_freqs.weight": wrong},
             config_object(model.config),
         )  # fmt: skip
-        with pytest.raises(InputError, match="rope_freqs.weight isn't that of a Llama 3"):
+        with pytest.raises(InputError, match="rope_freqs.weight isn't Llama 3's"):
             load_gpt(path)
 
 

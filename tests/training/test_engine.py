@@ -198,7 +198,7 @@ def edit(**change):
         (lambda path, answer: {} if path == "/v1/models" else answer, "lists no model at /v1/models: start vLLM or"),
         (
             lambda path, answer: {"data": [{"id": "x", "owned_by": "openai"}]} if path == "/v1/models" else answer,
-            "is of 'openai': only vLLM and SGLang can be given new weights",
+            "belongs to 'openai': only vLLM and SGLang accept new weights",
         ),
         (
             lambda path, answer: answer | {"success": False} if "success" in answer else answer,

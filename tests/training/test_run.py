@@ -48,7 +48,7 @@ def test_an_output_that_is_a_file_or_lies_in_one_is_refused(tmp_path):
     file.write_text("mine")
     with pytest.raises(InputError, match="--out .*file is a file"):
         check_output(file, overwrite=True, resume=False)
-    with pytest.raises(InputError, match="--out .*file/run: .*file is no directory that can be written to"):
+    with pytest.raises(InputError, match="--out .*file/run: .*file is not a writable directory"):
         check_output(file / "run", overwrite=False, resume=False)
     assert file.read_text() == "mine"
 
