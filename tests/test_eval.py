@@ -99,7 +99,7 @@ def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None
     found = []
     for offload, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
         for module in (common, reward_models):
-            monkeypatch.setattr(module, "home", lambda args, device, dtype=dtype: (device, dtype))
+            monkeypatch.setattr(module, "device_and_dtype", lambda args, device, dtype=dtype: (device, dtype))
         result = evaluation.main(replace(args, out=args.out.parent / f"{dtype}.{offload}", offload=offload))
         found.append({name: value for name, value in result.items() if name != "args"})
     assert found[0] == found[1] == found[2]

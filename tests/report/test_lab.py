@@ -175,7 +175,7 @@ def drop(*keys: str):
         (drop("sets"), "eval.json: sets.validation is missing: evaluate this setting again"),
         (drop("sets", "validation", "deciders"), "eval.json: deciders.labels is missing"),
         (drop("sets", "validation", "deciders", "models", "rm"), "deciders.models.rm is missing"),
-        (lambda result: result["sets"]["validation"]["calibration"].update(dpo={}), "it is about 2 reward models"),
+        (lambda result: result["sets"]["validation"]["calibration"].update(dpo={}), "it has 2 reward models"),
         (lambda result: result["agreement"].update(fleiss_kappa="high"), "'fleiss_kappa' must be float"),
     ],
 )
