@@ -28,13 +28,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.prepare import LengthTable, check_out, jsonl_files, print_left_out
+from data.prepare import LengthTable, jsonl_files, print_left_out
 from data.sampling import SPLITS, check_positions, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.batch import Batch
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT

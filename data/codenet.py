@@ -42,11 +42,11 @@ from tqdm import tqdm
 from tree_sitter import Node, Parser
 
 from data.markup import to_text
-from data.prepare import LengthTable, check_out, check_vocab_size, in_validation, jsonl_files
+from data.prepare import LengthTable, check_vocab_size, in_validation, jsonl_files
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import MAX_PROGRAM, MAX_TEXT
 from nanorlhf.errors import InputError
-from nanorlhf.files import decode, read_bytes, read_text
+from nanorlhf.files import check_out, decode, read_bytes, read_text
 from nanorlhf.rlcf.compilers import JAVA, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 

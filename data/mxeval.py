@@ -27,7 +27,6 @@ from pathlib import Path
 
 from data.prepare import (
     LengthTable,
-    check_out,
     in_validation,
     jsonl_files,
     print_left_out,
@@ -37,6 +36,7 @@ from data.prepare import (
 from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
 from nanorlhf.tokenizer import load_tokenizer
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import INFLATION, hub_directory, open_regular, read_json, read_lines
+from nanorlhf.files import INFLATION, check_out, hub_directory, open_regular, read_json, read_lines
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
@@ -125,11 +125,6 @@ def check_vocab_size(vocab_size: int | None, tokenizer_flag: str | None = None) 
         raise InputError(f"--vocab-size {vocab_size}: it must be at least 300, as 256 entries are the bytes.")
     if tokenizer_flag:
         raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: pass only one of them.")
-
-
-def check_out(directory: Path) -> None:
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"--out {directory} is a file, not a directory.")
 
 
 def has_rows(out: Path) -> bool:

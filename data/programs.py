@@ -26,9 +26,10 @@ from typing import Literal
 from tqdm import tqdm
 
 from data.codenet import java_methods, python_methods, row_of
-from data.prepare import check_out, jsonl_files
+from data.prepare import jsonl_files
 from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 
 # ---------------------------------------------------------------- 1. problems
 ITEMS = {  # name of the list: name of an item

@@ -34,12 +34,13 @@ from typing import Annotated, Any
 import numpy as np
 from tqdm import tqdm
 
-from data.prepare import LengthTable, check_out, jsonl_files, list_reasons, print_left_out
+from data.prepare import LengthTable, jsonl_files, list_reasons, print_left_out
 from data.sampling import SPLITS, check_positions, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-from data.prepare import check_out
 from nanorlhf.cli import Range, Seed, check_ranges, run_module
+from nanorlhf.files import check_out
 
 # ---------------------------------------------------------------- 1. the words of the site
 # task: the kind of object, the function in Python, the function in Java. Function names are the facts that a model has

@@ -39,11 +39,11 @@ import numpy as np
 from tqdm import tqdm
 
 from data.markup import to_text
-from data.prepare import LengthTable, check_out, check_vocab_size, jsonl_files
+from data.prepare import LengthTable, check_vocab_size, jsonl_files
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import decode, open_regular, read_lines
+from nanorlhf.files import check_out, decode, open_regular, read_lines
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # only --generated-by imports torch

@@ -28,10 +28,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from data.labellers import WORKERS, Dials, Labellers
-from data.prepare import check_out, check_vocab_size
+from data.prepare import check_vocab_size
 from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 # ---------------------------------------------------------------- 1. the words of the world

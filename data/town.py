@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from data.prepare import check_out
 from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 
 # ------------------------------------------------------------------------------------------------------------ 1. facts
 KINDS = ("where", "opens", "tram")

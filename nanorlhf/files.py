@@ -38,6 +38,11 @@ KINDS = {
 
 
 # -------------------------------------------------------------------------------------- 1. any file
+def check_out(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"--out {directory} is a file, not a directory.")
+
+
 def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file as bytes. Raises InputError for others: reading a pipe may never end."""
     shown = f"{path!s:.300}"

@@ -18,6 +18,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, read_config
 from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_names, check_ranges
 from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
 from nanorlhf.metrics import compare
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
@@ -80,8 +81,8 @@ def begin(args: EvalArgs, writes: bool = True) -> torch.device:
     check_ranges(args)
     if writes and (args.out / "eval.json").exists() and not args.overwrite:
         raise InputError(f"--out {args.out} holds an evaluation: choose another directory, or pass --overwrite.")
-    if writes and args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file, not a directory.")
+    if writes:
+        check_out(args.out)
     return launch.setup(args.device)
 
 

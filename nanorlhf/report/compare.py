@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics import t_interval
 from nanorlhf.report import compare_runs
 from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_runs
@@ -376,8 +376,7 @@ def token_figure(policies: Policies) -> Figure | None:
 # -------------------------------------------------------------------------------------------------------------- 4. page
 def main(args: Args) -> list[str]:
     """Write compare.html and the pictures; returns the pictures' names."""
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file, not a directory.")
+    check_out(args.out)
     policies = read_policies(args.runs)
     pictures = {
         "over_optimisation.png": over_optimisation_figure(policies),
@@ -386,7 +385,7 @@ def main(args: Args) -> list[str]:
     drawn = {name: figure for name, figure in pictures.items() if figure}
     return write_study(
         args.out / "compare.html",
-        str(args.runs),
+        args.runs,
         [
             markup.title("Algorithms compared"),
             Section(

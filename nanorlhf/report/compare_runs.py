@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from nanorlhf.cli import check_names, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular, read_object
+from nanorlhf.files import check_out, open_regular, read_object
 from nanorlhf.report.page import LINES, Lines, Section, markup, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
@@ -276,8 +276,7 @@ def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
 
 def main(args: Args) -> list[str]:
     """Write compare.html; returns the figures that could not be drawn, each with its reason."""
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file, not a directory.")
+    check_out(args.out)
     runs = read_runs(args)
     by_name = groups(runs)
     ppo = {name: [run for run in group if run.is_ppo] for name, group in by_name.items()}

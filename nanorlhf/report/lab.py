@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field, list_of
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics.reward_accuracy import FEW
-from nanorlhf.report.page import GREY, LINES, Lines, Section, label_axes, markup, series, smooth, write_study
+from nanorlhf.report.page import GREY, LINES, Lines, label_axes, series, smooth, write_gallery
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 COLUMNS = (  # number, heading of the table, digits
@@ -258,20 +258,10 @@ def table_of(dials: dict[str, list[Setting]]) -> Lines:
 
 def main(args: Args) -> list[str]:
     """Write DIAL.png of each dial, and lab.html; returns the names of the pictures."""
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file, not a directory.")
+    check_out(args.out)
     dials = read_settings(args.runs)
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
-    return write_study(
-        args.out / "lab.html",
-        str(args.runs),
-        [
-            markup.title("The preference laboratory"),
-            Section(tables=[table_of(dials)]),
-            *(Section(dial, figures=[figure], anchor=dial) for dial, figure in drawn.items()),
-        ],
-        {f"{dial}.png": figure for dial, figure in drawn.items()},
-    )
+    return write_gallery(args.out / "lab.html", args.runs, "The preference laboratory", table_of(dials), drawn)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import Demonstration, field, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import check_out, read_object
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.token_rewards import token_rewards
 from nanorlhf.model import GPT
@@ -245,8 +245,7 @@ def titled(run: Path) -> str:
 
 def main(args: Args) -> list[str]:
     """Draw the pictures, then write them; returns the names of the files."""
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file, not a directory.")
+    check_out(args.out)
     drawn = {name: draw_picture(name, args.runs) for name in args.pictures}
     args.out.mkdir(parents=True, exist_ok=True)
     for name, (figure, text) in drawn.items():

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import check_out, read_object
 from nanorlhf.report.lab import number, part
-from nanorlhf.report.page import GREY, LINES, Lines, Section, label_axes, markup, series, smooth, write_study
+from nanorlhf.report.page import GREY, LINES, Lines, label_axes, series, smooth, write_gallery
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 EXACT = ("exact", "none")
@@ -149,8 +149,7 @@ def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
 
 def main(args: Args) -> list[str]:
     """Write SAMPLER.png of each sampler but the exact one, and mismatch.html; returns the names of the pictures."""
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out {args.out} is a file, not a directory.")
+    check_out(args.out)
     settings = read_runs(args.runs)
     exact = next((setting for setting in settings if (setting.sampler, setting.correction) == EXACT), None)
     samplers = dict.fromkeys(setting.sampler for setting in settings if setting is not exact)
@@ -158,16 +157,8 @@ def main(args: Args) -> list[str]:
         sampler: sampler_figure([setting for setting in settings if setting.sampler == sampler], exact)
         for sampler in samplers
     }
-    return write_study(
-        args.out / "mismatch.html",
-        str(args.runs),
-        [
-            markup.title("The sampler is not the policy"),
-            Section(tables=[table_of(settings)]),
-            *(Section(sampler, figures=[figure], anchor=sampler) for sampler, figure in drawn.items()),
-        ],
-        {f"{sampler}.png": figure for sampler, figure in drawn.items()},
-    )
+    title = "The sampler is not the policy"
+    return write_gallery(args.out / "mismatch.html", args.runs, title, table_of(settings), drawn)
 
 
 if __name__ == "__main__":

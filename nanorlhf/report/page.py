@@ -46,7 +46,7 @@ class Section:
     """
 
     title: str = ""
-    about: str | Markup = ""
+    about: str | Markup = ""  # Markup is shown on the page alone
     tables: Sequence[Lines] = ()
     notes: Sequence[str] = ()  # below the tables, a paragraph each
     figures: Sequence[Figure] = ()
@@ -62,7 +62,7 @@ class Section:
     def html(self) -> Markup:
         if not (self.about or self.filled or self.figures or self.samples):
             return Markup()
-        about = self.about if isinstance(self.about, Markup) or not self.about else markup.quiet(self.about)
+        about = self.about if isinstance(self.about, Markup) else self.about and markup.quiet(self.about)
         tables = [markup.table(lines) for lines in self.filled]
         parts = [
             markup.heading(self.title, self.anchor) if self.title else "",
@@ -75,19 +75,19 @@ class Section:
         return Markup("\n").join(part for part in parts if part)
 
     def text(self) -> str:
-        """Its tables for the terminal, with what stands around them; empty without tables."""
-        if not self.filled:
-            return ""
+        """Its tables for the terminal, with what stands around them; empty without tables and text."""
         about = "" if isinstance(self.about, Markup) else self.about
+        if not (about or self.filled):
+            return ""
         tables = "\n\n".join(map(aligned, self.filled))
-        return "\n".join(filter(None, [self.title, tables, about, *self.notes]))
+        return "\n".join(filter(None, [self.title, tables, about, *(self.notes if self.filled else ())]))
 
 
 Page = Sequence[Section | Markup]
 
 
 def text(page: Page) -> str:
-    """The tables of all sections for the terminal."""
+    """The tables of all sections for the terminal, and what is said about them."""
     return "\n\n".join(filter(None, (part.text() for part in page if isinstance(part, Section))))
 
 
@@ -113,16 +113,25 @@ def write_page(path: Path, title: str, page: Page) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_study(path: Path, about: str, page: Page, pictures: dict[str, Figure]) -> list[str]:
-    """Write a page and, beside it, its pictures as PNG; print its tables; returns the names of the pictures."""
+def write_study(path: Path, runs: Path, page: Page, pictures: dict[str, Figure]) -> list[str]:
+    """Write the page of a study of `runs`, and its pictures as PNG next to it; print its tables.
+
+    pictures: file name -> figure. Returns the file names.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, figure in pictures.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=100)
-        (path.parent / name).write_bytes(buffer.getvalue())
-    write_page(path, about, page)
+        with (path.parent / name).open("wb") as file:
+            figure.savefig(file, format="png", dpi=100)
+    write_page(path, str(runs), page)
     print(f"{text(page)}\n\nwritten: {', '.join([str(path), *pictures])}")
     return list(pictures)
+
+
+def write_gallery(path: Path, runs: Path, title: str, table: Lines, drawn: dict[str, Figure]) -> list[str]:
+    """`write_study` of one table and one figure for each name; returns the file names, NAME.png."""
+    sections = [Section(name, figures=[figure], anchor=name) for name, figure in drawn.items()]
+    page = [markup.title(title), Section(tables=[table]), *sections]
+    return write_study(path, runs, page, {f"{name}.png": figure for name, figure in drawn.items()})
 
 
 # ------------------------------------------------------------------------------------------------------- 2. figures

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import BLUE, GREY, ORANGE, Section, draw, panel, series
+from nanorlhf.report.page import BLUE, GREY, ORANGE, Section, draw, markup, panel, series
 from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
 
@@ -22,7 +22,7 @@ def curves(run: str) -> tuple[int, str, Section]:
     name = Path(run).name
     if not rows:
         none = f"{run} holds no metrics.jsonl, so there are no curves."
-        return 4, name, Section(name, none)
+        return 4, name, Section(name, markup.paragraph(none))
     last = rows[-1]
     if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
         title = str(read_settings(run).get("algorithm", "PPO")).upper()

@@ -168,7 +168,7 @@ def page(
         markup.title("What each stage gained"),
         markup.navigation(),
         overview(result),
-        Section(about=notes),
+        markup.quiet(notes),
         settings_section(settings, runs),
         *run_sections(runs),
         *sections,

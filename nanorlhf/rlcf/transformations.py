@@ -100,9 +100,8 @@ def python_variables(program: str) -> dict[str, list[tuple[int, int]]]:
             assert node.end_lineno is not None and node.end_col_offset is not None  # set by ast.parse
             start, end = line_starts[node.lineno - 1] + node.col_offset, line_starts[node.end_lineno - 1]
             places.setdefault(node.id, []).append((start, end + node.end_col_offset))
-        elif isinstance(
-            node, ast.JoinedStr
-        ):  # before Python 3.12, offsets inside an f-string don't count from the file's start
+        elif isinstance(node, ast.JoinedStr):
+            # before Python 3.12, offsets inside an f-string don't count from the file's start
             others.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         elif not isinstance(node, ast.Attribute | ast.Constant):
             # names stored as strings: of arguments, functions, exceptions, patterns, `global`

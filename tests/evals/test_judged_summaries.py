@@ -69,6 +69,7 @@ def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(j
     rows = rows_of(asked.out)
     assert len(rows) == 16 and len(server.seen) == 16
     assert sum(row["preferred"] == "unparsed" for row in rows) > 0
+    lines = overview(result).text().splitlines()
     for name in ("sft", "other"):
         wins = []
         for sample, row in zip(samples, [row for row in rows if row["policy"] == name], strict=True):
@@ -85,10 +86,8 @@ def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(j
         assert numbers["judge_win_rate"] == fmean(wins) and numbers["judge_pairs"] == len(wins)
         assert numbers["judge_win_rate_ci"] == wilson_interval(fmean(wins), len(wins))
         assert numbers["judge_unparsed"] == 8 - len(wins) and numbers["judge_unanswered"] == 0
-        assert f"{fmean(wins):.3f} [" in next(
-            line for line in overview(result).text().splitlines() if line.startswith(name)
-        )
-    line = overview(result).text().splitlines()[-1]
+        assert f"{fmean(wins):.3f} [" in next(line for line in lines if line.startswith(name))
+    line = lines[-1]
     assert line.startswith(f"judge judge-1 at {asked.judge_url}: a verdict on {result['judge']['judge_pairs']} pairs")
     assert f"{result['judge']['judge_unparsed']} unparsed, 0 unanswered; 16 calls" in line
     page = (asked.out / "report.html").read_text()

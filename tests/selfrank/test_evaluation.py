@@ -391,6 +391,14 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
     assert "left out" not in page and "left out" not in text(reply_report.page(result, None, [], []))
 
 
+def test_a_run_whose_metrics_are_damaged_is_refused_and_nothing_is_written(world, scripted, tmp_path):
+    shutil.copytree(world.root / "str", tmp_path / "str")
+    (tmp_path / "str/metrics.jsonl").write_text("3\n")
+    with pytest.raises(InputError, match="metrics.jsonl:1: not a JSON object"):
+        evaluate(world, tmp_path / "new/out", policies=("str", str(tmp_path / "str")))
+    assert not (tmp_path / "new").exists()
+
+
 def test_without_a_reward_model_gold_and_rankings_their_parts_are_gone_and_a_note_says_so(world, scripted, tmp_path):
     result, _ = evaluate(
         world, tmp_path, reward_model=None, policies=("str", str(world.root / "str")), data=world.root / "dialogues"
