@@ -50,25 +50,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.prepare import (
     MAX_TURNS,
-    LengthTable,
+    SourceArgs,
+    SplitArgs,
+    converted_files,
     first_fit,
-    jsonl_files,
-    list_reasons,
-    note_missing_splits,
-    print_left_out,
-    print_written,
     read_records,
     source_files,
     split_in_path,
     split_of,
 )
-from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, response_ids
+from nanorlhf.cli import PositiveInt, check_ranges, run_module
+from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import MAX_LINE, read_text
 from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 
-KINDS = {1: ("sft", ("response",)), 2: ("comparisons", ("chosen", "rejected"))}  # by number of replies
+COLUMNS = {1: ("response",), 2: ("chosen", "rejected")}  # by number of replies
 ROLES = ("system", "user", "assistant")
 PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
 # Limits per conversation: a template is a stranger's program. Published ones need a millisecond and a megabyte.
@@ -78,19 +75,13 @@ MAX_RENDERED = 4 * MAX_LINE  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    source: str
-    """file, directory or Hub dataset id"""
+class Args(SourceArgs, SplitArgs):
     out: Path = Path("runs/chat/data")
     """directory for the JSON Lines and the tokenizer; existing files are replaced"""
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     """directory, GGUF file or Hub id, with a chat template; the limits below count its tokens"""
     template: Path | None = None
     """file with a chat template in Jinja, which replaces the tokenizer's own"""
-    files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'data/*_prefs-*'"""
-    revision: str | None = None
-    """branch or commit of a Hub dataset"""
     turns: Literal["last", "all"] = "last"
     """which replies of a demonstration become rows"""
     sft_from_pairs: bool = True
@@ -99,12 +90,6 @@ class Args:
     """tokens; longer conversations lose their oldest turns"""
     max_response_length: PositiveInt = 256
     """tokens including EOS; longer replies, and pairs with one, are left out"""
-    validation_share: Fraction = 0.1
-    """share of first user messages in validation, if the source has no splits"""
-    resplit: bool = False
-    """draw the splits by --validation-share even if the source has splits"""
-    seed: Seed = 1
-    """seed of those splits"""
 
 
 class LeftOut(Exception):
@@ -313,18 +298,17 @@ def frame_of(messages: list[dict], template: Template, special: re.Pattern) -> F
 
 def fitting_frame(
     messages: list[dict], template: Template, special: re.Pattern, tokenizer: Tokenizer, limit: int
-) -> tuple[Frame, int]:
-    """The frame of the longest history that fits in `limit` tokens, and the tokens of its query."""
+) -> Frame:
+    """The frame of the longest history whose query fits in `limit` tokens."""
     system = [message for message in messages[:1] if message["role"] == "system"]
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         raise LeftOut("no user message before the reply")
-    found: dict[int, tuple[Frame, int]] = {}
+    found: dict[int, Frame] = {}
 
     def fits(start: int) -> bool:
-        frame = frame_of(system + messages[start:], template, special)
-        found[start] = frame, len(tokenizer.encode(frame.query, parse_special=True))
-        return found[start][1] <= limit
+        found[start] = frame_of(system + messages[start:], template, special)
+        return len(tokenizer.encode(found[start].query, parse_special=True)) <= limit
 
     start = first_fit([len(system), *(i for i in users if i > len(system))], fits)
     if start is None:
@@ -370,16 +354,6 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
     return [(messages[:i], [messages[i]]) for i in (ends if turns == "all" else ends[-1:])]
 
 
-def token_counts(responses: list[str], tokenizer: Tokenizer, limit: int) -> list[int]:
-    """The tokens of each response, with EOS. Raises LeftOut for two equal ones and for one that is too long."""
-    ids = [response_ids("", response, tokenizer, chat=True) for response in responses]
-    if len(ids) == 2 and (ids[0] == ids[1] or responses[0].strip() == responses[1].strip()):
-        raise LeftOut("two identical replies")
-    if max(map(len, ids)) > limit:
-        raise LeftOut(f"a reply longer than --max-response-length {limit}")
-    return [len(row) for row in ids]
-
-
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
@@ -388,13 +362,11 @@ def main(args: Args) -> None:
     template = Template(tokenizer, args.tokenizer)
     special = re.compile("|".join(sorted(map(re.escape, tokenizer.special_tokens), key=len, reverse=True)))
     end = None  # the end-of-turn token
-    lengths = LengthTable()
-    written: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     num_cut = 0
 
-    with jsonl_files(args.out) as write:
-        for path, relative_path in source_files(args.source, args.files, args.revision):
+    with converted_files(args.out, args.source, tokenizer, left_out) as write:
+        for path, relative_path in source_files(args):
             published = split_in_path(relative_path)
             for where, record in read_records(path):
                 try:
@@ -406,44 +378,29 @@ def main(args: Args) -> None:
                     try:
                         if any(special.search(message["content"]) for message in messages + replies):
                             raise LeftOut("a message with the name of a special token")
-                        frame, query_length = fitting_frame(
-                            messages, template, special, tokenizer, args.max_query_length
-                        )
+                        frame = fitting_frame(messages, template, special, tokenizer, args.max_query_length)
                         responses = [response_in(frame, reply, template) for reply in replies]
                         if end is None:
                             end, tokenizer = frame.end, with_end(tokenizer, frame, template)
                             template = Template(tokenizer, args.tokenizer)
                         if frame.end != end:
                             raise LeftOut(f"another end-of-turn token than {end}")
-                        response_lengths = token_counts(responses, tokenizer, args.max_response_length)
+                        if len(responses) == 2 and responses[0].strip() == responses[1].strip():
+                            raise LeftOut("two identical responses")
                     except LeftOut as reason:
                         left_out[str(reason)] += 1
                         continue
 
-                    num_cut += frame.messages != messages
                     opening = next(message["content"] for message in messages if message["role"] == "user")
-                    split = split_of(published, opening, args.resplit, args.validation_share, args.seed)
-                    split = "train" if split == "train" else "validation"
-                    row = {"query": frame.query, "chat": True}
+                    split = "train" if split_of(published, opening, args) == "train" else "validation"
+                    texts = dict(zip(COLUMNS[len(replies)], responses, strict=True))
                     meta = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
-                    kind, columns = KINDS[len(replies)]
-                    texts = {kind: dict(zip(columns, responses, strict=True))}
-                    if kind == "comparisons" and args.sft_from_pairs:
-                        texts["sft"] = {"response": responses[0]}
-                    for name, responses_of_row in texts.items():
-                        write(f"{name}.{split}", row | responses_of_row | {"meta": meta})
-                        written[f"{name}.{split}"] += 1
-                    lengths.add(f"{kind}.{split}", query_length, **dict(zip(columns, response_lengths, strict=True)))
-        if not written:
-            reasons = list_reasons(left_out) or "it holds none"
-            raise InputError(f"--source {args.source}: no conversation could be used ({reasons}): nothing was written.")
+                    row = {"query": frame.query, "chat": True} | texts | {"meta": meta}
+                    sft_too = len(replies) == 2 and args.sft_from_pairs
+                    if write(split, row, "--max-response-length", args.max_response_length, sft_too):
+                        num_cut += frame.messages != messages
     tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
-
-    print(lengths)
-    print(f"\n{num_cut} queries lost old turns; a reply ends in {end}")
-    print_left_out(left_out)
-    print_written(args.out, written)
-    note_missing_splits(written)
+    print(f"{num_cut} queries lost old turns; a reply ends in {end}")
 
 
 if __name__ == "__main__":

@@ -36,14 +36,15 @@ from tqdm import tqdm
 
 from data.prepare import (
     MAX_TURNS,
+    SplitArgs,
     check_vocab_size,
+    converted_files,
     first_fit,
     split_in_path,
     split_of,
     train_bpe,
-    write_demonstrations,
 )
-from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import MAX_TEXT
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_lines
@@ -59,7 +60,7 @@ LINES, CONVERSATIONS = "movie_lines.txt", "movie_conversations.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
+class Args(SplitArgs):
     source: Path
     """directory of DailyDialog or of the Cornell corpus, or one file of dialogues"""
     out: Path = Path("runs/str/data")
@@ -74,12 +75,6 @@ class Args:
     """tokens; longer histories lose their oldest turns"""
     max_response_length: PositiveInt = 100
     """tokens including EOS; longer replies are left out"""
-    validation_share: Fraction = 0.1
-    """share of conversations in validation, if the source has no splits"""
-    resplit: bool = False
-    """draw train and validation by --validation-share even if the source has splits"""
-    seed: Seed = 1
-    """seed of those splits"""
 
 
 @dataclass(frozen=True)
@@ -225,14 +220,17 @@ def main(args: Args) -> None:
     splits: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in read_conversations(args.source, left_out):
         text = "\n".join(conversation.turns)
-        split = split_of(conversation.published, text, args.resplit, args.validation_share, args.seed)
+        split = split_of(conversation.published, text, args)
         splits[split].append(conversation)
     if tokenizer is None:
         turns = (conversation.turns for conversation in splits["train"])
         texts = [BEFORE + "\n".join(t) + AFTER + " " + t[-1] for t in turns]
         tokenizer = train_bpe(texts, args.vocab_size, args.source)
     rows = make_rows(splits, tokenizer, args.history, args.max_query_length, left_out)
-    write_demonstrations(rows, tokenizer, args.max_response_length, args.out, args.source, left_out)
+    with converted_files(args.out, args.source, tokenizer, left_out) as write:
+        for split, row in rows:
+            write(split, row, "--max-response-length", args.max_response_length)
+    tokenizer.save(args.out)  # for models with random weights
 
 
 if __name__ == "__main__":

@@ -26,19 +26,9 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 
-from data.prepare import (
-    LengthTable,
-    first_fit,
-    in_validation,
-    jsonl_files,
-    list_reasons,
-    print_left_out,
-    print_written,
-    read_records,
-    source_files,
-)
+from data.prepare import SourceArgs, converted_files, first_fit, in_validation, read_records, source_files
 from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, response_ids
+from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
@@ -46,17 +36,11 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    source: str
-    """file, directory or Hub dataset id"""
+class Args(SourceArgs):
     out: Path = Path("runs/hh/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     tokenizer: str = "EleutherAI/pythia-1b-deduped"
     """directory, file or Hub id; the limits below count its tokens"""
-    files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'helpful-base/*'"""
-    revision: str | None = None
-    """branch or commit of a Hub dataset"""
     max_query_length: PositiveInt = 512
     """tokens; longer dialogues lose their oldest turns"""
     max_response_length: PositiveInt = 256
@@ -90,19 +74,18 @@ def truncate(query: str, tokenizer: Tokenizer, limit: int) -> str | None:
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
-    lengths = LengthTable()
-    written: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
-    num_cut = 0
-
-    with jsonl_files(args.out) as write:
-        for path, _ in source_files(args.source, args.files, args.revision):
+    num_pairs = num_cut = 0
+    limit = "--max-response-length", args.max_response_length
+    files = converted_files(args.out, args.source, tokenizer, left_out, "--validation-share drew no row for it")
+    with files as write:
+        for path, _ in source_files(args):
             for where, record in read_records(path):
-                transcripts = [field(record, name, str, where) for name in ("chosen", "rejected")]
-                for name, transcript in zip(("chosen", "rejected"), transcripts, strict=True):
+                transcripts = {name: field(record, name, str, where) for name in ("chosen", "rejected")}
+                for name, transcript in transcripts.items():
                     if not transcript.startswith(HUMAN):
                         raise InputError(f"{where}: {name!r} is not a transcript: it must begin with {HUMAN!r}.")
-                pair = split_pair(*transcripts)
+                pair = split_pair(**transcripts)
                 if pair is None:
                     left_out["transcripts that differ before the last turn"] += 1
                     continue
@@ -114,15 +97,6 @@ def main(args: Args) -> None:
                 if query is None:
                     left_out[f"a last turn longer than --max-query-length {args.max_query_length}"] += 1
                     continue
-                responses = [response_ids(query, reply, tokenizer) for reply in (chosen, rejected)]
-                if responses[0] == responses[1]:
-                    left_out["two identical replies"] += 1
-                    continue
-                if max(map(len, responses)) > args.max_response_length:
-                    left_out[f"a reply longer than --max-response-length {args.max_response_length}"] += 1
-                    continue
-
-                num_cut += query != full_query
                 opening = query[: query.find(ASSISTANT)]
                 split = "validation" if in_validation(opening, args.validation_share, args.seed) else "train"
                 meta = {
@@ -131,22 +105,12 @@ def main(args: Args) -> None:
                     "split": path.name.split(".")[0],
                     "policies": None,  # not published
                 }
-                comparison = {"query": query, "chosen": chosen, "rejected": rejected, "meta": meta}
-                demonstration = {"query": query, "response": chosen, "meta": meta}
-                for kind, row in (("comparisons", comparison), ("sft", demonstration)):
-                    write(f"{kind}.{split}", row)
-                    written[f"{kind}.{split}"] += 1
-                chosen_length, rejected_length = map(len, responses)
-                lengths.add(split, len(tokenizer.encode(query)), chosen=chosen_length, rejected=rejected_length)
-        if not written:
-            reasons = list_reasons(left_out)
-            raise InputError(f"--source {args.source}: no pair could be used ({reasons}): nothing was written.")
+                row = {"query": query, "chosen": chosen, "rejected": rejected, "meta": meta}
+                if write(split, row, *limit, sft_too=True):
+                    num_pairs += 1
+                    num_cut += query != full_query
     tokenizer.save(args.out)  # for models with random weights
-
-    print(lengths)
-    print(f"\n{num_cut} of {written.total() // 2} queries lost old turns")
-    print_left_out(left_out)
-    print_written(args.out, written)
+    print(f"{num_cut} of {num_pairs} queries lost old turns")
 
 
 if __name__ == "__main__":

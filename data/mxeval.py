@@ -25,14 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import (
-    LengthTable,
-    in_validation,
-    jsonl_files,
-    print_left_out,
-    read_records,
-    source_files,
-)
+from data.prepare import LengthTable, SourceArgs, in_validation, jsonl_files, print_left_out, read_records, source_files
 from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
@@ -45,15 +38,9 @@ DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    source: str
-    """file, directory or Hub dataset id; samples in it are left out"""
+class Args(SourceArgs):
     out: Path = Path("runs/rlcf/bench")
     """directory for the JSON Lines; existing files are replaced"""
-    files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'mbxp/*'"""
-    revision: str | None = None
-    """branch or commit of a Hub dataset"""
     test_share: Fraction = 1.0
     """share of problems in code.test.jsonl; the others go to code.train.jsonl"""
     validation_share: Fraction = 0.0
@@ -160,7 +147,7 @@ def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
     """The problems of --source as rows, by their task_id; updates `left_out`."""
     rows: dict[str, dict] = {}
     locations: dict[str, str] = {}
-    for path, _ in source_files(args.source, args.files, args.revision):
+    for path, _ in source_files(args):
         for where, record in read_records(path):
             if "completion" in record:
                 left_out["a sample, not a problem: for --samples or --solutions"] += 1

@@ -14,14 +14,16 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from tqdm import tqdm
 
+from nanorlhf.cli import Fraction, Seed
 from nanorlhf.dataset import iter_jsonl, parse_object, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.files import INFLATION, check_out, hub_directory, open_regular, read_json, read_lines
@@ -32,27 +34,36 @@ MAX_TURNS = 1000  # of a conversation: DailyDialog has at most 35, Cornell 89
 
 
 # ------------------------------------------------------------------------------------------------------------ 1. input
-def source_files(source: str, files: str, revision: str | None) -> list[tuple[Path, str]]:
-    """The data files of --source, each with its path relative to the source.
+@dataclass(frozen=True, kw_only=True)
+class SourceArgs:
+    source: str
+    """file, directory or Hub dataset id"""
+    files: str = "*"
+    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'data/*_prefs-*'"""
+    revision: str | None = None
+    """branch or commit of a Hub dataset"""
 
-    source: a file, or a directory or Hub dataset whose files match the pattern --files.
-    """
-    root = Path(source)
+
+def source_files(args: SourceArgs) -> list[tuple[Path, str]]:
+    """The data files of --source, each with its path relative to the source."""
+    root = Path(args.source)
     if not root.exists():
-        root = hub_directory(source, [files], "dataset", revision)
+        root = hub_directory(args.source, [args.files], "dataset", args.revision)
     if root.is_file():
         if not root.name.endswith(SUFFIXES):
-            raise InputError(f"--source {source}: can't read this kind of file, only {', '.join(SUFFIXES)}.")
+            raise InputError(f"--source {args.source}: can't read this kind of file, only {', '.join(SUFFIXES)}.")
         return [(root, root.name)]
     found = [
         (path, inside)
         for path in sorted(root.rglob("*"))
         if path.is_file()
         and path.name.endswith(SUFFIXES)
-        and fnmatch.fnmatch(inside := path.relative_to(root).as_posix(), files)
+        and fnmatch.fnmatch(inside := path.relative_to(root).as_posix(), args.files)
     ]
     if not found:
-        raise InputError(f"--source {source}: no file matches --files {files!r} and ends in {', '.join(SUFFIXES)}.")
+        raise InputError(
+            f"--source {args.source}: no file matches --files {args.files!r} and ends in {', '.join(SUFFIXES)}."
+        )
     return found
 
 
@@ -138,6 +149,16 @@ def has_rows(out: Path) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. splits
+@dataclass(frozen=True, kw_only=True)
+class SplitArgs:
+    validation_share: Fraction = 0.1
+    """share of the data in validation, if the source has no splits"""
+    resplit: bool = False
+    """draw train and validation by --validation-share even if the source has splits"""
+    seed: Seed = 1
+    """seed of those splits"""
+
+
 # published name -> name in the data contract
 SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(("valid", "valid1", "valid2", "validation"), "validation")
 
@@ -154,11 +175,11 @@ def in_validation(key: str, share: float, seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def split_of(published: str | None, key: str, resplit: bool, validation_share: float, seed: int) -> str:
+def split_of(published: str | None, key: str, args: SplitArgs) -> str:
     """The published split of a row; without one, and with --resplit, drawn by a hash of `key`."""
-    if published is not None and not resplit:
+    if published is not None and not args.resplit:
         return SPLITS[published]
-    return "validation" if in_validation(key, validation_share, seed) else "train"
+    return "validation" if in_validation(key, args.validation_share, args.seed) else "train"
 
 
 # ------------------------------------------------------------------------------------------------------- 4. truncation
@@ -252,23 +273,10 @@ def list_reasons(left_out: Mapping[str, int]) -> str:
     return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
 
 
-def print_left_out(left_out: Mapping[str, int], title: str = "left out") -> None:
-    print(f"\n{title}")
+def print_left_out(left_out: Mapping[str, int]) -> None:
+    print("\nleft out")
     for reason, count in sorted(left_out.items()) or [("nothing", 0)]:
         print(f"{count:10,}  {reason}")
-
-
-def print_written(out: Path, counts: Mapping[str, int]) -> None:
-    """Print the files that were written, with their rows; counts: file -> rows."""
-    print(f"\nwritten: {out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in sorted(counts.items())))
-
-
-def note_missing_splits(counts: Mapping[str, int]) -> None:
-    """Print a note for each kind of file of which only the training or only the validation split was written."""
-    for kind in ("sft", "comparisons"):
-        missing = [split for split in ("train", "validation") if f"{kind}.{split}" not in counts]
-        if len(missing) == 1:
-            print(f"note: no {kind}.{missing[0]}.jsonl: the source has no such split; --resplit draws one.")
 
 
 def train_bpe(texts: Sequence[str], vocab_size: int, source: str | Path) -> Tokenizer:
@@ -278,35 +286,53 @@ def train_bpe(texts: Sequence[str], vocab_size: int, source: str | Path) -> Toke
     return train_tokenizer(texts, vocab_size)
 
 
-def write_demonstrations(
-    rows: Iterable[tuple[str, dict]],
-    tokenizer: Tokenizer,
-    max_response_length: int,
+@contextmanager
+def converted_files(
     out: Path,
     source: str | Path,
+    tokenizer: Tokenizer,
     left_out: Counter[str],
-) -> None:
-    """Write the (split, row) pairs to sft.{split}.jsonl, except for long responses; print lengths and counts."""
+    missing: str = "the source has no such split; --resplit draws one",
+) -> Iterator[Callable[..., bool]]:
+    """Yield `write(split, row, flag, limit)`, which appends to sft, scored or comparisons.{split}.jsonl, by the row.
+
+    It leaves out a row if a response has more tokens than the limit of this flag, or both are the same, and returns
+    whether it wrote. `sft_too=True`: the chosen response becomes a demonstration as well. After the block, tables about
+    the files are printed; `missing` says why a split may have no file. Raises InputError if there is no row.
+    """
     lengths = LengthTable()
     written: Counter[str] = Counter()
-    with jsonl_files(out) as write:
-        for split, row in rows:
-            response_length = len(response_ids(row["query"], row["response"], tokenizer))
-            if response_length > max_response_length:
-                left_out[f"a response longer than --max-response-length {max_response_length}"] += 1
-                continue
-            name = f"sft.{split}"
-            write(name, row)
-            written[name] += 1
-            lengths.add(name, len(tokenizer.encode(row["query"])), response=response_length)
+    with jsonl_files(out) as append:
+
+        def write(split: str, row: dict, flag: str, limit: float, sft_too: bool = False) -> bool:
+            columns = ("chosen", "rejected") if "chosen" in row else ("response",)
+            responses = [response_ids(row["query"], row[column], tokenizer, "chat" in row) for column in columns]
+            if len(responses) == 2 and responses[0] == responses[1]:
+                left_out["two identical responses"] += 1
+                return False
+            if max(map(len, responses)) > limit:
+                left_out[f"a response longer than {flag} {limit}"] += 1
+                return False
+            kind = "comparisons" if "chosen" in row else "scored" if "score" in row else "sft"
+            append(f"{kind}.{split}", row)
+            written[f"{kind}.{split}"] += 1
+            query_length = len(tokenizer.encode(row["query"], "chat" in row))
+            lengths.add(f"{kind}.{split}", query_length, **dict(zip(columns, map(len, responses), strict=True)))
+            if sft_too:
+                demonstration = {"response" if name == "chosen" else name: value for name, value in row.items()}
+                del demonstration["rejected"]
+                append(f"sft.{split}", demonstration)
+                written[f"sft.{split}"] += 1
+            return True
+
+        yield write
         if not written:
             reasons = list_reasons(left_out) or "it holds none"
             raise InputError(f"--source {source}: no row could be made ({reasons}): nothing was written.")
-    tokenizer.save(out)  # for models with random weights
-
     print(lengths)
     print_left_out(left_out)
-    print_written(out, written)
-    for name in ("sft.train", "sft.validation"):
-        if name not in written:
-            print(f"note: no {name}.jsonl: the source has no such split; --resplit draws one.")
+    print(f"\nwritten: {out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in sorted(written.items())))
+    for kind in ("sft", "comparisons"):
+        absent = [split for split in ("train", "validation") if f"{kind}.{split}" not in written]
+        if len(absent) == 1:
+            print(f"note: no {kind}.{absent[0]}.jsonl: {missing}.")

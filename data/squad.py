@@ -28,15 +28,17 @@ from pathlib import Path
 
 from data.prepare import (
     SENTENCE_END,
+    SourceArgs,
+    SplitArgs,
     check_vocab_size,
+    converted_files,
     longest_fit,
     read_records,
     source_files,
     split_of,
     train_bpe,
-    write_demonstrations,
 )
-from nanorlhf.cli import Fraction, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
@@ -48,15 +50,9 @@ SPLIT_WORDS = {"train": "train", "dev": "validation", "validation": "validation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    source: str
-    """file, directory or Hub dataset id"""
+class Args(SourceArgs, SplitArgs):
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
-    files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'dev*'"""
-    revision: str | None = None
-    """branch or commit of a Hub dataset"""
     tokenizer: str | None = None
     """directory, file or Hub id; the limits below count its tokens (None: openai-community/gpt2)"""
     vocab_size: int | None = None
@@ -65,12 +61,6 @@ class Args:
     """tokens; longer contexts lose sentences at the end"""
     max_response_length: PositiveInt = 100
     """tokens including EOS; longer answers are left out"""
-    validation_share: Fraction = 0.1
-    """share of articles in validation, if file names give no split"""
-    resplit: bool = False
-    """draw train and validation by --validation-share even if file names give the split"""
-    seed: Seed = 1
-    """seed of those splits"""
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ def read_question(record: dict, where: str, title: str, context: str, published:
 
 
 def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
-    for path, _ in source_files(args.source, args.files, args.revision):
+    for path, _ in source_files(args):
         words = re.findall("[a-z]+", path.name.lower())
         published = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
         for where, record in read_records(path):
@@ -179,14 +169,17 @@ def main(args: Args) -> None:
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Question]] = defaultdict(list)
     for question in read_questions(args, left_out):
-        split = split_of(question.published, question.title, args.resplit, args.validation_share, args.seed)
+        split = split_of(question.published, question.title, args)
         splits[split].append(question)
     if tokenizer is None:  # questions that share a context count it once
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])
         asked = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
         tokenizer = train_bpe([*contexts, *asked], args.vocab_size, args.source)
     rows = make_rows(splits, tokenizer, args.max_query_length, left_out)
-    write_demonstrations(rows, tokenizer, args.max_response_length, args.out, args.source, left_out)
+    with converted_files(args.out, args.source, tokenizer, left_out) as write:
+        for split, row in rows:
+            write(split, row, "--max-response-length", args.max_response_length)
+    tokenizer.save(args.out)  # for models with random weights
 
 
 if __name__ == "__main__":

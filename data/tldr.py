@@ -28,20 +28,17 @@ from pathlib import Path
 from data.prepare import (
     SENTENCE_END,
     SPLITS,
-    LengthTable,
-    jsonl_files,
-    list_reasons,
+    SourceArgs,
+    SplitArgs,
+    converted_files,
     longest_fit,
-    note_missing_splits,
-    print_left_out,
-    print_written,
     read_records,
     source_files,
     split_in_path,
     split_of,
 )
-from nanorlhf.cli import Fraction, NonNegativeInt, PositiveInt, Seed, check_ranges, run_module
-from nanorlhf.dataset import field, response_ids
+from nanorlhf.cli import NonNegativeInt, PositiveInt, check_ranges, run_module
+from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 
@@ -51,17 +48,11 @@ CNNDM = "Article:\n", "\n\nTL;DR:\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    source: str
-    """file, directory or Hub dataset id"""
+class Args(SourceArgs, SplitArgs):
     out: Path = Path("runs/tldr/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     tokenizer: str = "EleutherAI/pythia-1b-deduped"
     """directory, file or Hub id; the limits below count its tokens"""
-    files: str = "*"
-    """which files of a directory or Hub dataset: a pattern for their relative path, such as 'comparisons/*'"""
-    revision: str | None = None
-    """branch or commit of a Hub dataset"""
     max_query_length: PositiveInt = 512
     """[N+ 2] tokens; longer posts are cut"""
     max_cnndm_query_length: PositiveInt = 1919
@@ -70,12 +61,6 @@ class Args:
     """tokens including EOS; longer demonstrations are left out (48 with GPT-2's tokenizer)"""
     max_preference_response_length: PositiveInt = 169
     """the same for both summaries of a comparison"""
-    validation_share: Fraction = 0.1
-    """share of queries in validation, if the source has no splits"""
-    resplit: bool = False
-    """draw the splits by --validation-share even if the source has splits"""
-    seed: Seed = 1
-    """seed of those splits"""
     num_pairs: NonNegativeInt = 10
     """policy pairs to print per split, most frequent first"""
 
@@ -107,10 +92,17 @@ def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------------- 2. records
-def make_query(
-    before: str, post: str, after: str, tokenizer: Tokenizer, flag: str, limit: int, where: str
-) -> tuple[str, str]:
-    """The template with as much of the post as fits in `limit` tokens, and the rule that cut it."""
+def make_query(fields: dict, is_cnndm: bool, where: str, tokenizer: Tokenizer, args: Args) -> tuple[str, str]:
+    """The template with as much of the post or article as fits, and the rule that cut it. [N+ 1]"""
+    if is_cnndm:
+        before, after = CNNDM
+        post = field(fields, "article", str, where)
+        flag, limit = "--max-cnndm-query-length", args.max_cnndm_query_length
+    else:
+        before, after = TLDR
+        subreddit, title, post = (field(fields, name, str, where) for name in ("subreddit", "title", "post"))
+        before = before.format(subreddit=subreddit, title=title)
+        flag, limit = "--max-query-length", args.max_query_length
     if not post.strip():
         raise InputError(f"{where}: the post is empty.")
     # tokenises the full query, because a token may span post and template
@@ -137,15 +129,12 @@ def kind_of(record: dict, where: str) -> str:
     )
 
 
-def demonstration(record: dict, where: str, tokenizer: Tokenizer, limit: int) -> tuple[dict, str]:
-    """A row of sft.jsonl with a query of at most `limit` tokens, and the rule that cut its post."""
-    names = ("subreddit", "title", "post", "summary")  # [N+ 1]
-    subreddit, title, post, summary = (field(record, name, str, where) for name in names)
+def demonstration(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tuple[dict, str]:
+    """A row of sft.jsonl, and the rule that cut its post."""
+    summary = field(record, "summary", str, where)
     if not summary.strip():
         raise InputError(f"{where}: the field 'summary' is empty.")
-    before, after = TLDR
-    before = before.format(subreddit=subreddit, title=title)
-    query, rule = make_query(before, post, after, tokenizer, "--max-query-length", limit, where)
+    query, rule = make_query(record, False, where, tokenizer, args)
     return {"query": query, "response": summary, "meta": {"id": record.get("id")}}, rule
 
 
@@ -153,17 +142,7 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
     """A row of comparisons.jsonl, the rule that cut its post, and whether it is from CNN/DM."""
     info = field(record, "info", dict, where)  # [N+ 1]
     is_cnndm = info.get("article") is not None  # copies on the Hub have both fields, one of them null
-    if is_cnndm:
-        post = field(info, "article", str, f"{where}: info")
-        before, after = CNNDM
-        flag, limit = "--max-cnndm-query-length", args.max_cnndm_query_length
-    else:
-        subreddit, title, post = (field(info, n, str, f"{where}: info") for n in ("subreddit", "title", "post"))
-        before, after = TLDR
-        before = before.format(subreddit=subreddit, title=title)
-        flag, limit = "--max-query-length", args.max_query_length
-    query, rule = make_query(before, post, after, tokenizer, flag, limit, where)
-
+    query, rule = make_query(info, is_cnndm, f"{where}: info", tokenizer, args)
     summaries, choice = field(record, "summaries", list, where), field(record, "choice", int, where)
     if len(summaries) != 2 or not all(isinstance(summary, dict) for summary in summaries):
         raise InputError(f"{where}: the field 'summaries' must hold two objects.")
@@ -200,13 +179,12 @@ def comparison(record: dict, where: str, tokenizer: Tokenizer, args: Args) -> tu
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
-    lengths = LengthTable()
     cuts: dict[str, Counter[str]] = defaultdict(Counter)  # file -> rule of `truncate` -> rows
     pairs: dict[str, Counter[str]] = defaultdict(Counter)  # file -> unordered pair of policies -> rows
     left_out: Counter[str] = Counter()
 
-    with jsonl_files(args.out) as write:
-        for path, relative_path in source_files(args.source, args.files, args.revision):
+    with converted_files(args.out, args.source, tokenizer, left_out) as write:
+        for path, relative_path in source_files(args):
             kind_of_file = None
             for where, record in read_records(path):
                 kind = kind_of(record, where)
@@ -214,49 +192,31 @@ def main(args: Args) -> None:
                 if kind != kind_of_file:
                     raise InputError(f"{where}: a record of {kind} in a file of {kind_of_file}.")
 
+                is_cnndm = False
                 if kind == "evaluations":
                     left_out["an evaluation of a single summary, not a comparison"] += 1
                     continue
                 if kind == "sft":
-                    row, rule = demonstration(record, where, tokenizer, args.max_query_length)
-                    published = split_in_path(relative_path)
-                    row["meta"]["split"] = published
-                    columns, limit_flag = ("response",), "--max-sft-response-length"
-                    limit = args.max_sft_response_length
-                    is_cnndm = False
+                    row, rule = demonstration(record, where, tokenizer, args)
+                    published = row["meta"]["split"] = split_in_path(relative_path)
+                    limit = "--max-sft-response-length", args.max_sft_response_length
                 else:
                     row, rule, is_cnndm = comparison(record, where, tokenizer, args)
-                    columns, limit_flag = ("chosen", "rejected"), "--max-preference-response-length"
-                    limit = args.max_preference_response_length
                     published = row["meta"]["split"]
                     if published is not None and not (isinstance(published, str) and published in SPLITS):
                         known = ", ".join(SPLITS)
                         raise InputError(f"{where}: unknown split {published!r:.80}: it must be one of {known}.")
-                split = split_of(published, row["query"], args.resplit, args.validation_share, args.seed)
-                file_name = f"{kind}.{'cnndm' if is_cnndm else split}"
-
-                responses = [response_ids(row["query"], row[column], tokenizer) for column in columns]
-                if not all(row[column].strip() for column in columns):
-                    left_out[f"{kind}: an empty summary"] += 1
-                    continue
-                if kind == "comparisons" and responses[0] == responses[1]:
-                    left_out["comparisons: two identical summaries"] += 1
-                    continue
-                if max(map(len, responses)) > limit:  # [N+ 4]
-                    left_out[f"{kind}: a response longer than {limit_flag} {limit}"] += 1
-                    continue
-                write(file_name, row)
-                cuts[file_name][rule] += 1
-                response_lengths = dict(zip(columns, map(len, responses), strict=True))
-                lengths.add(file_name, len(tokenizer.encode(row["query"])), **response_lengths)
-                if kind == "comparisons":
-                    pairs[file_name][" / ".join(sorted(row["meta"]["policies"]))] += 1  # [N+ 6]
-        if not cuts:
-            reasons = list_reasons(left_out)
-            raise InputError(f"--source {args.source}: no record could be used ({reasons}): nothing was written.")
+                    if not row["chosen"].strip() or not row["rejected"].strip():
+                        left_out["an empty summary"] += 1
+                        continue
+                    limit = "--max-preference-response-length", args.max_preference_response_length
+                split = "cnndm" if is_cnndm else split_of(published, row["query"], args)
+                if write(split, row, *limit):  # [N+ 4]
+                    cuts[f"{kind}.{split}"][rule] += 1
+                    if kind == "comparisons":
+                        pairs[f"{kind}.{split}"][" / ".join(sorted(row["meta"]["policies"]))] += 1  # [N+ 6]
     tokenizer.save(args.out)  # for models with random weights
 
-    print(lengths)
     print("\nposts that were cut, and where")
     for name, counter in sorted(cuts.items()):
         rules = ", ".join(f"{counter[rule]} at a {rule}" for rule in ("paragraph", "sentence", "character"))
@@ -267,9 +227,6 @@ def main(args: Args) -> None:
             print(f"  {count:7}  {pair}")
         if len(counter) > args.num_pairs:
             print(f"           and {len(counter) - args.num_pairs} more (--num-pairs)")
-    print_left_out(left_out)
-    print_written(args.out, {name: counter.total() for name, counter in cuts.items()})
-    note_missing_splits(cuts)
 
 
 if __name__ == "__main__":

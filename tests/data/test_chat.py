@@ -269,10 +269,10 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
         (2, "a message that is not text, such as a tool call or an image"),
         (1, "a message of another role than system, user and assistant"),
         (2, "no user message before the reply"),
-        (1, "a reply longer than --max-response-length 20"),
+        (1, "a response longer than --max-response-length 20"),
         (1, "a last turn longer than --max-query-length 60"),
         (1, "a completion that is labelled as bad"),
-        (1, "two identical replies"),
+        (1, "two identical responses"),
         (1, "pairs that differ before the last turn, or don't end in a reply"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE), reason
@@ -295,7 +295,7 @@ def test_unusable_conversations_are_left_out_and_counted(args, capsys):
 )
 def test_a_template_that_fits_no_reply_leaves_all_out(args, template, reason):
     (args.out.parent / "t").write_text(template)
-    with pytest.raises(InputError, match=rf"no conversation could be used \(1 x {reason}\): nothing was written"):
+    with pytest.raises(InputError, match=rf"no row could be made \(1 x {reason}\): nothing was written"):
         convert(replace(args, template=args.out.parent / "t"), {"messages": turns("a", "b")})
     assert not args.out.exists()
 

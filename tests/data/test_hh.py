@@ -83,8 +83,8 @@ def test_unusable_pairs_are_left_out_and_counted(args, capsys):
     for count, reason in (
         (1, "transcripts that differ before the last turn"),
         (2, "an empty reply"),
-        (1, "two identical replies"),
-        (1, "a reply longer than --max-response-length 20"),
+        (1, "two identical responses"),
+        (1, "a response longer than --max-response-length 20"),
         (1, "a last turn longer than --max-query-length 60"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE)
@@ -137,7 +137,7 @@ def test_a_broken_pair_names_file_line_and_reason_and_nothing_is_written(args, r
 
 
 def test_no_usable_pair_is_an_error(args):
-    with pytest.raises(InputError, match=r"no pair could be used \(1 x an empty reply\): nothing was written"):
+    with pytest.raises(InputError, match=r"no row could be made \(1 x an empty reply\): nothing was written"):
         convert(args, pair("a", chosen=""))
     assert not args.out.exists()
 

@@ -215,7 +215,7 @@ def test_no_room_for_the_post_is_an_error(args):
     with pytest.raises(InputError, match=r"train.jsonl:2: no room for the post: .* it, --max-query-length is 40"):
         convert(replace(args, max_query_length=40), SFT, SFT | {"title": "long " * 50}, name="train.jsonl")
     assert not args.out.exists()
-    with pytest.raises(InputError, match=r"comparisons.json:1: no room .* --max-cnndm-query-length is 3"):
+    with pytest.raises(InputError, match=r"comparisons.json:1: info: no room .* --max-cnndm-query-length is 3"):
         convert(replace(args, max_cnndm_query_length=3), CNNDM)
 
 
@@ -310,10 +310,10 @@ def test_unusable_rows_are_left_out_and_counted(args, capsys):
     assert {name: len(found) for name, found in rows.items()} == {"comparisons.validation": 1, "sft.train": 1}
     printed = capsys.readouterr().out
     for count, reason in (
-        (1, "comparisons: a response longer than --max-preference-response-length 169"),
-        (2, "comparisons: two identical summaries"),
-        (1, "comparisons: an empty summary"),
-        (1, "sft: a response longer than --max-sft-response-length 53"),
+        (1, "a response longer than --max-preference-response-length 169"),
+        (2, "two identical responses"),
+        (1, "an empty summary"),
+        (1, "a response longer than --max-sft-response-length 53"),
         (1, "an evaluation of a single summary, not a comparison"),
     ):
         assert re.search(rf"^ +{count}  {reason}$", printed, re.MULTILINE)
@@ -402,7 +402,7 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
         ({"source": str(write(tmp_path / "b.jsonl", COMPARISON)), "out": broken}, "--out .*broken.json is a file"),
         (
             {"source": str(tmp_path / "b.jsonl"), "max_preference_response_length": 1},
-            r"no record could be used \(1 x comparisons: a response longer .*nothing was written",
+            r"no row could be made \(1 x a response longer .*nothing was written",
         ),
     ):
         with pytest.raises(InputError, match=reason):
