@@ -50,6 +50,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.prepare import (
     MAX_TURNS,
+    LeftOut,
     SourceArgs,
     SplitArgs,
     converted_files,
@@ -90,10 +91,6 @@ class Args(SourceArgs, SplitArgs):
     """tokens; longer conversations lose their oldest turns"""
     max_response_length: PositiveInt = 256
     """tokens including EOS; longer replies, and pairs with one, are left out"""
-
-
-class LeftOut(Exception):
-    """A conversation that can't be used, and why."""
 
 
 # --------------------------------------------------------------------------------------------------------- 1. records

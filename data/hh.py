@@ -77,7 +77,7 @@ def main(args: Args) -> None:
     left_out: Counter[str] = Counter()
     num_pairs = num_cut = 0
     limit = "--max-response-length", args.max_response_length
-    files = converted_files(args.out, args.source, tokenizer, left_out, "--validation-share drew no row for it")
+    files = converted_files(args.out, args.source, tokenizer, left_out, missing="--validation-share drew no row for it")
     with files as write:
         for path, _ in source_files(args):
             for where, record in read_records(path):

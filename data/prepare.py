@@ -213,11 +213,16 @@ def first_fit(starts: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 
 # ----------------------------------------------------------------------------------------------------------- 5. output
+class LeftOut(Exception):
+    """A record or row that can't be used, and why."""
+
+
 @contextmanager
-def jsonl_files(directory: Path) -> Iterator[Callable[[str, dict], None]]:
+def jsonl_files(directory: Path, may_lack: Mapping[str, str] = {}) -> Iterator[Callable[[str, dict], None]]:
     """Yield `write(name, row)`, which appends to name.jsonl.
 
-    The files appear together at the end of the block; after an error there is no file and no new directory.
+    The files appear together at the end of the block; after an error there is no file and no new directory. may_lack:
+    names without a row, and why; their files of an earlier run are removed, as they would not match the others.
     """
     check_out(directory)
     made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
@@ -238,6 +243,10 @@ def jsonl_files(directory: Path) -> Iterator[Callable[[str, dict], None]]:
             for name in files:
                 os.replace(scratch / f"{name}.jsonl", directory / f"{name}.jsonl")
             made = []
+            for name, reason in may_lack.items():
+                if name not in files:
+                    (directory / f"{name}.jsonl").unlink(missing_ok=True)
+                    print(f"note: no {name}.jsonl: {reason}.")
     finally:
         for parent in made:
             parent.rmdir()
@@ -273,10 +282,11 @@ def list_reasons(left_out: Mapping[str, int]) -> str:
     return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
 
 
-def print_left_out(left_out: Mapping[str, int]) -> None:
+def print_left_out(left_out: Mapping[str, int], firsts: Mapping[str, str] = {}) -> None:
+    """Print how often each reason occurred and, where known, where it occurred first."""
     print("\nleft out")
     for reason, count in sorted(left_out.items()) or [("nothing", 0)]:
-        print(f"{count:10,}  {reason}")
+        print(f"{count:10,}  {reason}" + (f"; the first: {firsts[reason]}" if reason in firsts else ""))
 
 
 def train_bpe(texts: Sequence[str], vocab_size: int, source: str | Path) -> Tokenizer:
@@ -292,17 +302,19 @@ def converted_files(
     source: str | Path,
     tokenizer: Tokenizer,
     left_out: Counter[str],
+    firsts: Mapping[str, str] = {},
     missing: str = "the source has no such split; --resplit draws one",
+    may_lack: Mapping[str, str] = {},
 ) -> Iterator[Callable[..., bool]]:
     """Yield `write(split, row, flag, limit)`, which appends to sft, scored or comparisons.{split}.jsonl, by the row.
 
     It leaves out a row if a response has more tokens than the limit of this flag, or both are the same, and returns
     whether it wrote. `sft_too=True`: the chosen response becomes a demonstration as well. After the block, tables about
-    the files are printed; `missing` says why a split may have no file. Raises InputError if there is no row.
+    the files are printed; `missing` says why only one of two splits has a file. Raises InputError if there is no row.
     """
     lengths = LengthTable()
     written: Counter[str] = Counter()
-    with jsonl_files(out) as append:
+    with jsonl_files(out, may_lack) as append:
 
         def write(split: str, row: dict, flag: str, limit: float, sft_too: bool = False) -> bool:
             columns = ("chosen", "rejected") if "chosen" in row else ("response",)
@@ -330,9 +342,9 @@ def converted_files(
             reasons = list_reasons(left_out) or "it holds none"
             raise InputError(f"--source {source}: no row could be made ({reasons}): nothing was written.")
     print(lengths)
-    print_left_out(left_out)
+    print_left_out(left_out, firsts)
     print(f"\nwritten: {out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in sorted(written.items())))
     for kind in ("sft", "comparisons"):
         absent = [split for split in ("train", "validation") if f"{kind}.{split}" not in written]
-        if len(absent) == 1:
+        if len(absent) == 1 and f"{kind}.{absent[0]}" not in may_lack:
             print(f"note: no {kind}.{absent[0]}.jsonl: {missing}.")

@@ -39,7 +39,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data.markup import to_text
-from data.prepare import LengthTable, check_vocab_size, jsonl_files
+from data.prepare import LeftOut, check_vocab_size, converted_files
 from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
@@ -347,66 +347,69 @@ def parse_int(text: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def parse_time(text: str | None) -> datetime | None:
-    """A date and time, in UTC if no zone is given; None for anything else."""
+def parse_id(row: dict[str, str]) -> int:
+    number = parse_int(row.get("Id"))
+    if number is None or not 0 < number <= MAX_ID:
+        raise LeftOut("Id missing or not a number")
+    return number
+
+
+def parse_time(row: dict[str, str]) -> datetime:
+    """When a post was created, in UTC, which is also the zone if none is given."""
     try:
-        parsed = datetime.fromisoformat((text or "").strip())
+        parsed = datetime.fromisoformat(row.get("CreationDate", "").strip())
         return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    except (ValueError, OverflowError) as error:
+        raise LeftOut("CreationDate missing or unreadable") from error
 
 
-def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str], dict[str, tuple[int, str]]]:
-    """The questions that are kept, with their answers, in one pass over the dump.
+def read_questions(
+    path: Path, args: Args, left_out: Counter[str], firsts: dict[str, str]
+) -> tuple[list[Question], Counter[str]]:
+    """The questions that are kept, with their answers, in one pass over the dump; and the posts after each of STEPS.
 
-    Also the number of posts that passed each of STEPS, and the skipped ones: reason -> number, location of the first.
+    Counts the posts that can't be used in `left_out`, and notes the location of the first with each reason in `firsts`.
     """
     questions: dict[int, Question] = {}
     taken: set[tuple[int, int]] = set()  # Ids of a question and of an answer to it
     seen = bytearray()  # a bit per question Id, kept or not: 80 million Ids take 10 MB
     newest = 0
-    waiting: list[tuple[str, int, dict[str, str]]] = []  # answers before their question
+    waiting: list[tuple[str, dict[str, str]]] = []  # answers before their question
     counts: Counter[str] = Counter()
-    skipped: dict[str, tuple[int, str]] = {}
     markup = re.compile(rf"<(?:{'|'.join(args.drop_markup)})(?=[\s/>])", re.IGNORECASE) if args.drop_markup else None
     tag = args.tag and args.tag.lower()
 
-    def skip(reason: str, where: str) -> None:
-        count, first = skipped.get(reason, (0, where))
-        skipped[reason] = count + 1, first
+    def has_markup(row: dict[str, str]) -> bool:
+        return markup is not None and markup.search(row.get("Body", "")) is not None
 
-    def too_long(row: dict[str, str]) -> bool:
-        return max(len(row.get("Title", "")), len(row.get("Body", ""))) > MAX_FIELD
+    def texts_of(row: dict[str, str]) -> tuple[str, str]:
+        """The title and the body as text."""
+        title, body = row.get("Title", ""), row.get("Body", "")
+        if max(len(title), len(body)) > MAX_FIELD:
+            raise LeftOut(f"a text of more than {MAX_FIELD:,} characters")
+        return " ".join(title.split()), to_text(body)
 
-    def id_of(row: dict[str, str]) -> int | None:
-        number = parse_int(row.get("Id"))
-        return number if number is not None and 0 < number <= MAX_ID else None
-
-    def take_question(where: str, row: dict[str, str]) -> None:
+    def take_question(row: dict[str, str]) -> None:
         nonlocal newest
         counts["questions"] += 1
-        if (number := id_of(row)) is None:
-            return skip("question: Id missing or not a number", where)
+        number = parse_id(row)
         byte, bit = number // 8, 1 << number % 8
         seen.extend(bytes(max(0, byte + 1 - len(seen))))
         if seen[byte] & bit:
-            return skip("question: duplicate Id", where)
+            raise LeftOut("duplicate Id")
         seen[byte] |= bit
         newest = max(newest, number)
         counts["own id"] += 1
         if tag and tag not in re.findall(r"[^<>|]+", row.get("Tags", "").lower()):  # <a><b>, newer dumps: |a|b|
             return
         counts["tagged"] += 1
-        if markup and markup.search(row.get("Body", "")):
+        if has_markup(row):
             return
         counts["plain"] += 1
-        if too_long(row):
-            return skip(f"question: a text of more than {MAX_FIELD:,} characters", where)
-        title, body = " ".join(row.get("Title", "").split()), to_text(row.get("Body", ""))
+        title, body = texts_of(row)
         if not (title and body):
-            return skip(f"question: an empty {'text' if title else 'title'}", where)
-        if (created := parse_time(row.get("CreationDate"))) is None:
-            return skip("question: CreationDate missing or unreadable", where)
+            raise LeftOut(f"an empty {'text' if title else 'title'}")
+        created = parse_time(row)
         counts["complete"] += 1
         if args.question_filter == "api-usage" and not is_api_usage(title, body):
             return
@@ -414,48 +417,54 @@ def read_questions(path: Path, args: Args) -> tuple[list[Question], Counter[str]
         counts["questions by deleted users"] += "OwnerUserId" not in row
         questions[number] = Question(number, title, body, created, parse_int(row.get("AcceptedAnswerId")))
 
-    def take_answer(where: str, parent: int, row: dict[str, str]) -> None:
+    def take_answer(row: dict[str, str], parent: int) -> None:
         if parent < 1 or parent // 8 >= len(seen) or not seen[parent // 8] & 1 << parent % 8:
-            return skip("answer: its ParentId is not a question in the file", where)
+            raise LeftOut("its ParentId is not a question in the file")
         counts["of the dump"] += 1
         if (question := questions.get(parent)) is None:
             return
         counts["of a question kept"] += 1
-        if markup and markup.search(row.get("Body", "")):
+        if has_markup(row):
             return
         counts["plain answers"] += 1
-        if too_long(row):
-            return skip(f"answer: a text of more than {MAX_FIELD:,} characters", where)
-        number, votes, created = id_of(row), parse_int(row.get("Score")), parse_time(row.get("CreationDate"))
-        text = to_text(row.get("Body", ""))
-        for value, reason in (
-            (number, "Id missing or not a number"), (votes, "Score missing or not a whole number"),
-            (created, "CreationDate missing or unreadable"), (text or None, "an empty text"),
-        ):  # fmt: skip
-            if value is None:
-                return skip(f"answer: {reason}", where)
+        _, text = texts_of(row)
+        number, votes = parse_id(row), parse_int(row.get("Score"))
+        if votes is None:
+            raise LeftOut("Score missing or not a whole number")
+        created = parse_time(row)
+        if not text:
+            raise LeftOut("an empty text")
         if (parent, number) in taken:
-            return skip("answer: duplicate Id", where)
+            raise LeftOut("duplicate Id")
         taken.add((parent, number))
         counts["complete answers"] += 1
         counts["answers by deleted users"] += "OwnerUserId" not in row
         question.answers.append(Answer(number, text, votes, number == question.accepted_id, created))
 
+    def take(where: str, row: dict[str, str], waits: bool) -> None:
+        """Take a post; an answer waits if its question may still come."""
+        kind = {"1": "question", "2": "answer"}.get(row.get("PostTypeId", ""))
+        try:
+            if kind == "question":
+                take_question(row)
+            elif kind == "answer":
+                counts["answers"] += waits
+                if (parent := parse_int(row.get("ParentId"))) is None:
+                    raise LeftOut("ParentId missing or not a number")
+                if waits and parent > newest:
+                    waiting.append((where, row))
+                else:
+                    take_answer(row, parent)
+        except LeftOut as reason:
+            left_out[f"{kind}: {reason}"] += 1
+            firsts.setdefault(f"{kind}: {reason}", where)
+
     for where, row in read_posts(path):
         counts["rows"] += 1
-        if row.get("PostTypeId") == "1":
-            take_question(where, row)
-        elif row.get("PostTypeId") == "2":
-            counts["answers"] += 1
-            if (parent := parse_int(row.get("ParentId"))) is None:
-                skip("answer: ParentId missing or not a number", where)
-            elif parent > newest:
-                waiting.append((where, parent, row))
-            else:
-                take_answer(where, parent, row)
-    for where, parent, row in waiting:
-        take_answer(where, parent, row)
-    return [question for question in questions.values() if question.answers], counts, skipped
+        take(where, row, waits=True)
+    for where, row in waiting:
+        take(where, row, waits=False)
+    return [question for question in questions.values() if question.answers], counts
 
 
 def step_labels(args: Args) -> dict[str, str]:
@@ -520,18 +529,25 @@ def query_for(question: Question, answers: list[Answer], tokenizer: Tokenizer, a
     return make_query(question.text, tokenizer, min(limit, args.max_query_length or limit))
 
 
+def check_fits(question: Question, answer: Answer, tokenizer: Tokenizer, args: Args) -> None:
+    """Raise LeftOut if an answer is too long, or leaves no room for its question."""
+    if answer.length > (args.max_response_length or math.inf):
+        raise LeftOut(f"answer: longer than --max-response-length {args.max_response_length}")
+    if query_for(question, [answer], tokenizer, args) is None:
+        raise LeftOut(f"answer: no room for the question in --max-length {args.max_length}")
+
+
 def keep_fitting(questions: list[Question], tokenizer: Tokenizer, args: Args, left_out: Counter[str]) -> list[Question]:
     """The questions that still have answers once those that are too long are removed."""
     for question in questions:
         fitting = []
         for answer in question.answers:
             answer.length = len(response_ids(AFTER, answer.text, tokenizer))
-            if answer.length > (args.max_response_length or math.inf):
-                left_out[f"answer: longer than --max-response-length {args.max_response_length}"] += 1
-            elif query_for(question, [answer], tokenizer, args) is None:
-                left_out[f"answer: no room for the question in --max-length {args.max_length}"] += 1
-            else:
+            try:
+                check_fits(question, answer, tokenizer, args)
                 fitting.append(answer)
+            except LeftOut as reason:
+                left_out[str(reason)] += 1
         question.answers = fitting
     return [question for question in questions if question.answers]
 
@@ -582,16 +598,15 @@ def generate_answers(
         text = tokenizer.decode(ids).strip()
         text_ids = response_ids(AFTER, text, tokenizer)
         answer = Answer(None, text, None, False, None, len(text_ids), score)
-        if not text:
-            left_out["generated answer: empty"] += 1
-        elif text_ids == response_ids(AFTER, human.text, tokenizer):
-            left_out["generated answer: identical to the human's"] += 1
-        elif answer.length > (args.max_response_length or math.inf):  # invalid UTF-8 is longer when encoded again
-            left_out[f"generated answer: longer than --max-response-length {args.max_response_length}"] += 1
-        elif query_for(question, [answer], tokenizer, args) is None:
-            left_out[f"generated answer: no room for the question in --max-length {args.max_length}"] += 1
-        else:
+        try:
+            if not text:
+                raise LeftOut("answer: empty")
+            if text_ids == response_ids(AFTER, human.text, tokenizer):
+                raise LeftOut("answer: identical to the human's")
+            check_fits(question, answer, tokenizer, args)  # invalid UTF-8 is longer when encoded again
             question.generated = answer
+        except LeftOut as reason:
+            left_out[f"generated {reason}"] += 1
 
 
 # ------------------------------------------------------------------------------------------------------------ 6. files
@@ -645,13 +660,14 @@ def main(args: Args) -> None:
 
         policy = load_policy(args.generated_by, tokenizer, launch.setup(args.device))
 
-    questions, counts, skipped = read_questions(args.source, args)
+    left_out: Counter[str] = Counter()
+    firsts: dict[str, str] = {}  # reason -> location
+    questions, counts = read_questions(args.source, args, left_out, firsts)
     check_not_empty(counts, "complete answers", args)
     splits = split_by_date(questions, args.split_date)
     if tokenizer is None:
         texts = (f"{BEFORE}{q.text}{AFTER} {answer.text}" for q in splits["train"] for answer in q.answers)
         tokenizer = train_tokenizer(texts, args.vocab_size)
-    left_out: Counter[str] = Counter()  # reason -> rows
     splits = {name: keep_fitting(found, tokenizer, args, left_out) for name, found in splits.items()}
     kept = [question for found in splits.values() for question in found]
     counts["fitting"] = sum(len(question.answers) for question in kept)
@@ -661,62 +677,40 @@ def main(args: Args) -> None:
     if policy is not None:
         generate_answers(kept, policy, tokenizer, args, left_out)
 
-    lengths = LengthTable()
-    written: Counter[str] = Counter()
-    with jsonl_files(args.out) as write:
+    for key, label in step_labels(args).items():
+        print(f"{counts[key]:10,}  {label}")
+    deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
+    print(f"\nby deleted users, and kept: {', '.join(deleted)}\n")
+    pairs = {f"comparisons.{split}": "no question has two answers with different scores" for split in splits}
+    with converted_files(args.out, args.source, tokenizer, left_out, firsts, may_lack=pairs) as write:
 
-        def save(name: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
+        def save(split: str, question: Question, answers: dict[str, Answer], **score: float) -> None:
             """Write a row: the answers by column, and the query that leaves room for the longest."""
             query = query_for(question, list(answers.values()), tokenizer, args)
             texts = {column: answer.text for column, answer in answers.items()}
-            write(name, {"query": query} | texts | score | {"meta": meta_of(question, answers)})
-            written[name] += 1
-            response_lengths = {column: answer.length for column, answer in answers.items()}
-            lengths.add(name, len(tokenizer.encode(query)), **response_lengths)
+            row = {"query": query} | texts | score | {"meta": meta_of(question, answers)}
+            write(split, row, "--max-length", args.max_length)
 
         for split, found in splits.items():
             for question in found:
                 best, *worse = question.answers
-                best_ids = response_ids(AFTER, best.text, tokenizer)
                 generated = [question.generated] if question.generated else []
-                save(f"sft.{split}", question, {"response": best})
+                save(split, question, {"response": best})
                 for answer in (best, *worse, *generated):
-                    save(f"scored.{split}", question, {"response": answer}, score=answer.score)
+                    save(split, question, {"response": answer}, score=answer.score)
                 for answer in (*worse, *generated):
                     if answer.contrastive == best.contrastive:
                         left_out["pair: two answers with the same score"] += 1
-                    elif response_ids(AFTER, answer.text, tokenizer) == best_ids:
-                        left_out["pair: two identical answers"] += 1
                     else:
-                        save(f"comparisons.{split}", question, {"chosen": best, "rejected": answer})
-    for split in splits:
-        if not written[f"comparisons.{split}"]:  # a file of an earlier run would not match these
-            (args.out / f"comparisons.{split}.jsonl").unlink(missing_ok=True)
+                        save(split, question, {"chosen": best, "rejected": answer})
     scaling = asdict(bounds) | {"outliers": args.outliers}
     (args.out / "scaling.json.tmp").write_text(json.dumps(scaling, indent=2) + "\n", encoding="utf-8")
     os.replace(args.out / "scaling.json.tmp", args.out / "scaling.json")
     tokenizer.save(args.out)  # for models with random weights
-
-    for key, label in step_labels(args).items():
-        print(f"{counts[key]:10,}  {label}")
-    deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
-    print(f"\nby deleted users, and kept: {', '.join(deleted)}")
-    print("\nskipped or left out")
-    for reason, (count, first) in sorted(skipped.items()):
-        print(f"{count:10,}  {reason}; the first: {first}")
-    for reason, count in sorted(left_out.items()):
-        print(f"{count:10,}  {reason}")
-    if not (skipped or left_out):
-        print("         0  nothing")
     print(
-        f"\n[SO alg 1] votes per answer: fences {bounds.low:.3g} and {bounds.high:.3g}, outermost inliers "
-        f"{-bounds.largest_negative:.3g} and {bounds.largest_positive:.3g}\n"
+        f"[SO alg 1] votes per answer: fences {bounds.low:.3g} and {bounds.high:.3g}, outermost inliers "
+        f"{-bounds.largest_negative:.3g} and {bounds.largest_positive:.3g}"
     )
-    print(lengths)
-    print(f"\nwritten: {args.out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in written.items()))
-    for split in splits:
-        if not written[f"comparisons.{split}"]:
-            print(f"note: no comparisons.{split}.jsonl: no question has two answers with different scores.")
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def test_two_identical_answers_make_no_pair(args, capsys):
     assert "comparisons.train" not in rows
     assert len(rows["scored.train"]) == 2
     printed = capsys.readouterr().out
-    assert " 1  pair: two identical answers\n" in printed
+    assert " 1  two identical responses\n" in printed
     assert "note: no comparisons.train.jsonl: no question has two answers with different scores." in printed
 
 
@@ -832,7 +832,7 @@ def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_i
     command = [sys.executable, "-m", "data.stackoverflow", *flags]
     done = subprocess.run([*command, "--tag", "None", "--drop-markup", "img", "a"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "sft.train.jsonl (1), scored.train.jsonl (1), sft.validation.jsonl (1)" in done.stdout
+    assert "scored.train.jsonl (1), scored.validation.jsonl (1), sft.train.jsonl (1)" in done.stdout
     done = subprocess.run([*command, "--tag", "rust"], capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", done.stderr)
