@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.prepare import LengthTable, jsonl_files, print_left_out
-from data.sampling import SPLITS, check_positions, load_policy, longest_query, read_queries
+from data.prepare import converted_files
+from data.sampling import SPLITS, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.batch import Batch
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
@@ -165,8 +165,7 @@ def main(args: Args) -> None:
     device = launch.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args.policy, tokenizer, device)
-    longest = longest_query(queries["train"] | queries["validation"], tokenizer)
-    check_positions(longest, args.response_length, policy, args.policy)
+    longest = longest_query(queries, tokenizer, args.response_length, policy, args.policy)
     if args.reward is None:
         paths = reward_model_paths(args.reward_model)
         for model_path in paths:
@@ -210,14 +209,10 @@ def main(args: Args) -> None:
                 f"--policy {args.policy}: none of its answers to the {len(queries[split])} {split} queries can win: "
                 "nothing was written; raise --response-length, or train it longer."
             )
-    lengths = LengthTable()
-    with jsonl_files(args.out) as write:
+    with converted_files(args.out, args.policy, tokenizer, left_out) as write:
         for split, rows in found.items():
             for row in rows:
-                write(f"sft.{split}", row)
-                query = tokenizer.encode(row["query"], "chat" in row)
-                response = response_ids(row["query"], row["response"], tokenizer, "chat" in row)
-                lengths.add(f"sft.{split}", len(query), response=len(response))
+                write(split, row, "--response-length", args.response_length)
     n = args.num_samples
     cost = {
         "num_answers": n * sum(map(len, queries.values())),
@@ -232,8 +227,6 @@ def main(args: Args) -> None:
         best, mean = (fmean(row["meta"][name] for row in rows) for name in ("score", "mean_score"))
         print(f"{split}: {len(rows):,} queries; mean score: best of {n} {best:.3f}, all answers {mean:.3f}")
     print(f"KL(best of {n} || policy) is at most {best_of_n_bound(n):.2f} nats")
-    print_left_out(left_out)
-    print(f"\n{lengths}\n\nwritten: {args.out}: sft of {' and '.join(SPLITS)}")
 
 
 if __name__ == "__main__":

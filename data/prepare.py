@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -97,15 +98,6 @@ def _json_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
-    number = 0
-    for records in _parquet_batches(path):
-        for record in records:
-            number += 1
-            yield f"{path}: row {number}", record
-
-
-def _parquet_batches(path: Path) -> Iterator[list[dict]]:
-    """The rows of a parquet file, up to 1024 at a time."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:  # of the optional extra `hub`
@@ -118,8 +110,9 @@ def _parquet_batches(path: Path) -> Iterator[list[dict]]:
                 raise InputError(f"{path}: its header gives more rows than the file has bytes.")
             if any(group.total_byte_size > max(2**26, INFLATION * size) for group in groups):
                 raise InputError(f"{path}: it inflates more than {INFLATION} times: convert it to JSON Lines.")
-            for batch in table.iter_batches(batch_size=1024):
-                yield batch.to_pylist()
+            batches = (batch.to_pylist() for batch in table.iter_batches(batch_size=1024))
+            for number, record in enumerate(chain.from_iterable(batches), start=1):
+                yield f"{path}: row {number}", record
     except InputError:
         raise
     except Exception as error:  # damaged bytes can raise anything

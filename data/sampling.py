@@ -31,15 +31,14 @@ def load_policy(path: str, tokenizer: Tokenizer, device: torch.device) -> GPT:
     return policy
 
 
-def longest_query(queries: dict[str, bool], tokenizer: Tokenizer) -> int:
-    """Tokens of the longest query."""
-    return max(len(tokenizer.encode(query, chat)) for query, chat in queries.items())
-
-
-def check_positions(longest: int, response_length: int, policy: GPT, path: str) -> None:
-    """Raise InputError if the longest query and a response exceed the policy's positions."""
+def longest_query(
+    queries: dict[str, dict[str, bool]], tokenizer: Tokenizer, response_length: int, policy: GPT, path: str
+) -> int:
+    """Tokens of the longest query. Raises InputError if the policy, from `path`, has no room for it and a response."""
+    longest = max(len(tokenizer.encode(*query)) for of_split in queries.values() for query in of_split.items())
     if longest + response_length > policy.config.n_ctx:
         raise InputError(
             f"the longest query has {longest} tokens: with --response-length {response_length} that is more than the "
             f"{policy.config.n_ctx} positions of {path}."
         )
+    return longest

@@ -35,7 +35,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data.prepare import LengthTable, jsonl_files, list_reasons, print_left_out
-from data.sampling import SPLITS, check_positions, load_policy, longest_query, read_queries
+from data.sampling import SPLITS, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import response_ids
@@ -225,8 +225,7 @@ def main(args: Args) -> None:
     device = launch.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args.policy, tokenizer, device)
-    longest = longest_query(queries["train"] | queries["validation"], tokenizer)
-    check_positions(longest, args.response_length, policy, args.policy)
+    longest_query(queries, tokenizer, args.response_length, policy, args.policy)
     encoder = load_sentence_encoder(args.encoder, device=device)
 
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -240,7 +239,9 @@ def main(args: Args) -> None:
         for number, asked in enumerate(micro_batches(list(queries[split].items()), QUESTIONS_AT_ONCE))
     ]
     progress = tqdm(total=sum(map(len, queries.values())), desc="questions", unit="", leave=False)
-    with jsonl_files(args.out) as write, progress:
+    no_pair = {"comparisons.validation": "the validation queries made no pair"}
+    no_answer = {"self_rank.validation": "the validation queries have no answer, or the train queries made no pair"}
+    with jsonl_files(args.out, no_pair | no_answer) as write, progress:
         for split, number, asked in chunks:
             if split == "validation" and not counts["train"]["pairs"]:
                 break
@@ -284,10 +285,6 @@ def main(args: Args) -> None:
     if args.out.resolve() != args.data.resolve():
         for split in SPLITS:
             shutil.copyfile(args.data / f"sft.{split}.jsonl", args.out / f"sft.{split}.jsonl")
-    for name, wanted in (("comparisons", "pairs"), ("self_rank", "answers")):
-        if not counts["validation"][wanted]:  # a file of an earlier run would not match this training split
-            (args.out / f"{name}.validation.jsonl").unlink(missing_ok=True)
-
     print(f"{'train':>10} {'validation':>10}")
     for name in dict.fromkeys((*counts["train"], *counts["validation"])):
         print(f"{counts['train'][name]:10,} {counts['validation'][name]:10,}  {name}")
@@ -297,8 +294,6 @@ def main(args: Args) -> None:
     print(f"\n{lengths}")
     print("\nseconds: " + ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))
     print(f"written: {args.out}: comparisons and self_rank of " + " and ".join(SPLITS))
-    if not counts["validation"]["pairs"]:
-        print("note: no comparisons.validation.jsonl: the validation queries made no pair.")
 
 
 if __name__ == "__main__":

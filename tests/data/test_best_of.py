@@ -128,7 +128,7 @@ def test_what_was_sampled_is_kept_until_the_winners_are_written(args, tmp_path, 
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     best_of.main(whole)
     with monkeypatch.context() as patch:
-        interrupt_at(1, patch, best_of, "jsonl_files")
+        interrupt_at(1, patch, best_of, "converted_files")
         with pytest.raises(KeyboardInterrupt):
             best_of.main(broken)
     calls = interrupt_at(-1, monkeypatch, best_of, "sample_answers")  # never
