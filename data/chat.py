@@ -48,18 +48,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from data.prepare import (
-    MAX_TURNS,
-    LeftOut,
-    SourceArgs,
-    SplitArgs,
-    converted_files,
-    first_fit,
-    read_records,
-    source_files,
-    split_in_path,
-    split_of,
-)
+from data import prepare
+from data.prepare import LeftOut
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
@@ -76,7 +66,7 @@ MAX_RENDERED = 4 * MAX_LINE  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(SourceArgs, SplitArgs):
+class Args(prepare.SourceArgs, prepare.SplitArgs):
     out: Path = Path("runs/chat/data")
     """directory for the JSON Lines and the tokenizer; existing files are replaced"""
     tokenizer: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -102,8 +92,8 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
     if isinstance(record[name], str):
         return checked([{"role": role, "content": field(record, name, str, where)}])
     found = field(record, name, list, where)
-    if len(found) > MAX_TURNS:
-        raise InputError(f"{where}: {name!r} has more than {MAX_TURNS} messages.")
+    if len(found) > prepare.MAX_TURNS:
+        raise InputError(f"{where}: {name!r} has more than {prepare.MAX_TURNS} messages.")
     messages = []
     for number, message in enumerate(found):
         location = f"{where}: {name}[{number}]"
@@ -307,7 +297,7 @@ def fitting_frame(
         found[start] = frame_of(system + messages[start:], template, special)
         return len(tokenizer.encode(found[start].query, parse_special=True)) <= limit
 
-    start = first_fit([len(system), *(i for i in users if i > len(system))], fits)
+    start = prepare.first_fit([len(system), *(i for i in users if i > len(system))], fits)
     if start is None:
         raise LeftOut(f"a last turn longer than --max-query-length {limit}")
     return found[start]
@@ -362,10 +352,10 @@ def main(args: Args) -> None:
     left_out: Counter[str] = Counter()
     num_cut = 0
 
-    with converted_files(args.out, args.source, tokenizer, left_out) as write:
-        for path, relative_path in source_files(args):
-            published = split_in_path(relative_path)
-            for where, record in read_records(path):
+    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
+        for path, relative_path in prepare.source_files(args):
+            published = prepare.split_in_path(relative_path)
+            for where, record in prepare.read_records(path):
                 try:
                     found = examples(record, where, args.turns)
                 except LeftOut as reason:
@@ -389,7 +379,7 @@ def main(args: Args) -> None:
                         continue
 
                     opening = next(message["content"] for message in messages if message["role"] == "user")
-                    split = "train" if split_of(published, opening, args) == "train" else "validation"
+                    split = "train" if prepare.split_of(published, opening, args) == "train" else "validation"
                     texts = dict(zip(COLUMNS[len(replies)], responses, strict=True))
                     meta = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
                     row = {"query": frame.query, "chat": True} | texts | {"meta": meta}

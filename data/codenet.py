@@ -41,8 +41,9 @@ from typing import Annotated, Literal
 from tqdm import tqdm
 from tree_sitter import Node, Parser
 
+from data import prepare
 from data.markup import to_text
-from data.prepare import LengthTable, check_vocab_size, in_validation, jsonl_files
+from data.prepare import LeftOut
 from nanorlhf.cli import PositiveInt, Range, Seed, check_ranges, run_module
 from nanorlhf.dataset import MAX_PROGRAM, MAX_TEXT
 from nanorlhf.errors import InputError
@@ -268,6 +269,15 @@ def accepted_submissions(path: Path) -> set[str]:
         raise InputError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
 
 
+def read_program(path: Path) -> str:
+    if path.stat().st_size > MAX_PROGRAM:
+        raise LeftOut(f"more than {MAX_PROGRAM:,} bytes")
+    try:
+        return read_bytes(path).decode("utf-8-sig")  # from bytes, so that newlines stay
+    except UnicodeDecodeError as error:
+        raise LeftOut("not UTF-8") from error
+
+
 def cut_programs(
     programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
 ) -> Iterator[tuple[str, list[dict]]]:
@@ -282,39 +292,31 @@ def cut_programs(
         text = description(html) if html else ""
         table = find_above(args.source, f"metadata/{problem}.csv")
         accepted = accepted_submissions(table) if table else None
-        counts["problems"] += 1
         counts["described"] += bool(text)
         counts["with a table"] += accepted is not None
         seen: set[int] = set()
         for _, inside, path in group:
-            if accepted is not None and path.stem not in accepted:
-                left_out["program: not Accepted in the table of its problem"].append(inside)
-                continue
-            counts["accepted"] += 1
-            if path.stat().st_size > MAX_PROGRAM:
-                left_out[f"program: more than {MAX_PROGRAM:,} bytes"].append(inside)
-                continue
             try:
-                program = read_bytes(path).decode("utf-8-sig")  # from bytes, so that newlines stay
-            except UnicodeDecodeError:
-                left_out["program: not UTF-8"].append(inside)
+                if accepted is not None and path.stem not in accepted:
+                    raise LeftOut("not Accepted in the table of its problem")
+                counts["accepted"] += 1
+                program = read_program(path)
+                counts["unicode"] += 1
+                digest = hash("".join(program.split()))
+                if digest in seen:
+                    raise LeftOut("differs from another of its problem in whitespace only")
+                seen.add(digest)
+                counts["distinct"] += 1
+                methods = methods_of(program, args.nested)
+                if methods is None:
+                    raise LeftOut("doesn't parse")
+                counts["parsed"] += 1
+                if not methods:
+                    raise LeftOut("no method with a statement to cut at")
+                counts["with a method"] += 1
+            except LeftOut as reason:
+                left_out[f"program: {reason}"].append(inside)
                 continue
-            counts["unicode"] += 1
-            digest = hash("".join(program.split()))
-            if digest in seen:
-                left_out["program: differs from another of its problem in whitespace only"].append(inside)
-                continue
-            seen.add(digest)
-            counts["distinct"] += 1
-            methods = methods_of(program, args.nested)
-            if methods is None:
-                left_out["program: doesn't parse"].append(inside)
-                continue
-            counts["parsed"] += 1
-            if not methods:
-                left_out["program: no method with a statement to cut at"].append(inside)
-                continue
-            counts["with a method"] += 1
             # seeded by path: other programs don't change the draw
             cuts = draw(methods, args.cuts, random.Random(f"{args.seed}\n{inside}"))
             counts["rows"] += len(cuts)
@@ -330,28 +332,23 @@ def keep_fitting(
         return [(row, {}) for row in rows]
     found = []
     for row in rows:
-        query = len(tokenizer.encode(row["query"]))
-        response = len(tokenizer.encode(row["response"])) + 1  # with EOS, as in dataset.load_programs
-        lengths = {"query": query, "response": response}
-        too_long = [column for column in lengths if lengths[column] > limits[column]]
+        lengths, too_long = prepare.program_lengths(row, tokenizer, limits)
         if too_long:
-            column = too_long[0]
-            reason = f"row: {column} longer than --max-{column}-length {limits[column]}"
-            left_out[reason].append(row["meta"]["file"])
+            left_out[f"row: {too_long[0]}"].append(row["meta"]["file"])
         else:
             found.append((row, lengths))
     return found
 
 
-def file_of(row: dict, validation_share: float, seed: int) -> str:
-    validation = in_validation(row["meta"]["problem"], validation_share, seed)
+def file_of(row: dict, args: Args) -> str:
+    validation = prepare.in_validation(row["meta"]["problem"], args.validation_share, args.seed)
     return "code.validation" if validation else "code.train"
 
 
 def check(args: Args) -> None:
     """Refuse impossible settings before anything is read."""
     check_ranges(args)
-    check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
+    prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     if args.error_prone_jar is not None and args.language != "java":
         raise InputError(f"--error-prone-jar {args.error_prone_jar}: ErrorProne is for Java.")
     check_out(args.out)
@@ -361,20 +358,20 @@ def main(args: Args) -> None:
     check(args)
     programs = find_programs(args.source, args.language)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-    counts: Counter[str] = Counter(programs=len(programs))
+    num_problems = len({problem for problem, _, _ in programs})
+    counts: Counter[str] = Counter(programs=len(programs), problems=num_problems)
     left_out: dict[str, list[str]] = defaultdict(list)  # reason -> files
     written: dict[str, Counter[str]] = defaultdict(Counter)  # file -> problem -> rows
     limits = {"query": args.max_query_length, "response": args.max_response_length}
-    length_table = LengthTable()
+    length_table = prepare.LengthTable()
     compiler = JavaCompiler(error_prone_jar=args.error_prone_jar) if args.language == "java" else PythonCompiler()
-    with compiler, jsonl_files(args.out) as write:
+    no_row = f"none of the {num_problems} problems has a row there"
+    may_lack = dict.fromkeys(("code.train", "code.validation"), no_row)
+    with compiler, prepare.jsonl_files(args.out, may_lack) as write:
         if args.vocab_size is not None:  # reads the programs twice instead of keeping them in memory
             cut = cut_programs(programs, args, Counter(), defaultdict(list))
             texts = (
-                row["query"] + row["response"]
-                for _, rows in cut
-                for row in rows
-                if file_of(row, args.validation_share, args.seed) == "code.train"
+                row["query"] + row["response"] for _, rows in cut for row in rows if file_of(row, args) == "code.train"
             )
             tokenizer = train_tokenizer(texts, args.vocab_size)
         stream = cut_programs(programs, args, counts, left_out)
@@ -394,7 +391,7 @@ def main(args: Args) -> None:
                         continue
                     if args.error_prone_jar is not None:
                         row["meta"]["error_prone"] = True
-                    name = file_of(row, args.validation_share, args.seed)
+                    name = file_of(row, args)
                     write(name, row)
                     counts["passing"] += 1
                     written[name][row["meta"]["problem"]] += 1
@@ -406,10 +403,6 @@ def main(args: Args) -> None:
                 f"--source {args.source}: no row could be made from {len(programs)} programs: nothing was written; "
                 f"most frequent reason: {reason!r} ({len(files)} times, first {files[0]})."
             )
-    names = ("code.train", "code.validation")
-    for name in names:
-        if name not in written:  # a file of an earlier run would not match the other one
-            (args.out / f"{name}.jsonl").unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save(args.out)  # for models with random weights
 
@@ -429,11 +422,8 @@ def main(args: Args) -> None:
         "passing": "whose response passes the static checks",
     }.items():
         print(f"{counts[key]:10,}  {label}")
-    print("\nleft out")
-    for reason, files in sorted(left_out.items()):
-        print(f"{len(files):10,}  {reason}; the first: {files[0]}")
-    if not left_out:
-        print("         0  nothing")
+    firsts = {reason: files[0] for reason, files in left_out.items()}
+    prepare.print_left_out({reason: len(files) for reason, files in left_out.items()}, firsts)
     if tokenizer is not None:
         print(f"\n{length_table}")
     if counts["described"] < counts["problems"]:
@@ -442,11 +432,8 @@ def main(args: Args) -> None:
             "queries are only code. CodeNet's folder problem_descriptions belongs in --source or next to it."
         )
     print(f"\nwritten: {args.out}")
-    for name in names:
-        if name in written:
-            print(f"{written[name].total():10,}  {name}.jsonl, from {len(written[name]):,} problems")
-        else:
-            print(f"note: no {name}.jsonl: none of the {counts['problems']} problems has a row there.")
+    for name, rows in sorted(written.items()):
+        print(f"{rows.total():10,}  {name}.jsonl, from {len(rows):,} problems")
 
 
 if __name__ == "__main__":

@@ -34,16 +34,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data.prepare import (
-    MAX_TURNS,
-    SplitArgs,
-    check_vocab_size,
-    converted_files,
-    first_fit,
-    split_in_path,
-    split_of,
-    train_bpe,
-)
+from data import prepare
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import MAX_TEXT
 from nanorlhf.errors import InputError
@@ -60,7 +51,7 @@ LINES, CONVERSATIONS = "movie_lines.txt", "movie_conversations.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(SplitArgs):
+class Args(prepare.SplitArgs):
     source: Path
     """directory of DailyDialog or of the Cornell corpus, or one file of dialogues"""
     out: Path = Path("runs/str/data")
@@ -114,10 +105,10 @@ def read_dailydialog(path: Path, relative_path: str) -> Iterator[Conversation]:
         *turns, rest = line.split(END_OF_TURN)
         if rest.strip():
             raise InputError(f"{where}: no {END_OF_TURN} after the last turn.")
-        if len(turns) > MAX_TURNS:
-            raise InputError(f"{where}: more than {MAX_TURNS} turns.")
+        if len(turns) > prepare.MAX_TURNS:
+            raise InputError(f"{where}: more than {prepare.MAX_TURNS} turns.")
         name = f"{path.stem}:{where.rpartition(':')[2]}"
-        yield Conversation(name, [collapse_whitespace(turn) for turn in turns], split_in_path(relative_path))
+        yield Conversation(name, [collapse_whitespace(turn) for turn in turns], prepare.split_in_path(relative_path))
 
 
 def split_fields(line: str, num_fields: int, where: str) -> list[str]:
@@ -143,8 +134,10 @@ def read_cornell(directory: Path, left_out: Counter[str]) -> Iterator[Conversati
     for where, line in decoded_lines(directory / CONVERSATIONS, encodings):
         *_, movie, listed = split_fields(line, 4, where)
         line_ids = LINE_ID.findall(listed)
-        if not line_ids or len(line_ids) > MAX_TURNS or "".join(listed.split()) != f"[{','.join(line_ids)}]":
-            raise InputError(f"{where}: the last field must be a list such as ['L194', 'L195'] of at most {MAX_TURNS}.")
+        if not line_ids or len(line_ids) > prepare.MAX_TURNS or "".join(listed.split()) != f"[{','.join(line_ids)}]":
+            raise InputError(
+                f"{where}: the last field must be a list such as ['L194', 'L195'] of at most {prepare.MAX_TURNS}."
+            )
         line_ids = [line_id.strip("\"'") for line_id in line_ids]
         if all(line_id in texts for line_id in line_ids):
             yield Conversation(f"{movie}:{line_ids[0]}", [texts[line_id] for line_id in line_ids], None)
@@ -171,8 +164,8 @@ def read_conversations(source: Path, left_out: Counter[str]) -> list[Conversatio
     }
     if not files:
         raise InputError(f"--source {source} has neither dialogues_*.txt nor {LINES}.")
-    if any(split_in_path(relative_path) for relative_path in files.values()):
-        for path in [path for path, relative_path in files.items() if split_in_path(relative_path) is None]:
+    if any(prepare.split_in_path(relative_path) for relative_path in files.values()):
+        for path in [path for path, relative_path in files.items() if prepare.split_in_path(relative_path) is None]:
             left_out[f"file {files.pop(path)}: the files of the splits have the same dialogues"] += 1
     return [conversation for path, name in files.items() for conversation in read_dailydialog(path, name)]
 
@@ -184,7 +177,7 @@ def make_query(history: list[str], tokenizer: Tokenizer, limit: int) -> str | No
     def query(start: int) -> str:
         return BEFORE + "\n".join(history[start:]) + AFTER
 
-    start = first_fit(range(len(history)), lambda start: len(tokenizer.encode(query(start))) <= limit)
+    start = prepare.first_fit(range(len(history)), lambda start: len(tokenizer.encode(query(start))) <= limit)
     return None if start is None else query(start)
 
 
@@ -213,21 +206,21 @@ def make_rows(
 # ------------------------------------------------------------------------------------------------------------ 3. files
 def main(args: Args) -> None:
     check_ranges(args)
-    check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
+    prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     # loaded first, so that a missing tokenizer is reported before the long read
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in read_conversations(args.source, left_out):
         text = "\n".join(conversation.turns)
-        split = split_of(conversation.published, text, args)
+        split = prepare.split_of(conversation.published, text, args)
         splits[split].append(conversation)
     if tokenizer is None:
         turns = (conversation.turns for conversation in splits["train"])
         texts = [BEFORE + "\n".join(t) + AFTER + " " + t[-1] for t in turns]
-        tokenizer = train_bpe(texts, args.vocab_size, args.source)
+        tokenizer = prepare.train_bpe(texts, args.vocab_size, args.source)
     rows = make_rows(splits, tokenizer, args.history, args.max_query_length, left_out)
-    with converted_files(args.out, args.source, tokenizer, left_out) as write:
+    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
         for split, row in rows:
             write(split, row, "--max-response-length", args.max_response_length)
     tokenizer.save(args.out)  # for models with random weights

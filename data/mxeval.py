@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import LengthTable, SourceArgs, in_validation, jsonl_files, print_left_out, read_records, source_files
+from data import prepare
 from nanorlhf.cli import Fraction, PositiveInt, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
@@ -38,7 +38,7 @@ DATASETS = {"MBJP": "mbjp", "MathQA": "mathqa", "HumanEval_java": "humaneval"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(SourceArgs):
+class Args(prepare.SourceArgs):
     out: Path = Path("runs/rlcf/bench")
     """directory for the JSON Lines; existing files are replaced"""
     test_share: Fraction = 1.0
@@ -87,24 +87,20 @@ def main(args: Args) -> None:
     sampled = fill_in(completions, args)
     limits = {"query": args.max_query_length, "response": args.max_response_length}
     written: dict[tuple[str, str], list[str]] = defaultdict(list)  # (file, dataset) -> task ids
-    length_table = LengthTable()
+    length_table = prepare.LengthTable()
     long_tests: list[int] = []  # lengths of the queries beyond the limit
-    with jsonl_files(args.out) as write:
+    with prepare.jsonl_files(args.out) as write:
         for task_id, row in rows.items():
             name, dataset, lengths = files[task_id], row["meta"]["dataset"], {}
             if name != "code.test" and not row["response"]:
                 left_out[f"{dataset}: a training problem without a solution"] += 1
                 continue
             if tokenizer is not None:
-                lengths["query"] = len(tokenizer.encode(row["query"]))
-                if row["response"]:
-                    lengths["response"] = len(tokenizer.encode(row["response"])) + 1  # with EOS
-                too_long = [column for column, length in lengths.items() if length > limits[column]]
+                lengths, too_long = prepare.program_lengths(row, tokenizer, limits)
                 if name != "code.test" and too_long:
-                    flag = f"--max-{too_long[0]}-length {limits[too_long[0]]}"
-                    left_out[f"{dataset}: a training problem with a {too_long[0]} longer than {flag}"] += 1
+                    left_out[f"{dataset}: a training problem with a {too_long[0]}"] += 1
                     continue
-                if name == "code.test" and "query" in too_long:
+                if lengths["query"] > args.max_query_length:
                     long_tests.append(lengths["query"])
                 length_table.add(name, **lengths)
             write(name, row)
@@ -122,7 +118,7 @@ def main(args: Args) -> None:
         num_solved, num_sampled = sum(bool(rows[i]["response"]) for i in task_ids), len(sampled.intersection(task_ids))
         taken = f", {num_sampled} of them samples" if args.solutions else ""
         print(f"{name + '.jsonl':<22} {dataset:<10} {len(task_ids):6} problems, {num_solved} with a solution{taken}")
-    print_left_out(left_out)
+    prepare.print_left_out(left_out)
     if long_tests:
         print(
             f"note: {len(long_tests)} queries of code.test.jsonl are longer than --max-query-length "
@@ -147,8 +143,8 @@ def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
     """The problems of --source as rows, by their task_id; updates `left_out`."""
     rows: dict[str, dict] = {}
     locations: dict[str, str] = {}
-    for path, _ in source_files(args):
-        for where, record in read_records(path):
+    for path, _ in prepare.source_files(args):
+        for where, record in prepare.read_records(path):
             if "completion" in record:
                 left_out["a sample, not a problem: for --samples or --solutions"] += 1
                 continue
@@ -162,9 +158,9 @@ def read_problems(args: Args, left_out: Counter[str]) -> dict[str, dict]:
 
 
 def file_of(task_id: str, args: Args) -> str:
-    if in_validation(task_id, args.test_share, args.seed):
+    if prepare.in_validation(task_id, args.test_share, args.seed):
         return "code.test"
-    validation = in_validation(f"{task_id} of the others", args.validation_share, args.seed)
+    validation = prepare.in_validation(f"{task_id} of the others", args.validation_share, args.seed)
     return "code.validation" if validation else "code.train"
 
 

@@ -270,6 +270,15 @@ class LengthTable:
         return "\n".join(lines)
 
 
+def program_lengths(row: dict, tokenizer: Tokenizer, limits: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+    """The tokens of a row's query and of its response, if it has one, and which are beyond their limits."""
+    lengths = {"query": len(tokenizer.encode(row["query"]))}
+    if row["response"]:
+        lengths["response"] = len(tokenizer.encode(row["response"])) + 1  # with EOS, as in dataset.load_programs
+    too_long = (column for column, length in lengths.items() if length > limits[column])
+    return lengths, [f"{column} longer than --max-{column}-length {limits[column]}" for column in too_long]
+
+
 def list_reasons(left_out: Mapping[str, int]) -> str:
     """Why rows were left out, in one line."""
     return "; ".join(f"{count} x {reason}" for reason, count in left_out.items())

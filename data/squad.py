@@ -26,18 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import (
-    SENTENCE_END,
-    SourceArgs,
-    SplitArgs,
-    check_vocab_size,
-    converted_files,
-    longest_fit,
-    read_records,
-    source_files,
-    split_of,
-    train_bpe,
-)
+from data import prepare
 from nanorlhf.cli import PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
@@ -50,7 +39,7 @@ SPLIT_WORDS = {"train": "train", "dev": "validation", "validation": "validation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(SourceArgs, SplitArgs):
+class Args(prepare.SourceArgs, prepare.SplitArgs):
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     tokenizer: str | None = None
@@ -105,10 +94,10 @@ def read_question(record: dict, where: str, title: str, context: str, published:
 
 
 def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
-    for path, _ in source_files(args):
+    for path, _ in prepare.source_files(args):
         words = re.findall("[a-z]+", path.name.lower())
         published = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
-        for where, record in read_records(path):
+        for where, record in prepare.read_records(path):
             for article_at, article in objects(record, "data", where):
                 title = field(article, "title", str, article_at)
                 for paragraph_at, paragraph in objects(article, "paragraphs", article_at):
@@ -136,7 +125,7 @@ def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[st
 
     if fits(end := len(question.context)):
         return query(end), end
-    end = longest_fit([match.end() for match in SENTENCE_END.finditer(question.context)], fits)
+    end = prepare.longest_fit([match.end() for match in prepare.SENTENCE_END.finditer(question.context)], fits)
     return (None, 0) if end is None else (query(end), end)
 
 
@@ -164,19 +153,19 @@ def make_rows(
 
 def main(args: Args) -> None:
     check_ranges(args)
-    check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
+    prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     tokenizer = None if args.vocab_size else load_tokenizer(args.tokenizer or PAPERS_TOKENIZER)
     left_out: Counter[str] = Counter()
     splits: dict[str, list[Question]] = defaultdict(list)
     for question in read_questions(args, left_out):
-        split = split_of(question.published, question.title, args)
+        split = prepare.split_of(question.published, question.title, args)
         splits[split].append(question)
     if tokenizer is None:  # questions that share a context count it once
         contexts = dict.fromkeys(BEFORE + question.context for question in splits["train"])
         asked = (f"{BETWEEN}{question.text}{AFTER}{question.response}" for question in splits["train"])
-        tokenizer = train_bpe([*contexts, *asked], args.vocab_size, args.source)
+        tokenizer = prepare.train_bpe([*contexts, *asked], args.vocab_size, args.source)
     rows = make_rows(splits, tokenizer, args.max_query_length, left_out)
-    with converted_files(args.out, args.source, tokenizer, left_out) as write:
+    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
         for split, row in rows:
             write(split, row, "--max-response-length", args.max_response_length)
     tokenizer.save(args.out)  # for models with random weights

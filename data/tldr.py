@@ -25,18 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import (
-    SENTENCE_END,
-    SPLITS,
-    SourceArgs,
-    SplitArgs,
-    converted_files,
-    longest_fit,
-    read_records,
-    source_files,
-    split_in_path,
-    split_of,
-)
+from data import prepare
 from nanorlhf.cli import NonNegativeInt, PositiveInt, check_ranges, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
@@ -48,7 +37,7 @@ CNNDM = "Article:\n", "\n\nTL;DR:\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(SourceArgs, SplitArgs):
+class Args(prepare.SourceArgs, prepare.SplitArgs):
     out: Path = Path("runs/tldr/data")
     """directory for the JSON Lines and tokenizer.json; existing files are replaced"""
     tokenizer: str = "EleutherAI/pythia-1b-deduped"
@@ -82,10 +71,10 @@ def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
     first = len(text) - len(text.lstrip())  # leading blank lines are not paragraphs
     paragraphs = [i for i in range(first, len(text)) if text[i] == "\n"]
     first_paragraph = text[: paragraphs[0]] if paragraphs else text
-    sentences = [match.end() for match in SENTENCE_END.finditer(first_paragraph)]
+    sentences = [match.end() for match in prepare.SENTENCE_END.finditer(first_paragraph)]
     characters = range(first + 1, len(first_paragraph))
     for rule, ends in (("paragraph", paragraphs), ("sentence", sentences), ("character", characters)):
-        end = longest_fit(ends, fits)
+        end = prepare.longest_fit(ends, fits)
         if end is not None:
             return text[:end], rule
     return "", "nothing"
@@ -183,10 +172,10 @@ def main(args: Args) -> None:
     pairs: dict[str, Counter[str]] = defaultdict(Counter)  # file -> unordered pair of policies -> rows
     left_out: Counter[str] = Counter()
 
-    with converted_files(args.out, args.source, tokenizer, left_out) as write:
-        for path, relative_path in source_files(args):
+    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
+        for path, relative_path in prepare.source_files(args):
             kind_of_file = None
-            for where, record in read_records(path):
+            for where, record in prepare.read_records(path):
                 kind = kind_of(record, where)
                 kind_of_file = kind_of_file or kind
                 if kind != kind_of_file:
@@ -198,19 +187,19 @@ def main(args: Args) -> None:
                     continue
                 if kind == "sft":
                     row, rule = demonstration(record, where, tokenizer, args)
-                    published = row["meta"]["split"] = split_in_path(relative_path)
+                    published = row["meta"]["split"] = prepare.split_in_path(relative_path)
                     limit = "--max-sft-response-length", args.max_sft_response_length
                 else:
                     row, rule, is_cnndm = comparison(record, where, tokenizer, args)
                     published = row["meta"]["split"]
-                    if published is not None and not (isinstance(published, str) and published in SPLITS):
-                        known = ", ".join(SPLITS)
+                    if published is not None and not (isinstance(published, str) and published in prepare.SPLITS):
+                        known = ", ".join(prepare.SPLITS)
                         raise InputError(f"{where}: unknown split {published!r:.80}: it must be one of {known}.")
                     if not row["chosen"].strip() or not row["rejected"].strip():
                         left_out["an empty summary"] += 1
                         continue
                     limit = "--max-preference-response-length", args.max_preference_response_length
-                split = "cnndm" if is_cnndm else split_of(published, row["query"], args)
+                split = "cnndm" if is_cnndm else prepare.split_of(published, row["query"], args)
                 if write(split, row, *limit):  # [N+ 4]
                     cuts[f"{kind}.{split}"][rule] += 1
                     if kind == "comparisons":

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import tldr
+from data import prepare, tldr
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
@@ -163,10 +163,10 @@ def test_a_post_without_newline_and_sentence_is_cut_character_by_character(text,
 
 def test_the_longest_fit_is_found_even_if_a_shorter_prefix_does_not_fit():
     # lengths 10, 11 and 13 fit: bisection alone would stop at 11
-    assert tldr.longest_fit(range(1, 50), lambda end: end <= 11 or end == 13) == 13
-    assert tldr.longest_fit([3, 9], lambda end: False) is None
-    assert tldr.longest_fit([], lambda end: True) is None
-    assert tldr.longest_fit([3, 9], lambda end: True) == 9
+    assert prepare.longest_fit(range(1, 50), lambda end: end <= 11 or end == 13) == 13
+    assert prepare.longest_fit([3, 9], lambda end: False) is None
+    assert prepare.longest_fit([], lambda end: True) is None
+    assert prepare.longest_fit([3, 9], lambda end: True) == 9
 
 
 @pytest.mark.parametrize(
