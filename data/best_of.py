@@ -4,10 +4,9 @@
     python train_sft.py --model runs/tiny/sft --data runs/tiny/best_of --out runs/tiny/sft_best_of
 
 This is rejection sampling as in Llama 2 (Touvron et al. 2023) or, alternated with fine-tuning, expert iteration
-(Anthony et al. 2017). The policy answers each query of sft.{train,validation}.jsonl --num-samples times; a reward
-model, an ensemble or a rule scores the answers; the highest score wins. An answer can't win if it has no EOS, is empty,
-or is longer than --response-length when encoded again. A query whose answers all fail is left out and counted. A query
-that occurs twice in a file is answered once.
+(Anthony et al. 2017). The policy answers each query of sft.{train,validation}.jsonl once, with --num-samples answers;
+a reward model, an ensemble or a rule scores them; the highest score wins. An answer can't win if it has no EOS, is
+empty, or is longer than --response-length when encoded again; a query whose answers all fail is left out.
 
     sft.{train,validation}.jsonl   the winners; meta has the score, the mean score of all answers and their number
     best_of.json                   the cost of sampling: answers, their tokens, seconds, peak memory; written last
@@ -29,10 +28,10 @@ import torch
 from tqdm import tqdm
 
 from data.prepare import converted_files
-from data.sampling import SPLITS, load_policy, longest_query, read_queries
+from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.batch import Batch
-from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
+from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
@@ -50,7 +49,7 @@ QUERIES_AT_ONCE = 64  # answered before the winners are written; fixed, as the s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
+class Args(SamplingArgs):
     policy: str = "runs/tiny/sft"
     """policy that answers: checkpoint directory or Hub id"""
     reward_model: str | tuple[str, ...] | None = "runs/tiny/rm"
@@ -65,10 +64,6 @@ class Args:
     """directory of sft.{train,validation}.jsonl with the queries"""
     out: Path = Path("runs/tiny/best_of")
     """directory for the JSON Lines; existing files are replaced"""
-    tokenizer: str | None = None
-    """directory, file or Hub id (None: the policy's)"""
-    num_queries: PositiveInt | None = None
-    """queries per split, from the top of the file (None: all)"""
     num_validation_queries: PositiveInt | None = None
     """queries of the validation split (None: as --num-queries)"""
     num_samples: Annotated[int, Range("from 2 to a million", lambda x: 2 <= x <= 10**6)] = 16
@@ -79,12 +74,6 @@ class Args:
     """nucleus sampling: sample from the most likely tokens with this total probability (1: all tokens)"""
     response_length: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 24
     """maximum tokens of an answer including EOS"""
-    batch_size: PositiveInt = 64
-    """answers sampled and scored at once; changes memory, not the result"""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N"""
-    seed: Seed = 1
-    """fixes the samples"""
     resume: bool = False
     """continue the sampling in --out"""
     overwrite: bool = False

@@ -19,13 +19,8 @@ follows, such as <|im_end|>. That token is the EOS of the data: it is the EOS of
 `train_sft.py --tokenizer DIR` passes it on to the policy and all later stages.
 
 A long query loses its oldest turns (a user's message and the replies to it), but keeps the system message and the last
-turn. Conversations that can't be used are left out and counted:
-    - the name of a special token in a message: in a query it would become that token
-    - a message that is not text (tool calls, images), is empty, or has another role
-    - no user message before the reply; a demonstration that doesn't end in a reply, or is labelled as bad
-    - pairs that differ before the last turn, and pairs of identical replies
-    - a conversation that the template refuses, or a reply that it changes or doesn't end with the end-of-turn token
-    - a reply longer than --max-response-length, a last turn longer than --max-query-length
+turn. Conversations that can't be used are left out, and the reasons printed: among others the name of a special token
+in a message, which in a query would become that token, and a reply that the template changes.
 
 The path of a file names its split; test becomes validation, and meta tells them apart. Without such a name, and with
 --resplit, a seeded hash of the first user message draws the split: equal first messages share a split.
@@ -89,9 +84,8 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
 
     Raises InputError for what is not a message, LeftOut for a message that is not text or can't be a turn.
     """
-    if isinstance(record[name], str):
-        return checked([{"role": role, "content": field(record, name, str, where)}])
-    found = field(record, name, list, where)
+    given = record[name]
+    found = [{"role": role, "content": given}] if isinstance(given, str) else field(record, name, list, where)
     if len(found) > prepare.MAX_TURNS:
         raise InputError(f"{where}: {name!r} has more than {prepare.MAX_TURNS} messages.")
     messages = []
@@ -106,16 +100,12 @@ def messages_of(record: dict, name: str, role: str, where: str) -> list[dict]:
             raise LeftOut("a message that is not text, such as a tool call or an image")
         else:
             content = field(message, "content", str, location)
-        messages.append({"role": field(message, "role", str, location), "content": content})
-    return checked(messages)
-
-
-def checked(messages: list[dict]) -> list[dict]:
-    for message in messages:
-        if message["role"] not in ROLES:
+        speaker = field(message, "role", str, location)
+        if speaker not in ROLES:
             raise LeftOut("a message of another role than system, user and assistant")
-        if message["role"] != "system" and not message["content"].strip():
+        if speaker != "system" and not content.strip():
             raise LeftOut("an empty message")
+        messages.append({"role": speaker, "content": content})
     return messages
 
 
@@ -156,10 +146,6 @@ def split_pair(record: dict, where: str) -> tuple[list[dict], list[list[dict]]]:
 
 
 # -------------------------------------------------------------------------------------------------------- 2. templates
-class Refusal(Exception):
-    """The message of a template's raise_exception."""
-
-
 class Generation(Extension):
     """{% generation %}: some templates mark what the model is trained on; the text is unchanged."""
 
@@ -171,7 +157,7 @@ class Generation(Extension):
 
 
 def refuse(message: object) -> None:
-    raise Refusal(str(message))
+    raise LeftOut(f"the chat template refuses it: {message!s:.80}")
 
 
 def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
@@ -241,8 +227,8 @@ class Template:
                     size += len(piece)
                     if size > MAX_RENDERED:
                         raise MemoryError(f"it writes more than {MAX_RENDERED:,} characters")
-        except Refusal as error:
-            raise LeftOut(f"the chat template refuses it: {error!s:.80}") from error
+        except LeftOut:
+            raise
         except Exception as error:  # as above
             raise self.broken(error) from error
         return "".join(pieces)

@@ -6,8 +6,8 @@
 --source is a directory tree of programs. A program's problem is the CodeNet id (p00001) in its path, or else its
 folder, or else, directly in --source, its file name. The problem's text is problem_descriptions/p00001.html, in
 --source or a folder above it, without its sections of constraints and samples, which alone would fill a prompt. If
-there is metadata/p00001.csv, only submissions with status Accepted are used. The full CodeNet has both folders; its
-benchmark Java250 has neither: put them into it or next to it.
+there is metadata/p00001.csv, only submissions with status Accepted are used. Java250 lacks both folders of the full
+CodeNet: put them into it or next to it.
 
 A random method of each program is drawn, then a statement of any of its blocks, and the program is cut there:
 
@@ -17,12 +17,12 @@ A random method of each program is drawn, then a statement of any of its blocks,
     query      the problem's text as a comment, the prefix, and /*<your_code_here>*/
 
 so prefix + response + suffix is the file. Statements in loops, branches and lambdas are as likely as the body's own;
-a nested method is a method of its own. Constructors count as methods. Python functions are cut at a statement that
-starts its line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
+a nested method is a method of its own, and so is a constructor. Python functions are cut at a statement that starts its
+line and is neither a docstring nor decorated, and the marker is # <your_code_here>.
 
-The draw depends only on --seed and the file's path. All programs of a problem are in the same split, train or
-validation. Programs that don't compile, or whose response declares an unused variable, are left out, because the paper
-trains on programs that pass its static checks.
+The draw depends only on --seed and the file's path. All programs of a problem are in the same split. Programs that
+don't compile, or whose response declares an unused variable, are left out: the paper trains on programs that pass its
+static checks.
 """
 
 import ast
@@ -105,10 +105,7 @@ class Cut:
 
 # ------------------------------------------------------------------------------------------------- 1. where to cut
 def java_methods(program: str, nested: bool = True) -> list[list[Cut]] | None:
-    """The cuts of each method, one per statement, by position; None if the program doesn't parse.
-
-    nested: statements of all blocks, not only of the method's body.
-    """
+    """The cuts of each method, one per statement, by position; None if the program doesn't parse."""
     root = Parser(JAVA).parse(program.encode()).root_node
     if root.has_error:
         return None
@@ -281,10 +278,7 @@ def read_program(path: Path) -> str:
 def cut_programs(
     programs: list[tuple[str, str, Path]], args: Args, counts: Counter[str], left_out: dict[str, list[str]]
 ) -> Iterator[tuple[str, list[dict]]]:
-    """Yield (text, rows) for each program that can be cut; updates `counts` and `left_out`.
-
-    Only one program is in memory at a time; digests find duplicates.
-    """
+    """Yield (text, rows) for each program that can be cut, one at a time; updates `counts` and `left_out`."""
     methods_of = java_methods if args.language == "java" else python_methods
     progress = tqdm(programs, unit=" programs", disable=None, leave=False)
     for problem, group in groupby(progress, key=lambda program: program[0]):

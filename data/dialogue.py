@@ -19,11 +19,8 @@ Texts stay as published (DailyDialog has spaces before its commas, Cornell a few
 becomes one space. The name of a file or its folder gives the split. Cornell and dialogues_text.txt have none: there,
 and with --resplit, a seeded hash of the conversation's text decides, so equal conversations share a split.
 
-Malformed lines stop the run. Rows that can't be used are left out and counted:
-    - an empty reply, or an empty turn right before it; the history begins after the last empty turn
-    - a last turn longer than --max-query-length; a longer history first loses its oldest turns
-    - a reply longer than --max-response-length
-    - conversations with a line that is missing from movie_lines.txt
+A long history loses its oldest turns, and all turns up to an empty one. Replies that can't be used are left out, and
+the reasons printed. Malformed lines stop the run.
 """
 
 import re

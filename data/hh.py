@@ -9,11 +9,8 @@ query is what they share, up to and including the last `\\n\\nAssistant:`; the r
     comparisons.{train,validation}.jsonl   query, chosen reply, rejected reply
     sft.{train,validation}.jsonl           query, chosen reply: people preferred it, so it serves as a demonstration
 
-A long query loses its oldest turns, but keeps the last human turn. Pairs that can't be used are left out and counted:
-    - transcripts that differ before the last turn: the label compares several turns, not one reply
-    - an empty reply, or two identical ones
-    - a reply longer than --max-response-length
-    - a last turn longer than --max-query-length
+A long query loses its oldest turns, but keeps the last human turn. Pairs that can't be used are left out, and the
+reasons printed; if transcripts differ before the last turn, the label compares several turns, not one reply.
 
 A seeded hash of the first human turn draws the split: pairs with the same opening, and so the same query, share a
 split. The published splits stay in meta; to use them, convert the train files with --validation-share 0 and the test

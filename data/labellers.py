@@ -10,14 +10,13 @@ differ from that. For two responses, `first` and `second` in the order shown,
 
     P(first is preferred) = sigmoid(difference / temperature)                   --temperature
 
-and then the label is reversed with probability --flip-rate. With these settings each worker still has one score, so the
-majority's preferences are transitive. --indifference breaks that, as in Tversky's *Intransitivity of preferences*
-(1969): scores that differ by less look the same, and the shorter response is preferred, by BREVITY per word. Then a
-response without one fact is preferred to the full one, a response without two facts to that one, and yet the full one
-to the response without two.
+and then the label is reversed with probability --flip-rate. So far each worker has one score, and the majority's
+preferences are transitive. --indifference breaks that, as in Tversky's *Intransitivity of preferences* (1969): of two
+scores that differ by less, the shorter response is preferred, by BREVITY per word. Then a response without one fact is
+preferred to the full one, a response without two facts to that one, and yet the full one to the response without two.
 
-The world's generator draws one uniform number per label, whatever the settings; what a setting draws in addition comes
-from another generator. So two worlds of the same seed have the same pairs and differ only in their labels.
+The world's generator draws one uniform number per label, whatever the settings; another generator draws the rest. So
+two worlds of the same seed have the same pairs and differ only in their labels.
 """
 
 import math

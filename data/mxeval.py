@@ -10,10 +10,9 @@ prefix + response + suffix + tests. MathQA, HumanEval and some problems of MBJP 
 response is "".
 
 With --test-share below 1, a seeded hash moves problems to code.train.jsonl, for fine-tuning before the test (the paper
-tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. In these
-two files, --solutions FILE replaces a missing solution by the file's first completion that passes the problem's tests.
-Problems without a solution, and with --tokenizer those beyond the two limits, are left out and counted. The test file
-always has all problems of its share.
+tests on 0.2 of MBJP and 0.5 of MathQA), and with --validation-share some of those to code.validation.jsonl. There, a
+completion in --solutions FILE that passes the problem's tests replaces a missing solution, and problems without one, or
+beyond the two limits of --tokenizer, are left out and counted. The test file has all problems of its share.
 
 --check runs the canonical solutions, --samples FILE the completions in a file of mxeval samples (task_id, completion).
 Both print the shares that compile, execute and pass, and programs per second; --check also lists each failure.
@@ -78,13 +77,12 @@ def main(args: Args) -> None:
     solutions = [(row, row["response"]) for row in rows.values() if row["response"]] if args.check else []
     if args.check and not solutions:
         raise InputError(f"--check: no problem in --source {args.source} has a canonical solution.")
-    completions = completions_to_try(rows, files, args.solutions, args.test_share)
-    if args.check or samples or completions:
+    if args.check or samples or args.solutions:
         print("programs run isolated from this machine")
         for sentence in isolation():
             print(f"  {sentence}")
 
-    sampled = fill_in(completions, args)
+    sampled = fill_in(rows, files, args) if args.solutions else set()
     limits = {"query": args.max_query_length, "response": args.max_response_length}
     written: dict[tuple[str, str], list[str]] = defaultdict(list)  # (file, dataset) -> task ids
     length_table = prepare.LengthTable()
@@ -164,28 +162,19 @@ def file_of(task_id: str, args: Args) -> str:
     return "code.validation" if validation else "code.train"
 
 
-def completions_to_try(
-    rows: dict[str, dict], files: dict[str, str], solutions: tuple[Path, ...], test_share: float
-) -> list[tuple[dict, str]]:
-    """The completions of --solutions for training problems without a solution."""
+def fill_in(rows: dict[str, dict], files: dict[str, str], args: Args) -> set[str]:
+    """Give training problems without a solution the first completion of --solutions that passes; returns their ids."""
     completions = [
         (row, completion)
-        for path in solutions
+        for path in args.solutions
         for row, completion in read_samples(path, rows)
         if files[row["meta"]["task_id"]] != "code.test" and not row["response"]
     ]
-    if solutions and not completions:
-        raise InputError(
-            f"--solutions: with --test-share {test_share}, no training problem that lacks a solution has a completion "
-            "in these files."
-        )
-    return completions
-
-
-def fill_in(completions: list[tuple[dict, str]], args: Args) -> set[str]:
-    """Give each problem its first completion that passes; returns the task_ids of these problems."""
     if not completions:
-        return set()
+        raise InputError(
+            f"--solutions: with --test-share {args.test_share}, no training problem that lacks a solution has a "
+            "completion in these files."
+        )
     filled = set()
     verdicts = check("samples for the training problems", completions, args)
     for (row, completion), verdict in zip(completions, verdicts, strict=True):

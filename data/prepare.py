@@ -1,11 +1,4 @@
-"""What the modules of data/ share, in the order of use.
-
-1. input: published records from .json, .jsonl, .gz and .parquet files, local or on the Hub
-2. settings: checks beyond the range of a number
-3. splits: published, or drawn by a seeded hash
-4. truncation: the longest prefix that fits
-5. output: the JSON Lines that nanorlhf/dataset.py reads, all files or none, and tables about them
-"""
+"""What the modules of data/ share: input, settings, splits, truncation, and the JSON Lines with tables about them."""
 
 import fnmatch
 import hashlib

@@ -3,9 +3,9 @@
     python -m data.rank --source runs/str/data/self_rank.validation.jsonl --annotator ana --out rankings.ana.jsonl
 
 Questions are drawn at random from --source. Of the answers to a question, --num-answers different ones are shown,
-evenly spaced over the self-ranking from first to last, in an order that depends on the annotator. The annotator types
-all numbers, best first: `2 1 4 3`. Each ranking is saved at once; the same command resumes after a stop. All annotators
-get the same questions and answers, and each writes a separate file:
+evenly spaced over the self-ranking from first to last, in an order that depends on the annotator, who types all
+numbers, best first: `2 1 4 3`. Each ranking is saved at once; the same command resumes after a stop. All annotators get
+the same questions and answers, and each writes a separate file:
 
     source              {"query": str, "answers": [str, ...]}, best first, or in any order with "weights": [float, ...];
                         --representatives, the paper's "with ISODATA", needs "representatives": [int, ...]

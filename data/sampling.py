@@ -1,17 +1,33 @@
 """What data.best_of and data.self_rank share: a policy answers the queries of sft.{train,validation}.jsonl."""
 
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from nanorlhf.checkpoint import load_gpt
+from nanorlhf.cli import PositiveInt, Seed
 from nanorlhf.dataset import field, is_chat, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
 SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingArgs:
+    tokenizer: str | None = None
+    """directory, file or Hub id (None: the policy's)"""
+    num_queries: PositiveInt | None = None
+    """queries per split, from the top of the file (None: all)"""
+    batch_size: PositiveInt = 64
+    """answers sampled at once; changes memory, not the result"""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N"""
+    seed: Seed = 1
+    """seed of the samples, and of all else that is drawn"""
 
 
 def read_queries(path: Path, most: int | None) -> dict[str, bool]:

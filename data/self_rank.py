@@ -17,10 +17,10 @@ The policy answers each query of sft.{train,validation}.jsonl --num-samples time
     self_rank.{train,validation}.jsonl     {"query", "answers", "weights", "clusters", "representatives", "chat"}: the
                                            answers to a question, and the indices of its representatives, best first
 
-Duplicate answers are kept: each is a vote. Empty answers are left out and counted, a question with a single cluster
-makes no pair, and noise that would make both answers of a pair equal is not applied. A query that occurs twice in a
-file is answered once. The files depend on --seed but not on --batch-size. If --out is not --data,
-sft.{train,validation}.jsonl are copied there, because train_rm.py reads them too.
+Duplicate answers are kept: each is a vote. Empty answers are left out, a question with a single cluster makes no pair,
+and noise that would make both answers of a pair equal is not applied. A query that occurs twice in a file is answered
+once. The files depend on --seed but not on --batch-size. sft.{train,validation}.jsonl are copied to --out, because
+train_rm.py reads them too.
 """
 
 import shutil
@@ -35,9 +35,9 @@ import numpy as np
 from tqdm import tqdm
 
 from data.prepare import LengthTable, jsonl_files, list_reasons, print_left_out
-from data.sampling import SPLITS, load_policy, longest_query, read_queries
+from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
 from nanorlhf import launch
-from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, run_module
+from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
@@ -55,7 +55,7 @@ QUESTIONS_AT_ONCE = 1024  # answered before ranking; fixed, as the samples depen
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
+class Args(SamplingArgs):
     policy: str = "runs/str/sft"
     """policy that answers: checkpoint directory or Hub id"""
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
@@ -64,10 +64,6 @@ class Args:
     """directory of sft.{train,validation}.jsonl with the queries"""
     out: Path = Path("runs/str/data")
     """directory for the JSON Lines; existing files are replaced"""
-    tokenizer: str | None = None
-    """directory, file or Hub id (None: the policy's)"""
-    num_queries: PositiveInt | None = None
-    """queries per split, from the top of the file (None: all)"""
     num_samples: Annotated[int, Range("at least 2", lambda x: x >= 2)] = 16
     """answers per question"""
     temperature: Annotated[float, Range("from 0 to 100", lambda x: 0 <= x <= 100)] = 0.8
@@ -90,12 +86,6 @@ class Args:
     """maximum pairs per question: first those furthest apart, then those with the better winner (None: all)"""
     noise: Fraction = 0.5
     """share of pairs whose worse answer gets noise"""
-    batch_size: PositiveInt = 64
-    """answers sampled at once; changes memory, not the result"""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N"""
-    seed: Seed = 1
-    """seed of the samples, of ISODATA's first centroids and of the noise"""
 
 
 # ------------------------------------------------------------------------------------------- 1. ranking and comparisons
@@ -126,10 +116,7 @@ def make_comparisons(
     question: Ranked, vectors: np.ndarray, donors: list[str], tokenizer: Tokenizer, args: Args,
     rng: np.random.Generator, left_out: Counter,
 ) -> list[dict]:  # fmt: skip
-    """The rows of comparisons.jsonl for a question, whose answers have unit vectors (m, d).
-
-    donors: texts from which noise may take words.
-    """
+    """The rows of comparisons.jsonl for a question with unit vectors (m, d); noise may take words from `donors`."""
     rows = []
     for ranks in interval_pairs(len(question.representatives), args.interval, args.max_pairs):
         winner, loser = (question.representatives[rank] for rank in ranks)

@@ -5,9 +5,9 @@
 
 An asker wants to do one of two dozen things in Python ("sort a list"), names an object and has a wish ("it has to be
 fast"). A good answer names the function, calls it on the object and grants the wish; authors of different quality write
-anything from that to "did you solve it?". `gold_score` below is the true quality of an answer. Readers vote on answers,
-with noise, and more of them on popular questions; the asker accepts one answer. So one can measure what no real dump
-shows: how well votes reflect quality, and whether a policy trained on them writes better answers or only longer ones.
+anything from that to "did you solve it?". `gold_score` below is the true quality of an answer. Readers vote with noise,
+and more of them on popular questions; the asker accepts one answer. So one can measure what no real dump shows: how
+well votes reflect quality, and whether a policy trained on them writes better answers or only longer ones.
 
 Questions tagged java ask for the same things, but their functions have other names: a model trained on them knows the
 language but not the answers, and is the base model of the paper's comparison. Some posts are there to be filtered out

@@ -13,11 +13,8 @@ becomes a row of sft.{train,validation}.jsonl:
 The name of the file gives the split (train, dev). Without such a name, and with --resplit, a seeded hash of the
 article's title decides, so the questions on an article share a split.
 
-A long query loses full sentences at the end of its context, but never an answer. Broken records stop the run.
-Questions that can't be used are left out and counted:
-    - no label: neither answers nor is_impossible, as in the unlabelled test sets
-    - a context that would lose an answer if cut to --max-query-length, or whose first sentence is too long
-    - an answer longer than --max-response-length
+A long query loses full sentences at the end of its context, but never an answer. Questions that can't be used, such as
+those without a label in the unlabelled test sets, are left out, and the reasons printed. Broken records stop the run.
 """
 
 import re
@@ -112,9 +109,9 @@ def read_questions(args: Args, left_out: Counter[str]) -> Iterator[Question]:
 
 # -------------------------------------------------------------------------------------------------------------- 2. rows
 def make_query(question: Question, tokenizer: Tokenizer, limit: int) -> tuple[str | None, int]:
-    """The template with the first sentences of the context that fit in `limit` tokens, and where they end.
+    """The template with the first sentences of the context that fit in `limit` tokens, and their end; or (None, 0).
 
-    (None, 0) if not even one fits. Each attempt tokenises the full query, because a token may span two of its parts.
+    Each attempt tokenises the full query, because a token may span two of its parts.
     """
 
     def query(end: int) -> str:

@@ -95,24 +95,6 @@ USAGE, OTHER_KINDS = (
 )
 
 
-# The steps of the filter, in order: the label in the printed table, and what to do if a step leaves nothing.
-STEPS = {
-    "rows": ("rows", "--source must be the Posts.xml of a site"),
-    "questions": ("questions", "--source must be the Posts.xml of a site"),
-    "own id": ("with a unique Id", "the file is broken"),
-    "tagged": ("with --tag {tag}", "--tag None keeps all tags"),
-    "plain": ("without --drop-markup {markup}", "pass fewer elements"),
-    "complete": ("with a title, a text and a date", "the file is broken"),
-    "of the kind": ("with --question-filter {kind}", "--question-filter all keeps every kind"),
-    "answers": ("answers", "the file must have answers too"),
-    "of the dump": ("to a question in the file", "the file must have questions and their answers"),
-    "of a question kept": ("to a question kept above", "relax --tag, --drop-markup or --question-filter"),
-    "plain answers": ("without --drop-markup {markup}", "pass fewer elements"),
-    "complete answers": ("with a unique Id, a score, a text and a date", "the file is broken"),
-    "fitting": ("within --max-length {length}", "raise it, --max-query-length or --max-response-length"),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Args:
     source: Path
@@ -366,7 +348,7 @@ def parse_time(row: dict[str, str]) -> datetime:
 def read_questions(
     path: Path, args: Args, left_out: Counter[str], firsts: dict[str, str]
 ) -> tuple[list[Question], Counter[str]]:
-    """The questions that are kept, with their answers, in one pass over the dump; and the posts after each of STEPS.
+    """The questions that are kept, with their answers, in one pass over the dump; and the posts after each of `steps`.
 
     Counts the posts that can't be used in `left_out`, and notes the location of the first with each reason in `firsts`.
     """
@@ -467,25 +449,37 @@ def read_questions(
     return [question for question in questions.values() if question.answers], counts
 
 
-def step_labels(args: Args) -> dict[str, str]:
-    """The label of each of STEPS in the printed table."""
-    values = {
-        "tag": args.tag, "kind": args.question_filter, "length": args.max_length,
-        "markup": " ".join(args.drop_markup) or "(nothing)",
-    }  # fmt: skip
-    return {key: label.format(**values) for key, (label, _) in STEPS.items()}
+def steps(args: Args) -> dict[str, tuple[str, str]]:
+    """The steps of the filter, in order: the label in the printed table, and what to do if a step leaves nothing."""
+    no_markup = f"without --drop-markup {' '.join(args.drop_markup) or '(nothing)'}"
+    return {
+        "rows": ("rows", "--source must be the Posts.xml of a site"),
+        "questions": ("questions", "--source must be the Posts.xml of a site"),
+        "own id": ("with a unique Id", "the file is broken"),
+        "tagged": (f"with --tag {args.tag}", "--tag None keeps all tags"),
+        "plain": (no_markup, "pass fewer elements"),
+        "complete": ("with a title, a text and a date", "the file is broken"),
+        "of the kind": (f"with --question-filter {args.question_filter}", "--question-filter all keeps every kind"),
+        "answers": ("answers", "the file must have answers too"),
+        "of the dump": ("to a question in the file", "the file must have questions and their answers"),
+        "of a question kept": ("to a question kept above", "relax --tag, --drop-markup or --question-filter"),
+        "plain answers": (no_markup, "pass fewer elements"),
+        "complete answers": ("with a unique Id, a score, a text and a date", "the file is broken"),
+        "fitting": (f"within --max-length {args.max_length}", "raise it, --max-query-length or --max-response-length"),
+    }
 
 
 def check_not_empty(counts: Counter[str], last: str, args: Args) -> None:
-    """Raise InputError, which names the step, if one of STEPS up to `last` leaves nothing."""
+    """Raise InputError, which names the step, if one of the steps up to `last` leaves nothing."""
     before = "rows"
-    for key in list(STEPS)[: list(STEPS).index(last) + 1]:
+    for key, (label, advice) in steps(args).items():
         if not counts[key]:
-            names = step_labels(args)
             raise InputError(
-                f"--source {args.source}: no question is left: {counts[before]} {names[before]!r}, but 0 "
-                f"{names[key]!r}: {STEPS[key][1]}."
+                f"--source {args.source}: no question is left: {counts[before]} {steps(args)[before][0]!r}, but 0 "
+                f"{label!r}: {advice}."
             )
+        if key == last:
+            return
         before = key
 
 
@@ -507,10 +501,7 @@ def split_by_date(questions: list[Question], split_date: str) -> dict[str, list[
 
 
 def make_query(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
-    """The template with as much of a question's beginning as fits in `limit` tokens; None if nothing fits.
-
-    The question is cut at the end of a token. A token may span question and template, so the full query is counted.
-    """
+    """The template with a question, cut after a token so that all fits in `limit` tokens; None if nothing fits."""
     query = BEFORE + text + AFTER
     if len(tokenizer.encode(query)) <= limit:
         return query
@@ -576,8 +567,7 @@ def generate_answers(
 ) -> None:
     """[SO generated] Sample one answer to each question that has a single one; sets `question.generated`.
 
-    Its score is drawn once from N(-0.5, 0.1^2) and stored. Answers that are left out draw one too, so that the other
-    scores don't depend on them.
+    Each draws its score from N(-0.5, 0.1^2), even if it is left out, so that the others' don't depend on it.
     """
     from nanorlhf.generate import sample_answers
 
@@ -677,7 +667,7 @@ def main(args: Args) -> None:
     if policy is not None:
         generate_answers(kept, policy, tokenizer, args, left_out)
 
-    for key, label in step_labels(args).items():
+    for key, (label, _) in steps(args).items():
         print(f"{counts[key]:10,}  {label}")
     deleted = (f"{counts[f'{posts} by deleted users']:,} {posts}" for posts in ("questions", "answers"))
     print(f"\nby deleted users, and kept: {', '.join(deleted)}\n")

@@ -15,8 +15,6 @@ training script reads a gold score: the ones in `meta` are for eval.py and for t
 The references resemble human ones: they say who did what, but seldom where or what is wanted; a few invent a fact or
 ramble. SFT imitates that along with the language; PPO can drop it, because labellers prefer summaries that tell all
 facts.
-
-In order: the words, the gold score, posts, summarisers, comparisons, and the files with their tables.
 """
 
 import math

@@ -15,9 +15,8 @@ The splits are the published ones: for comparisons the field `split` (valid1 and
 apart), for demonstrations the word train, valid, validation or test in the file's path. Without one, and with
 --resplit, a seeded hash of the query decides, so a query is in the same split of both kinds of file.
 
-Broken records stop the run. Valid records that training can't use are left out and counted: a response that is too
-long, two identical summaries, an empty summary in a comparison (policies do write those; in a demonstration it is an
-error).
+Broken records stop the run. Valid records that training can't use are left out and counted, such as an empty summary in
+a comparison: policies do write those; in a demonstration it is an error.
 """
 
 from collections import Counter, defaultdict
