@@ -339,17 +339,12 @@ def file_of(row: dict, args: Args) -> str:
     return "code.validation" if validation else "code.train"
 
 
-def check(args: Args) -> None:
-    """Refuse impossible settings before anything is read."""
+def main(args: Args) -> None:
     check_ranges(args)
     prepare.check_vocab_size(args.vocab_size, args.tokenizer and "--tokenizer")
     if args.error_prone_jar is not None and args.language != "java":
         raise InputError(f"--error-prone-jar {args.error_prone_jar}: ErrorProne is for Java.")
     check_out(args.out)
-
-
-def main(args: Args) -> None:
-    check(args)
     programs = find_programs(args.source, args.language)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     num_problems = len({problem for problem, _, _ in programs})

@@ -89,19 +89,6 @@ class Args(SamplingArgs):
 
 
 # ------------------------------------------------------------------------------------------- 1. ranking and comparisons
-def rank_answers(
-    query: str, answers: list[str], vectors: np.ndarray, seed: int, limits: Limits, chat: bool = False
-) -> Ranked:
-    """Rank and cluster m answers by their unit vectors (m, d).
-
-    TextRank gets all m answers, not only the representatives, because more votes make a better ranking.
-    """
-    weights = text_rank(vectors @ vectors.T)
-    clusters, representatives = isodata(vectors, seed, limits)
-    order = [index for index in rank_order(weights).tolist() if index in representatives]
-    return Ranked(query, answers, weights.round(DECIMALS).tolist(), clusters.tolist(), order, chat)
-
-
 def interval_pairs(num_ranks: int, interval: int, most: int | None) -> list[tuple[int, int]]:
     """[STR pairs] The ranks (winner, loser), from 0, at least `interval` apart; the furthest apart first.
 
@@ -191,23 +178,23 @@ def answer_and_rank(
     for (query, chat), texts, seed in zip(queries.items(), answers, seeds[1:], strict=True):
         if texts:
             embedded = np.stack([vectors[text] for text in texts])
-            ranked.append((rank_answers(query, texts, embedded, seed, limits, chat), embedded))
+            # of all answers, not only the representatives, because more votes make a better ranking
+            weights = text_rank(embedded @ embedded.T)
+            clusters, representatives = isodata(embedded, seed, limits)
+            order = [index for index in rank_order(weights).tolist() if index in representatives]
+            question = Ranked(query, texts, weights.round(DECIMALS).tolist(), clusters.tolist(), order, chat)
+            ranked.append((question, embedded))
     clock.append(time.perf_counter())
     seconds.update(dict(zip(("sampling", "encoding", "ranking and clustering"), np.diff(clock), strict=True)))
     return ranked
 
 
-def check(args: Args) -> None:
-    """Refuse impossible settings before anything is loaded."""
+# ------------------------------------------------------------------------------------------------------------ 3. files
+def main(args: Args) -> None:
     check_ranges(args)
     if args.interval >= args.num_samples:
         raise InputError(f"--interval {args.interval}: it must be below --num-samples {args.num_samples}.")
     check_out(args.out)
-
-
-# ------------------------------------------------------------------------------------------------------------ 3. files
-def main(args: Args) -> None:
-    check(args)
     queries = {split: read_queries(args.data / f"sft.{split}.jsonl", args.num_queries) for split in SPLITS}
     device = launch.setup(args.device)
     tokenizer = load_tokenizer(args.tokenizer or args.policy)

@@ -281,7 +281,9 @@ def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
         with temporary.open("w", encoding="utf-8") as file:
 
             def row(**attributes: object) -> None:
-                fields = " ".join(f'{key}="{escape_attribute(str(value))}"' for key, value in attributes.items())
+                # XML readers turn a line break into a space unless it is a character reference
+                escaped = {key: html.escape(str(value)).replace("\n", "&#xA;") for key, value in attributes.items()}
+                fields = " ".join(f'{key}="{value}"' for key, value in escaped.items())
                 file.write(f"  <row {fields} />\n")
 
             file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
@@ -327,11 +329,6 @@ def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
     finally:
         temporary.unlink(missing_ok=True)
     return counts, golds
-
-
-def escape_attribute(text: str) -> str:
-    """Escape as the dump does: XML readers turn a line break into a space unless it is a character reference."""
-    return html.escape(text).replace("\n", "&#xA;")
 
 
 def main(args: Args) -> None:

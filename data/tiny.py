@@ -361,8 +361,7 @@ def make_world(args: Args) -> dict[str, list[dict]]:
     return world
 
 
-def check(args: Args) -> None:
-    """Refuse impossible settings before anything is written."""
+def main(args: Args) -> None:
     check_ranges(args)
     # the two validation files use at most half of the combinations of facts
     most = math.prod(map(len, SLOTS.values())) // 4
@@ -374,10 +373,6 @@ def check(args: Args) -> None:
         raise InputError(f"--summarisers {' '.join(args.summarisers)}: a comparison needs two or more.")
     check_vocab_size(args.vocab_size)
     check_out(args.out)
-
-
-def main(args: Args) -> None:
-    check(args)
     world = make_world(args)
     # every word should become a token: train the tokenizer on at least 2,000 posts
     rng = random.Random(args.seed)
