@@ -19,7 +19,7 @@ The policy answers each query of sft.{train,validation}.jsonl --num-samples time
 
 Duplicate answers are kept: each is a vote. Empty answers are left out, a question with a single cluster makes no pair,
 and noise that would make both answers of a pair equal is not applied. A query that occurs twice in a file is answered
-once. The files depend on --seed but not on --batch-size. sft.{train,validation}.jsonl are copied to --out, because
+once. The files depend on --seed but not on --batch-size. Another --out gets a copy of sft.{train,validation}.jsonl, as
 train_rm.py reads them too.
 """
 
