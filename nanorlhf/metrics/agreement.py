@@ -15,7 +15,7 @@ Pairs that several people labelled are one line each, with the index of the resp
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -132,38 +132,46 @@ def kendall_tau(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
 
 # ------------------------------------------------------------------------------------------ 3. (b) people and people
 def annotator_kappas(questions: list[RankedQuestion]) -> dict:
-    """[STR human study] How much annotators agree, beyond chance, on the rank of each answer.
-
-    The items are answers, their labels are ranks. The paper just says "kappa", so we report two:
-
-        cohen_kappa    per pair of annotators, on the questions both ranked; mean over the num_pairs pairs with any
-        fleiss_kappa   all num_annotators, on the num_common questions that all ranked; None if there are none
+    """[STR human study] `kappas` of the rank of each answer; num_common are questions. The paper just says "kappa".
 
     An annotator gives each rank once per question, so chance is exactly 1/m, and where everyone ranks every question
     the two kappas are equal. Raises InputError where no question has two rankings.
     """
-    names = list(dict.fromkeys(name for question in questions for name in question.rankings))
-    cohen = []
-    for one, other in itertools.combinations(names, 2):
-        shared = [q.rankings for q in questions if one in q.rankings and other in q.rankings]
-        if shared:
-            labels = (ranks_of([rankings[name] for rankings in shared]).ravel() for name in (one, other))
-            cohen.append(cohen_kappa(*labels))
-    if not cohen:
+    labels: dict[str, dict] = defaultdict(dict)  # annotator -> (question, answer) -> rank
+    for i, question in enumerate(questions):
+        for name, ranks in zip(question.rankings, ranks_of(list(question.rankings.values())), strict=True):
+            labels[name] |= {(i, answer): int(rank) for answer, rank in enumerate(ranks)}
+    found = kappas(labels)
+    if not found["num_pairs"]:
         raise InputError("no question is ranked by two annotators, which kappa needs: load the rankings of both.")
+    return found | {"num_common": found["num_common"] // len(questions[0].answers)}
 
-    common = [list(q.rankings.values()) for q in questions if len(q.rankings) == len(names)]
-    fleiss = None
-    if common:
-        ranks = np.stack([ranks_of(rankings) for rankings in common])  # (questions, annotators, m)
-        given = ranks[:, :, :, None] == np.arange(ranks.shape[2])  # (questions, annotators, m answers, m ranks)
-        fleiss = fleiss_kappa(given.sum(1).reshape(-1, ranks.shape[2]))
+
+def kappas(labels: Mapping[str, Mapping[Hashable, int]]) -> dict:
+    """How much num_annotators agree, beyond chance, on the labels of items; labels: annotator -> item -> label, from 0.
+
+        cohen_kappa    per pair of annotators, on the items of both; mean over the num_pairs pairs with any
+        fleiss_kappa   all annotators, on the num_common items that all have labelled
+
+    A pair of annotators whose chance agreement is 1 counts for nothing; a kappa without anything to measure is None.
+    """
+    cohen = []
+    for ours, theirs in itertools.combinations(labels.values(), 2):
+        shared = [item for item in ours if item in theirs]
+        if shared:
+            cohen.append(cohen_kappa([ours[item] for item in shared], [theirs[item] for item in shared]))
+    cohen = [kappa for kappa in cohen if not math.isnan(kappa)]
+    common = [item for item in next(iter(labels.values())) if all(item in of_one for of_one in labels.values())]
+    fleiss = math.nan
+    if common and len(labels) > 1:
+        given = np.array([[of_one[item] for of_one in labels.values()] for item in common])  # (items, annotators)
+        fleiss = fleiss_kappa((given[:, :, None] == np.arange(given.max() + 1)).sum(1))
     return {
-        "cohen_kappa": fmean(cohen),
+        "cohen_kappa": fmean(cohen) if cohen else None,
         "num_pairs": len(cohen),
-        "fleiss_kappa": fleiss,
+        "fleiss_kappa": None if math.isnan(fleiss) else fleiss,
         "num_common": len(common),
-        "num_annotators": len(names),
+        "num_annotators": len(labels),
     }
 
 
@@ -229,35 +237,17 @@ def load_labelled_pairs(path: str | Path) -> list[LabelledPair]:
 def pair_agreement(pairs: list[LabelledPair]) -> dict:
     """How much annotators agree on pairs, and how often one contradicts themself.
 
-    cohen_kappa      per two annotators, on the pairs both labelled; mean over those with any, leaving out NaN
-    fleiss_kappa     all num_annotators, on the num_common pairs that all labelled
+    cohen_kappa, fleiss_kappa   as in `kappas`; of num_pairs pairs num_common have a label of all num_annotators
     circular_share   of the num_triads in which one annotator compared three responses to a query, each with each: those
                      with a cycle, A preferred to B, B to C and C to A (Kendall and Babington Smith 1940). By chance 1/4
-
-    None where there is nothing to measure, or where all labels are the same.
     """
-    names = sorted({name for pair in pairs for name in pair.preferred})
-    cohen = []
-    for one, other in itertools.combinations(names, 2):
-        labels = [(p.preferred[one], p.preferred[other]) for p in pairs if one in p.preferred and other in p.preferred]
-        if labels:
-            cohen.append(cohen_kappa(*np.array(labels).T))
-    known = [kappa for kappa in cohen if not math.isnan(kappa)]
-    common = [list(pair.preferred.values()) for pair in pairs if len(pair.preferred) == len(names)]
-    fleiss = math.nan
-    if common and len(names) > 1:
-        second = np.sum(common, axis=1)  # (pairs,) how many prefer the second response
-        fleiss = fleiss_kappa(np.stack((len(names) - second, second), axis=1))
+    labels: dict[str, dict] = defaultdict(dict)  # annotator -> number of the pair -> preferred
+    for i, pair in enumerate(pairs):
+        for name, choice in pair.preferred.items():
+            labels[name][i] = choice
     triads = circular_triads(pairs)
-    return {
-        "cohen_kappa": fmean(known) if known else None,
-        "fleiss_kappa": None if math.isnan(fleiss) else fleiss,
-        "num_annotators": len(names),
-        "num_pairs": len(pairs),
-        "num_common": len(common),
-        "circular_share": fmean(triads) if triads else None,
-        "num_triads": len(triads),
-    }
+    shares = {"circular_share": fmean(triads) if triads else None, "num_triads": len(triads)}
+    return kappas(labels) | {"num_pairs": len(pairs)} | shares
 
 
 def circular_triads(pairs: list[LabelledPair]) -> list[bool]:

@@ -45,28 +45,24 @@ def token_rewards(
 
     rows, value_model_dir = read_metrics(place), Path(place) / "value_model"
     is_ppo = bool(rows) and value_model_dir.is_dir() and logits is not None
-    settings: dict[str, Any] = {"temperature": temperature}
-    if is_ppo:
-        settings, where = read_settings(place), str(Path(place) / "args.json")
-        field(settings, "temperature", float, where)
-        if settings.get("missing_eos_score") is not None:
-            field(settings, "missing_eos_score", float, where)
-        if settings.get("score_at") not in ("after_eos", "last_token"):
-            raise InputError(f"{where}: score_at must be after_eos or last_token: name a run of train_ppo.py.")
-        field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")
+    settings: dict[str, Any] = read_settings(place) if is_ppo else {"temperature": temperature}
+    where = str(Path(place) / "args.json")
+    temperature = field(settings, "temperature", float, where)
     found = []
     for model in (policy, ref_policy):
         with distributed.on_device(model):
-            found.append(response_logprobs(model, *inputs, actions, settings["temperature"])[0])
-    logprobs, ref_logprobs = found
-    of_tokens = {"rm_logit": logits, "kl": logprobs - ref_logprobs}
+            found.append(response_logprobs(model, *inputs, actions, temperature)[0])
+    kl = found[0] - found[1]  # (1, T)
+    of_tokens = {"rm_logit": logits, "kl": kl}
     of_states, length = {}, end + 1
     if is_ppo and logits is not None:
-        scores, missing = logits[:, end], settings.get("missing_eos_score")
-        if missing is not None and tokenizer.eos_id not in response:
-            scores = torch.full_like(scores, missing)
-        kl_coef, score_at = rows[-1]["objective/kl_coef"], settings["score_at"]
-        rewards = -kl_coef * (logprobs - ref_logprobs)  # (1, T)
+        score_at = settings.get("score_at")
+        if score_at not in ("after_eos", "last_token"):
+            raise InputError(f"{where}: score_at must be after_eos or last_token: name a run of train_ppo.py.")
+        scores = logits[:, end]
+        if settings.get("missing_eos_score") is not None and tokenizer.eos_id not in response:
+            scores = torch.full_like(scores, field(settings, "missing_eos_score", float, where))
+        rewards = -kl * field(rows[-1], "objective/kl_coef", float, f"{Path(place) / 'metrics.jsonl'}: last row")
         rewards[:, end if score_at == "last_token" else min(end + 1, T - 1)] += scores
         of_states["reward"] = rewards
         dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype

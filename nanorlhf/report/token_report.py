@@ -15,7 +15,7 @@ COLUMNS = {"rm_logit": "RM logit", "kl": "KL, nats", "reward": "reward", "value"
 
 def numbers(tokens: Tokens, name: str) -> np.ndarray:
     """A column (T,), with NaN for None."""
-    return np.array([np.nan if x is None else x for x in tokens[name]])
+    return np.array(tokens[name], dtype=float)
 
 
 def token_axes(title: str, y_label: str, texts: list[str]) -> tuple[Figure, Axes]:

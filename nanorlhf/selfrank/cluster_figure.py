@@ -1,6 +1,5 @@
 """STR Figure 2: the answers to one question as points in the plane, with their ranks and clusters."""
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -48,23 +47,17 @@ def cluster_figure(
 
     vectors (m, d) are embeddings, in the paper from an encoder that took no part in the ranking; weights (m,) are
     TextRank's, and set the colour; clusters (m,) are ISODATA's, each a star around its representative, which is ringed
-    and labelled with its rank. Equal answers coincide, the best on top, with their count beside them. Raises ValueError
-    where the arguments are not of the same answers.
+    and labelled with its rank. Equal answers coincide, the best on top, with their count beside them.
     """
     points, explained = (tensor.numpy() for tensor in pca(vectors))  # (m, 2), (2,)
     order, clusters = rank_order(weights), np.asarray(clusters)  # (m,)
     m = len(order)
-    if not len(points) == len(clusters) == m:
-        raise ValueError(f"{len(points)} vectors, {m} weights, {len(clusters)} clusters: all of the same answers")
     middles = {int(clusters[index]): index for index in representatives}
-    if len(middles) < len(representatives) or set(middles) != set(clusters.tolist()):
-        raise ValueError(f"representatives {representatives}: there must be one of each cluster")
     ranks = np.argsort(order) + 1  # (m,)
 
     first, second = explained
     labels = f"first component, {first:.0%} of the variance", f"second component, {second:.0%}"
-    with matplotlib.rc_context({"text.parse_math": False}):  # the title may contain dollar signs
-        figure, axes = panel(title, *labels)
+    figure, axes = panel(title, *labels)
     figure.set_size_inches(6.4, 4.6)
     low, high = points.min(0), points.max(0)
     half = 0.58 * (high - low).max() or 1  # with a margin around the points

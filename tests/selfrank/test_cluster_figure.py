@@ -105,13 +105,6 @@ def test_the_same_answers_give_the_same_bytes_and_distances_are_to_scale() -> No
     assert axes.bbox.containsx(pixels[:, 0].min()) and axes.bbox.containsx(pixels[:, 0].max())
 
 
-@pytest.mark.parametrize("change", [{"clusters": [0, 1]}, {"weights": [1.0]}, {"representatives": [1]},
-                                    {"representatives": [0, 3, 1, 4]}])  # fmt: skip
-def test_arguments_of_different_answers_are_rejected(change) -> None:
-    with pytest.raises(ValueError, match="same answers|one of each cluster"):
-        cluster_figure("question", **GIVEN | change)
-
-
 def test_dollars_in_a_title_are_not_a_formula() -> None:
     figure = cluster_figure("from $5 to \\nothing or $6", **GIVEN)
     assert "$5 to" in image(figure)  # as a formula, matplotlib would reject it
