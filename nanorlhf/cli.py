@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,11 +69,20 @@ def check_ranges(args: "DataclassInstance") -> None:
                         raise InputError(f"{flag}: it must be {limits.words}.")
 
 
-def check_names(flag: str, names: Iterable[str]) -> None:
-    """Raise InputError for a name that reports can't print, blank or with half a surrogate pair."""
-    for name in names:
+def named_pairs(flag: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
+    """("sft", DIR, "ppo", DIR) -> [("sft", DIR), ("ppo", DIR)].
+
+    Raises InputError for half a pair, and for a name that reports can't print: blank, or with half
+    a surrogate pair.
+    """
+    if not words or len(words) % 2:
+        raise InputError(
+            f"{flag} {' '.join(words)}: write pairs of a name and a directory, such as sft runs/sft."
+        )
+    for name in words[::2]:
         if not name.strip() or not name.isprintable():
             raise InputError(f"{flag} {name!r:.80}: a name must be printable text.")
+    return list(zip(words[::2], words[1::2], strict=True))
 
 
 def command_line(main: Callable[[S], object], recipes: dict[str, tuple[str, S]]) -> None:

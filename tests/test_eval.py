@@ -22,7 +22,7 @@ from data.tiny import gold_score
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.evals import common, reward_models, summaries
+from nanorlhf.evals import common, summaries
 from nanorlhf.evals.plan import eval_work
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import win_rate
@@ -98,8 +98,7 @@ def test_rounded_weights_and_offloading_change_no_bit(args, monkeypatch) -> None
     args = replace(args, dtype="bfloat16", num_queries=5, implicit_rewards=("ppo",))
     found = []
     for offload, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
-        for module in (common, reward_models):
-            monkeypatch.setattr(module, "device_and_dtype", lambda args, device, dtype=dtype: (device, dtype))
+        monkeypatch.setattr(common, "device_and_dtype", lambda args, device, dtype=dtype: (device, dtype))
         result = evaluation.main(replace(args, out=args.out.parent / f"{dtype}.{offload}", offload=offload))
         found.append({name: value for name, value in result.items() if name != "args"})
     assert found[0] == found[1] == found[2]

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from nanorlhf import distributed, launch
-from nanorlhf.checkpoint import load_gpt, load_scalar, read_config
-from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_names, check_ranges
+from nanorlhf.checkpoint import load_gpt, read_config
+from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges, named_pairs
 from nanorlhf.dataset import Comparison, Demonstration, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
+from nanorlhf.generate import sample_answers
 from nanorlhf.metrics import compare
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
@@ -28,6 +29,7 @@ from nanorlhf.reward import Gold, end_scores, is_function, response_scores
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
 from nanorlhf.training.run_directory import read_metrics, read_settings
+from nanorlhf.training.supervised import autocast
 
 M = TypeVar("M", GPT, ScalarModel)
 
@@ -88,15 +90,12 @@ def begin(args: EvalArgs, writes: bool = True) -> torch.device:
 
 def named_policies(words: tuple[str, ...]) -> dict[str, str]:
     """("sft", DIR, "ppo", DIR) -> {"sft": DIR, "ppo": DIR}"""
-    names, places = words[::2], words[1::2]
-    if not words or len(names) != len(places):
-        raise InputError(f"--policies {' '.join(words)}: write pairs of a name and a checkpoint, such as sft runs/sft.")
-    if len(set(names)) != len(names) or "reference" in names:
+    policies = dict(named_pairs("--policies", words))
+    if 2 * len(policies) != len(words) or "reference" in policies:
         raise InputError(
             f"--policies {' '.join(words)}: names must differ, and `reference` is taken by the data's references."
         )
-    check_names("--policies", names)
-    return dict(zip(names, places, strict=True))
+    return policies
 
 
 def best_of(place: str) -> tuple[int, str]:
@@ -154,13 +153,16 @@ def load_policy(
     """A policy whose context is long enough to answer `rows`."""
     needed = max(len(row.query) for row in rows) + args.response_length
     check_model("--policies", place, tokenizer, {"--response-length": needed})
-    policy = load_gpt(place, *device_and_dtype(args, device)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
-    return placed(policy, args, device)
+    return load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
-def load_reward_model(place: str, args: EvalArgs, device: torch.device) -> ScalarModel:
-    """A reward model that `check_model` has let pass."""
-    return placed(load_scalar(place, *device_and_dtype(args, device)), args, device)
+def load_model(load: Callable[..., M], place: str, args: EvalArgs, device: torch.device) -> M:
+    """A model that `check_model` has let pass, by load_gpt or load_scalar; with --offload it waits in CPU memory."""
+    model = load(place, *device_and_dtype(args, device))
+    model.requires_grad_(False)
+    if args.offload:
+        distributed.offload(model, device)
+    return model
 
 
 def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: torch.device) -> Gold | None:
@@ -168,8 +170,8 @@ def load_gold(gold: str | None, args: EvalArgs, tokenizer: Tokenizer, device: to
     if not gold:
         return None
     found = Gold(gold, tokenizer, *device_and_dtype(args, device), batch_size=args.batch_size)
-    if found.model is not None:
-        placed(found.model, args, device)
+    if found.model is not None and args.offload:
+        distributed.offload(found.model, device)
     return found
 
 
@@ -178,15 +180,16 @@ def device_and_dtype(args: EvalArgs, device: torch.device) -> tuple[torch.device
     return torch.device("cpu") if args.offload else device, getattr(torch, args.dtype)
 
 
-def placed(model: M, args: EvalArgs, device: torch.device) -> M:
-    """The model, frozen; with --offload it waits in CPU memory."""
-    model.requires_grad_(False)
-    if args.offload:
-        distributed.offload(model, device)
-    return model
+# ------------------------------------------------------------------------------------------- 3. responses and scores
+def sample(
+    policy: GPT, rows: list[Demonstration], tokenizer: Tokenizer, args: PolicyArgs, num_samples: int, **decoding: Any
+) -> tuple[Tensor, Tensor]:
+    """`sample_answers` to the queries of `rows`; decoding: the temperature and what else it takes."""
+    queries, settings = [row.query for row in rows], (args.response_length, args.batch_size, args.seed)
+    with distributed.on_device(policy), autocast(args.dtype, policy.lm_head.weight.device):
+        return sample_answers(policy, queries, tokenizer, num_samples, *settings, **decoding)
 
 
-# ----------------------------------------------------------------------------------------------------------- 3. scores
 @torch.no_grad()
 def rm_scores(model: ScalarModel, query: Tensor, response: Tensor, pad_id: int, batch_size: int) -> list[float]:
     """The reward model at the last token of each response, query (B, Q) and response (B, T) -> B scores.

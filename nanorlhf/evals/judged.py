@@ -119,22 +119,19 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
 
 
 def judge_policies(
-    judge: Judge,
-    queries: list[str],
-    answers: dict[str, list[str]],
-    rm_columns: dict[str, list[float] | None],
-    against: str,
+    judge: Judge, queries: list[str], columns: dict[str, list[dict]], against: str
 ) -> tuple[dict[str, list[dict]], dict[str, dict], dict]:
-    """Compare each policy's answers with the answers of `against`, a policy or the reference.
+    """Compare each policy's responses with those of `against`, a policy or the reference.
 
-    answers and rm_columns: name -> one text, one reward model score per query; the reference is among the names.
-    Returns name -> a verdict row per query, name -> its numbers, and the account with the numbers over all pairs.
+    columns: name -> response and rm_score (or None) of each query; the reference is among the names. Returns name -> a
+    verdict row per query, name -> its numbers, and the account with the numbers over all pairs.
     """
-    names = [name for name in answers if name not in ("reference", against)]
+    names = [name for name in columns if name not in ("reference", against)]
     # query by query, so that under a cap the policies are judged on the same queries
-    pairs = [(name, i) for i in range(len(queries)) for name in names]
-    rows, account = judge([Pair(queries[i], answers[name][i], answers[against][i]) for name, i in pairs])
-    margins = rm_margins(pairs, rm_columns, against)
+    pairs = [(queries[i], columns[name][i], columns[against][i]) for i in range(len(queries)) for name in names]
+    rows, account = judge([Pair(query, ours["response"], theirs["response"]) for query, ours, theirs in pairs])
+    scores = [(ours["rm_score"], theirs["rm_score"]) for _, ours, theirs in pairs]
+    margins = [ours - theirs for ours, theirs in scores if theirs is not None]  # none without a reward model
     verdicts, numbers = {}, {}
     for number, name in enumerate(names):
         mine = slice(number, None, len(names))
@@ -143,25 +140,14 @@ def judge_policies(
         numbers[name] = {
             "judge_win_rate": fmean(wins) if wins else None,
             "judge_win_rate_ci": wilson_interval(fmean(wins), len(wins)) if wins else None,
-            **verdict_counts(rows[mine], margins and margins[mine]),
+            **verdict_counts(rows[mine], margins[mine]),
         }
     said = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
     place = {"first_rate": fmean(letter == "A" for letter in said if letter) if any(said) else None}
     return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | place
 
 
-def rm_margins(
-    pairs: list[tuple[str, int]], columns: dict[str, list[float] | None], against: str
-) -> list[float] | None:
-    """r(ours) - r(theirs) of each pair (policy, query); None without a reward model."""
-    theirs = columns[against]
-    if not theirs:
-        return None
-    ours = {name: column for name, column in columns.items() if column}
-    return [ours[name][i] - theirs[i] for name, i in pairs]
-
-
-def verdict_counts(rows: list[dict], margins: list[float] | None) -> dict[str, float | int | tuple | None]:
+def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | int | tuple | None]:
     """How many pairs have a verdict, and how often the reward model's margins agree with those that are no tie."""
     counts = Counter(row["preferred"] for row in rows)
     agrees = agrees_with_judge(margins, rows) if margins else []

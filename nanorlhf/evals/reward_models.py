@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,26 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import holds_reward_model, load_gpt
-from nanorlhf.cli import PositiveFloat, PositiveInt, check_names
+from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
+from nanorlhf.cli import PositiveFloat, PositiveInt, named_pairs
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
-from nanorlhf.errors import InputError
-from nanorlhf.evals.common import (
-    EvalArgs,
-    begin,
-    check_model,
-    common_tokenizer,
-    device_and_dtype,
-    gold_margins,
-    load_gold,
-    load_reward_model,
-    longest_pair,
-    longest_text,
-    placed,
-    settings_of,
-    write_evaluation,
-)
+from nanorlhf.evals import common
 from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 from nanorlhf.metrics.reward_accuracy import (
     accuracy_table,
@@ -58,7 +42,7 @@ Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(EvalArgs):
+class Args(common.EvalArgs):
     reward_models: tuple[str, ...]
     """pairs of a name and a checkpoint directory or Hub id; a name that comes again is another seed of the same model,
     a policy stands for its implicit reward"""
@@ -76,32 +60,32 @@ class Args(EvalArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = begin(args)
-    models = named_models(args.reward_models)
+    device = common.begin(args)
+    models: dict[str, list[str]] = {}  # name -> checkpoints, one per seed
+    for name, place in named_pairs("--reward-models", args.reward_models):
+        models.setdefault(name, []).append(place)
     places = args.reward_models[1::2]
     has_policy = any(not holds_reward_model(place) for place in places)
-    tokenizer = common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None], args.gold)
+    tokenizer = common.common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits))}
     if (args.data / "comparisons.cnndm.jsonl").exists():
         limits_of_news = tokenizer, args.max_cnndm_query_length, args.max_response_length
         sets["cnndm"] = list(load_comparisons(args.data / "comparisons.cnndm.jsonl", *limits_of_news))
     references = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits))
-    longest = {f"{args.data}/comparisons.{name}.jsonl": longest_pair(rows) for name, rows in sets.items()}
-    longest[f"{args.data}/sft.validation.jsonl"] = longest_text(references, 0)
+    longest = {f"{args.data}/comparisons.{name}.jsonl": common.longest_pair(rows) for name, rows in sets.items()}
+    longest[f"{args.data}/sft.validation.jsonl"] = common.longest_text(references, 0)
     for place in places:
-        check_model("--reward-models", place, tokenizer, longest)
-    check_model("--gold", args.gold, tokenizer, longest)
+        common.check_model("--reward-models", place, tokenizer, longest)
+    common.check_model("--gold", args.gold, tokenizer, longest)
     agreement = args.data / "agreement.jsonl"
     labelled = load_labelled_pairs(agreement) if agreement.exists() else None
-    gold = load_gold(args.gold, args, tokenizer, device)
+    gold = common.load_gold(args.gold, args, tokenizer, device)
     ref_policy = None
     if has_policy:
-        check_model("--ref-policy", args.ref_policy, tokenizer, longest)
-        ref_policy = load_gpt(args.ref_policy, *device_and_dtype(args, device)).forbid(
-            tokenizer.pad_id, tokenizer.vocab_size
-        )
-        placed(ref_policy, args, device)
+        common.check_model("--ref-policy", args.ref_policy, tokenizer, longest)
+        ref_policy = common.load_model(load_gpt, args.ref_policy, args, device)
+        ref_policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
     # ------------------------------------------------------------------------------------------------- 2. the numbers
     reference = Path(args.ref_policy).name
@@ -111,25 +95,14 @@ def main(args: Args) -> dict:
     for name, rows in sets.items():
         lengths = np.array([(len(row.chosen), len(row.rejected)) for row in rows])
         with autocast(args.dtype, device):
-            golds = np.array(gold_margins(gold, rows)) if gold else None
+            golds = np.array(common.gold_margins(gold, rows)) if gold else None
         result["sets"][name] |= {
             "deciders": deciders(margins[name], lengths, golds),
             "first_shown": first_shown_share(rows, f"{args.data}/comparisons.{name}.jsonl"),
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
-    result["args"] = settings_of(args)
-    return write_evaluation(args, result, reward_report.page(result, list(places)))
-
-
-def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
-    """("rm", A, "rm", B, "dpo", C) -> {"rm": [A, B], "dpo": [C]}"""
-    if not words or len(words) % 2:
-        raise InputError(f"--reward-models {' '.join(words)}: write pairs of a name and a checkpoint: rm runs/rm.")
-    check_names("--reward-models", words[::2])
-    models = defaultdict(list)
-    for name, place in zip(words[::2], words[1::2], strict=True):
-        models[name].append(place)
-    return dict(models)
+    result["args"] = common.settings_of(args)
+    return common.write_evaluation(args, result, reward_report.page(result, list(places)))
 
 
 @torch.no_grad()
@@ -142,7 +115,7 @@ def measure_rewards(
     references: list[Demonstration],
     tokenizer: Tokenizer,
     device: torch.device,
-    args: EvalArgs,
+    args: common.EvalArgs,
     loaded: Mapping[str, ScalarModel] | None = None,
 ) -> tuple[dict, Margins]:
     """[N+ 16, 18] Table 5, calibration and the scores of the references; and the margins, of which the first two are.
@@ -157,8 +130,20 @@ def measure_rewards(
 
     def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Margins of each set and scores of the references; a function, so that the model is gone before the next."""
-        model, rank, score = ranker(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place))
-        with autocast(args.dtype, device), distributed.on_device(model):
+        pad_id, reward_model = tokenizer.pad_id, None
+        rank: Callable[[list[Comparison]], tuple[Tensor, Tensor]]  # (B,) chosen, (B,) rejected
+        score: Callable[[list[Demonstration]], Tensor]  # (B,)
+        if holds_reward_model(place):
+            reward_model = (loaded or {}).get(place) or common.load_model(load_scalar, place, args, device)
+            rank = partial(pair_scores, reward_model, pad_id=pad_id)
+            score = partial(response_scores, reward_model, pad_id=pad_id, side="left")
+        else:
+            assert ref_policy is not None  # what a policy's implicit reward is relative to
+            policy = common.load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
+            rank = partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta)
+            score = partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta)
+        # with --offload, implicit rewards themselves move the policy and its reference one after the other
+        with autocast(args.dtype, device), distributed.on_device(reward_model):
             of_pairs = {
                 set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
                 for set_name, rows in sets.items()
@@ -193,37 +178,3 @@ def measure_rewards(
         "reference": reference,
         "dpo_beta": dpo_beta,
     }, margins
-
-
-def ranker(
-    place: str,
-    ref_policy: GPT | None,
-    dpo_beta: float,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    args: EvalArgs,
-    loaded: ScalarModel | None,
-) -> tuple[
-    ScalarModel | None, Callable[[list[Comparison]], tuple[Tensor, Tensor]], Callable[[list[Demonstration]], Tensor]
-]:
-    """Two functions that score by a checkpoint: pairs, to (B,) chosen and (B,) rejected, and single responses, to (B,).
-
-    The reward model comes before them, None for a policy: with --offload the caller moves it to the GPU for as long as
-    it scores, whereas the implicit rewards move the policy and its reference one after the other.
-    """
-    pad_id = tokenizer.pad_id
-    if holds_reward_model(place):
-        model = loaded or load_reward_model(place, args, device)
-        return (
-            model,
-            partial(pair_scores, model, pad_id=pad_id),
-            partial(response_scores, model, pad_id=pad_id, side="left"),
-        )
-    assert ref_policy is not None  # what a policy's implicit reward is relative to
-    policy = placed(load_gpt(place, *device_and_dtype(args, device)).forbid(pad_id, tokenizer.vocab_size), args, device)
-    settings: dict[str, Any] = {"pad_id": pad_id, "beta": dpo_beta}
-    return (
-        None,
-        partial(implicit_pair_rewards, policy, ref_policy, **settings),
-        partial(implicit_rewards, policy, ref_policy, **settings),
-    )

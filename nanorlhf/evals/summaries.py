@@ -18,32 +18,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
+from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
-from nanorlhf.evals.common import (
-    PolicyArgs,
-    begin,
-    best_of,
-    check_model,
-    common_tokenizer,
-    endings,
-    gold_margins,
-    load_gold,
-    load_policy,
-    load_reward_model,
-    longest_pair,
-    longest_text,
-    named_policies,
-    rm_scores,
-    row_scores,
-    settings_of,
-    write_evaluation,
-)
+from nanorlhf.evals import common
 from nanorlhf.evals.judge import WIN
 from nanorlhf.evals.judged import JudgeArgs, judge_policies, load_judge
 from nanorlhf.evals.reward_models import measure_rewards
-from nanorlhf.generate import sample_answers
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.metrics import bootstrap_interval, rouge, wilson_interval, win_rate
 from nanorlhf.metrics.best_of import best_of_n_bound, best_of_n_kl
@@ -60,7 +42,7 @@ from nanorlhf.training.supervised import autocast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(JudgeArgs, PolicyArgs):
+class Args(JudgeArgs, common.PolicyArgs):
     """The first policy is the reference of the KL; best-of-N:DIR takes the one of N responses that scores highest."""
 
     reward_model: str | None
@@ -85,8 +67,8 @@ class Args(JudgeArgs, PolicyArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = begin(args, writes=not args.judge_dry_run)
-    asked_for = {name: best_of(place) for name, place in named_policies(args.policies).items()}
+    device = common.begin(args, writes=not args.judge_dry_run)
+    asked_for = {name: common.best_of(place) for name, place in common.named_policies(args.policies).items()}
     policies = {name: place for name, (_, place) in asked_for.items()}
     num_samples = {name: number for name, (number, _) in asked_for.items()}
     first = next(iter(policies))
@@ -98,7 +80,7 @@ def main(args: Args) -> dict:
     unknown = set(args.implicit_rewards) - set(list(policies)[1:])
     if unknown:
         raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
-    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
+    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     models = {"reward model": [args.reward_model]} if args.reward_model else {}
@@ -107,60 +89,55 @@ def main(args: Args) -> dict:
     precision = autocast(args.dtype, device)
     to_answer = rows, tokenizer, args, device
     longest = {
-        f"{args.data}/sft.validation.jsonl": longest_text(rows, args.response_length),
-        f"{args.data}/comparisons.validation.jsonl": longest_pair(pairs),
+        f"{args.data}/sft.validation.jsonl": common.longest_text(rows, args.response_length),
+        f"{args.data}/comparisons.validation.jsonl": common.longest_pair(pairs),
     }
     for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        check_model(flag, place, tokenizer, longest)
-    gold = load_gold(args.gold, args, tokenizer, device)
-    ref_policy = load_policy(policies[first], *to_answer)
-    reward_model = load_reward_model(args.reward_model, args, device) if args.reward_model else None
+        common.check_model(flag, place, tokenizer, longest)
+    gold = common.load_gold(args.gold, args, tokenizer, device)
+    ref_policy = common.load_policy(policies[first], *to_answer)
+    reward_model = common.load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
 
     # --------------------------------------------------------------------------------------------------- 2. references
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
     reference: dict = {"gold_score": None, "rm_score": None}
-    reference_golds = None
-    rm_columns: dict[str, list[float] | None] = {"reference": None}
+    reference_golds = reference_rms = None
     with precision:
         if gold:
             reference_golds = gold.of_rows(rows)
             reference["gold_score"] = fmean(reference_golds)
         if reward_model:
-            scores = row_scores(reward_model, rows, tokenizer.pad_id, args.batch_size, "left")
-            rm_columns["reference"], reference["rm_score"] = scores.tolist(), scores.mean().item()
+            scores = common.row_scores(reward_model, rows, tokenizer.pad_id, args.batch_size, "left")
+            reference_rms, reference["rm_score"] = scores.tolist(), scores.mean().item()
     reference["response_length"] = fmean(len(row.response) for row in rows)
 
     # ----------------------------------------------------------------------------------------------------- 3. policies
     results, columns, responses, tokens = {}, {}, {}, {}  # by policy
-    answers = {"reference": references}
+    columns["reference"] = scored(references, reference_rms, reference_golds)
     lengths = {"reference": [len(row.response) - 1 for row in rows]}  # tokens, without EOS
 
     def measure(name: str, place: str) -> None:  # a function, so that a policy is gone before the next one is loaded
-        policy = ref_policy if place == policies[first] else load_policy(place, *to_answer)
-        ids, n = [row.query for row in rows], num_samples[name]
+        policy = ref_policy if place == policies[first] else common.load_policy(place, *to_answer)
+        n, k, to_sample = num_samples[name], args.num_distinct_samples, (policy, rows, tokenizer, args)
+        others = common.sample(*to_sample, n, temperature=args.kl_temperature)  # (B * n, ...)
+        rm = distinct = None  # distinct: of the best of n it would take n times as many samples
         with precision:
-            asked = args.response_length, args.batch_size, args.seed
-            with distributed.on_device(policy):
-                others = sample_answers(policy, ids, tokenizer, n, *asked, args.kl_temperature)  # (B * n, ...)
             if n > 1:
                 assert reward_model is not None
-                scores = torch.tensor(rm_scores(reward_model, *others, tokenizer.pad_id, args.batch_size)).view(-1, n)
-                best = scores.argmax(1) + n * torch.arange(len(rows))  # (B,)
+                scores = common.rm_scores(reward_model, *others, tokenizer.pad_id, args.batch_size)
+                best = torch.tensor(scores).view(-1, n).argmax(1) + n * torch.arange(len(rows))  # (B,)
                 query, response = (some[best.to(device)] for some in others)  # (B, Q), (B, T)
             else:
-                with distributed.on_device(policy):
-                    query, response = sample_answers(policy, ids, tokenizer, 1, *asked, args.temperature)
+                query, response = common.sample(*to_sample, 1, temperature=args.temperature)
             own = others if n == 1 else (query, response)
             kls, estimates, entropies = kl_to(ref_policy, policy, *own, n, tokenizer, args)
-            distinct = None  # of the best of n it would take n times as many samples
-            if args.num_distinct_samples and n == 1:
-                k = args.num_distinct_samples
-                with distributed.on_device(policy):
-                    _, drawn = sample_answers(policy, ids, tokenizer, k, *asked, args.kl_temperature)  # (B * k, T)
+            if k and n == 1:
+                _, drawn = common.sample(*to_sample, k, temperature=args.kl_temperature)  # (B * k, T)
                 distinct = fmean(len(set(map(tuple, group))) for group in micro_batches(drawn.tolist(), k))
             one = query[:1], response[:1], tokenizer, args.kl_temperature
             tokens[name] = token_rewards(place, policy, ref_policy, reward_model, *one)
-            rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
+            if reward_model:
+                rm = common.rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
             golds = gold.of_ids(queries, query, response) if gold else None
         texts = [tokenizer.decode(ids) for ids in response.tolist()]
         wins = win_rate(golds, reference_golds) if golds and reference_golds else None
@@ -170,19 +147,15 @@ def main(args: Args) -> dict:
             "gold_score": fmean(golds) if golds else None,
             "rm_score": fmean(rm) if rm else None,
             **rouge(references, texts),
-            **endings(response, tokenizer),
+            **common.endings(response, tokenizer),
             "kl": kls.mean().item(),
             "kl_standard_error": kls.std().item() / len(rows) ** 0.5,
             "kl_estimate": estimates.mean().item() if n > 1 else None,
             "entropy": entropies.mean().item(),
             "distinct": distinct,
         }
-        answers[name], responses[name], rm_columns[name] = texts, response, rm
+        columns[name], responses[name] = scored(texts, rm, golds), response
         lengths[name] = ((response != tokenizer.eos_id) & (response != tokenizer.pad_id)).sum(1).tolist()
-        columns[name] = [
-            {"response": text, "rm_score": rm and rm[i], "gold_score": golds and golds[i]}
-            for i, text in enumerate(texts)
-        ]
 
     for name, place in tqdm(policies.items(), desc="policies"):
         measure(name, place)
@@ -191,11 +164,12 @@ def main(args: Args) -> dict:
     figures: list[Figure] = []
     account = None
     verdicts: dict[str, list[dict]] = {}
+    of_policies = {name: columns[name] for name in policies}
     if reference_golds:
-        by_gold = {name: gold_wins(column, reference_golds) for name, column in columns.items()}
+        by_gold = {name: gold_wins(column, reference_golds) for name, column in of_policies.items()}
         figures += length_figures(lengths, by_gold, "reference", "the gold score")
     if judge:
-        verdicts, numbers, account = judge_policies(judge, queries, answers, rm_columns, args.judge_against)
+        verdicts, numbers, account = judge_policies(judge, queries, columns, args.judge_against)
         if args.judge_dry_run:
             return {}
         results = {name: row | numbers.get(name, {}) for name, row in results.items()}
@@ -204,7 +178,7 @@ def main(args: Args) -> dict:
 
     # ------------------------------------------------------------------ 5. what changed token by token; reward models
     base_name = args.shift_base or first
-    base = ref_policy if base_name == first else load_policy(policies[base_name], *to_answer)
+    base = ref_policy if base_name == first else common.load_policy(policies[base_name], *to_answer)
     responses["reference"] = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
     with precision, distributed.on_device(base):
         shifts, shares = token_shifts(base, rows, responses, tokenizer, args.batch_size)
@@ -217,7 +191,7 @@ def main(args: Args) -> dict:
             with precision:
                 accuracy = evaluate_reward_model(margins["validation"]["reward model"][0], pairs, gold)
             if gold:
-                accuracy |= agreement_on_samples(columns)
+                accuracy |= agreement_on_samples(of_policies)
 
     # --------------------------------------------------------------------------------------------------------- 6. write
     result = {
@@ -226,19 +200,18 @@ def main(args: Args) -> dict:
         "reward_model": accuracy,
         "rewards": rewards,
         "judge": account,
-        "differences": paired_differences(columns, args.seed),
+        "differences": paired_differences(of_policies, args.seed),
         "token_shift": {"base": base_name, "shares": shares},
         "num_queries": len(rows),
-        "args": settings_of(args),
+        "args": common.settings_of(args),
     }
-    reference_scores = rm_columns["reference"]
     samples = [
         {
             "query": query,
             "reference": references[i],
-            "reference_gold_score": reference_golds and reference_golds[i],
-            "reference_rm_score": reference_scores and reference_scores[i],
-            "policies": {name: column[i] for name, column in columns.items()},
+            "reference_gold_score": columns["reference"][i]["gold_score"],
+            "reference_rm_score": columns["reference"][i]["rm_score"],
+            "policies": {name: column[i] for name, column in of_policies.items()},
         }
         for i, query in enumerate(queries)
     ]
@@ -256,9 +229,16 @@ def main(args: Args) -> dict:
         token_report.section(queries[0], tokens),
     ]
     page = summary_report.page(result, runs, samples[shown], shifts[shown], sections)
-    write_evaluation(args, result, page, files)
+    common.write_evaluation(args, result, page, files)
     print("\n".join(shift_lines(base_name, shifts[0])))
     return result
+
+
+def scored(texts: list[str], rm: list[float] | None, golds: list[float] | None) -> list[dict]:
+    """A row for each response, with the scores that there are."""
+    return [
+        {"response": text, "rm_score": rm and rm[i], "gold_score": golds and golds[i]} for i, text in enumerate(texts)
+    ]
 
 
 @torch.no_grad()
@@ -309,7 +289,7 @@ def evaluate_reward_model(margins: np.ndarray, rows: list[Comparison], gold: Gol
 
     margins (pairs,): the chosen response's score minus the rejected one's.
     """
-    golds = zip(margins, gold_margins(gold, rows), strict=True) if gold else ()
+    golds = zip(margins, common.gold_margins(gold, rows), strict=True) if gold else ()
     agrees = [(margin > 0) == (g > 0) for margin, g in golds if g != 0]
     accuracy = fmean(margins > 0)  # a tie is wrong
     return {

@@ -1,6 +1,7 @@
 """Win rates, 95% intervals, and whether two policies differ."""
 
 import math
+from collections.abc import Callable
 from statistics import fmean
 
 import numpy as np
@@ -35,9 +36,15 @@ def bootstrap_interval(values: ArrayLike, seed: int, num_resamples: int = 2000) 
     Whole questions are resampled: answers to one question are alike, and resampling single answers would give an
     interval up to sqrt(n) times too narrow.
     """
-    means = score_table(values).mean(axis=1)  # (questions,)
+    return percentile_interval(score_table(values).mean(axis=1), np.mean, seed, num_resamples)
+
+
+def percentile_interval(
+    rows: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int, num_resamples: int
+) -> tuple[float, float]:
+    """The 95% interval of a statistic of rows (questions, ...): percentiles of its values for resampled rows."""
     generator = np.random.default_rng(seed)
-    resampled = [means[generator.integers(len(means), size=len(means))].mean() for _ in range(num_resamples)]
+    resampled = [statistic(rows[generator.integers(len(rows), size=len(rows))]) for _ in range(num_resamples)]
     low, high = np.quantile(resampled, (0.025, 0.975))
     return float(low), float(high)
 

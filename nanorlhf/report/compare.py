@@ -25,9 +25,8 @@ from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics import t_interval
-from nanorlhf.report import compare_runs
-from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_runs
-from nanorlhf.report.lab import Numbers, number, part
+from nanorlhf.report.compare_runs import ComparedRun, mean_and_sd, read_run
+from nanorlhf.report.lab import Numbers, float_at, part
 from nanorlhf.report.page import (
     BLUE,
     GREY,
@@ -37,7 +36,9 @@ from nanorlhf.report.page import (
     Section,
     label_axes,
     markup,
+    number,
     panel,
+    plus_minus,
     smooth,
     write_study,
 )
@@ -93,8 +94,6 @@ Policies = dict[str, list[Policy]]  # name -> one per seed
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_policies(runs: Path) -> Policies:
     """All seeds' policies in the order of their evaluations. Raises InputError where there is none or one is broken."""
-    if not runs.is_dir():
-        raise InputError(f"--runs {runs}: there is no such directory: `make compare` makes it.")
     found: Policies = {}
     for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
         if not path.parts[-3].isdigit():
@@ -103,14 +102,14 @@ def read_policies(runs: Path) -> Policies:
         for position, (name, row) in enumerate(evaluated(path).items()):
             run = None
             if position > 0 and (place / name / "metrics.jsonl").exists():  # the first is where all start
-                [run] = read_runs(compare_runs.Args(runs=(name, str(place / name)), out=runs))
+                run = read_run(name, place / name, {})
                 run = replace(run, rows=with_costs(run.rows))
-            is_best_of = number(row, where, "kl_estimate") is not None
-            numbers = {key: number(row, where, key) for key, *_ in EVALUATED}
+            is_best_of = float_at(row, where, "kl_estimate") is not None
+            numbers = {key: float_at(row, where, key) for key, *_ in EVALUATED}
             numbers |= costs(run) if run else {"models": 2.0 if is_best_of else None}
             found.setdefault(name, []).append(Policy(place.name, numbers, is_best_of, run))
     if not found:
-        raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: name the directory of `make compare`.")
+        raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: `make compare` makes them.")
     return found
 
 
@@ -144,13 +143,13 @@ def costs(run: ComparedRun) -> Numbers:
     if sampling.exists():
         stages.append((read_object(sampling), str(sampling)))
     seconds, peaks = (
-        [found for stage, where in stages if key in stage and (found := number(stage, where, key)) is not None]
+        [found for stage, where in stages if key in stage and (found := float_at(stage, where, key)) is not None]
         for key in ("seconds", "peak_resident_bytes")
     )
     if run.is_ppo:
         tokens: float | None = run.rows[-1].get("tokens")
     else:
-        tokens = number(*stages[1], "num_tokens") if len(stages) == 2 else 0.0
+        tokens = float_at(*stages[1], "num_tokens") if len(stages) == 2 else 0.0
     return {
         "tokens": tokens,
         "seconds": sum(seconds) if len(seconds) == len(stages) else None,
@@ -172,7 +171,7 @@ def models_held(settings: dict) -> float:
 def best_point(path: Path) -> str:
     """The point of a grid whose gold score is highest, as its evaluation names it."""
     _, *points = evaluated(path).items()
-    scores = {name: number(row, str(path), "gold_score") for name, row in points}
+    scores = {name: float_at(row, str(path), "gold_score") for name, row in points}
     known = {name: score for name, score in scores.items() if score is not None}
     if not known:
         raise InputError(f"{path}: no point of the grid has a gold score: pass --gold to eval.py.")
@@ -190,10 +189,19 @@ def flags_of(point: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ 2. tables
-def known_of(policies: Iterable[Policy], key: str) -> list[float]:
-    """The number at each seed that has it."""
-    found = [policy.numbers.get(key) for policy in policies]
-    return [value for value in found if value is not None]
+def numbers_of(column: Iterable[Policy], key: str) -> np.ndarray:
+    """A number at each seed (seeds,), NaN where it is unknown."""
+    return np.array([policy.numbers.get(key) for policy in column], dtype=float)
+
+
+def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> np.ndarray:
+    """Our number minus theirs at each seed (seeds,), NaN where one of them is unknown."""
+    others = [theirs.get(policy.seed, {}).get(key) for policy in column]
+    return numbers_of(column, key) - np.array(others, dtype=float)
+
+
+def known(values: np.ndarray) -> list[float]:
+    return values[~np.isnan(values)].tolist()
 
 
 def cell(values: Sequence[float], digits: int, with_interval: bool = False) -> str:
@@ -202,43 +210,36 @@ def cell(values: Sequence[float], digits: int, with_interval: bool = False) -> s
     >>> cell([1.0, 2.0], 1), cell([], 1)
     ('1.5', '-')
     """
-    if not values:
-        return "-"
     interval = t_interval(values) if with_interval else None
-    text = f"{fmean(values):,.{digits}f}"
-    return text if interval is None else f"{text} ± {(interval[1] - interval[0]) / 2:.{digits}f}"
+    return plus_minus(mean_of(values), interval and (interval[1] - interval[0]) / 2, digits)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def policy_table(policies: Policies) -> Lines:
     """One row per algorithm: means over seeds. No column for a number that none has."""
-    columns = [c for c in EVALUATED + COSTS if any(known_of(column, c[0]) for column in policies.values())]
+    everyone = [policy for column in policies.values() for policy in column]
+    columns = [column for column in EVALUATED + COSTS if len(known(numbers_of(everyone, column[0])))]
     lines = [["policy", "seeds", *(heading for _, heading, _, _ in columns)]]
     for name, column in policies.items():
-        cells = [cell(known_of(column, key), digits, with_interval) for key, _, digits, with_interval in columns]
+        cells = [cell(known(numbers_of(column, key)), digits, paired) for key, _, digits, paired in columns]
         lines.append([name, str(len(column)), *cells])
     return lines
 
 
-def gaps(column: list[Policy], theirs: dict[str, Numbers], key: str) -> list[float]:
-    """Our number minus theirs, at each seed that has both."""
-    found = [(policy.numbers.get(key), theirs.get(policy.seed, {}).get(key)) for policy in column]
-    return [ours - other for ours, other in found if ours is not None and other is not None]
-
-
 def difference_table(policies: Policies, against: str) -> Lines:
     """Each algorithm minus one of them, seed by seed, with the mean's 95% interval; headings alone without that one."""
-    lines = [[f"minus {against}", "seeds", *(heading for _, heading, _, paired in EVALUATED if paired)]]
+    columns = [(key, heading, digits) for key, heading, digits, paired in EVALUATED if paired]
+    lines = [[f"minus {against}", "seeds", *(heading for _, heading, _ in columns)]]
     theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
     for name, column in policies.items():
         both = [policy for policy in column if policy.seed in theirs]
         if name == against or not both:
             continue
-        cells = []
-        for key, digits in ((key, digits) for key, _, digits, paired in EVALUATED if paired):
-            known = gaps(both, theirs, key)
-            interval = t_interval(known)
-            text = f"{fmean(known):+.{digits}f}" if known else "-"
-            cells.append(text + (f" [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else ""))
+        found = [(known(gaps(both, theirs, key)), digits) for key, _, digits in columns]
+        cells = [number(mean_of(values), t_interval(values), digits, "+") for values, digits in found]
         lines.append([name, str(len(both)), *cells])
     return lines
 
@@ -250,19 +251,17 @@ def equal_cost_table(policies: Policies) -> Lines:
     """
     trained = {name: [p for p in column if p.updates] for name, column in policies.items()}
     trained = {name: column for name, column in trained.items() if column}
-    totals: dict[str, dict[str, list[float]]] = {"tokens": {}, "seconds": {}}  # -> seed -> of each algorithm
+    limits: dict[str, dict[str, float]] = {"tokens": {}, "seconds": {}}  # -> seed -> what its cheapest run cost in all
     for policy in (policy for column in trained.values() for policy in column):
-        for key, by_seed in totals.items():
-            by_seed.setdefault(policy.seed, []).append(policy.updates[-1].get(key, np.inf))
-    limits = {key: {seed: min(all_of) for seed, all_of in by_seed.items()} for key, by_seed in totals.items()}
+        for key, of_seed in limits.items():
+            of_seed[policy.seed] = min(of_seed.get(policy.seed, np.inf), policy.updates[-1].get(key, np.inf))
     lines = [["policy"]]
-    for key, unit in (("tokens", "tokens"), ("seconds", "seconds")):
-        mean = fmean(limits[key].values()) if limits[key] else np.nan
-        lines[0] += [f"gold after {mean:,.0f} {unit}", "updates"]
+    for key, of_seed in limits.items():
+        lines[0] += [f"gold after {fmean(of_seed.values()) if of_seed else np.nan:,.0f} {key}", "updates"]
     for name, column in trained.items():
         line = [name]
-        for key, limit in limits.items():
-            fit = [[row for row in p.updates if row.get(key, np.inf) <= limit[p.seed]] for p in column]
+        for key, of_seed in limits.items():
+            fit = [[row for row in p.updates if row.get(key, np.inf) <= of_seed[p.seed]] for p in column]
             golds = [[row["gold_score"] for row in rows[-LAST:] if "gold_score" in row] for rows in fit]
             line += [cell([fmean(some) for some in golds if some], 2, True), cell(list(map(len, fit)), 1)]
         lines.append(line)
@@ -272,12 +271,11 @@ def equal_cost_table(policies: Policies) -> Lines:
 def grid_table(runs: Path) -> Lines:
     """Every point that was tried; the headings alone without a grid."""
     lines = [["algorithm", "point", "gold score", "gold win rate", "KL, nats", "chosen"]]
+    digits = {"gold_score": 2, "gold_win_rate": 3, "kl": 2}
     for path in sorted(runs.glob("grid/*/eval/eval.json")):
         best = best_point(path)
         for name, row in list(evaluated(path).items())[1:]:
-            numbers = [(number(row, str(path), key), digits) for key, digits in
-                       (("gold_score", 2), ("gold_win_rate", 3), ("kl", 2))]  # fmt: skip
-            cells = ["-" if value is None else f"{value:.{digits}f}" for value, digits in numbers]
+            cells = [number(float_at(row, str(path), key), digits=digits[key]) for key in digits]
             lines.append([path.parts[-3], flags_of(name), *cells, "yes" if name == best else ""])
     return lines
 
@@ -303,6 +301,8 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
         if name not in curves and not any(p.is_best_of for p in column)
     }  # fmt: skip
     best_of = [gains(column, of_start) for column in policies.values() if any(p.is_best_of for p in column)]
+    # best-of-n by its analytic KL, from the start, which is the best of one: means over seeds
+    best_points = np.array([(0.0, 0.0, 0.0), *(some.mean(0) for some in best_of if len(some))])  # (n, 3) as `gains`
     panels = [*curves, *(["end of training"] if any(len(gains(some, of_start)) for some in others.values()) else [])]
     if not panels:
         return None
@@ -312,7 +312,9 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
     axes_of: list[Axes] = figure.subplots(num_rows, 3, squeeze=False, sharex=True, sharey=True).ravel().tolist()
     for name, axes in zip(panels, axes_of, strict=False):
         label_axes(axes, name, "sqrt(KL)", "score, change since the start")
-        draw_best_of(axes, best_of)
+        for i, style, label in ((1, "-", "gold"), (2, "--", "proxy")):
+            best_label = f"best of n, {label}"
+            axes.plot(best_points[:, 0], best_points[:, i], style, marker=".", color=GREY, label=best_label)
         if name in curves:
             distance = np.sqrt(mean_and_sd(curves[name], "objective/kl_exact")[1].clip(min=0))
             for key, style, label, color in (
@@ -320,12 +322,11 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
             ):  # fmt: skip
                 scores = mean_and_sd(curves[name], key)[1]
                 axes.plot(smooth(distance, LAST), smooth(scores - scores[0], LAST), style, color=color, label=label)
-            axes.legend(frameon=False, fontsize=8)
-            continue
-        for (other, column), (_, marker) in zip(others.items(), LINES, strict=False):
-            points = gains(column, of_start)
-            axes.plot(points[:, 0], points[:, 1], marker, color=ORANGE, label=f"{other}, gold")
-            axes.plot(points[:, 0], points[:, 2], marker, color=BLUE, mfc="none", label=f"{other}, proxy")
+        else:
+            for (other, column), (_, marker) in zip(others.items(), LINES, strict=False):
+                points = gains(column, of_start)
+                axes.plot(points[:, 0], points[:, 1], marker, color=ORANGE, label=f"{other}, gold")
+                axes.plot(points[:, 0], points[:, 2], marker, color=BLUE, mfc="none", label=f"{other}, proxy")
         axes.legend(frameon=False, fontsize=8)
     for axes in axes_of[len(panels) :]:
         axes.remove()
@@ -334,22 +335,9 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
 
 def gains(column: list[Policy], of_start: dict[str, Numbers]) -> np.ndarray:
     """sqrt(KL), and what gold and proxy score gain over the start: (seeds, 3), of the seeds that know all of them."""
-    found = []
-    for policy in column:
-        kls, golds, proxies = (
-            known_of([policy], "kl"),
-            *(gaps([policy], of_start, k) for k in ("gold_score", "rm_score")),
-        )
-        if kls and golds and proxies:
-            found.append((max(*kls, 0.0) ** 0.5, *golds, *proxies))
-    return np.array(found).reshape(-1, 3)
-
-
-def draw_best_of(axes: Axes, best_of: list[np.ndarray]) -> None:
-    """Best-of-n by its analytic KL, from the start, which is the best of one: means over seeds of (seeds, 3) each."""
-    points = np.array([(0.0, 0.0, 0.0), *(some.mean(0) for some in best_of if len(some))])
-    for column, style, label in ((1, "-", "gold"), (2, "--", "proxy")):
-        axes.plot(points[:, 0], points[:, column], style, marker=".", color=GREY, label=f"best of n, {label}")
+    distance = np.sqrt(numbers_of(column, "kl").clip(min=0))
+    points = np.stack([distance, gaps(column, of_start, "gold_score"), gaps(column, of_start, "rm_score")], axis=1)
+    return points[~np.isnan(points).any(1)]
 
 
 def token_figure(policies: Policies) -> Figure | None:
@@ -361,12 +349,14 @@ def token_figure(policies: Policies) -> Figure | None:
     figure.set_size_inches(7.2, 4.4)
     for (name, column), (color, marker) in zip(list(policies.items())[1:], LINES, strict=False):
         if runs := runs_of(column):
-            tokens, (_, mean, sd) = mean_and_sd(runs, "tokens")[1], mean_and_sd(runs, "gold_score")
+            sampled, (_, mean, sd) = mean_and_sd(runs, "tokens")[1], mean_and_sd(runs, "gold_score")
             mean = smooth(mean, LAST)
-            axes.plot(tokens, mean, color=color, linewidth=1.8, label=name)
-            axes.fill_between(tokens, mean - sd, mean + sd, color=color, alpha=0.12, linewidth=0)
-        elif (tokens_known := known_of(column, "tokens")) and (golds := known_of(column, "gold_score")):
-            axes.plot(fmean(tokens_known), fmean(golds), marker, color=color, label=f"{name}, at its end")
+            axes.plot(sampled, mean, color=color, linewidth=1.8, label=name)
+            axes.fill_between(sampled, mean - sd, mean + sd, color=color, alpha=0.12, linewidth=0)
+            continue
+        tokens, golds = (known(numbers_of(column, key)) for key in ("tokens", "gold_score"))
+        if tokens and golds:
+            axes.plot(fmean(tokens), fmean(golds), marker, color=color, label=f"{name}, at its end")
     if not axes.lines:
         return None
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
@@ -391,32 +381,26 @@ def main(args: Args) -> list[str]:
             Section(
                 "After the same number of responses",
                 tables=[policy_table(policies)],
-                notes=[
-                    "Means over seeds, ± half of their 95% interval (Student's t). Best of n samples n responses for "
-                    "each answer and trains nothing; its KL is log n - (n - 1) / n."
-                ],
+                notes="Means over seeds, ± half of their 95% interval (Student's t). Best of n samples n responses for "
+                "each answer and trains nothing; its KL is log n - (n - 1) / n.",
             ),
             Section(
                 f"Minus {args.against}, seed by seed",
                 tables=[difference_table(policies, args.against)],
-                notes=[
-                    "Mean difference and its 95% interval over seeds: what all algorithms of a seed share, its posts, "
-                    "its start and its reward model, cancels."
-                ],
+                notes="Mean difference and its 95% interval over seeds: what all algorithms of a seed share, its "
+                "posts, its start and its reward model, cancels.",
             ),
             Section(
                 "At the same cost",
                 tables=[equal_cost_table(policies)],
-                notes=[
-                    f"Gold score of the rollouts, mean of the last {LAST} updates that fit into what the cheapest of "
-                    "them cost in all. A run that is cut off here was to go on: its learning rate had not come down "
-                    "yet."
-                ],
+                notes=f"Gold score of the rollouts, mean of the last {LAST} updates that fit into what the cheapest "
+                "of them cost in all. A run that is cut off here was to go on: its learning rate had not come down "
+                "yet.",
             ),
             Section(
                 "The grid",
                 tables=[grid_table(args.runs)],
-                notes=["One seed that is none of those above. The highest gold score is chosen."],
+                notes="One seed that is none of those above. The highest gold score is chosen.",
             ),
             Section("Pictures", figures=list(drawn.values())),
         ],

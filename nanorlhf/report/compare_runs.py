@@ -14,17 +14,18 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 
-from nanorlhf.cli import check_names, run_module
+from nanorlhf.cli import named_pairs, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, open_regular, read_object
-from nanorlhf.report.page import LINES, Lines, Section, markup, panel, series, smooth, write_page
+from nanorlhf.report.page import LINES, Lines, Section, markup, number, panel, series, smooth, write_page
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
 
@@ -90,44 +91,40 @@ def win_rates(evals: tuple[Path, ...]) -> dict[Path, tuple[float, str]]:
         words = settings.get("policies", [])
         if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
             raise InputError(f"{where}: args.policies must list names and directories: name a directory of eval.py.")
-        judge = field(result, "judge", dict, where) if result.get("judge") else {}
+        deciders = {"gold_win_rate": "the gold score"}
+        if result.get("judge") and field(result, "judge", dict, where).get("against") == "reference":
+            deciders["judge_win_rate"] = "the judge"  # the better one
         for name, checkpoint in zip(words[::2], words[1::2], strict=False):
             row = field(policies, name, dict, f"{where}: policies") if name in policies else {}
-            judged, gold = (row.get(key) is not None for key in ("judge_win_rate", "gold_win_rate"))
-            for key, is_known, by in (
-                ("gold_win_rate", gold, "the gold score"),
-                ("judge_win_rate", judged and judge.get("against") == "reference", "the judge"),  # the better one
-            ):
-                if is_known:
+            for key, by in deciders.items():
+                if row.get(key) is not None:
                     rates[Path(checkpoint).resolve()] = field(row, key, float, f"{where}: {name}"), by
     return rates
 
 
 def read_runs(args: Args) -> list[ComparedRun]:
     """All of --runs, in order. Raises InputError for a directory that is missing, repeated or unreadable."""
-    names, places = args.runs[::2], args.runs[1::2]
-    if not names or len(names) != len(places):
-        raise InputError(f"--runs {' '.join(args.runs)}: write pairs of a name and a directory, such as ppo runs/ppo.")
-    check_names("--runs", names)
-    if len({Path(place).resolve() for place in places}) < len(places):
+    pairs = named_pairs("--runs", args.runs)
+    if len({Path(place).resolve() for _, place in pairs}) < len(pairs):
         raise InputError("--runs: a directory comes twice: name each run once.")
-    rates, runs = win_rates(args.evals), []
-    for name, place in zip(names, map(Path, places), strict=True):
-        if not (place / "metrics.jsonl").exists():
-            raise InputError(
-                f"--runs {name} {place}: no metrics.jsonl there: name a run directory of a training script."
-            )
-        rows = read_metrics(place)
-        summary = read_object(place / "summary.json") if (place / "summary.json").exists() else {}
-        win_rate, decided_by = rates.get(place.resolve(), (None, None))
-        accuracy = None
-        if summary.get("validation_accuracy") is not None:
-            accuracy = field(summary, "validation_accuracy", float, str(place / "summary.json"))
-        settings = read_object(place / "args.json")
-        if "whiten_rewards" in settings:
-            field(settings, "whiten_rewards", bool, str(place / "args.json"))
-        runs.append(ComparedRun(name, place, rows, settings, num_parameters(place), win_rate, decided_by, accuracy))
-    return runs
+    rates = win_rates(args.evals)
+    return [read_run(name, Path(place), rates) for name, place in pairs]
+
+
+def read_run(name: str, place: Path, rates: dict[Path, tuple[float, str]]) -> ComparedRun:
+    """A run directory; rates: checkpoint directory -> win rate, and what decided it."""
+    if not (place / "metrics.jsonl").exists():
+        raise InputError(f"--runs {name} {place}: no metrics.jsonl there: name a run directory of a training script.")
+    rows = read_metrics(place)
+    summary = read_object(place / "summary.json") if (place / "summary.json").exists() else {}
+    accuracy = None
+    if summary.get("validation_accuracy") is not None:
+        accuracy = field(summary, "validation_accuracy", float, str(place / "summary.json"))
+    settings = read_object(place / "args.json")
+    if "whiten_rewards" in settings:
+        field(settings, "whiten_rewards", bool, str(place / "args.json"))
+    win_rate, decided_by = rates.get(place.resolve(), (None, None))
+    return ComparedRun(name, place, rows, settings, num_parameters(place), win_rate, decided_by, accuracy)
 
 
 def in_words(size: int | None) -> str:
@@ -167,11 +164,10 @@ def mean_and_sd(runs: list[ComparedRun], key: str) -> tuple[np.ndarray, np.ndarr
 def curve_figure(by_name: dict[str, list[ComparedRun]], key: str, title: str, unit: str) -> Figure | None:
     """One line per name, with a band of one standard deviation over seeds; None if no run logged the metric."""
     figure, axes = panel(title, "episode", unit)
-    for number, (name, runs) in enumerate(by_name.items()):
+    for (name, runs), (color, _) in zip(by_name.items(), cycle(LINES), strict=False):
         have = [run for run in runs if any(key in row and "episode" in row for row in run.rows)]
         if not have:
             continue
-        color = LINES[number % len(LINES)][0]
         x, mean, sd = mean_and_sd(have, key)
         seeds = f" ({len(have)} seeds)" if len(have) > 1 else ""
         axes.plot(x, mean, color=color, linewidth=1.8, label=name + seeds)
@@ -190,7 +186,7 @@ def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | 
     One line per run, because runs differ in KL; None if no run logged a gold score.
     """
     figure, axes = panel("What the KL buys", "sqrt(KL)", "score, change since the start")
-    for number, (name, runs) in enumerate(by_name.items()):
+    for (name, runs), (color, _) in zip(by_name.items(), cycle(LINES), strict=False):
         for run in runs:
             rows = [row for row in run.rows if {"gold_score", "objective/score", "objective/kl"} <= row.keys()]
             if not rows:
@@ -203,7 +199,7 @@ def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | 
                 known = {line.get_label() for line in axes.lines}
                 axes.plot(
                     smooth(distance, width), smooth(scores - scores[0], width), style, linewidth=1.5, alpha=0.85,
-                    color=LINES[number % len(LINES)][0], label="_" if label in known else label,
+                    color=color, label="_" if label in known else label,
                 )  # fmt: skip
     if not axes.lines:
         return None
@@ -224,15 +220,13 @@ def size_figure(runs: list[ComparedRun], field: str, title: str, unit: str) -> F
         return None
     figure, axes = panel(title, "parameters", unit)
     axes.set_xscale("log")
-    for number, (name, of_size) in enumerate(values.items()):
-        color, marker = LINES[number % len(LINES)]
+    for (name, of_size), (color, marker) in zip(values.items(), cycle(LINES), strict=False):
         sizes = sorted(of_size)
         for size in sizes:
             axes.scatter([size] * len(of_size[size]), of_size[size], s=12, color=color, alpha=0.5)
+        means = [np.mean(of_size[size]) for size in sizes]
         sds = [float(np.std(of_size[size], ddof=1)) if len(of_size[size]) > 1 else 0.0 for size in sizes]
-        axes.errorbar(
-            sizes, [np.mean(of_size[size]) for size in sizes], sds, color=color, marker=marker, capsize=3, label=name
-        )
+        axes.errorbar(sizes, means, sds, color=color, marker=marker, capsize=3, label=name)
     sizes = sorted({size for of_size in values.values() for size in of_size})
     axes.set_xticks(sizes, [in_words(size) for size in sizes])
     axes.minorticks_off()
@@ -269,7 +263,7 @@ def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
             last = run.rows[-1] if run.rows else {}
             numbers = [last.get("objective/score"), last.get("gold_score"), last.get("objective/kl"), run.win_rate]
             seed, size = str(run.settings.get("seed", "-")), "-" if run.size is None else in_words(run.size)
-            cells = ["-" if number is None else f"{number:.3f}" for number in (*numbers, run.accuracy)]
+            cells = [number(value, digits=3) for value in (*numbers, run.accuracy)]
             lines.append([name, str(run.place), seed, size, *cells])
     return lines
 

@@ -13,6 +13,7 @@ A panel is drawn where two settings have something to show. Out: DIAL.png, lab.h
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from nanorlhf.dataset import field, list_of
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
 from nanorlhf.metrics.reward_accuracy import FEW
-from nanorlhf.report.page import GREY, LINES, Lines, label_axes, series, smooth, write_gallery
+from nanorlhf.report.page import GREY, LINES, Lines, label_axes, number, series, smooth, write_gallery
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 COLUMNS = (  # number, heading of the table, digits
@@ -92,14 +93,9 @@ class Setting:
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_settings(runs: Path) -> dict[str, list[Setting]]:
     """The settings of each dial, smallest value first. Raises InputError where there is none, or one can't be read."""
-    if not runs.is_dir():
-        raise InputError(f"--runs {runs}: there is no such directory: `make lab` makes it.")
     dials: dict[str, list[Setting]] = {}
     for place in sorted(runs.glob("*/*"), key=lambda path: (path.parent.name, in_order(path.name))):
-        numbers: Numbers = {}
-        bins: list[dict] = []
-        if (place / "eval_rm" / "eval.json").exists():
-            numbers, bins = reward_numbers(place / "eval_rm" / "eval.json")
+        numbers, bins = reward_numbers(place / "eval_rm" / "eval.json")
         if (place / "eval" / "eval.json").exists():
             numbers |= policy_numbers(place / "eval" / "eval.json")
         updates = read_metrics(place / "ppo")
@@ -107,9 +103,7 @@ def read_settings(runs: Path) -> dict[str, list[Setting]]:
             dial = place.parent.name
             dials.setdefault(dial, []).append(Setting(dial, place.name, numbers, bins, updates))
     if not dials:
-        raise InputError(
-            f"--runs {runs}: no DIAL/VALUE below it holds an evaluation: name the directory of `make lab`."
-        )
+        raise InputError(f"--runs {runs}: no DIAL/VALUE below it holds an evaluation: `make lab` makes them.")
     return dials
 
 
@@ -127,6 +121,8 @@ def in_order(value: str) -> tuple[float, str]:
 
 def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
     """What `eval.py tiny-rm` found about the labels and its only reward model, and the bins of its calibration."""
+    if not path.exists():
+        return {}, []
     result, where = read_object(path), str(path)
     measured = part(result, where, "sets", "validation")
     models = part(measured, where, "calibration")
@@ -138,18 +134,18 @@ def reward_numbers(path: Path) -> tuple[Numbers, list[dict]]:
     model = part(measured, where, "deciders", "models", name)
     agreement = part(result, where, "agreement")
     numbers = {
-        "kappa": number(agreement, where, "fleiss_kappa") if agreement else None,
-        "circular": number(agreement, where, "circular_share") if agreement else None,
-        "labels_truth": number(labels, where, "truth", "mean"),
-        "labels_longer": number(labels, where, "longer", "mean"),
-        "truth_longer": number(truth, where, "longer", "mean") if truth else None,
-        "rm_truth": number(model, where, "truth", "mean"),
-        "rm_longer": number(model, where, "longer", "mean"),
-        "rm_labels": number(accuracy, where, "models", name, "mean"),
-        "ece": number(models, where, name, "ece", "mean"),
+        "kappa": float_at(agreement, where, "fleiss_kappa") if agreement else None,
+        "circular": float_at(agreement, where, "circular_share") if agreement else None,
+        "labels_truth": float_at(labels, where, "truth", "mean"),
+        "labels_longer": float_at(labels, where, "longer", "mean"),
+        "truth_longer": float_at(truth, where, "longer", "mean") if truth else None,
+        "rm_truth": float_at(model, where, "truth", "mean"),
+        "rm_longer": float_at(model, where, "longer", "mean"),
+        "rm_labels": float_at(accuracy, where, "models", name, "mean"),
+        "ece": float_at(models, where, name, "ece", "mean"),
     }
     bins = list_of(part(models, where, name), "bins", dict, where)
-    return numbers, [{key: number(row, where, key) for key in ("middle", "mean", "num_pairs")} for row in bins]
+    return numbers, [{key: float_at(row, where, key) for key in ("middle", "mean", "num_pairs")} for row in bins]
 
 
 def policy_numbers(path: Path) -> Numbers:
@@ -157,8 +153,8 @@ def policy_numbers(path: Path) -> Numbers:
     result, where = read_object(path), str(path)
     *_, last = part(result, where, "policies") or {"": {}}
     policy, reward_model = part(result, where, "policies", last), part(result, where, "reward_model")
-    numbers = {key: number(policy, where, key) for key in ("gold_win_rate", "gold_score", "response_length", "kl")}
-    samples = number(reward_model, where, "samples_gold_agreement") if reward_model else None
+    numbers = {key: float_at(policy, where, key) for key in ("gold_win_rate", "gold_score", "response_length", "kl")}
+    samples = float_at(reward_model, where, "samples_gold_agreement") if reward_model else None
     return numbers | {"rm_samples": samples}
 
 
@@ -171,8 +167,8 @@ def part(record: Any, where: str, *keys: str) -> Any:
     return record
 
 
-def number(record: Any, where: str, *keys: str) -> float | None:
-    """A number there, or None."""
+def float_at(record: Any, where: str, *keys: str) -> float | None:
+    """`part`, a number or None."""
     found = part(record, where, *keys)
     return None if found is None else field({keys[-1]: found}, keys[-1], float, where)
 
@@ -211,9 +207,8 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
     for key in metrics:
         axes = panels.pop(0)
         label_axes(axes, BY_UPDATE[key][0], "update", BY_UPDATE[key][1])
-        for number, setting in enumerate(trained[key]):
+        for setting, (color, _) in zip(trained[key], cycle(LINES), strict=False):
             steps, values = series(setting.updates, key)
-            color = LINES[number % len(LINES)][0]
             axes.plot(steps, smooth(values, 3), color=color, linewidth=1.8, label=f"{dial} {setting.value}")
         axes.legend(frameon=False, fontsize=8)
     for axes in panels:  # an odd number leaves one over
@@ -224,18 +219,17 @@ def dial_figure(settings: list[Setting]) -> Figure | None:
 def known_values(settings: list[Setting], key: str) -> dict[int, float]:
     """Place on the axis -> number, of the settings that have it."""
     found = {place: setting.numbers.get(key) for place, setting in enumerate(settings)}
-    return {place: number for place, number in found.items() if number is not None}
+    return {place: value for place, value in found.items() if value is not None}
 
 
 def draw_calibration(axes: Axes, settings: Iterable[Setting]) -> None:
     """Do the labels agree as often as the margins claim? One line per setting, of bins with at least FEW pairs."""
     label_axes(axes, "What a margin is worth", "|margin|", "share ranked as labelled")
     longest = 1.0
-    for number, setting in enumerate(settings):
+    for setting, (color, marker) in zip(settings, cycle(LINES), strict=False):
         bins = [row for row in setting.bins if row["mean"] is not None and row["num_pairs"] >= FEW]
         middles = [row["middle"] for row in bins]
         longest = max(longest, *middles) if middles else longest
-        color, marker = LINES[number % len(LINES)]
         label = f"{setting.dial} {setting.value}"
         axes.plot(middles, [row["mean"] for row in bins], color=color, marker=marker, ms=4, linewidth=1.4, label=label)
     line = np.linspace(0, longest, 100)
@@ -250,8 +244,7 @@ def table_of(dials: dict[str, list[Setting]]) -> Lines:
     columns = [column for column in COLUMNS if any(s.numbers.get(column[0]) is not None for s in settings)]
     lines = [["dial", "value", *(heading for _, heading, _ in columns)]]
     for setting in settings:
-        numbers = [(setting.numbers.get(key), digits) for key, _, digits in columns]
-        cells = ["-" if number is None else f"{number:.{digits}f}" for number, digits in numbers]
+        cells = [number(setting.numbers.get(key), digits=digits) for key, _, digits in columns]
         lines.append([setting.dial, setting.value, *cells])
     return lines
 

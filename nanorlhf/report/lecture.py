@@ -219,8 +219,12 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
     if name == "training":
         return training_figure(scored_metrics(runs, "ppo")), ""
     if name == "overoptimisation":
-        found = {name: scored_metrics(runs, name) for name in ("ppo", "ppo_fast_no_kl")}
-        return overoptimisation_figure({titled(runs / name): rows for name, rows in found.items()}), ""
+        found = {}
+        for run in ("ppo", "ppo_fast_no_kl"):
+            rows, settings = scored_metrics(runs, run), read_settings(runs / run)
+            lr, beta = (field(settings, key, float, f"{runs / run}/args.json") for key in ("lr", "kl_coef"))
+            found[f"{run}: lr {lr:g}, beta {beta:g}"] = rows
+        return overoptimisation_figure(found), ""
     if name == "calibration":
         path = runs / "eval" / "eval.json"
         if not path.is_file():
@@ -235,12 +239,6 @@ def draw_picture(name: Picture, runs: Path) -> tuple[Figure, str]:
         return masks_figure(*three_responses(runs, list(demonstrations[:NUM_SAMPLES]), tokenizer), tokenizer), ""
     tokens = token_columns(runs, demonstrations[0], tokenizer)
     return tokens_figure(tokens), demonstrations[0].record["query"] + "\n\n" + aligned(token_lines(tokens))
-
-
-def titled(run: Path) -> str:
-    """A run's name and what sets it apart."""
-    lr, beta = (field(read_settings(run), name, float, f"{run}/args.json") for name in ("lr", "kl_coef"))
-    return f"{run.name}: lr {lr:g}, beta {beta:g}"
 
 
 def main(args: Args) -> list[str]:

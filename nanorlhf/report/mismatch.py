@@ -7,9 +7,10 @@ with; eval/eval.json, where it is there, has the trained policies, all sampled a
 Numbers are means over seeds with their standard deviation. Out: SAMPLER.png, mismatch.html with all of them, a table.
 """
 
-import statistics
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,8 +18,9 @@ from matplotlib.figure import Figure
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
-from nanorlhf.report.lab import number, part
-from nanorlhf.report.page import GREY, LINES, Lines, label_axes, series, smooth, write_gallery
+from nanorlhf.metrics.reward_accuracy import mean_and_std
+from nanorlhf.report.lab import float_at, part
+from nanorlhf.report.page import GREY, LINES, Lines, label_axes, plus_minus, series, smooth, write_gallery
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 EXACT = ("exact", "none")
@@ -58,21 +60,17 @@ class Setting:
 # ----------------------------------------------------------------------------------------------------------- 1. reading
 def read_runs(runs: Path) -> list[Setting]:
     """The settings, the exact one first, then by name. Raises InputError where there is none, or one can't be read."""
-    if not runs.is_dir():
-        raise InputError(f"--runs {runs}: there is no such directory: `make mismatch` makes it.")
     evaluation = runs / "eval" / "eval.json"
     policies = part(read_object(evaluation), str(evaluation), "policies") if evaluation.exists() else {}
-    found: dict[tuple[str, str], list[Path]] = {}
-    for metrics in sorted(runs.glob("*/*/*/metrics.jsonl")):
-        place = metrics.parent
-        found.setdefault((place.parent.parent.name, place.parent.name), []).append(place)
+    directories = {metrics.parent.parent for metrics in runs.glob("*/*/*/metrics.jsonl")}
     settings = []
-    for sampler, correction in sorted(found, key=lambda names: (names != EXACT, names)):
-        places = found[sampler, correction]
-        updates = [rows for place in places if (rows := whole_metrics(place))]
-        names = [f"{sampler}-{correction}-{place.name}" for place in places]
+    for place in sorted(directories, key=lambda place: (place.parts[-2:] != EXACT, place.parts)):
+        sampler, correction = place.parts[-2:]
+        seeds = sorted(metrics.parent for metrics in place.glob("*/metrics.jsonl"))
+        updates = [rows for seed in seeds if (rows := whole_metrics(seed))]
+        names = [f"{sampler}-{correction}-{seed.name}" for seed in seeds]
         judged = [
-            {key: number(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}
+            {key: float_at(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}
             for name in names
             if name in policies
         ]
@@ -80,8 +78,7 @@ def read_runs(runs: Path) -> list[Setting]:
             settings.append(Setting(sampler, correction, updates, judged))
     if not settings:
         raise InputError(
-            f"--runs {runs}: no SAMPLER/CORRECTION/SEED below it holds a run of PPO: name the directory of "
-            "`make mismatch`."
+            f"--runs {runs}: no SAMPLER/CORRECTION/SEED below it holds a run of PPO: `make mismatch` makes them."
         )
     return settings
 
@@ -96,31 +93,17 @@ def whole_metrics(run: Path) -> Rows:
 
 
 # ------------------------------------------------------------------------------------------------------------- 2. table
-def mean_and_deviation(values: list[float], digits: int) -> str:
-    """Mean over seeds, and their standard deviation.
-
-    >>> mean_and_deviation([1.0, 2.0, 3.0], 2), mean_and_deviation([0.5], 1), mean_and_deviation([], 1)
-    ('2.00 ± 1.00', '0.5', '-')
-    """
-    if not values:
-        return "-"
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{deviation}"
-
-
 def table_of(settings: list[Setting]) -> Lines:
-    """One row per setting; no column of policies where none was evaluated."""
+    """One row per setting, means over seeds; no column of policies where none was evaluated."""
     of_policies = OF_POLICIES if any(setting.policies for setting in settings) else ()
-    headings = [heading for _, heading, _ in (*OF_UPDATES, *of_policies)]
-    lines = [["sampler", "correction", "seeds", *headings]]
+    lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*OF_UPDATES, *of_policies))]]
     for setting in settings:
-        cells = [
-            mean_and_deviation([statistics.mean(row[key] for row in rows) for rows in setting.updates], digits)
-            for key, _, digits in OF_UPDATES
-        ]
+        columns: list[tuple[list, int]] = []  # of each seed a number or None, and digits
+        for key, _, digits in OF_UPDATES:
+            columns.append(([fmean(row[key] for row in rows) for rows in setting.updates], digits))
         for key, _, digits in of_policies:
-            known = [value for policy in setting.policies if (value := policy[key]) is not None]
-            cells.append(mean_and_deviation(known, digits))
+            columns.append(([policy[key] for policy in setting.policies], digits))
+        cells = [plus_minus(**mean_and_std(np.array(seeds, dtype=float)), digits=digits) for seeds, digits in columns]
         lines.append([setting.sampler, setting.correction, str(len(setting.updates)), *cells])
     return lines
 
@@ -132,9 +115,9 @@ def sampler_figure(settings: list[Setting], exact: Setting | None) -> Figure:
     for axes, (key, (title, unit)) in zip(figure.subplots(2, 2).ravel(), BY_UPDATE.items(), strict=True):
         label_axes(axes, title, "update", unit)
         axes.locator_params(axis="x", integer=True)
-        styles = [(setting, *LINES[i % len(LINES)], setting.correction) for i, setting in enumerate(settings)]
-        styles += [(exact, GREY, "v", "exact sampler")] if exact is not None else []
-        for setting, color, marker, label in styles:
+        styles = [(s, s.correction, style) for s, style in zip(settings, cycle(LINES), strict=False)]
+        styles += [(exact, "exact sampler", (GREY, "v"))] if exact is not None else []
+        for setting, label, (color, marker) in styles:
             curves = [series(rows, key) for rows in setting.updates if any(key in row for row in rows)]
             if not curves:
                 continue

@@ -6,8 +6,9 @@ page.html is the template of the HTML.
 import base64
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Section:
     title: str = ""
     about: str | Markup = ""  # Markup is shown on the page alone
     tables: Sequence[Lines] = ()
-    notes: Sequence[str] = ()  # below the tables, a paragraph each
+    notes: str = ""  # below the tables, a paragraph per line
     figures: Sequence[Figure] = ()
     caption: str = ""  # below the figures
     samples: Sequence[Markup] = ()  # cards, below a field that searches them
@@ -68,8 +69,8 @@ class Section:
             markup.heading(self.title, self.anchor) if self.title else "",
             about,
             *([markup.columns(tables)] if self.narrow and tables else tables),
-            *(map(markup.quiet, filter(None, self.notes)) if self.filled else ()),
-            figures(self.figures, self.caption) if self.figures else "",
+            *(map(markup.quiet, filter(None, self.notes.split("\n"))) if self.filled else ()),
+            markup.figures(list(map(image, self.figures)), self.caption) if self.figures else "",
             *([markup.search(), *self.samples] if self.samples else []),
         ]
         return Markup("\n").join(part for part in parts if part)
@@ -80,7 +81,7 @@ class Section:
         if not (about or self.filled):
             return ""
         tables = "\n\n".join(map(aligned, self.filled))
-        return "\n".join(filter(None, [self.title, tables, about, *(self.notes if self.filled else ())]))
+        return "\n".join(filter(None, [self.title, tables, about, self.notes if self.filled else ""]))
 
 
 Page = Sequence[Section | Markup]
@@ -89,6 +90,34 @@ Page = Sequence[Section | Markup]
 def text(page: Page) -> str:
     """The tables of all sections for the terminal, and what is said about them."""
     return "\n\n".join(filter(None, (part.text() for part in page if isinstance(part, Section))))
+
+
+def number(value: float | None, ends: Sequence[float] | None = None, digits: int = 2, sign: str = "") -> str:
+    """A number and its interval as a cell of a table.
+
+    >>> number(0.5), number(0.5, (0.25, 1), 1, "+"), number(None)
+    ('0.50', '+0.5 [+0.2, +1.0]', '-')
+    """
+    if value is None:
+        return "-"
+    text, *limits = (f"{x:{sign}.{digits}f}" for x in (value, *(ends or ())))
+    return f"{text} [{', '.join(limits)}]" if limits else text
+
+
+def percent(value: float | None, ends: Sequence[float] | None = None, sign: str = "") -> str:
+    """`number` in percent."""
+    return number(value if value is None else 100 * value, ends and [100 * end for end in ends], 2, sign)
+
+
+def plus_minus(mean: float | None, std: float | None, digits: int = 3) -> str:
+    """A mean and its spread as a cell of a table, the spread only where there is one.
+
+    >>> plus_minus(1200.0, 0.5, 1), plus_minus(0.5, None), plus_minus(None, None)
+    ('1,200.0 ± 0.5', '0.500', '-')
+    """
+    if mean is None:
+        return "-"
+    return f"{mean:,.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
 def aligned(lines: list[list[str]]) -> str:
@@ -157,6 +186,13 @@ def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: boo
     axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker="o" if len(steps) < 12 else None, ms=4)
 
 
+def draw_lines(axes: Axes, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    """A line with markers for each name; name -> x, y."""
+    for (name, points), (color, marker) in zip(lines.items(), cycle(LINES), strict=False):
+        axes.plot(*points, color=color, marker=marker, markersize=4, linewidth=1.8, label=name)
+    axes.legend(frameon=False)
+
+
 def panel(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """A figure with a single panel, so that a narrow screen can stack them."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
@@ -185,11 +221,6 @@ def svg(figure: Figure) -> bytes:
 def image(figure: Figure) -> Markup:
     """A figure as an <img> with its SVG inside."""
     return markup.image(figure.axes[0].get_title("left"), base64.b64encode(svg(figure)).decode())
-
-
-def figures(drawn: Sequence[Figure], caption: str = "") -> Markup:
-    """Figures side by side, with one caption."""
-    return markup.figures(list(map(image, drawn)), caption)
 
 
 # -------------------------------------------------------------------------------------------------------- 3. samples

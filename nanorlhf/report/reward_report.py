@@ -1,19 +1,12 @@
 """Tables and figures of reward models and implicit rewards: sections, and a page of their own."""
 
-from nanorlhf.report.page import Lines, Page, Section, markup
+from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
 from nanorlhf.report.reward_figures import calibration_figure
 from nanorlhf.report.run_curves import run_sections
 
 SETS = {"validation": "Validation pairs", "cnndm": "CNN/DM pairs"}
 HEADINGS = {"all": "all pairs", "batch": "batch", "confidence": "confidence", "split": "split", "policies": "policies"}
 NUM_POLICY_PAIRS = 10  # shown; eval.json has all
-
-
-def number(cell: dict[str, float | None], digits: int = 3) -> str:
-    """The mean, and the standard deviation where there are several seeds."""
-    if cell["mean"] is None:
-        return "-"
-    return f"{cell['mean']:.{digits}f}" + ("" if cell["std"] is None else f" ± {cell['std']:.{digits}f}")
 
 
 def accuracy_lines(table: list[dict], by: str) -> Lines:
@@ -24,7 +17,7 @@ def accuracy_lines(table: list[dict], by: str) -> Lines:
     lines = [[HEADINGS[by], "pairs", *rows[0]["models"]]]
     for row in rows[:NUM_POLICY_PAIRS] if by == "policies" else rows:
         value = row["value"] or "accuracy"
-        lines.append([value, str(row["num_pairs"]), *(number(cell) for cell in row["models"].values())])
+        lines.append([value, str(row["num_pairs"]), *(plus_minus(**cell) for cell in row["models"].values())])
     return lines
 
 
@@ -32,34 +25,29 @@ def score_lines(result: dict) -> Lines:
     """Statistics of the references' scores."""
     columns = ("max", "mean", "min", "std")
     lines = [["score of the references", *columns]]
-    return lines + [[name, *(number(row[c], 2) for c in columns)] for name, row in result["references"].items()]
+    return lines + [
+        [name, *(plus_minus(**row[c], digits=2) for c in columns)] for name, row in result["references"].items()
+    ]
 
 
 def decider_lines(measured: dict) -> Lines:
     """Who agrees with the truth, and who prefers the longer response; of a set of pairs."""
     found = measured["deciders"]
-    if found["truth"] is None:
-        rows = {"labels": found["labels"], **found["models"]}
-        return [["decider", "prefers the longer"], *([name, number(row["longer"])] for name, row in rows.items())]
     rows = {"labels": found["labels"], "the truth": found["truth"], **found["models"]}
-    lines = [["decider", "agrees with the truth", "prefers the longer"]]
-    return lines + [[name, number(row["truth"]), number(row["longer"])] for name, row in rows.items()]
+    columns = {"truth": "agrees with the truth", "longer": "prefers the longer"}
+    if found["truth"] is None:
+        del rows["the truth"], columns["truth"]
+    lines = [["decider", *columns.values()]]
+    return lines + [[name, *(plus_minus(**row[key]) for key in columns)] for name, row in rows.items()]
 
 
 def agreement_line(agreement: dict) -> str:
     """How people agree with each other and with themselves on the pairs of agreement.jsonl."""
-    kappas, shares = (
-        "-" if agreement[key] is None else f"{agreement[key]:.3f}" for key in ("fleiss_kappa", "circular_share")
-    )
+    kappas, shares = (number(agreement[key], digits=3) for key in ("fleiss_kappa", "circular_share"))
     return (
         f"{agreement['num_annotators']} annotators of {agreement['num_pairs']} pairs: Fleiss' kappa {kappas}; "
         f"{shares} of {agreement['num_triads']} triads are circular"
     )
-
-
-def first_shown_line(measured: dict) -> str:
-    share = measured["first_shown"]
-    return "" if share is None else f"the labels prefer the response shown first in {share:.3f} of the pairs"
 
 
 def notes(result: dict) -> list[str]:
@@ -84,7 +72,7 @@ def sections(result: dict) -> list[Section]:
     found = [Section("Reward models", " ".join(notes(result)), anchor="reward-models")]
     for name, measured in result["sets"].items():
         table = measured["accuracy"]
-        errors = (f"{number(row['ece'])} of {model}" for model, row in measured["calibration"].items())
+        errors = (f"{plus_minus(**row['ece'])} of {model}" for model, row in measured["calibration"].items())
         lines = [f"Calibration error: {', '.join(errors)}."]
         hidden = sum(row["by"] == "policies" for row in table) - NUM_POLICY_PAIRS
         if hidden > 0:
@@ -94,14 +82,16 @@ def sections(result: dict) -> list[Section]:
                 f"{SETS[name]}: accuracy",
                 tables=[accuracy_lines(table, by) for by in HEADINGS],
                 narrow=True,
-                notes=lines,
+                notes="\n".join(lines),
                 figures=[calibration_figure(model, row) for model, row in measured["calibration"].items()],
                 caption=caption,
             )
         )
         if "deciders" in measured:
-            found.append(Section(tables=[decider_lines(measured)], notes=[first_shown_line(measured)]))
-    agreement = [agreement_line(result["agreement"])] if result.get("agreement") else []
+            share = measured["first_shown"]
+            line = "" if share is None else f"the labels prefer the response shown first in {share:.3f} of the pairs"
+            found.append(Section(tables=[decider_lines(measured)], notes=line))
+    agreement = agreement_line(result["agreement"]) if result.get("agreement") else ""
     return [*found, Section(tables=[score_lines(result)], notes=agreement)]
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.metrics.token_shift import KINDS
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
-from nanorlhf.report.page import Lines, Page, Section, answer, markup
+from nanorlhf.report.page import Lines, Page, Section, answer, markup, number
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.training.run_directory import read_settings
 
@@ -43,14 +43,7 @@ def cells(result: dict) -> Lines:
     columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows.values())]
     lines = [["policy", *(heading for _, heading, _ in columns)]]
     for name, row in rows.items():
-        line = [name]
-        for key, _, digits in columns:
-            text = "-" if row.get(key) is None else f"{row[key]:.{digits}f}"
-            if row.get(f"{key}_ci"):
-                low, high = row[f"{key}_ci"]
-                text += f" [{low:.3f}, {high:.3f}]"
-            line.append(text)
-        lines.append(line)
+        lines.append([name, *(number(row.get(key), row.get(f"{key}_ci"), digits) for key, _, digits in columns)])
     return lines
 
 
@@ -58,8 +51,8 @@ def overview(result: dict) -> Section:
     """The table, and below it what each policy gains, a line about the reward model and one about the LLM judge."""
     settings = result["args"]
     about = f"{result['num_queries']} validation queries, responses sampled at temperature {settings['temperature']}"
-    notes = [*difference_lines(result), reward_model_line(result), judge_line(result)]
-    return Section(about=f"{about}; seed {settings['seed']}.", tables=[cells(result)], notes=notes)
+    notes = filter(None, [*difference_lines(result), reward_model_line(result), judge_line(result)])
+    return Section(about=f"{about}; seed {settings['seed']}.", tables=[cells(result)], notes="\n".join(notes))
 
 
 def difference_lines(result: dict) -> list[str]:
@@ -67,8 +60,7 @@ def difference_lines(result: dict) -> list[str]:
     first, lines = next(iter(result["policies"])), []
     for name, scores in result["differences"].items():
         gains = [
-            f"{score.replace('_', ' ')} {gain['mean']:+.2f} [{gain['ci'][0]:+.2f}, {gain['ci'][1]:+.2f}]"
-            for score, gain in scores.items()
+            f"{score.replace('_', ' ')} {number(gain['mean'], gain['ci'], sign='+')}" for score, gain in scores.items()
         ]
         lines += [f"{name} against {first}, query by query: {', '.join(gains)}"] if gains else []
     return lines
@@ -79,13 +71,11 @@ def reward_model_line(result: dict) -> str:
     measured = result["reward_model"]
     if measured is None:
         return ""
-    low, high = measured["validation_accuracy_ci"]
-    agreement = measured["gold_agreement"]
-    return (
-        f"reward model: accuracy {measured['validation_accuracy']:.3f} [{low:.3f}, {high:.3f}] on "
-        f"{measured['num_pairs']} validation pairs"
-        + (f", agrees with the gold score on {agreement:.3f} of them" if agreement is not None else "")
-    )
+    accuracy = number(measured["validation_accuracy"], measured["validation_accuracy_ci"], 3)
+    line = f"reward model: accuracy {accuracy} on {measured['num_pairs']} validation pairs"
+    if measured["gold_agreement"] is not None:
+        line += f", agrees with the gold score on {measured['gold_agreement']:.3f} of them"
+    return line
 
 
 def judge_line(result: dict) -> str:
@@ -100,11 +90,8 @@ def judge_line(result: dict) -> str:
     if judge["first_rate"] is not None:
         parts.append(f"A preferred in {judge['first_rate']:.3f} of its answers")
     if judge["rm_agreement"] is not None:
-        low, high = judge["rm_agreement_ci"]
-        parts.append(
-            f"the reward model agrees on {judge['rm_agreement']:.3f} [{low:.3f}, {high:.3f}] of the "
-            f"{judge['rm_agreement_pairs']} without ties"
-        )
+        agreement = number(judge["rm_agreement"], judge["rm_agreement_ci"], 3)
+        parts.append(f"the reward model agrees on {agreement} of the {judge['rm_agreement_pairs']} without ties")
     why = judge.get("stopped") or judge.get("last_error")
     return "; ".join(parts) + (f"; {'stopped asking' if judge.get('stopped') else 'last error'}: {why}" if why else "")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import LINES, draw, panel, series
+from nanorlhf.report.page import LINES, draw, draw_lines, panel, series
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.training.run_directory import Rows
 
@@ -80,13 +80,11 @@ def temperature_figures(policies: dict[str, list[dict]], ks: Iterable[int]) -> l
     figures = []
     for j, k in enumerate(ks):
         figure, axes = panel(f"pass@{k} over temperature", "temperature of the samples", "%")
-        for number, (policy, rows) in enumerate(policies.items()):
-            shares = [100 * row["pass_at_k"][j] for row in rows]
-            color, marker = LINES[number % len(LINES)]
-            xs = [row["temperature"] for row in rows]
-            axes.plot(xs, shares, color=color, marker=marker, markersize=4, linewidth=1.8, label=policy)
+        lines = {}
+        for policy, rows in policies.items():
+            lines[policy] = [row["temperature"] for row in rows], [100 * row["pass_at_k"][j] for row in rows]
+        draw_lines(axes, lines)
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False)
         figures.append(figure)
     return figures
 

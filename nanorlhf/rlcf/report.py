@@ -4,16 +4,11 @@ from collections import Counter
 
 from markupsafe import Markup
 
-from nanorlhf.report.page import Lines, Page, Section, markup
+from nanorlhf.report.page import Lines, Page, Section, markup, number, percent
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.training.run_directory import Rows, read_metrics
-
-
-def percent(share: float, interval: tuple[float, float] | None = None) -> str:
-    """A share in percent, and its interval in brackets."""
-    return f"{100 * share:.2f}" + (" [{:.2f}, {:.2f}]".format(*(100 * end for end in interval)) if interval else "")
 
 
 def at_k(result: dict) -> Lines:
@@ -47,7 +42,7 @@ def errors(result: dict) -> Lines:
             lines.append([category.replace("_", " "), *(f"{row['errors'][category]:.3f}" for row in best.values())])
     lines.append(["responses without any, %", *(percent(row["compile_rate"]) for row in best.values())])
     if any(row["discriminator"] is not None for row in best.values()):
-        scores = ("-" if row["discriminator"] is None else f"{row['discriminator']:+.3f}" for row in best.values())
+        scores = [number(row["discriminator"], digits=3, sign="+") for row in best.values()]
         lines.append(["discriminator, mean of those", *scores])
     return lines
 
@@ -74,27 +69,6 @@ def temperatures(result: dict) -> Lines:
             others = [percent(at[f"{name}_at_k"][0]) for name in ("exec", "comp")]
             lengths = [f"{at['eos_rate']:.3f}", f"{at['response_length']:.1f}"]
             lines.append([policy, str(at["temperature"]), *passes, *others, *lengths])
-    return lines
-
-
-def notes(result: dict) -> list[str]:
-    """What the tables rest on, and what their columns mean."""
-    settings = result["args"]
-    lines = [
-        f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} samples "
-        f"per problem and temperature; top-p {settings['top_p']}, at most {settings['response_length']} tokens, "
-        f"timeout {settings['timeout']:g} s, seed {settings['seed']}.",
-        "comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or a timeout. "
-        "pass: also, all results are right. For each k, the temperature is the one with the best pass@k; exec and comp "
-        "use the same one. Intervals are 95%, over problems.",
-        f"Errors and outcomes are at the best temperature for k = {settings['ks'][0]}. Errors come from the "
-        "compiler in the program without its tests, and local variables of the response that are never read.",
-    ]
-    if settings["discriminator"] is not None:
-        lines.append(
-            f"The discriminator ({settings['discriminator']}) compares a sample y' with the written program y: "
-            "D(x, y', y) is near 1 where the sample looks more human-written, and near -1 where the written one does."
-        )
     return lines
 
 
@@ -128,14 +102,26 @@ def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
     for run, rows in logged.items():
         if any(key in row for row in rows for key in CURVES):
             in_training[run if runs[run] in in_training else runs[run]] = rows
-    policies, best = result["policies"], best_rows(result)
-    samples_are, columns_are, *errors_are = notes(result)
+    policies, best, settings = result["policies"], best_rows(result), result["args"]
+    about_errors = (
+        f"Errors and outcomes are at the best temperature for k = {settings['ks'][0]}. Errors come from the "
+        "compiler in the program without its tests, and local variables of the response that are never read."
+    )
+    if settings["discriminator"] is not None:
+        about_errors += (
+            f"\nThe discriminator ({settings['discriminator']}) compares a sample y' with the written program y: "
+            "D(x, y', y) is near 1 where the sample looks more human-written, and near -1 where the written one does."
+        )
     return [
         markup.title("What each stage gained"),
         Section(
-            about=samples_are,
+            about=f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} "
+            f"samples per problem and temperature; top-p {settings['top_p']}, at most {settings['response_length']} "
+            f"tokens, timeout {settings['timeout']:g} s, seed {settings['seed']}.",
             tables=[at_k(result)],
-            notes=[columns_are],
+            notes="comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or "
+            "a timeout. pass: also, all results are right. For each k, the temperature is the one with the best "
+            "pass@k; exec and comp use the same one. Intervals are 95%, over problems.",
             figures=at_k_figures({name: row["at_k"] for name, row in policies.items()}),
             caption="pass@k is the probability that at least one of k samples passes, mean over problems. A program "
             "that compiles may crash, and one that runs may be wrong.",
@@ -143,22 +129,20 @@ def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
         Section(
             "Errors",
             tables=[errors(result)],
-            notes=errors_are,
+            notes=about_errors,
             figures=[error_figure({name: row["errors"] for name, row in best.items()})],
             caption="One mistake may count several times: an undeclared variable is an error wherever it is used.",
         ),
         Section(
             "Outcomes",
             tables=[reasons(result)],
-            notes=[f"Programs ran in a sandbox ({'; '.join(result['isolation'])})."],
+            notes=f"Programs ran in a sandbox ({'; '.join(result['isolation'])}).",
         ),
         Section(
             "All temperatures",
             tables=[temperatures(result)],
-            notes=["In %. A star marks the best pass@k of each policy."],
-            figures=temperature_figures(
-                {name: row["temperatures"] for name, row in policies.items()}, result["args"]["ks"]
-            ),
+            notes="In %. A star marks the best pass@k of each policy.",
+            figures=temperature_figures({name: row["temperatures"] for name, row in policies.items()}, settings["ks"]),
             caption="A policy that is surer of itself gives k answers that are more alike: it gains less from a second "
             "one. A higher temperature gives variety back, for the price of more slips.",
         ),

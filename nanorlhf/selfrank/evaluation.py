@@ -11,38 +11,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from nanorlhf import distributed
+from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
 from nanorlhf.dataset import Demonstration, is_chat, list_of, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.evals.common import (
-    PolicyArgs,
-    begin,
-    check_model,
-    common_tokenizer,
-    differences,
-    endings,
-    load_gold,
-    load_policy,
-    load_reward_model,
-    longest_pair,
-    longest_text,
-    named_policies,
-    rm_scores,
-    row_scores,
-    settings_of,
-    write_evaluation,
-)
-from nanorlhf.generate import sample_answers
+from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.selfrank import report
 from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 from nanorlhf.selfrank.self_ranking import (
-    Resamples,
     draw_answers,
     evaluate_first_answers,
     evaluate_order,
@@ -55,7 +35,7 @@ from nanorlhf.training.supervised import autocast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(PolicyArgs):
+class Args(common.PolicyArgs):
     """The last policy is compared with each of those before it."""
 
     split: Literal["validation", "test"] = "validation"
@@ -83,13 +63,13 @@ class Args(PolicyArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = begin(args)
+    device = common.begin(args)
     if args.rankings and not args.reward_model:
         raise InputError("--rankings needs --reward-model: people's rankings are compared with the reward model's.")
     if args.encoder and not args.self_rank:
         raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
-    policies = named_policies(args.policies)
-    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
+    policies = common.named_policies(args.policies)
+    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"
     rows = list(load_demonstrations(path, *limits)[: args.num_queries])
@@ -107,14 +87,14 @@ def main(args: Args) -> dict:
     ]
     precision = autocast(args.dtype, device)
     longest = {
-        str(path): longest_text(rows, args.response_length),
-        str(pairs_path): longest_pair(comparisons),
+        str(path): common.longest_text(rows, args.response_length),
+        str(pairs_path): common.longest_pair(comparisons),
         "--rankings": max((len(row.query) + len(row.response) for row in ranked_rows), default=0),
     }
     for flag, place in (("--reward-model", args.reward_model), ("--gold", args.gold)):
-        check_model(flag, place, tokenizer, longest)
-    gold = load_gold(args.gold, args, tokenizer, device)
-    reward_model = load_reward_model(args.reward_model, args, device) if args.reward_model else None
+        common.check_model(flag, place, tokenizer, longest)
+    gold = common.load_gold(args.gold, args, tokenizer, device)
+    reward_model = common.load_model(load_scalar, args.reward_model, args, device) if args.reward_model else None
     figure = drawn = None
     if args.encoder:
         figure, drawn = draw_answers(self_ranked, load_sentence_encoder(args.encoder, device=device), args.encoder)
@@ -123,27 +103,22 @@ def main(args: Args) -> dict:
     measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
     texts, results = {}, {}  # by policy
 
-    def answer(place: str) -> tuple[Tensor, Tensor]:  # a function, so that a policy is gone before the next is loaded
-        policy = load_policy(place, rows, tokenizer, args, device)
-        with precision, distributed.on_device(policy):
-            return sample_answers(
-                policy, [row.query for row in rows], tokenizer, 1, args.response_length, args.batch_size, args.seed,
-                args.temperature, top_p=args.top_p,
-            )  # fmt: skip
-
     for name, place in tqdm(policies.items(), desc="policies"):
-        query, response = answer(place)
-        with precision:
-            rm = rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size) if reward_model else None
-            golds = gold.of_ids(queries, query, response) if gold else None
+        decoding = {"temperature": args.temperature, "top_p": args.top_p}
+        query, response = common.sample(
+            common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
+            rows, tokenizer, args, 1, **decoding,
+        )  # fmt: skip
         replies = texts[name] = [tokenizer.decode(ids) for ids in response.tolist()]
         columns = {metric.__name__: metric(references, replies) for metric in (bleu4, google_bleu, meteor)}
         if is_squad:
             columns |= squad_scores(references, replies)
-        if golds:
-            columns["gold_score"] = golds
-        if rm:
-            columns["rm_score"] = rm
+        with precision:
+            if gold:
+                columns["gold_score"] = gold.of_ids(queries, query, response)
+            if reward_model:
+                rm = common.rm_scores(reward_model, query, response, tokenizer.pad_id, args.batch_size)
+                columns["rm_score"] = rm
         measured[name] = {metric: np.array(column)[:, None] for metric, column in columns.items()}
         results[name] = {
             "metrics": {  # [STR tables]
@@ -153,38 +128,39 @@ def main(args: Args) -> dict:
                 }
                 for metric, scores in measured[name].items()
             },
-            **endings(response, tokenizer),
+            **common.endings(response, tokenizer),
         }
 
     # ------------------------------------------------------------------- 3. the references, and what ranked the answers
     reference = {"response_length": fmean(len(row.response) for row in rows)}
-    resamples, batch_size = Resamples(args.seed, args.num_resamples), args.batch_size
+    resamples, batch_size = (args.seed, args.num_resamples), args.batch_size
     ranking = first_answers = people = None
     with precision, torch.no_grad():
         if gold:
             reference["gold_score"] = fmean(gold.of_rows(rows))
         if reward_model:
-            reference["rm_score"] = row_scores(reward_model, rows, tokenizer.pad_id, batch_size, "left").mean().item()
+            scores = common.row_scores(reward_model, rows, tokenizer.pad_id, batch_size, "left")
+            reference["rm_score"] = scores.mean().item()
         if comparisons:
-            found = reward_model, gold, tokenizer.pad_id, batch_size, pairs_path, resamples
+            found = reward_model, gold, tokenizer.pad_id, batch_size, pairs_path, *resamples
             ranking = evaluate_pairs(comparisons, *found)
         if self_ranked and gold and gold.model is None:  # of a reward model's score nothing is known to be right
-            first_answers = evaluate_first_answers(self_ranked, gold, resamples)
+            first_answers = evaluate_first_answers(self_ranked, gold, *resamples)
         if by_people and reward_model:
-            people = evaluate_order(by_people, ranked_rows, reward_model, tokenizer.pad_id, batch_size, resamples)
+            people = evaluate_order(by_people, ranked_rows, reward_model, tokenizer.pad_id, batch_size, *resamples)
 
     # --------------------------------------------------------------------------------------------------------- 4. write
     result = {
         "policies": results,
         "reference": reference,
-        "differences": differences(measured, args.seed, args.num_resamples),
+        "differences": common.differences(measured, args.seed, args.num_resamples),
         "self_ranking": ranking,
         "first_answers": first_answers,
         "human_study": people,
         "figure": drawn,
         "meteor_matching": meteor_matching(),
         "num_questions": len(rows),
-        "args": settings_of(args),
+        "args": common.settings_of(args),
     }
     samples = [
         {
@@ -199,12 +175,7 @@ def main(args: Args) -> dict:
     ]
     runs = [place for place in (*policies.values(), args.reward_model) if place]
     shown = samples[: args.num_report_samples]
-    return write_evaluation(
-        args,
-        result,
-        report.page(result, figure, runs, shown),
-        {"samples.jsonl": samples},
-    )
+    return common.write_evaluation(args, result, report.page(result, figure, runs, shown), {"samples.jsonl": samples})
 
 
 def references_of(rows: list[Demonstration], path: Path) -> tuple[list[list[str]], bool]:

@@ -4,38 +4,25 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from nanorlhf.report.page import BLUE, Lines, Page, Section, answer, markup, panel
+from nanorlhf.report.page import BLUE, Lines, Page, Section, answer, markup, number, panel, percent
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.training.run_directory import read_metrics
 
-# metric in eval.json: heading, factor, digits
-METRICS = {
-    "exact_match": ("EM", 100, 2),
-    "precision": ("precision", 100, 2),
-    "recall": ("recall", 100, 2),
-    "f1": ("F1", 100, 2),
-    "bleu4": ("BLEU-4", 100, 2),
-    "google_bleu": ("Google-BLEU", 100, 2),
-    "meteor": ("METEOR", 100, 2),
-    "gold_score": ("gold score", 100, 2),
-    "rm_score": ("RM score", 1, 2),
+METRICS = {  # metric in eval.json: heading, factor
+    "exact_match": ("EM", 100),
+    "precision": ("precision", 100),
+    "recall": ("recall", 100),
+    "f1": ("F1", 100),
+    "bleu4": ("BLEU-4", 100),
+    "google_bleu": ("Google-BLEU", 100),
+    "meteor": ("METEOR", 100),
+    "gold_score": ("gold score", 100),
+    "rm_score": ("RM score", 1),
 }
 SQUAD, OVERLAP, SCORES = tuple(METRICS)[:4], tuple(METRICS)[4:7], tuple(METRICS)[7:]
-Interval = tuple[float, float]
 
 
-# ---------------------------------------------------------------------------------------------------------- 1. numbers
-def percent(value: float, ends: Interval | None = None, sign: str = "") -> str:
-    """`value` times 100, and its interval in brackets."""
-    return scaled(value, ends, 100, 2, sign)
-
-
-def scaled(value: float, ends: Interval | None, factor: int, digits: int, sign: str = "") -> str:
-    """`value` times `factor`, and its interval in brackets."""
-    text, *limits = (f"{factor * x:{sign}.{digits}f}" for x in (value, *(ends or ())))
-    return f"{text} [{', '.join(limits)}]" if limits else text
-
-
+# ----------------------------------------------------------------------------------------------------------- 1. tables
 def measured(result: dict, metrics: tuple[str, ...]) -> list[str]:
     """Which of `metrics` the evaluation has."""
     known = next(iter(result["policies"].values()))["metrics"]
@@ -43,34 +30,40 @@ def measured(result: dict, metrics: tuple[str, ...]) -> list[str]:
 
 
 def with_unit(metric: str) -> str:
-    name, factor, _ = METRICS[metric]
+    name, factor = METRICS[metric]
     return f"{name} × {factor}" if factor > 1 else name
 
 
-# ----------------------------------------------------------------------------------------------------------- 2. tables
+def cell(metric: str, value: float, ends: list[float] | None = None, sign: str = "") -> str:
+    """A value times the metric's factor, and its interval in brackets."""
+    return (percent if METRICS[metric][1] == 100 else number)(value, ends, sign=sign)
+
+
+def mean_cells(row: dict, metrics: list[str]) -> list[str]:
+    numbers = row["metrics"]
+    return [cell(metric, numbers[metric]["mean"], numbers[metric]["mean_ci"]) for metric in metrics]
+
+
 def means(result: dict, metrics: tuple[str, ...]) -> Lines:
     """[STR tables] One row per policy, with 95% intervals over questions; empty if none of `metrics` was measured."""
     found = measured(result, metrics)
     headings = [METRICS[metric][0] for metric in found]
     if "meteor" in found:  # scores with and without synonyms are not comparable
         headings[found.index("meteor")] += f" ({result['meteor_matching']})"
-    lines = [["× 100", *headings]]
-    for name, row in result["policies"].items():
-        numbers = ((row["metrics"][metric], METRICS[metric]) for metric in found)
-        lines.append([name, *(scaled(n["mean"], n["mean_ci"], *kind[1:]) for n, kind in numbers)])
-    return lines if found else []
+    rows = [[name, *mean_cells(row, found)] for name, row in result["policies"].items()]
+    return [["× 100", *headings], *rows] if found else []
 
 
 def scores(result: dict) -> Lines:
     """Gold and RM score, EOS rate and length, of the references and of each policy."""
     found, reference = measured(result, SCORES), result["reference"]
-    lines = [["policy", *map(with_unit, found), "EOS rate", "length, tokens"]]
-    known = [scaled(reference[metric], None, *METRICS[metric][1:]) for metric in found]
-    lines.append(["reference", *known, "-", f"{reference['response_length']:.1f}"])
+    known = [cell(metric, reference[metric]) for metric in found]
+    lines = [
+        ["policy", *map(with_unit, found), "EOS rate", "length, tokens"],
+        ["reference", *known, "-", f"{reference['response_length']:.1f}"],
+    ]
     for name, row in result["policies"].items():
-        numbers = ((row["metrics"][metric], METRICS[metric]) for metric in found)
-        cells = [scaled(n["mean"], n["mean_ci"], *kind[1:]) for n, kind in numbers]
-        lines.append([name, *cells, f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
+        lines.append([name, *mean_cells(row, found), f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
     return lines
 
 
@@ -81,10 +74,10 @@ def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
     rows = {(row["ours"], row["theirs"], row["metric"]): row for row in result["differences"]}
     lines = [["difference", *map(with_unit, found)]]
     for other in others:
-        numbers = ((rows[last, other, metric], METRICS[metric]) for metric in found)
-        cells = [scaled(n["mean_difference"], n["mean_difference_ci"], *kind[1:], "+") for n, kind in numbers]
+        numbers = [rows[last, other, metric] for metric in found]
+        cells = [cell(row["metric"], row["mean_difference"], row["mean_difference_ci"], "+") for row in numbers]
         lines.append([f"{last} - {other}", *cells])
-    return lines if others and found else []
+    return lines if found else []
 
 
 def self_ranking(result: dict) -> Lines:
@@ -106,8 +99,7 @@ def self_ranking(result: dict) -> Lines:
         elif "distance" in group:
             name = f"{group['distance']} rank{'s' * (group['distance'] != 1)} apart"
         bare = ("chosen_better", "chosen_as_good")  # no chance level to compare them with
-        ends = [None if column in bare else group[f"{column}_ci"] for column in found]
-        cells = ["-" if group[c] is None else percent(group[c], e) for c, e in zip(found, ends, strict=True)]
+        cells = [percent(group[c], None if c in bare else group[f"{c}_ci"]) for c in found]
         lines.append([name, f"{group.get('num_pairs', 0):,}", *cells])
     return lines if found else []
 
@@ -127,7 +119,7 @@ def first_answers(result: dict) -> Lines:
         sign = "+" if key == "first_minus_random" else ""
         row = rows[key]
         lines.append([name, percent(row["right"], row["right_ci"], sign), percent(row["gold_score"], None, sign)])
-    return lines if rows else []
+    return lines
 
 
 def human_study(result: dict) -> Lines:
@@ -153,7 +145,7 @@ def human_study(result: dict) -> Lines:
     return lines
 
 
-def notes(result: dict) -> list[str]:
+def notes(result: dict) -> str:
     """What the tables rest on, and what was left out."""
     settings = result["args"]
     sentences = [
@@ -171,15 +163,15 @@ def notes(result: dict) -> list[str]:
         sentences.append("Kappa is left out: no question is ranked by two people.")
     if result["figure"] is None:
         sentences.append("Figure 2 is left out: it needs --self-rank and an --encoder.")
-    return sentences
+    return " ".join(sentences)
 
 
-# ------------------------------------------------------------------------------------------------------------- 3. page
+# ------------------------------------------------------------------------------------------------------------- 2. page
 def interval_figures(result: dict) -> list[Figure]:
     """One panel per metric, one bar per policy, with its interval."""
     drawn = []
     for metric in measured(result, tuple(METRICS)):
-        name, factor, _ = METRICS[metric]
+        name, factor = METRICS[metric]
         rows = [row["metrics"][metric] for row in result["policies"].values()]
         lengths = np.array([factor * row["mean"] for row in rows])
         ends = np.array([[factor * end for end in row["mean_ci"]] for row in rows]).T  # (2, policies)
@@ -198,7 +190,7 @@ def interval_figures(result: dict) -> list[Figure]:
     return drawn
 
 
-def figure_2(figure: Figure, drawn: dict) -> Section:
+def figure_2(figure: Figure, drawn: dict) -> Page:
     """STR Figure 2, and below it its answers, best first."""
     caption = (
         f"Embeddings of the sampled answers by {drawn['encoder']}, in two dimensions. The colour is the rank by "
@@ -206,7 +198,8 @@ def figure_2(figure: Figure, drawn: dict) -> Section:
         "members; the reward model's pairs are made of representatives only. In the paper, the encoder of this figure "
         "took no part in the ranking."
     )
-    return Section("Answers to one question, ranked and clustered", figures=[figure], caption=caption)
+    section = Section("Answers to one question, ranked and clustered", figures=[figure], caption=caption)
+    return [section, markup.ranked(drawn["query"], drawn["answers"])]
 
 
 def sample_card(sample: dict) -> Markup:
@@ -224,11 +217,10 @@ def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dic
 
     figure: STR Figure 2, of the answers in result["figure"].
     """
-    drawn = result["figure"]
     return [
         markup.title("What each stage gained"),
         Section(
-            about=" ".join(notes(result)),
+            about=notes(result),
             tables=[means(result, SQUAD), means(result, OVERLAP), scores(result)],
             figures=interval_figures(result),
             caption="Overlap measures similarity to the reference. A dialogue can continue in many equally good ways, "
@@ -237,32 +229,28 @@ def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dic
         Section(
             "Do they differ?",
             tables=[differences(result, metrics) for metrics in (SQUAD, OVERLAP, SCORES)],
-            notes=[
-                "Two policies differ where the interval excludes 0. It resamples questions, each with both replies, so "
-                "how hard a question is cancels out."
-            ],
+            notes="Two policies differ where the interval excludes 0. It resamples questions, each with both replies, "
+            "so how hard a question is cancels out.",
         ),
         Section(
             "Does the reward model rank as self-ranking did?",
             tables=[self_ranking(result)],
-            notes=[
-                "Validation pairs; chance is 50. Accuracy should rise with the distance in rank; noise of a type with "
-                "accuracy near 50 goes unnoticed by the reward model. Where the truth is known: how often the chosen "
-                "answer is better than the rejected one, and how often at least as good; and, of pairs whose answers "
-                "differ in gold score, how often the better one is chosen, and how often the reward model prefers it."
-            ],
+            notes="Validation pairs; chance is 50. Accuracy should rise with the distance in rank; noise of a type "
+            "with accuracy near 50 goes unnoticed by the reward model. Where the truth is known: how often the chosen "
+            "answer is better than the rejected one, and how often at least as good; and, of pairs whose answers "
+            "differ in gold score, how often the better one is chosen, and how often the reward model prefers it.",
         ),
         Section(
             "Does self-ranking put right answers first?",
             tables=[first_answers(result)],
-            notes=["The answer most like the others is not always right: where most answers are wrong, so is it."],
+            notes="The answer most like the others is not always right: where most answers are wrong, so is it.",
         ),
         Section(
             "Do people agree with it?",
             tables=[human_study(result)],
-            notes=["People's ranking is by their mean ranks. Kappa treats the rank of each answer as a label."],
+            notes="People's ranking is by their mean ranks. Kappa treats the rank of each answer as a label.",
         ),
-        *([figure_2(figure, drawn), markup.ranked(drawn["query"], drawn["answers"])] if figure else []),
+        *(figure_2(figure, result["figure"]) if figure else ()),
         *run_sections(run for run in dict.fromkeys(runs) if read_metrics(run)),
         Section("Samples side by side", samples=list(map(sample_card, samples))),
     ]

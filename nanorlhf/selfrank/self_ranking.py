@@ -1,7 +1,6 @@
 """Was self-ranking right? Its pairs and first answers against the truth, its order against people's, and Figure 2."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from nanorlhf import distributed
 from nanorlhf.dataset import Comparison, Demonstration, field, iter_jsonl, list_of
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import gold_margins, row_scores
-from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import (
     RankedQuestion,
     annotator_kappas,
@@ -23,6 +21,7 @@ from nanorlhf.metrics.agreement import (
     order_probability,
     pairwise_agreement,
 )
+from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.reward import Gold, pair_scores
@@ -32,14 +31,6 @@ from nanorlhf.selfrank.sentence_encoder import embed
 from nanorlhf.selfrank.text_rank import rank_order
 
 Hits = list[bool | None]  # True: right, None: not counted
-
-
-@dataclass(frozen=True)
-class Resamples:
-    """How the 95% intervals are drawn."""
-
-    seed: int
-    num_resamples: int
 
 
 def meta_of(row: Demonstration | Comparison, where: str) -> dict:
@@ -76,7 +67,8 @@ def evaluate_pairs(
     pad_id: int,
     batch_size: int,
     path: Path,
-    resamples: Resamples,
+    seed: int,
+    num_resamples: int,
 ) -> list[dict]:
     """Does the reward model rank pairs as self-ranking did, and, where the truth is known, was that right?
 
@@ -102,7 +94,7 @@ def evaluate_pairs(
     for group, numbers in pair_groups(rows, path):
         group["num_pairs"] = len(numbers)
         for name, hits in columns.items():
-            found = share([hits[i] for i in numbers], [rows[i].record["query"] for i in numbers], resamples)
+            found = share([hits[i] for i in numbers], [rows[i].record["query"] for i in numbers], seed, num_resamples)
             group[name], group[f"{name}_ci"] = found or (None, None)
         groups.append(group)
     return groups
@@ -124,7 +116,7 @@ def pair_groups(rows: list[Comparison], path: Path) -> list[tuple[dict, list[int
     return groups + [({"distance": distance}, by_distance[distance]) for distance in sorted(by_distance)]
 
 
-def share(hits: Hits, queries: list[str], resamples: Resamples) -> tuple[float, tuple[float, float]] | None:
+def share(hits: Hits, queries: list[str], seed: int, num_resamples: int) -> tuple[float, tuple[float, float]] | None:
     """The share of True among True and False, and its 95% interval.
 
     A resample draws whole questions: pairs of one question share their answers, so they are not independent.
@@ -136,16 +128,17 @@ def share(hits: Hits, queries: list[str], resamples: Resamples) -> tuple[float, 
             counts[query][1] += 1
     if not counts:
         return None
-    of_questions = np.array([*counts.values()])  # (questions, 2)
-    n, generator = len(of_questions), np.random.default_rng(resamples.seed)
-    sums = [of_questions[generator.integers(n, size=n)].sum(0) for _ in range(resamples.num_resamples)]
-    low, high = np.quantile([right / total for right, total in sums], (0.025, 0.975))
-    right, total = of_questions.sum(0)
-    return float(right / total), (float(low), float(high))
+
+    def ratio(of_questions: np.ndarray) -> float:  # (questions, 2)
+        right, total = of_questions.sum(0).tolist()
+        return right / total
+
+    of_questions = np.array([*counts.values()])
+    return ratio(of_questions), percentile_interval(of_questions, ratio, seed, num_resamples)
 
 
 # -------------------------------------------------------------------------------- 2. the first answers, and the people
-def evaluate_first_answers(questions: list[Ranked], gold: Gold, resamples: Resamples) -> dict:
+def evaluate_first_answers(questions: list[Ranked], gold: Gold, seed: int, num_resamples: int) -> dict:
     """Is the answer that TextRank puts first right, more often than one drawn at random? A gold score of 1 is right."""
     values = defaultdict(list)  # which answer -> of each question [gold score, is it right]
     for question in questions:
@@ -159,7 +152,7 @@ def evaluate_first_answers(questions: list[Ranked], gold: Gold, resamples: Resam
     result: dict = {"num_questions": len(questions)}
     for name, column in values.items():
         gold_scores, right = np.array(column).T  # (questions,)
-        interval = bootstrap_interval(right[:, None], resamples.seed, resamples.num_resamples)
+        interval = bootstrap_interval(right[:, None], seed, num_resamples)
         result[name] = {"right": right.mean().item(), "right_ci": interval, "gold_score": gold_scores.mean().item()}
     return result
 
@@ -171,7 +164,8 @@ def evaluate_order(
     reward_model: ScalarModel,
     pad_id: int,
     batch_size: int,
-    resamples: Resamples,
+    seed: int,
+    num_resamples: int,
 ) -> dict:
     """Does the reward model order answers as people do, and do people agree? `rows` are all answers, as ids."""
     scores = row_scores(reward_model, rows, pad_id, batch_size, "right").float()  # (questions * answers,)
@@ -181,7 +175,7 @@ def evaluate_order(
     result = order_probability(ours, theirs) | {"num_answers": len(ours[0])}
     for measure in (pairwise_agreement, kendall_tau):
         of_questions = np.array([[measure(*pair)] for pair in pairs])
-        interval = bootstrap_interval(of_questions, resamples.seed, resamples.num_resamples)
+        interval = bootstrap_interval(of_questions, seed, num_resamples)
         result[measure.__name__], result[f"{measure.__name__}_ci"] = measure(ours, theirs), interval
     several = any(len(question.rankings) > 1 for question in questions)
     return result | {"annotators": annotator_kappas(questions) if several else None}

@@ -12,26 +12,10 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
-from nanorlhf import distributed
+from nanorlhf.checkpoint import load_scalar
 from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from nanorlhf.dataset import load_demonstrations
-from nanorlhf.evals.common import (
-    PolicyArgs,
-    begin,
-    check_model,
-    common_tokenizer,
-    differences,
-    endings,
-    load_gold,
-    load_policy,
-    load_reward_model,
-    longest_text,
-    named_policies,
-    rm_scores,
-    settings_of,
-    write_evaluation,
-)
-from nanorlhf.generate import sample_answers
+from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
 from nanorlhf.metrics.bert_score import bert_score
 from nanorlhf.padding import left_pad, right_pad
@@ -44,7 +28,7 @@ OVERLAP = ("bleu", "rouge1", "rouge2", "bertscore")  # metrics that compare an a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(PolicyArgs):
+class Args(common.PolicyArgs):
     """Each policy is compared with every one before it."""
 
     regression_model: str | None
@@ -79,19 +63,21 @@ class Args(PolicyArgs):
 
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
-    device = begin(args)
-    policies = named_policies(args.policies)
+    device = common.begin(args)
+    policies = common.named_policies(args.policies)
     places = {"rm_regression": args.regression_model, "rm_contrastive": args.contrastive_model}
-    tokenizer = common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
+    tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), *places.values()], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])
     queries, references = ([row.record[name] for row in rows] for name in ("query", "response"))
-    longest = {f"{args.data}/sft.validation.jsonl": longest_text(rows, args.response_length)}
+    longest = {f"{args.data}/sft.validation.jsonl": common.longest_text(rows, args.response_length)}
     flags = {"--regression-model": args.regression_model, "--contrastive-model": args.contrastive_model}
     for flag, place in (flags | {"--gold": args.gold}).items():
-        check_model(flag, place, tokenizer, longest)
-    gold = load_gold(args.gold, args, tokenizer, device)
-    reward_models = {name: load_reward_model(place, args, device) for name, place in places.items() if place}
+        common.check_model(flag, place, tokenizer, longest)
+    gold = common.load_gold(args.gold, args, tokenizer, device)
+    reward_models = {
+        name: common.load_model(load_scalar, place, args, device) for name, place in places.items() if place
+    }
     # BERTScore is ours: bert-score 0.3.13, the last, calls a tokenizer method that transformers 5 no longer has
     encoder = load_encoder(args.encoder, args.encoder_layer, device) if args.encoder else None
     precision = autocast(args.dtype, device)
@@ -106,7 +92,7 @@ def main(args: Args) -> dict:
             columns["bertscore"] = bert_score(truths, texts, encoder)
         with precision:
             for name, model in reward_models.items():
-                columns[name] = rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
+                columns[name] = common.rm_scores(model, query, response, tokenizer.pad_id, args.batch_size)
             if gold:
                 columns["gold_score"] = gold.of_ids([q for q in queries for _ in range(n)], query, response)
         return texts, {name: np.array(column).reshape(len(rows), n) for name, column in columns.items()}
@@ -115,18 +101,14 @@ def main(args: Args) -> dict:
     measured, texts = {}, {}  # by policy
     results: dict[str, dict] = {}
 
-    def answer(place: str) -> tuple[Tensor, Tensor]:  # a function, so that a policy is gone before the next is loaded
-        policy = load_policy(place, rows, tokenizer, args, device)
-        with precision, distributed.on_device(policy):
-            return sample_answers(
-                policy, [row.query for row in rows], tokenizer, args.num_samples, args.response_length,
-                args.batch_size, args.seed, args.temperature, args.top_k, args.top_p, args.no_repeat_ngram_size,
-            )  # fmt: skip
-
+    decoding = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "no_repeat_ngram_size")}
     for name, place in tqdm(policies.items(), desc="policies"):
-        query, response = answer(place)
+        query, response = common.sample(
+            common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
+            rows, tokenizer, args, args.num_samples, **decoding,
+        )  # fmt: skip
         texts[name], measured[name] = measure(query, response, args.num_samples)
-        results[name] = endings(response, tokenizer)
+        results[name] = common.endings(response, tokenizer)
     query = left_pad([row.query for row in rows], tokenizer.pad_id).to(device)
     response = right_pad([row.response for row in rows], tokenizer.pad_id).to(device)
     _, human = measure(query, response, 1)
@@ -160,23 +142,18 @@ def main(args: Args) -> dict:
     result = {
         "policies": results,
         "reference": {metric: float(human[metric].mean()) for metric in human if metric not in OVERLAP},
-        "differences": differences(measured, args.seed, args.num_resamples),
-        "differences_of_best": differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
+        "differences": common.differences(measured, args.seed, args.num_resamples),
+        "differences_of_best": common.differences(best, args.seed, args.num_resamples),  # [SO significance] of Table 2
         "num_questions": len(rows),
         "num_samples": args.num_samples,
         "encoder": args.encoder,
-        "args": settings_of(args),
+        "args": common.settings_of(args),
     }
 
     # --------------------------------------------------------------------------------------------------------- 4. write
     runs = [place for place in (*policies.values(), *places.values()) if place]
     shown = samples[: args.num_report_samples]
-    return write_evaluation(
-        args,
-        result,
-        report.page(result, measured, runs, shown),
-        {"samples.jsonl": samples},
-    )
+    return common.write_evaluation(args, result, report.page(result, runs, shown), {"samples.jsonl": samples})
 
 
 def statistics(columns: dict[str, np.ndarray], args: Args) -> dict:

@@ -2,29 +2,20 @@
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
 
-from nanorlhf.metrics import metric_at_k
-from nanorlhf.report.page import LINES, panel
+from nanorlhf.report.page import draw_lines, panel
 
 
-def metric_at_k_figures(scores: dict[str, dict[str, ArrayLike]]) -> list[Figure]:
+def metric_at_k_figures(metrics: dict[str, dict[str, list[float]]]) -> list[Figure]:
     """SO Figure 3: one panel per metric, one curve per policy: the expected best of k answers, k from 1 to n.
 
-    scores: policy -> metric -> (questions, n). The names become labels; a policy may lack a metric.
+    metrics: name -> policy -> the best of k for each k.
     """
     figures = []
-    for metric in dict.fromkeys(metric for columns in scores.values() for metric in columns):
+    for metric, at_k in metrics.items():
         figure, axes = panel(f"{metric} @ k", "k, number of answers", f"{metric}, best of k")
-        for number, (policy, columns) in enumerate(scores.items()):
-            if metric not in columns:
-                continue
-            color, marker = LINES[number % len(LINES)]
-            ks = range(1, np.shape(columns[metric])[1] + 1)
-            values = [metric_at_k(columns[metric], k) for k in ks]
-            axes.plot(ks, values, color=color, marker=marker, markersize=4, linewidth=1.8, label=policy)
+        draw_lines(axes, {policy: (range(1, len(values) + 1), values) for policy, values in at_k.items()})
         axes.locator_params("x", integer=True)
-        axes.legend(frameon=False)
         figures.append(figure)
     return figures
 

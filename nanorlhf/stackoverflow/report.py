@@ -4,9 +4,8 @@ from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import ArrayLike
 
-from nanorlhf.report.page import Lines, Page, Section, answer, markup
+from nanorlhf.report.page import Lines, Page, Section, answer, markup, number, plus_minus
 from nanorlhf.report.run_curves import run_sections
 from nanorlhf.stackoverflow.figures import metric_at_k_figures, spearman_figure
 
@@ -34,13 +33,13 @@ def means(result: dict) -> Lines:
     metrics = metrics_of(result)
     lines = [["mean ± std over answers", *(METRICS[metric][0] for metric in metrics), "EOS rate", "length, tokens"]]
     known = result["reference"]
-    cells = [f"{known[metric]:.{METRICS[metric][1]}f}" if metric in known else "-" for metric in metrics]
+    cells = [number(known.get(metric), digits=METRICS[metric][1]) for metric in metrics]
     lines.append(["the site's best answer", *cells, "-", "-"])
     for name, row in result["policies"].items():
         cells = []
         for metric in metrics:
-            digits, numbers = METRICS[metric][1], row["metrics"][metric]
-            cells.append(f"{numbers['mean']:.{digits}f} ± {numbers['std']:.{digits}f}")
+            numbers = row["metrics"][metric]
+            cells.append(plus_minus(numbers["mean"], numbers["std"], METRICS[metric][1]))
         lines.append([name, *cells, f"{row['eos_rate']:.3f}", f"{row['response_length']:.1f}"])
     return lines
 
@@ -82,7 +81,7 @@ def differences(result: dict, key: Literal["differences", "differences_of_best"]
     return lines
 
 
-def notes(result: dict) -> list[str]:
+def notes(result: dict) -> str:
     """What the tables rest on, and what was left out."""
     settings = result["args"]
     sentences = [
@@ -96,7 +95,7 @@ def notes(result: dict) -> list[str]:
         sentences.append("BERTScore is left out: --encoder names the directory or Hub id of an encoder.")
     if not reciprocal_ranks(result):
         sentences.append("MRR@k is left out: it needs --labels, which `python -m data.label` makes.")
-    return sentences
+    return " ".join(sentences)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -109,29 +108,24 @@ def sample_card(sample: dict) -> Markup:
     return markup.card(sample["query"], answers)
 
 
-def page(result: dict, measured: dict[str, dict[str, np.ndarray]], runs: list[str], samples: list[dict]) -> Page:
-    """The page: tables, figures, the curves of `runs`, and `samples` side by side.
-
-    measured: policy -> metric -> (questions, n), from which `result` was computed.
-    """
-    metrics, n = metrics_of(result), result["num_samples"]
-    named: dict[str, dict[str, ArrayLike]]
-    named = {name: {METRICS[metric][0]: columns[metric] for metric in metrics} for name, columns in measured.items()}
-    heat_maps = [
-        spearman_figure(
-            name,
-            [METRICS[metric][0] for metric in row["spearman"]["metrics"]],
-            np.array(row["spearman"]["matrix"]),
-        )
-        for name, row in result["policies"].items()
-    ]
+def page(result: dict, runs: list[str], samples: list[dict]) -> Page:
+    """The page: tables, figures, the curves of `runs`, and `samples` side by side."""
+    policies = result["policies"]
+    at_k = {
+        METRICS[metric][0]: {name: row["metrics"][metric]["at_k"] for name, row in policies.items()}
+        for metric in metrics_of(result)
+    }
+    heat_maps = []
+    for name, row in policies.items():
+        headings = [METRICS[metric][0] for metric in row["spearman"]["metrics"]]
+        heat_maps.append(spearman_figure(name, headings, np.array(row["spearman"]["matrix"])))
     return [
         markup.title("What each stage gained"),
-        Section(about=" ".join(notes(result)), tables=[means(result)]),
+        Section(about=notes(result), tables=[means(result)]),
         Section(
-            f"The best of {n}",
+            f"The best of {result['num_samples']}",
             tables=[best_of(result)],
-            figures=metric_at_k_figures(named),
+            figures=metric_at_k_figures(at_k),
             caption="Expected best score among k answers, mean over questions; k = 1 is the mean score. A rising curve "
             "means that the answers differ, so that choosing among them pays.",
         ),
@@ -139,11 +133,9 @@ def page(result: dict, measured: dict[str, dict[str, np.ndarray]], runs: list[st
         Section(
             "Do they differ?",
             tables=[differences(result, "differences")],
-            notes=[
-                "The interval resamples whole questions. Both p-values treat all answers as independent; answers to "
-                "the same question are not, so the p-values are too small. The next table has one answer a question, "
-                "the best, and mends that."
-            ],
+            notes="The interval resamples whole questions. Both p-values treat all answers as independent; answers to "
+            "the same question are not, so the p-values are too small. The next table has one answer a question, the "
+            "best, and mends that.",
         ),
         Section(tables=[differences(result, "differences_of_best")]),
         Section(

@@ -203,7 +203,7 @@ def test_a_mean_of_nothing_is_a_dash() -> None:
 
 def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="there is no such directory: `make compare` makes it"):
+    with pytest.raises(InputError, match="no SEED below it holds an evaluation: `make compare` makes them"):
         main(Args(runs=tmp_path / "none", out=out))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no SEED below it holds an evaluation"):

@@ -189,7 +189,7 @@ def test_an_evaluation_that_lacks_something_is_named_and_nothing_is_written(runs
 
 
 def test_a_directory_without_evaluations_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such directory"):
+    with pytest.raises(InputError, match="holds an evaluation: `make lab` makes them"):
         main(Args(runs=tmp_path / "none", out=tmp_path / "out"))
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="holds an evaluation"):

@@ -17,12 +17,13 @@ from nanorlhf import reward
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.dataset import response_ids, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import common
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report.page import text
 from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.selfrank import report as reply_report
-from nanorlhf.selfrank.self_ranking import Resamples, share
+from nanorlhf.selfrank.self_ranking import share
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.rows import read_jsonl
 
@@ -119,7 +120,7 @@ def scripted(monkeypatch) -> list[tuple]:
             rows[-1] = rows[-1][:-1]
         return left_pad(queries, tokenizer.pad_id), right_pad(rows, tokenizer.pad_id, max(map(len, rows)))
 
-    monkeypatch.setattr(replies, "sample_answers", sample_answers)
+    monkeypatch.setattr(common, "sample_answers", sample_answers)
     monkeypatch.setattr(reward, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
     return calls
 
@@ -288,12 +289,12 @@ def test_pairs_by_someone_else_are_one_group(world, scripted, ranked, tmp_path):
 
 
 def test_pairs_of_one_question_are_no_independent_draws():
-    resamples = Resamples(seed=1, num_resamples=200)
+    resamples = {"seed": 1, "num_resamples": 200}
     hits, queries = [True] * 50 + [None] + [False] * 50, ["a"] * 50 + ["b"] * 51
-    assert share(hits, queries, resamples) == (0.5, (0, 1))
-    value, (low, high) = share(hits, [str(i) for i in range(101)], resamples)
+    assert share(hits, queries, **resamples) == (0.5, (0, 1))
+    value, (low, high) = share(hits, [str(i) for i in range(101)], **resamples)
     assert value == 0.5 and 0.39 < low < 0.43 and 0.57 < high < 0.61  # 0.5 -+ 1.96 sqrt(.25 / 100)
-    assert share([None], ["a"], resamples) is None
+    assert share([None], ["a"], **resamples) is None
 
 
 def test_people_agree_with_the_reward_model_as_far_as_they_were_made_to(world, scripted, ranked, tmp_path):
@@ -479,9 +480,13 @@ def test_answers_that_can_not_be_meant_name_their_line(world, tmp_path, meta, se
     "change",
     [
         {"weights": [0.8, 0.9, 1.1]},
+        {"weights": [1.0]},
+        {"clusters": [0, 1]},
         {"weights": [0.8, 0.9, 1.1, "1.2"]},
         {"clusters": [0, 0, 2, 1]},  # the last is represented by none
         {"representatives": [4, 1]},
+        {"representatives": [1]},
+        {"representatives": [0, 3, 1]},
         {"representatives": [0, 1]},  # of one cluster both
         {"answers": [], "weights": [], "clusters": [], "representatives": []},
         {"answers": ["dog", "cat", None, "no"]},

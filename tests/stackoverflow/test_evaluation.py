@@ -201,7 +201,7 @@ def test_labels_give_the_reciprocal_ranks(outcome, small_site):
             order = sorted(range(3), key=lambda i: -scores[i])
             ranks.append(order.index(1) + 1)
         assert row["mrr_at_k"]["rouge1"] == pytest.approx([fmean((r <= k) / r for r in ranks) for k in (1, 2, 3)])
-    assert "MRR@3" in text(answer_report.page(result, {}, [], []))
+    assert "MRR@3" in text(answer_report.page(result, [], []))
 
 
 def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome, small_site):
@@ -218,7 +218,7 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
         "difference, best of 3",
     ):
         assert words in page
-    tables = text(answer_report.page(result, {}, [], []))
+    tables = text(answer_report.page(result, [], []))
     assert "MRR@k is left out" in tables and "ppo - sft" in tables and "metric@3" in tables
 
 
@@ -235,7 +235,7 @@ def test_without_reward_models_and_gold_their_columns_are_gone(small_site):
     )  # fmt: skip
     result = evaluation.main(args)
     assert set(result["policies"]["sft"]["metrics"]) == {"bleu", "rouge1", "rouge2"}
-    tables = text(answer_report.page(result, {}, [], []))
+    tables = text(answer_report.page(result, [], []))
     assert "gold" not in tables and " RM" not in tables
 
 

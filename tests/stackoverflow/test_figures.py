@@ -14,12 +14,19 @@ SCORES = {
 
 
 def test_one_panel_per_metric_and_one_curve_per_policy():
-    figures = metric_at_k_figures(SCORES)
+    at_k = {
+        metric: {
+            policy: [metric_at_k(columns[metric], k) for k in range(1, 6)]
+            for policy, columns in SCORES.items()
+            if metric in columns
+        }
+        for metric in SCORES["sft"]
+    }
+    figures = metric_at_k_figures(at_k)
     assert [len(figure.axes[0].lines) for figure in figures] == [2, 1]
     for policy, line in zip(("sft", "ppo"), figures[0].axes[0].lines, strict=True):
         assert line.get_label() == policy and list(line.get_xdata()) == [1, 2, 3, 4, 5]
-        expected = [metric_at_k(SCORES[policy]["ROUGE-1"], k) for k in range(1, 6)]
-        assert list(line.get_ydata()) == pytest.approx(expected)
+        assert list(line.get_ydata()) == pytest.approx(at_k["ROUGE-1"][policy])
 
 
 def test_the_heat_map_shows_each_number_in_its_cell():
