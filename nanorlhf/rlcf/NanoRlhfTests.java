@@ -1,8 +1,3 @@
-import java.io.ByteArrayInputStream;
-import java.io.ByteArrayOutputStream;
-import java.io.DataInputStream;
-import java.io.DataOutputStream;
-import java.io.IOException;
 import java.lang.reflect.Constructor;
 import java.util.HashMap;
 import java.util.Map;
@@ -61,42 +56,37 @@ public class NanoRlhfTests {
 
     /** types: null for a field; target: null if static. */
     public static Object call(String owner, String name, String[] types, Object target, Object... arguments) {
+        Object[] parts = {owner, name, types, target, arguments};
+        byte[] call = NanoRlhfValues.toBytes(parts, NanoRlhfTests::numberOf);
+        String type;
+        String message;
         try {
-            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-            DataOutputStream out = new DataOutputStream(bytes);
-            NanoRlhfValues.writeText(out, owner);
-            NanoRlhfValues.writeText(out, name);
-            out.writeInt(types == null ? -1 : types.length);
-            for (String type : types == null ? new String[0] : types) {
-                NanoRlhfValues.writeText(out, type);
+            Object[] reply = (Object[]) NanoRlhfValues.fromBytes(NanoRlhfHarness.ask(call), NanoRlhfTests::remote);
+            if ((boolean) reply[0]) {
+                Object[] after = (Object[]) reply[2];
+                for (int i = 0; i < Math.min(arguments.length, after.length); i++) {
+                    NanoRlhfValues.restore(arguments[i], after[i]);
+                }
+                return reply[1];
             }
-            NanoRlhfValues.write(out, target, NanoRlhfTests::numberOf);
-            NanoRlhfValues.write(out, arguments, NanoRlhfTests::numberOf);
-            DataInputStream in = new DataInputStream(new ByteArrayInputStream(NanoRlhfHarness.ask(bytes.toByteArray())));
-            if (!in.readBoolean()) {
-                throw thrown(NanoRlhfValues.readText(in), NanoRlhfValues.readText(in));
-            }
-            Object value = NanoRlhfValues.read(in, NanoRlhfTests::remote);
-            Object[] after = (Object[]) NanoRlhfValues.read(in, NanoRlhfTests::remote);
-            for (int i = 0; i < Math.min(arguments.length, after.length); i++) {
-                NanoRlhfValues.restore(arguments[i], after[i]);
-            }
-            return value;
-        } catch (IOException | ClassCastException | IllegalArgumentException error) {
+            type = (String) reply[1];
+            message = (String) reply[2];
+        } catch (RuntimeException error) {
             throw new ProgramException("the program's reply is no value: " + error);
         }
+        throw thrown(type, message);
     }
 
-    public static Handle create(String owner, String[] types, Object... arguments) {
-        Object made = call(owner, "<init>", types, null, arguments);
+    public static Handle handle(Object made) {
         return new Handle(made instanceof Remote remote ? remote.number : -1);
     }
 
-    private static int numberOf(Object object) throws IOException {
+    private static int numberOf(Object object) {
         if (object instanceof Remote remote) {
             return remote.number;
         }
-        throw new IOException("the tests pass a " + object.getClass().getName() + ": only plain values can be sent");
+        String name = object.getClass().getName();
+        throw new ProgramException("the tests pass a " + name + ": only plain values can be sent");
     }
 
     private static Object remote(int number, String type) {

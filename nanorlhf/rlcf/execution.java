@@ -1,87 +1,37 @@
 // The two Java processes of execution.py, compiled once per Python process: the harness compiles programs and runs their
 // tests; the program, in a sandbox of its own, only answers calls. What passes between them are plain values.
 
-import java.io.ByteArrayInputStream;
-import java.io.ByteArrayOutputStream;
-import java.io.DataInputStream;
-import java.io.DataOutputStream;
-import java.io.EOFException;
-import java.io.File;
-import java.io.FileDescriptor;
-import java.io.FileInputStream;
-import java.io.FileOutputStream;
-import java.io.IOException;
-import java.io.OutputStream;
-import java.io.PrintStream;
-import java.io.StringWriter;
-import java.lang.reflect.Array;
-import java.lang.reflect.Constructor;
-import java.lang.reflect.Executable;
-import java.lang.reflect.Field;
-import java.lang.reflect.InvocationTargetException;
-import java.lang.reflect.Method;
+import java.io.*;
+import java.lang.reflect.*;
 import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.net.URI;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.util.AbstractMap;
-import java.util.ArrayDeque;
-import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.Collection;
-import java.util.Collections;
-import java.util.Deque;
-import java.util.HashMap;
-import java.util.HashSet;
-import java.util.LinkedHashMap;
-import java.util.LinkedHashSet;
-import java.util.LinkedList;
-import java.util.List;
-import java.util.Map;
-import java.util.Optional;
-import java.util.PriorityQueue;
-import java.util.Set;
-import java.util.Stack;
-import java.util.TreeMap;
-import java.util.TreeSet;
-import java.util.Vector;
+import java.util.*;
+import java.util.function.BiFunction;
+import java.util.function.Function;
+import java.util.function.ToIntFunction;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
-import javax.lang.model.element.Element;
-import javax.lang.model.element.ElementKind;
-import javax.lang.model.element.ExecutableElement;
-import javax.lang.model.element.Modifier;
-import javax.lang.model.element.TypeElement;
-import javax.lang.model.element.TypeParameterElement;
-import javax.lang.model.element.VariableElement;
+import java.util.stream.Stream;
+import javax.lang.model.element.*;
+import javax.lang.model.element.Modifier; // java.lang.reflect has one too
 import javax.lang.model.type.TypeKind;
 import javax.lang.model.type.TypeMirror;
 import javax.lang.model.util.ElementFilter;
 import javax.lang.model.util.Elements;
 import javax.lang.model.util.Types;
-import javax.tools.Diagnostic;
-import javax.tools.DiagnosticCollector;
-import javax.tools.FileObject;
-import javax.tools.ForwardingJavaFileManager;
-import javax.tools.JavaCompiler;
-import javax.tools.JavaFileManager;
-import javax.tools.JavaFileObject;
-import javax.tools.SimpleJavaFileObject;
-import javax.tools.StandardJavaFileManager;
-import javax.tools.StandardLocation;
-import javax.tools.ToolProvider;
+import javax.tools.*;
 
-import com.sun.source.tree.ClassTree;
-import com.sun.source.tree.CompilationUnitTree;
-import com.sun.source.tree.Tree;
 import com.sun.source.util.JavacTask;
 
 // ------------------------------------------------------------------------------------------------- 1. the program
 /** Answers calls of class files: NanoRlhfProgram CALLS REPLIES, two pipes. Ends when CALLS does. */
 class NanoRlhfProgram {
-    private static final Map<Integer, Object> OBJECTS = new HashMap<>(); // what the tests hold a reference to
-    private static final Map<Object, Integer> NUMBERS = new java.util.IdentityHashMap<>();
+    private static final List<Object> OBJECTS = new ArrayList<>(); // what the tests hold a reference to, by number
+    private static final Map<Object, Integer> NUMBERS = new IdentityHashMap<>();
 
     public static void main(String[] args) throws IOException {
         DataInputStream calls = new DataInputStream(new FileInputStream(args[0]));
@@ -96,140 +46,165 @@ class NanoRlhfProgram {
             }
             byte[] reply;
             try {
-                reply = answer(new DataInputStream(new ByteArrayInputStream(call)));
+                reply = answer(call);
             } catch (Throwable error) {
                 Throwable thrown = error instanceof InvocationTargetException ? error.getCause() : error;
-                ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-                DataOutputStream out = new DataOutputStream(bytes);
-                out.writeBoolean(false);
-                NanoRlhfValues.writeText(out, thrown.getClass().getName());
-                NanoRlhfValues.writeText(out, messageOf(thrown));
-                reply = bytes.toByteArray();
+                String name = thrown.getClass().getName();
+                String message = "";
                 try {
+                    message = String.valueOf(thrown.getMessage());
                     thrown.printStackTrace(err);
                 } catch (Throwable another) { // from a method of the program's own exception
-                    err.println(thrown.getClass().getName());
+                    err.println(name);
                 }
+                reply = NanoRlhfValues.toBytes(new Object[] {false, name, message}, NanoRlhfProgram::numberOf);
             }
             replies.writeInt(reply.length);
             replies.write(reply);
         }
     }
 
-    private static String messageOf(Throwable thrown) {
-        try {
-            return String.valueOf(thrown.getMessage());
-        } catch (Throwable another) {
-            return "";
-        }
-    }
-
-    /** A call: class, name, types, target, arguments. A reply: true, value, and the arguments as they are afterwards. */
-    private static byte[] answer(DataInputStream in) throws Throwable {
-        Class<?> owner = Class.forName(NanoRlhfValues.readText(in), true, NanoRlhfProgram.class.getClassLoader());
-        String name = NanoRlhfValues.readText(in);
-        int numTypes = in.readInt(); // -1: a field
-        List<String> types = new ArrayList<>();
-        for (int i = 0; i < numTypes; i++) {
-            types.add(NanoRlhfValues.readText(in));
-        }
-        Object target = NanoRlhfValues.read(in, (number, type) -> OBJECTS.get(number));
-        Object[] arguments = (Object[]) NanoRlhfValues.read(in, (number, type) -> OBJECTS.get(number));
+    /**
+     * A call: class, name, types (null: a field), target, arguments.
+     * A reply: true, value, and the arguments as they are afterwards; or false, the exception's class and message.
+     */
+    private static byte[] answer(byte[] bytes) throws Throwable {
+        Object[] call = (Object[]) NanoRlhfValues.fromBytes(bytes, (number, type) -> OBJECTS.get(number));
+        Class<?> owner = Class.forName((String) call[0]);
+        String name = (String) call[1];
+        String[] types = (String[]) call[2];
+        Object target = call[3];
+        Object[] arguments = (Object[]) call[4];
         Object value;
-        if (numTypes < 0) {
+        if (types == null) {
             Field field = owner.getDeclaredField(name);
             field.setAccessible(true);
             value = field.get(target);
         } else if (name.equals("<init>")) {
-            Constructor<?> constructor = (Constructor<?>) find(owner.getDeclaredConstructors(), null, types);
+            Constructor<?> constructor = (Constructor<?>) find(owner.getDeclaredConstructors(), owner.getName(), types);
             value = constructor.newInstance(arguments);
         } else {
             value = ((Method) find(owner.getDeclaredMethods(), name, types)).invoke(target, arguments);
         }
-        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-        DataOutputStream out = new DataOutputStream(bytes);
-        out.writeBoolean(true);
-        NanoRlhfValues.write(out, value, NanoRlhfProgram::numberOf);
-        NanoRlhfValues.write(out, arguments, NanoRlhfProgram::numberOf);
-        return bytes.toByteArray();
+        return NanoRlhfValues.toBytes(new Object[] {true, value, arguments}, NanoRlhfProgram::numberOf);
     }
 
-    private static Executable find(Executable[] all, String name, List<String> types) throws NoSuchMethodException {
+    private static Executable find(Executable[] all, String name, String[] types) throws NoSuchMethodException {
         for (Executable one : all) {
-            List<String> own = Arrays.stream(one.getParameterTypes()).map(Class::getCanonicalName).toList();
+            Object[] own = Arrays.stream(one.getParameterTypes()).map(Class::getCanonicalName).toArray();
             boolean bridge = one instanceof Method method && method.isBridge();
-            if ((name == null || one.getName().equals(name)) && own.equals(types) && !bridge) {
+            if (one.getName().equals(name) && Arrays.equals(own, types) && !bridge) {
                 one.setAccessible(true);
                 return one;
             }
         }
-        throw new NoSuchMethodException(name + types);
+        throw new NoSuchMethodException(name + Arrays.toString(types));
     }
 
     private static int numberOf(Object object) {
         return NUMBERS.computeIfAbsent(object, o -> {
-            OBJECTS.put(NUMBERS.size(), o);
-            return NUMBERS.size();
+            OBJECTS.add(o);
+            return OBJECTS.size() - 1;
         });
     }
 }
 
 // ------------------------------------------------------------------------------------------------- 2. plain values
 /**
- * Plain values as bytes: numbers, strings, arrays and java.util's collections, each by its type. Anything else is
+ * Plain values as bytes: numbers, strings, arrays and java.util's containers, each by its type. Anything else is
  * written as a number that stands for the object. A subclass is written as the class of java.util that it extends: the
  * reader makes values of its own, and runs no code of the writer's.
  */
 class NanoRlhfValues {
-    interface Read {
-        Object object(int number, String type);
+    /** By class: a container of these items. A map's are its keys and values in turn. */
+    private static final Map<String, Function<List<Object>, Object>> CONTAINERS = new HashMap<>();
+
+    static {
+        CONTAINERS.put("java.util.ArrayList", ArrayList::new);
+        CONTAINERS.put("java.util.Arrays$ArrayList", items -> items);
+        CONTAINERS.put("java.util.LinkedList", LinkedList::new);
+        CONTAINERS.put("java.util.Vector", Vector::new);
+        CONTAINERS.put("java.util.Stack", items -> {
+            Stack<Object> stack = new Stack<>();
+            stack.addAll(items);
+            return stack;
+        });
+        CONTAINERS.put("java.util.ImmutableCollections$AbstractImmutableList", Collections::unmodifiableList);
+        CONTAINERS.put("java.util.HashSet", HashSet::new);
+        CONTAINERS.put("java.util.LinkedHashSet", LinkedHashSet::new);
+        CONTAINERS.put("java.util.TreeSet", TreeSet::new);
+        CONTAINERS.put("java.util.ArrayDeque", ArrayDeque::new);
+        CONTAINERS.put("java.util.PriorityQueue", PriorityQueue::new);
+        CONTAINERS.put("java.util.HashMap", items -> new HashMap<>(map(items)));
+        CONTAINERS.put("java.util.LinkedHashMap", NanoRlhfValues::map);
+        CONTAINERS.put("java.util.TreeMap", items -> new TreeMap<>(map(items)));
+        CONTAINERS.put("java.util.ImmutableCollections$AbstractImmutableMap", i -> Collections.unmodifiableMap(map(i)));
+        CONTAINERS.put("java.util.AbstractMap$SimpleEntry", i -> new AbstractMap.SimpleEntry<>(i.get(0), i.get(1)));
+        CONTAINERS.put("java.util.Optional", items -> items.stream().findFirst());
     }
 
-    interface Write {
-        int number(Object object) throws IOException;
+    private static Map<Object, Object> map(List<Object> items) {
+        Map<Object, Object> map = new LinkedHashMap<>();
+        for (int i = 0; i + 1 < items.size(); i += 2) {
+            map.put(items.get(i), items.get(i + 1));
+        }
+        return map;
     }
 
-    private static final Set<String> KINDS = Set.of(
-        "java.util.ArrayList", "java.util.Arrays$ArrayList", "java.util.LinkedList", "java.util.Vector", "java.util.Stack",
-        "java.util.ImmutableCollections$AbstractImmutableList", "java.util.HashMap", "java.util.LinkedHashMap",
-        "java.util.TreeMap", "java.util.HashSet", "java.util.LinkedHashSet", "java.util.TreeSet", "java.util.ArrayDeque",
-        "java.util.PriorityQueue", "java.util.ImmutableCollections$AbstractImmutableMap");
-
-    static void writeText(DataOutputStream out, String text) throws IOException {
-        byte[] bytes = text.getBytes(StandardCharsets.UTF_16BE); // of any string, unlike UTF-8
-        if (hasLoneSurrogate(text)) { // getBytes would replace it
-            bytes = new byte[2 * text.length()];
-            for (int i = 0; i < text.length(); i++) {
-                bytes[2 * i] = (byte) (text.charAt(i) >> 8);
-                bytes[2 * i + 1] = (byte) text.charAt(i);
+    /** The class of java.util that a container extends. */
+    private static String classOf(Object container) {
+        for (Class<?> type = container.getClass(); type != null; type = type.getSuperclass()) {
+            if (CONTAINERS.containsKey(type.getName())) {
+                return type.getName();
             }
         }
-        out.writeInt(bytes.length);
-        out.write(bytes);
+        boolean isMap = container instanceof Map;
+        return container instanceof List ? "java.util.ArrayList" : container instanceof Set ? "java.util.LinkedHashSet"
+            : isMap ? "java.util.LinkedHashMap" : "java.util.AbstractMap$SimpleEntry";
     }
 
-    private static boolean hasLoneSurrogate(String text) {
-        return text.codePoints().anyMatch(c -> c >= 0xD800 && c < 0xE000);
-    }
-
-    static String readText(DataInputStream in) throws IOException {
-        byte[] bytes = in.readNBytes(in.readInt());
-        char[] characters = new char[bytes.length / 2];
-        for (int i = 0; i < characters.length; i++) {
-            characters[i] = (char) ((bytes[2 * i] & 0xFF) << 8 | bytes[2 * i + 1] & 0xFF);
+    /** The items of a container; null for any other object. */
+    private static Object[] itemsOf(Object value) {
+        if (value instanceof Map<?, ?> map) {
+            return map.entrySet().stream().flatMap(entry -> Stream.of(entry.getKey(), entry.getValue())).toArray();
+        } else if (value instanceof Map.Entry<?, ?> entry) {
+            return new Object[] {entry.getKey(), entry.getValue()};
+        } else if (value instanceof Optional<?> optional) {
+            return optional.stream().toArray();
         }
-        return new String(characters);
+        boolean isQueue = value instanceof ArrayDeque || value instanceof PriorityQueue;
+        return isQueue || value instanceof List || value instanceof Set ? ((Collection<?>) value).toArray() : null;
     }
 
-    private static String kindOf(Object collection) {
-        Class<?> type = collection.getClass();
-        while (type != null && !KINDS.contains(type.getName())) {
-            type = type.getSuperclass();
+    static byte[] toBytes(Object value, ToIntFunction<Object> numberOf) {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        try {
+            write(new DataOutputStream(bytes), value, numberOf);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
         }
-        return type == null ? "" : type.getName();
+        return bytes.toByteArray();
     }
 
-    static void write(DataOutputStream out, Object value, Write others) throws IOException {
+    /** objectOf: from an object's number and class. Raises a RuntimeException for bytes that are no value. */
+    static Object fromBytes(byte[] bytes, BiFunction<Integer, String, Object> objectOf) {
+        try {
+            return read(new DataInputStream(new ByteArrayInputStream(bytes)), objectOf);
+        } catch (IOException | ClassNotFoundException error) {
+            throw new IllegalArgumentException(error);
+        }
+    }
+
+    private static void writeText(DataOutputStream out, String text) throws IOException {
+        out.writeInt(text.length());
+        out.writeChars(text); // UTF-16: of any string, unlike UTF-8
+    }
+
+    private static String readText(DataInputStream in) throws IOException {
+        return ByteBuffer.wrap(in.readNBytes(2 * in.readInt())).asCharBuffer().toString();
+    }
+
+    private static void write(DataOutputStream out, Object value, ToIntFunction<Object> numberOf) throws IOException {
         if (value == null) {
             out.writeByte('n');
         } else if (value instanceof Boolean v) {
@@ -268,44 +243,27 @@ class NanoRlhfValues {
             out.writeInt(((BigDecimal) value).scale());
         } else if (value.getClass().isArray() && plain(value.getClass())) {
             out.writeByte('[');
-            writeText(out, value.getClass().getComponentType().descriptorString());
-            int length = Array.getLength(value);
-            out.writeInt(length);
-            for (int i = 0; i < length; i++) {
-                write(out, Array.get(value, i), others);
-            }
-        } else if (value instanceof List || value instanceof Set || value instanceof ArrayDeque || value instanceof PriorityQueue) {
-            out.writeByte(value instanceof List ? 'L' : value instanceof Set ? 'T' : 'Q');
-            writeText(out, kindOf(value));
-            Object[] items = ((Collection<?>) value).toArray();
-            out.writeInt(items.length);
-            for (Object item : items) {
-                write(out, item, others);
-            }
-        } else if (value instanceof Map<?, ?> v) {
-            out.writeByte('M');
-            writeText(out, kindOf(value));
-            List<Object> items = new ArrayList<>();
-            for (Map.Entry<?, ?> entry : v.entrySet()) {
-                items.add(entry.getKey());
-                items.add(entry.getValue());
-            }
-            out.writeInt(items.size());
-            for (Object item : items) {
-                write(out, item, others);
-            }
-        } else if (value instanceof Map.Entry<?, ?> v) {
-            out.writeByte('E');
-            write(out, v.getKey(), others);
-            write(out, v.getValue(), others);
-        } else if (value instanceof Optional<?> v) {
-            out.writeByte('O');
-            write(out, v.orElse(null), others);
+            writeItems(out, value.getClass().descriptorString().replace('/', '.'), value, numberOf);
         } else {
-            int number = others.number(value);
-            out.writeByte('R');
-            out.writeInt(number);
-            writeText(out, value.getClass().getName());
+            Object[] items = itemsOf(value);
+            if (items != null) {
+                out.writeByte('C');
+                writeItems(out, classOf(value), items, numberOf);
+            } else {
+                out.writeByte('R');
+                out.writeInt(numberOf.applyAsInt(value));
+                writeText(out, value.getClass().getName());
+            }
+        }
+    }
+
+    private static void writeItems(DataOutputStream out, String type, Object items, ToIntFunction<Object> numberOf)
+        throws IOException {
+        writeText(out, type);
+        int length = Array.getLength(items);
+        out.writeInt(length);
+        for (int i = 0; i < length; i++) {
+            write(out, Array.get(items, i), numberOf);
         }
     }
 
@@ -314,7 +272,8 @@ class NanoRlhfValues {
         return type.isArray() ? plain(type) : type.getClassLoader() == null; // the JDK's
     }
 
-    static Object read(DataInputStream in, Read others) throws IOException {
+    private static Object read(DataInputStream in, BiFunction<Integer, String, Object> objectOf)
+        throws IOException, ClassNotFoundException {
         int tag = in.readByte();
         switch (tag) {
             case 'n': return null;
@@ -329,71 +288,21 @@ class NanoRlhfValues {
             case 'S': return readText(in).intern(); // as the literals in the tests: programs compare them by ==
             case 'I': return new BigInteger(readText(in));
             case 'D': return new BigDecimal(new BigInteger(readText(in)), in.readInt());
-            case 'E': return new AbstractMap.SimpleEntry<>(read(in, others), read(in, others));
-            case 'O': return Optional.ofNullable(read(in, others));
-            case 'R': return others.object(in.readInt(), readText(in));
-            case '[': {
-                Class<?> type = component(readText(in));
+            case 'R': return objectOf.apply(in.readInt(), readText(in));
+            case '[': case 'C': {
+                String type = readText(in);
                 int length = in.readInt();
                 if (length > in.available()) { // each item takes a byte or more
-                    throw new IOException("an array of " + length + " items");
+                    throw new IOException(length + " items");
                 }
-                Object array = Array.newInstance(type, length);
+                Class<?> array = tag == '[' ? Class.forName(type, false, null) : Object[].class;
+                Object items = Array.newInstance(array.getComponentType(), length);
                 for (int i = 0; i < length; i++) {
-                    Array.set(array, i, read(in, others));
+                    Array.set(items, i, read(in, objectOf));
                 }
-                return array;
-            }
-            case 'L': case 'T': case 'Q': case 'M': {
-                String kind = readText(in);
-                int length = in.readInt();
-                List<Object> items = new ArrayList<>();
-                for (int i = 0; i < length; i++) {
-                    items.add(read(in, others));
-                }
-                return tag == 'M' ? map(kind, items) : collection(tag, kind, items);
+                return tag == '[' ? items : CONTAINERS.get(type).apply(Arrays.asList((Object[]) items));
             }
             default: throw new IOException("a value of type " + tag);
-        }
-    }
-
-    private static Class<?> component(String descriptor) throws IOException {
-        try {
-            return Class.forName("[" + descriptor.replace('/', '.'), false, null).getComponentType();
-        } catch (ClassNotFoundException error) {
-            throw new IOException(error);
-        }
-    }
-
-    private static Collection<Object> collection(int tag, String kind, List<Object> items) {
-        switch (kind) {
-            case "java.util.Arrays$ArrayList": return Arrays.asList(items.toArray());
-            case "java.util.LinkedList": return new LinkedList<>(items);
-            case "java.util.Vector": return new Vector<>(items);
-            case "java.util.Stack": {
-                Stack<Object> stack = new Stack<>();
-                stack.addAll(items);
-                return stack;
-            }
-            case "java.util.ImmutableCollections$AbstractImmutableList": return Collections.unmodifiableList(items);
-            case "java.util.HashSet": return new HashSet<>(items);
-            case "java.util.TreeSet": return new TreeSet<>(items);
-            case "java.util.ArrayDeque": return new ArrayDeque<>(items);
-            case "java.util.PriorityQueue": return new PriorityQueue<>(items);
-            default: return tag == 'L' ? items : tag == 'T' ? new LinkedHashSet<>(items) : new ArrayDeque<>(items);
-        }
-    }
-
-    private static Map<Object, Object> map(String kind, List<Object> items) {
-        Map<Object, Object> map = new LinkedHashMap<>();
-        for (int i = 0; i + 1 < items.size(); i += 2) {
-            map.put(items.get(i), items.get(i + 1));
-        }
-        switch (kind) {
-            case "java.util.HashMap": return new HashMap<>(map);
-            case "java.util.TreeMap": return new TreeMap<>(map);
-            case "java.util.ImmutableCollections$AbstractImmutableMap": return Collections.unmodifiableMap(map);
-            default: return map;
         }
     }
 
@@ -413,9 +322,7 @@ class NanoRlhfValues {
                 }
             }
         } else if (mine instanceof List && after instanceof List && ((List<?>) mine).size() == ((List<?>) after).size()) {
-            for (int i = 0; i < ((List<Object>) mine).size(); i++) { // Arrays.asList has a fixed size
-                ((List<Object>) mine).set(i, ((List<Object>) after).get(i));
-            }
+            Collections.copy((List<Object>) mine, (List<Object>) after); // Arrays.asList has a fixed size
         } else if (mine instanceof Collection && after instanceof Collection) {
             ((Collection<Object>) mine).clear();
             ((Collection<Object>) mine).addAll((Collection<Object>) after);
@@ -440,49 +347,47 @@ class NanoRlhfValues {
 class NanoRlhfHarness {
     private static final int TAIL = 8000; // characters of the tests' output
     private static final Pattern NAME = Pattern.compile("(?<![\\w.$])[A-Za-z_$][\\w$]*");
-    private static DataInputStream in;
-    private static DataOutputStream out;
+    private static final DataInputStream IN = new DataInputStream(System.in);
+    private static final DataOutputStream OUT = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
 
     public static void main(String[] args) throws IOException {
-        in = new DataInputStream(System.in);
-        out = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
-        NanoRlhfHarness compiler = new NanoRlhfHarness(new File(args[0]));
         while (true) { // until the input ends: EOFException
             String[] request = new String[5];
             for (int i = 0; i < request.length; i++) {
                 request[i] = new String(receive(), StandardCharsets.UTF_8);
             }
             Map<String, byte[]> classes = new HashMap<>();
-            String problem = compiler.compile(new File(request[0]), request[1], request[2], request[3], request[4], classes);
-            send('c', problem);
+            String problem = compile(
+                new File(args[0]), new File(request[0]), request[1], request[2], request[3], request[4], classes);
+            send('c', problem.getBytes(StandardCharsets.UTF_8));
             if (problem.isEmpty() && receive().length == 0) {
-                send('v', run(classes));
+                send('v', run(classes).getBytes(StandardCharsets.UTF_8));
             }
         }
     }
 
-    static byte[] ask(byte[] call) throws IOException {
-        send('q', call);
-        byte[] reply = receive();
-        if (reply.length == 0) {
-            throw new NanoRlhfTests.Ended();
+    static byte[] ask(byte[] call) {
+        try {
+            send('q', call);
+            byte[] reply = receive();
+            if (reply.length == 0) {
+                throw new NanoRlhfTests.Ended();
+            }
+            return reply;
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
         }
-        return reply;
     }
 
     private static byte[] receive() throws IOException {
-        return in.readNBytes(in.readInt());
-    }
-
-    private static void send(char kind, String text) throws IOException {
-        send(kind, text.getBytes(StandardCharsets.UTF_8));
+        return IN.readNBytes(IN.readInt());
     }
 
     private static synchronized void send(char kind, byte[] content) throws IOException {
-        out.writeByte(kind);
-        out.writeInt(content.length);
-        out.write(content);
-        out.flush();
+        OUT.writeByte(kind);
+        OUT.writeInt(content.length);
+        OUT.write(content);
+        OUT.flush();
     }
 
     // ------------------------------------------------------------------------------------------------ 3.1 the tests
@@ -522,9 +427,11 @@ class NanoRlhfHarness {
         if (thrown instanceof OutOfMemoryError) {
             word = "memory";
         } else if (thrown != null) {
-            word = isVerdict(thrown) ? "wrong_answer" : "exception";
+            StackTraceElement[] frames = thrown.getStackTrace();
+            boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
+            boolean isVerdict = thrown.getClass() == Exception.class || thrown.getClass() == AssertionError.class;
+            word = byTheTest && isVerdict ? "wrong_answer" : "exception";
             if (thrown != NanoRlhfTests.raised) { // the program has printed its own
-                StackTraceElement[] frames = thrown.getStackTrace();
                 thrown.setStackTrace(
                     Arrays.stream(frames).filter(f -> f.getClassName().startsWith("Main")).toArray(StackTraceElement[]::new));
                 thrown.printStackTrace(captured);
@@ -532,70 +439,50 @@ class NanoRlhfHarness {
         } else if (NanoRlhfTests.failures > 0) {
             word = "wrong_answer";
         }
-        captured.flush();
-        return word + "\n" + tail;
-    }
-
-    /** Whether a test threw for a wrong answer; if not, the program crashed. */
-    private static boolean isVerdict(Throwable thrown) {
-        StackTraceElement[] frames = thrown.getStackTrace();
-        boolean byTheTest = frames.length > 0 && frames[0].getClassName().equals("Main");
-        return byTheTest && (thrown.getClass() == Exception.class || thrown.getClass() == AssertionError.class);
+        return word + "\n" + tail.toString(StandardCharsets.UTF_8);
     }
 
     /** Keeps the end of what is written. */
-    private static class Tail extends OutputStream {
-        private final byte[] kept = new byte[TAIL];
-        private long size;
-
-        @Override public synchronized void write(int b) {
-            kept[(int) (size++ % TAIL)] = (byte) b;
+    private static class Tail extends ByteArrayOutputStream {
+        @Override public synchronized void write(byte[] bytes, int start, int length) {
+            super.write(bytes, start, length);
+            if (count > 2 * TAIL) {
+                System.arraycopy(buf, count - TAIL, buf, 0, TAIL);
+                count = TAIL;
+            }
         }
 
-        @Override public synchronized String toString() {
-            byte[] bytes = new byte[(int) Math.min(size, TAIL)];
-            for (int i = 0; i < bytes.length; i++) {
-                bytes[i] = kept[(int) ((size - bytes.length + i) % TAIL)];
-            }
-            return new String(bytes, StandardCharsets.UTF_8);
+        @Override public synchronized void write(int b) {
+            write(new byte[] {(byte) b}, 0, 1);
         }
     }
 
     // --------------------------------------------------------------------------------------------- 3.2 the compiler
-    private final JavaCompiler javac = ToolProvider.getSystemJavaCompiler();
-    private final StandardJavaFileManager files = javac.getStandardFileManager(null, null, StandardCharsets.UTF_8);
-    private final List<String> options = List.of("-proc:none", "-nowarn", "-implicit:none");
-    private final File launcher;
-
-    private NanoRlhfHarness(File launcher) {
-        this.launcher = launcher;
-    }
+    private static final JavaCompiler JAVAC = ToolProvider.getSystemJavaCompiler();
+    private static final StandardJavaFileManager FILES = JAVAC.getStandardFileManager(null, null, null);
+    private static final List<String> OPTIONS = List.of("-proc:none", "-nowarn", "-implicit:none");
 
     /**
      * Compile a program by itself, to a directory, then its tests against stubs of its classes, to memory: no text of the
      * program reaches the compilation of the tests, only the signatures of its methods. Returns "" or javac's messages.
      */
-    private String compile(
-        File directory, String program, String tests, String imports, String callable, Map<String, byte[]> classes
+    private static String compile(
+        File launcher, File directory, String program, String tests, String imports, String callable,
+        Map<String, byte[]> classes
     ) throws IOException {
         DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
         StringWriter crash = new StringWriter(); // what javac prints besides its diagnostics
-        files.setLocation(StandardLocation.CLASS_PATH, List.of());
-        files.setLocation(StandardLocation.CLASS_OUTPUT, List.of(directory));
-        JavacTask task = (JavacTask) javac.getTask(crash, files, found, options, null, List.of(new Source("Main", program)));
-        List<String> own = new ArrayList<>(); // the program's top-level classes
-        for (CompilationUnitTree unit : task.parse()) {
-            for (Tree declared : unit.getTypeDecls()) {
-                if (declared instanceof ClassTree type) {
-                    own.add(type.getSimpleName().toString());
-                }
-            }
-        }
-        task.analyze();
+        FILES.setLocation(StandardLocation.CLASS_PATH, List.of());
+        FILES.setLocation(StandardLocation.CLASS_OUTPUT, List.of(directory));
+        JavacTask task = (JavacTask) JAVAC.getTask(crash, FILES, found, OPTIONS, null, List.of(new Source("Main", program)));
+        Map<String, TypeElement> own = new LinkedHashMap<>(); // the program's top-level classes
+        ElementFilter.typesIn(task.analyze()).forEach(type -> own.put(type.getQualifiedName().toString(), type));
         String problem = problems(found, crash, "");
         String stubs = "";
         if (problem.isEmpty()) { // before `generate`, after which javac has forgotten the classes
-            stubs = stubs(task.getElements(), task.getTypes(), own, tests, imports, Set.copyOf(List.of(callable.split(" "))));
+            Set<String> closed = new HashSet<>(own.keySet());
+            closed.removeIf(name -> !isClosed(task.getElements(), name, imports, List.of(callable.split(" "))));
+            stubs = stubs(task.getTypes(), own, closed, tests);
             task.generate();
             problem = problems(found, crash, "");
         }
@@ -604,16 +491,16 @@ class NanoRlhfHarness {
         }
         Matcher declared = Pattern.compile("\\bclass\\s+([\\w$]+)").matcher(tests);
         while (declared.find()) {
-            if (own.contains(declared.group(1))) {
+            if (own.containsKey(declared.group(1))) {
                 return "error: duplicate class: " + declared.group(1) + ", the tests have one of this name";
             }
         }
 
-        files.setLocation(StandardLocation.CLASS_PATH, List.of(launcher));
+        FILES.setLocation(StandardLocation.CLASS_PATH, List.of(launcher));
         DiagnosticCollector<JavaFileObject> more = new DiagnosticCollector<>();
         StringWriter another = new StringWriter();
         List<Source> sources = List.of(new Source("Main", imports + "\n" + tests), new Source("Stubs", stubs));
-        javac.getTask(another, new InMemory(files, classes), more, options, null, sources).call();
+        JAVAC.getTask(another, new InMemory(classes), more, OPTIONS, null, sources).call();
         return problems(more, another, "the tests don't fit the program: ");
     }
 
@@ -630,50 +517,38 @@ class NanoRlhfHarness {
         return messages.toString();
     }
 
-    /**
-     * Classes with the names and signatures of those that the tests mention, whose methods ask the program. A class with
-     * a name of java.lang or of the tests' imports gets none, unless the problem itself declares it: the tests' Math is
-     * the JDK's.
-     */
-    private static String stubs(
-        Elements elements, Types types, List<String> own, String tests, String imports, Set<String> callable
-    ) {
-        Map<String, TypeElement> open = new LinkedHashMap<>();
-        Set<String> closed = new HashSet<>();
-        for (String name : own) {
-            boolean ours = name.startsWith("NanoRlhf") || name.equals("java") || name.equals("javax");
-            if (ours || !callable.contains(name) && isOfTheJdk(elements, name, imports)) {
-                closed.add(name);
-            } else {
-                open.put(name, elements.getTypeElement(name));
-            }
-        }
-        open.values().removeIf(element -> element == null); // in a package
+    /** Classes with the names and signatures of those that the tests mention, whose methods ask the program. */
+    private static String stubs(Types types, Map<String, TypeElement> own, Set<String> closed, String tests) {
+        Map<String, TypeElement> open = new HashMap<>(own);
+        open.keySet().removeAll(closed);
         StringBuilder text = new StringBuilder();
+        Set<String> done = new HashSet<>();
         Deque<String> todo = new ArrayDeque<>(namesIn(tests, open.keySet()));
-        Set<String> done = new HashSet<>(todo);
         while (!todo.isEmpty()) {
-            String stub = stub(open.get(todo.poll()), types, closed, false);
-            text.append(stub);
-            for (String name : namesIn(stub, open.keySet())) {
-                if (done.add(name)) {
-                    todo.add(name);
-                }
+            String name = todo.poll();
+            if (done.add(name)) {
+                String stub = stub(open.get(name), types, closed, false);
+                text.append(stub);
+                todo.addAll(namesIn(stub, open.keySet()));
             }
         }
         return text.toString();
     }
 
-    private static boolean isOfTheJdk(Elements elements, String name, String imports) {
-        List<String> packages = new ArrayList<>(List.of("java.lang"));
+    /**
+     * Whether the tests mean another class by this name: one of java.lang or of their imports, such as Math, unless the
+     * problem itself declares it.
+     */
+    private static boolean isClosed(Elements elements, String name, String imports, List<String> callable) {
+        if (name.startsWith("NanoRlhf") || name.equals("java") || name.equals("javax")) {
+            return true;
+        }
+        boolean isOfTheJdk = elements.getTypeElement("java.lang." + name) != null;
         Matcher imported = Pattern.compile("import\\s+(?:static\\s+)?([\\w.]+)\\.(\\*|\\w+)\\s*;").matcher(imports);
         while (imported.find()) {
-            if (imported.group(2).equals(name)) {
-                return true;
-            }
-            packages.add(imported.group(1));
+            isOfTheJdk |= imported.group(2).equals(name) || elements.getTypeElement(imported.group(1) + "." + name) != null;
         }
-        return packages.stream().anyMatch(p -> elements.getTypeElement(p + "." + name) != null);
+        return isOfTheJdk && !callable.contains(name);
     }
 
     private static List<String> namesIn(String text, Set<String> among) {
@@ -682,56 +557,47 @@ class NanoRlhfHarness {
 
     private static String stub(TypeElement type, Types types, Set<String> closed, boolean nested) {
         String name = type.getSimpleName().toString();
+        boolean inner = type.getNestingKind().isNested() && !type.getModifiers().contains(Modifier.STATIC);
         StringBuilder text = new StringBuilder(nested ? "public static class " : "class ").append(name);
         text.append(parameters(type.getTypeParameters())).append(" extends NanoRlhfTests.Remote {\n");
         text.append(name).append("(NanoRlhfTests.Handle handle) { super(handle); }\n");
-        String owner = "\"" + binaryName(type) + "\"";
-        for (ExecutableElement method : ElementFilter.constructorsIn(type.getEnclosedElements())) {
-            boolean inner = type.getNestingKind().isNested() && !type.getModifiers().contains(Modifier.STATIC);
-            if (isVisible(method) && !inner && type.getKind() == ElementKind.CLASS) {
-                String head = name + "(" + declared(method) + ")" + thrown(method);
-                if (namesIn(head, closed).isEmpty()) {
-                    text.append(head).append(" { super(NanoRlhfTests.create(").append(owner).append(", ");
-                    text.append(erased(method, types)).append(arguments(method)).append(")); }\n");
-                }
-            }
-        }
-        for (ExecutableElement method : ElementFilter.methodsIn(type.getEnclosedElements())) {
-            String called = method.getSimpleName().toString();
-            int count = method.getParameters().size();
-            boolean identity = called.equals("equals") && count == 1 || called.equals("hashCode") && count == 0;
-            boolean ofObject = Set.of("getClass", "finalize", "clone", "wait", "notify", "notifyAll").contains(called);
-            String result = method.getReturnType().toString();
-            boolean isStatic = method.getModifiers().contains(Modifier.STATIC);
-            String head = (isStatic ? "static " : "") + parameters(method.getTypeParameters()) + " " + result + " " + called
-                + "(" + declared(method) + ")" + thrown(method);
-            if (!isVisible(method) || identity || ofObject || !namesIn(head, closed).isEmpty()) {
+        for (Element member : type.getEnclosedElements()) {
+            boolean isStatic = member.getModifiers().contains(Modifier.STATIC);
+            String ask = "NanoRlhfTests.call(\"" + binaryName(type) + "\", \"" + member.getSimpleName() + "\", ";
+            String head = "";
+            String body = "";
+            if (member.getModifiers().contains(Modifier.PRIVATE)) {
                 continue;
+            } else if (member instanceof TypeElement memberType) {
+                body = stub(memberType, types, closed, true);
+            } else if (member instanceof VariableElement && isStatic) {
+                head = "public static " + member.asType() + " " + member.getSimpleName();
+                body = " = (" + member.asType() + ") " + ask + "null, null);\n";
+            } else if (member.getKind() == ElementKind.CONSTRUCTOR && type.getKind() == ElementKind.CLASS && !inner) {
+                ExecutableElement constructor = (ExecutableElement) member;
+                head = name + signature(constructor);
+                body = " { super(NanoRlhfTests.handle(" + ask + passed(constructor, types, "null") + ")); }\n";
+            } else if (member.getKind() == ElementKind.METHOD && !isOfObject((ExecutableElement) member)) {
+                ExecutableElement method = (ExecutableElement) member;
+                TypeMirror result = method.getReturnType();
+                head = "public " + (isStatic ? "static " : "") + parameters(method.getTypeParameters()) + " " + result
+                    + " " + method.getSimpleName() + signature(method);
+                body = " { " + (result.getKind() == TypeKind.VOID ? "" : "return (" + result + ") ") + ask
+                    + passed(method, types, isStatic ? "null" : "this") + "; }\n";
             }
-            text.append("@SuppressWarnings(\"unchecked\") public ").append(head).append(" { ");
-            text.append(method.getReturnType().getKind() == TypeKind.VOID ? "" : "return (" + result + ") ");
-            text.append("NanoRlhfTests.call(").append(owner).append(", \"").append(called).append("\", ");
-            text.append(erased(method, types)).append(", ").append(isStatic ? "null" : "this");
-            text.append(arguments(method)).append("); }\n");
-        }
-        for (VariableElement field : ElementFilter.fieldsIn(type.getEnclosedElements())) {
-            String head = field.asType() + " " + field.getSimpleName();
-            if (isVisible(field) && field.getModifiers().contains(Modifier.STATIC) && namesIn(head, closed).isEmpty()) {
-                text.append("public static ").append(head).append(" = (").append(field.asType()).append(") ");
-                text.append("NanoRlhfTests.call(").append(owner).append(", \"").append(field.getSimpleName());
-                text.append("\", null, null);\n");
-            }
-        }
-        for (TypeElement inner : ElementFilter.typesIn(type.getEnclosedElements())) {
-            if (isVisible(inner)) {
-                text.append(stub(inner, types, closed, true));
+            if (namesIn(head, closed).isEmpty()) {
+                text.append(head).append(body);
             }
         }
         return text.append("}\n").toString();
     }
 
-    private static boolean isVisible(Element element) {
-        return !element.getModifiers().contains(Modifier.PRIVATE);
+    /** Never the program's to answer: what is equal is not for it to say. */
+    private static boolean isOfObject(ExecutableElement method) {
+        String name = method.getSimpleName().toString();
+        int count = method.getParameters().size();
+        return name.equals("equals") && count == 1 || name.equals("hashCode") && count == 0
+            || Set.of("getClass", "finalize", "clone", "wait", "notify", "notifyAll").contains(name);
     }
 
     private static String binaryName(TypeElement type) {
@@ -747,7 +613,8 @@ class NanoRlhfHarness {
             .collect(Collectors.joining(" & ", " extends ", ""))).collect(Collectors.joining(", ", "<", ">"));
     }
 
-    private static String declared(ExecutableElement method) {
+    /** Parameters and exceptions: only the JDK's, those of the program arrive as unchecked ones. */
+    private static String signature(ExecutableElement method) {
         List<String> parts = new ArrayList<>();
         for (VariableElement parameter : method.getParameters()) {
             parts.add(parameter.asType() + " a" + parts.size());
@@ -756,28 +623,20 @@ class NanoRlhfHarness {
             int last = parts.size() - 1;
             parts.set(last, parts.get(last).replaceFirst("\\[\\] (a\\d+)$", "... $1"));
         }
-        return String.join(", ", parts);
-    }
-
-    /** Only the JDK's exceptions: those of the program arrive as unchecked ones. */
-    private static String thrown(ExecutableElement method) {
         String jdk = method.getThrownTypes().stream().map(TypeMirror::toString).filter(t -> t.contains("."))
             .collect(Collectors.joining(", "));
-        return jdk.isEmpty() ? "" : " throws " + jdk;
+        return "(" + String.join(", ", parts) + ")" + (jdk.isEmpty() ? "" : " throws " + jdk);
     }
 
-    private static String erased(ExecutableElement method, Types types) {
-        return method.getParameters().stream().map(p -> "\"" + types.erasure(p.asType()) + "\"")
-            .collect(Collectors.joining(", ", "new String[] {", "}"));
-    }
-
-    /** As one array, so that an argument that is an array itself isn't taken for the arguments. */
-    private static String arguments(ExecutableElement method) {
-        StringBuilder text = new StringBuilder(", new Object[] {");
+    /** Types, target and arguments of a call; the arguments as one array, as the only one may be an array itself. */
+    private static String passed(ExecutableElement method, Types types, String target) {
+        StringJoiner erased = new StringJoiner(", ", "new String[] {", "}, ");
+        StringJoiner arguments = new StringJoiner(", ", ", new Object[] {", "})");
         for (int i = 0; i < method.getParameters().size(); i++) {
-            text.append(i > 0 ? ", a" : "a").append(i);
+            erased.add("\"" + types.erasure(method.getParameters().get(i).asType()) + "\"");
+            arguments.add("a" + i);
         }
-        return text.append("}").toString();
+        return erased + target + arguments;
     }
 
     private static class Source extends SimpleJavaFileObject {
@@ -796,8 +655,8 @@ class NanoRlhfHarness {
     private static class InMemory extends ForwardingJavaFileManager<StandardJavaFileManager> {
         private final Map<String, byte[]> classes;
 
-        InMemory(StandardJavaFileManager files, Map<String, byte[]> classes) {
-            super(files);
+        InMemory(Map<String, byte[]> classes) {
+            super(FILES);
             this.classes = classes;
         }
 

@@ -157,6 +157,54 @@ JAVA_VERDICTS = {  # name: (program, reason)
     "strings compared by identity": (java(
         "return problem(\"a\", n); } static int problem(String s, int n) { return s == \"a\" ? n * n : 0;",
         TWO_TESTS + "if (Problem.problem(\"a\", 3) != 9) throw new Exception();"), "passed"),
+    "an exception of the JDK that the tests expect": (java(
+        "throw new IllegalArgumentException();",
+        "try { Problem.problem(1); } catch (IllegalArgumentException e) { return; } throw new Exception();"), "passed"),
+    "values of every plain type": (java("return n; } static Object same(Object o) { return o;", """
+Object[] values = {null, true, (byte) 1, (short) 2, 'c', 3, 4L, 1.5f, Double.NaN, "\\ud800é", new int[][] {{1}, null},
+    new String[] {"a"}, new java.math.BigInteger("9".repeat(50)), new java.math.BigDecimal("1.10"), List.of(1),
+    Arrays.asList(1, null), new ArrayList<>(List.of(1)), new LinkedList<>(List.of(1)), new Vector<>(List.of(1)),
+    new Stack<>(), new HashSet<>(List.of(1)), new LinkedHashSet<>(List.of(1)), new TreeSet<>(List.of(2, 1)),
+    new ArrayDeque<>(List.of(1)), new PriorityQueue<>(List.of(2, 1)), Map.of(1, 2), new HashMap<>(Map.of(1, 2)),
+    new LinkedHashMap<>(Map.of(1, 2)), new TreeMap<>(Map.of(2, 1, 1, 2)), Optional.of(1), Optional.empty(),
+    new AbstractMap.SimpleEntry<>(1, "a")};
+for (Object value : values) {
+    Object[] both = {value, Problem.same(value)};
+    boolean isQueue = value instanceof ArrayDeque || value instanceof PriorityQueue;
+    boolean equal = isQueue ? both[1].toString().equals(value.toString()) : Arrays.deepEquals(
+        new Object[] {both[0]}, new Object[] {both[1]});
+    boolean isFixed = value == null || value.getClass().getName().contains("Immutable");
+    if (!equal || !isFixed && both[1].getClass() != value.getClass()) throw new Exception(value + " " + both[1]);
+}"""), "passed"),
+    "classes and arguments changed in place": (java("Arrays.sort(new int[n]); return n;", """
+Pair<String> pair = new Pair<>("a", 1, 2);
+if (!pair.first().equals("a") || pair.sum(1, 2) != 6 || Pair.twice(3).size() != Pair.SIZE) throw new Exception();
+if (pair.equals(new Pair<>("a", 1, 2)) || !pair.equals(pair)) throw new Exception("equal to itself only");
+if (Color.RED.code() != 7 || Color.valueOf("RED") != Color.RED) throw new Exception();
+if (!new Pair.Inner().same("b").equals("b")) throw new Exception();
+int[][] array = {{3, 1}, {2}};
+List<Integer> list = Arrays.asList(2, 1);
+Set<Integer> set = new HashSet<>();
+Map<String, Integer> map = new HashMap<>();
+Pair.fill(array, list, set, map);
+if (array[0][0] != 9 || list.get(0) != 1 || !set.contains(4) || map.get("b") != 5) throw new Exception();
+""", """
+interface Measured { int SIDES = 2; int sum(int... others) throws java.io.IOException; }
+enum Color { RED; int code() { return 7; } }
+class Pair<T extends Comparable<T>> implements Measured {
+    static final int SIZE = SIDES;
+    private final T first;
+    private final int[] rest;
+    Pair(T first, int... rest) { this.first = first; this.rest = rest; }
+    T first() { return first; }
+    public int sum(int... others) { return Arrays.stream(rest).sum() + Arrays.stream(others).sum(); }
+    static <U> List<U> twice(U item) { return new ArrayList<>(Arrays.asList(item, item)); }
+    public boolean equals(Pair<T> other) { return true; }
+    static void fill(int[][] array, List<Integer> list, Set<Integer> set, Map<String, Integer> map) {
+        array[0][0] = 9; Collections.sort(list); set.add(4); map.put("b", 5);
+    }
+    static class Inner { <P> P same(P p) { return p; } }
+}"""), "passed"),
     "UTF-8": (java('return "é".length() * n * n;', TWO_TESTS), "passed"),
 }  # fmt: skip
 
@@ -197,7 +245,7 @@ def test_a_verdict_keeps_the_end_of_the_output(java_verdicts):
 
 def test_a_program_is_prefix_response_and_suffix_with_nothing_between():
     program = program_of({"prefix": "a {", "suffix": "}", "tests": " b"}, "return")
-    assert program.code == "a {return}" and str(program) == "a {return} b"
+    assert program.code == "a {return}" and program.tests == " b"
 
 
 def test_only_the_throw_for_a_wrong_answer_is_rewritten():
@@ -763,7 +811,7 @@ def test_numbers_of_system_calls_are_those_of_the_headers():
 def plain_verdict(program, directory):
     """(compiled, passed) by plain javac and java in a new directory."""
     directory.mkdir()
-    (directory / "Main.java").write_text(str(program))
+    (directory / "Main.java").write_text(program.code + program.tests)
     if subprocess.run(
         ["javac", "-J-XX:TieredStopAtLevel=1", "Main.java"], cwd=directory, capture_output=True
     ).returncode:
