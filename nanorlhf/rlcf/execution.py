@@ -61,6 +61,7 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 from nanorlhf.errors import InputError
+from nanorlhf.rlcf.python_harness import read_exactly, send
 
 HERE = Path(__file__).resolve().parent
 MIB = 2**20
@@ -88,15 +89,12 @@ PYTHON_NAME = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Program:
-    """A program and its tests. Only the response is generated; str(program) is the whole text."""
+    """A program and its tests. Only the response is generated."""
 
     prefix: str
     response: str
     suffix: str
     tests: str
-
-    def __str__(self) -> str:
-        return self.code + self.tests
 
     @property
     def code(self) -> str:
@@ -212,7 +210,8 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
     uid = user_of(worker, harness=True)
     with temporary_directory(worker.box) as box, temporary_directory(worker.box / "classes", uid) as classes:
         tests = run_all_tests(program.tests)
-        problem, messages = prepare(worker, "java", str(classes), program.code, tests, imports, callable_names)
+        texts = str(classes), program.code, tests, "\n".join(imports), " ".join(callable_names)
+        problem, messages = prepare(worker, "java", texts)
         if problem:
             return Verdict(False, False, False, problem, messages, 0.0)
         launcher = java_classes()
@@ -228,7 +227,7 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
 def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
     imports = [match.group().replace("\n", " ") for match in PYTHON_IMPORT.finditer(program.prefix)]
     callable_names = PYTHON_NAME.findall(program.prefix)
-    problem, messages = prepare(worker, "python", "", "", program.tests, imports, callable_names)
+    problem, messages = prepare(worker, "python", ("", "", program.tests, "\n".join(imports), " ".join(callable_names)))
     if problem:
         return Verdict(False, False, False, problem, messages, 0.0)
     with temporary_directory(worker.box) as box:
@@ -270,6 +269,8 @@ def run_tests(
     finally:
         os.close(calls_fd)
         os.close(replies_fd)
+    assert worker.harness is not None
+    harness = worker.harness[0]
     ending = worker.watcher.submit(finish, worker, *started)
     word, printed, compiled, loaded = "", "", not loads, not loads
     try:
@@ -284,7 +285,10 @@ def run_tests(
         word = "ended"
     finally:
         if loads and not loaded:
-            dismiss(worker)
+            try:
+                tell(harness, b"none")  # no program to run the tests on
+            except BrokenPipeError:
+                stop_harness(worker)
         os.close(calls)  # its end is the program's end
         os.close(replies)
         if word in ("timeout", "output"):
@@ -323,7 +327,7 @@ def converse(worker: Worker, calls: int, replies: int, deadline: float) -> tuple
             reply = b""
             try:
                 if not word:
-                    write_all(calls, struct.pack(">i", len(content)) + content)
+                    send(calls, content)
                     reply = receive(replies)
             except (BrokenPipeError, EOFError):
                 word = "ended"
@@ -404,7 +408,9 @@ def finish(worker: Worker, process: subprocess.Popen, status: int) -> tuple[str,
     code = process.wait()
     process.stdout.close()
     worker.running.discard(process)
-    limit = read_pipe(status)
+    os.set_blocking(status, False)
+    with os.fdopen(status, "rb", buffering=0) as pipe:
+        limit = (pipe.read(2**16) or b"").decode(errors="replace")
     limit = "output" if num_bytes > OUTPUT else limit
     return limit, code if code >= 0 else 128 - code, tail.decode(errors="replace")[-TAIL:]
 
@@ -414,17 +420,6 @@ def check_setup(limit: str) -> None:
     if limit.startswith("setup: "):
         problem = limit.removeprefix("setup: ")
         raise InputError(f"programs can't be sandboxed on this machine ({problem}): none runs without a sandbox.")
-
-
-def read_pipe(fd: int) -> str:
-    """Read what a pipe holds, at most its 64 KiB, and close it."""
-    os.set_blocking(fd, False)
-    try:
-        return os.read(fd, 2**16).decode(errors="replace")
-    except BlockingIOError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def user_of(worker: Worker, harness: bool = False) -> int | None:
@@ -457,17 +452,10 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
 
 
 # ---------------------------------------------------------------------------------------- 4. compilers, interpreters
-def prepare(
-    worker: Worker,
-    language: str,
-    directory: str,
-    code: str,
-    tests: str,
-    imports: Sequence[str],
-    callable_names: Sequence[str],
-) -> tuple[str, str]:
-    """Have the harness compile the tests, and Java's program to `directory`: ("", ""), or (reason, messages).
+def prepare(worker: Worker, language: str, texts: Sequence[str]) -> tuple[str, str]:
+    """Have the harness compile the tests, and Java's program: ("", ""), or (reason, messages).
 
+    texts   a request of execution.java
     Each worker keeps one harness, in its own sandbox: a cold start of javac takes ten times as long.
     """
     if worker.harness is None:
@@ -476,7 +464,7 @@ def prepare(
     process = worker.harness[0]
     try:
         deadline = time.monotonic() + COMPILE_SECONDS
-        for text in (directory, code, tests, "\n".join(imports), " ".join(callable_names)):
+        for text in texts:
             tell(process, text.encode(errors="replace"))
         messages = hear(process, deadline)[1].decode(errors="replace")
     except TimeoutError:
@@ -509,62 +497,25 @@ def python_command(worker: Worker) -> list[str]:
     return [python_interpreter(worker.way), "-I", "-B", "-X", "utf8", "-c", source]
 
 
-def dismiss(worker: Worker) -> None:
-    """Tell the harness that there is no program to run its tests on."""
-    assert worker.harness is not None
-    try:
-        tell(worker.harness[0], b"none")
-    except BrokenPipeError:
-        stop_harness(worker)
-
-
 def tell(process: subprocess.Popen, content: bytes) -> None:
     assert process.stdin is not None
-    write_all(process.stdin.fileno(), struct.pack(">i", len(content)) + content)
+    send(process.stdin.fileno(), content)
 
 
 def hear(process: subprocess.Popen, deadline: float) -> tuple[bytes, bytes]:
     """A message's kind and content."""
-    kind, length = struct.unpack(">ci", read_exactly(process, 5, deadline))
-    return kind, read_exactly(process, length, deadline)
+    assert process.stdout is not None
+    stdout = process.stdout.fileno()
+    kind, length = struct.unpack(">ci", read_exactly(stdout, 5, deadline))
+    return kind, read_exactly(stdout, length, deadline)
 
 
 def receive(fd: int) -> bytes:
     """A message of the program. EOFError: it has ended, as it must by its time limit; ValueError: it is too long."""
-    (size,) = struct.unpack(">i", read_all(fd, 4))
+    (size,) = struct.unpack(">i", read_exactly(fd, 4))
     if not 0 <= size <= VALUE:
         raise ValueError(f"a value of {size} bytes")
-    return read_all(fd, size)
-
-
-def read_all(fd: int, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        chunk = os.read(fd, min(num_bytes - len(data), MIB))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return data
-
-
-def write_all(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
-
-
-def read_exactly(process: subprocess.Popen, num_bytes: int, deadline: float) -> bytes:
-    """Read from the process's stdout; TimeoutError at the deadline (time.monotonic), EOFError at its end."""
-    assert process.stdout is not None
-    data = b""
-    while len(data) < num_bytes:
-        if not select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
-            raise TimeoutError
-        chunk = os.read(process.stdout.fileno(), num_bytes - len(data))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return data
+    return read_exactly(fd, size)
 
 
 def stop_harness(worker: Worker) -> str:

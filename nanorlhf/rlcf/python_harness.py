@@ -17,8 +17,10 @@ import importlib
 import io
 import json
 import os
+import select
 import struct
 import sys
+import time
 import traceback
 
 ENDED = 77  # status of a process that has sent its verdict
@@ -26,9 +28,12 @@ TAIL = 8000  # characters of the tests' output
 ITEMS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
 
 
-def read_exactly(fd, size):
+def read_exactly(fd, size, deadline=None):
+    """EOFError at the end of the pipe, TimeoutError at the deadline (of time.monotonic)."""
     data = b""
     while len(data) < size:
+        if deadline is not None and not select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0]:
+            raise TimeoutError
         chunk = os.read(fd, min(size - len(data), 2**20))
         if not chunk:
             raise EOFError
@@ -179,41 +184,24 @@ class Remote:
     def __init__(self, ask, number):
         self.__dict__["ask"], self.__dict__["number"] = ask, number
 
+    def __bool__(self):
+        return True
+
     def __getattr__(self, name):
         return self.ask(self, "__getattribute__", name)
 
-    def __setattr__(self, name, value):
-        self.ask(self, "__setattr__", name, value)
 
-    def __call__(self, *args, **kwargs):
-        return self.ask(self, "__call__", *args, **kwargs)
+def asks(method):
+    """A method that has the program call its own of this name."""
 
-    def __iter__(self):
-        return self.ask(self, "__iter__")
+    def ask(remote, *args, **kwargs):
+        return remote.ask(remote, method, *args, **kwargs)
 
-    def __next__(self):
-        return self.ask(self, "__next__")
+    return ask
 
-    def __len__(self):
-        return self.ask(self, "__len__")
 
-    def __getitem__(self, key):
-        return self.ask(self, "__getitem__", key)
-
-    def __setitem__(self, key, value):
-        self.ask(self, "__setitem__", key, value)
-
-    def __contains__(self, item):
-        return self.ask(self, "__contains__", item)
-
-    def __str__(self):
-        return self.ask(self, "__str__")
-
-    def __repr__(self):
-        return self.ask(self, "__repr__")
-
-    def __bool__(self):
-        return True
+for method in ("setattr", "call", "iter", "next", "len", "getitem", "setitem", "contains", "str", "repr"):
+    setattr(Remote, f"__{method}__", asks(f"__{method}__"))
 
 
 class Session:
@@ -273,10 +261,6 @@ class Session:
         raise error
 
 
-def names_of(tree):
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
 def tests(session, source, imports, callable_names):
     """Run tests; returns the verdict's word and the error."""
     namespace = {"__name__": "__main__", "__builtins__": builtins}
@@ -288,7 +272,7 @@ def tests(session, source, imports, callable_names):
                 exec(line, namespace)
             except ImportError:
                 continue  # not installed here: the program has failed at the same line
-        for name in sorted(names_of(tree)):
+        for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
             if name not in callable_names:
                 if hasattr(builtins, name) or name in namespace:
                     continue  # the tests' sum is Python's, and their math the library's

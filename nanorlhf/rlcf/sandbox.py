@@ -24,6 +24,8 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 # what a program may read: the system's libraries and tools; not /home, /root, /tmp, /var, /mnt or /etc/passwd
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache")
@@ -31,6 +33,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 POLL_SECONDS = 0.05  # between two checks of memory and disk
 SETUP_FAILED = 125
 NUM_FILES = 256  # RLIMIT_NOFILE
+GONE = FileNotFoundError, ProcessLookupError  # the process has ended meanwhile
 # <sched.h>, <sys/mount.h>, <sys/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -97,19 +100,14 @@ def main() -> None:
         os._exit(code)
 
 
-class reported:
-    """Reports to execution.py why the sandbox could not be set up, and exits."""
-
-    def __init__(self, config: dict) -> None:
-        self.status_fd = config["status_fd"]
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            os.write(self.status_fd, f"setup: {error}".encode(errors="replace"))
-            os._exit(SETUP_FAILED)
+@contextmanager
+def reported(config: dict) -> Iterator[None]:
+    """Report to execution.py why the sandbox could not be set up, and exit."""
+    try:
+        yield
+    except BaseException as error:
+        os.write(config["status_fd"], f"setup: {error}".encode(errors="replace"))
+        os._exit(SETUP_FAILED)
 
 
 def supervise(config: dict, child: int) -> tuple[str, int]:
@@ -137,40 +135,28 @@ def supervise(config: dict, child: int) -> tuple[str, int]:
 def reap() -> list[tuple[int, int]]:
     """(pid, status) of each child that has ended."""
     ended = []
-    try:
+    with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             ended.append(found)
-    except ChildProcessError:
-        pass
     return ended
 
 
 def descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in listed(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                children = list(map(int, file.read().split()))
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            continue
-        for child in children:
-            found += [child, *descendants(child)]
+    children: list[int] = []
+    with suppress(*GONE):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*GONE), open(f"/proc/{pid}/task/{task}/children") as file:
+                children += map(int, file.read().split())
+    found = []
+    for child in children:
+        found += [child, *descendants(child)]
     return found
 
 
-def listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
 def resident_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+    with suppress(*GONE), open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def socket_bytes(pids: list[int]) -> int:
@@ -186,7 +172,7 @@ def socket_bytes(pids: list[int]) -> int:
                 target = os.readlink(f"/proc/{pid}/fd/{fd}")
                 if target.startswith("socket:"):
                     sockets.add(target)
-        except (FileNotFoundError, ProcessLookupError):
+        except GONE:
             continue
         except PermissionError:  # it has closed itself to us
             hidden += NUM_FILES
@@ -220,22 +206,18 @@ def kill_all() -> None:
         for pid in new:
             send(pid, signal.SIGSTOP)
         stopped |= new
-    while True:
-        for pid in descendants(os.getpid()):
-            send(pid, signal.SIGKILL)
-        try:
+    with suppress(ChildProcessError):  # until no child is left
+        while True:
+            for pid in descendants(os.getpid()):
+                send(pid, signal.SIGKILL)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:  # no child is left
-            return
-        time.sleep(0.001)
+            time.sleep(0.001)
 
 
 def send(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 # ------------------------------------------------------------------------------------------------------ 2. namespaces
@@ -344,12 +326,10 @@ def become(uid: int | None) -> None:
 def tasks_of(uid: int) -> int:
     """Number of the user's processes and threads: RLIMIT_NPROC counts them too, at least on older systems."""
     total = 0
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(*GONE):
+            if os.stat(f"/proc/{name}").st_uid == uid:
                 total += len(os.listdir(f"/proc/{name}/task"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
     return total
 
 

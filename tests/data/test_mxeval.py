@@ -86,7 +86,8 @@ def test_a_problem_becomes_a_row_of_the_data_contract(args):
 
 def test_a_program_is_prompt_completion_and_tests_and_nothing_else(args):
     [row] = convert(args, PROBLEM)["code.test"]
-    assert str(program_of(row, "return 0;}}")) == PROBLEM["prompt"] + "return 0;}}" + TEST
+    program = program_of(row, "return 0;}}")
+    assert program.code + program.tests == PROBLEM["prompt"] + "return 0;}}" + TEST
 
 
 def test_samples_in_the_source_are_left_out_and_counted(args, capsys):
