@@ -1,35 +1,10 @@
-import java.io.BufferedInputStream;
-import java.io.BufferedOutputStream;
-import java.io.ByteArrayInputStream;
-import java.io.DataInputStream;
-import java.io.DataOutputStream;
-import java.io.EOFException;
-import java.io.IOException;
-import java.io.InputStream;
-import java.io.OutputStream;
-import java.io.StringWriter;
+import java.io.*;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
-import java.util.HashMap;
-import java.util.List;
-import java.util.Locale;
-import java.util.Map;
-import java.util.Set;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.LinkedBlockingQueue;
-
-import javax.tools.Diagnostic;
-import javax.tools.FileObject;
-import javax.tools.ForwardingJavaFileManager;
-import javax.tools.ForwardingJavaFileObject;
-import javax.tools.JavaCompiler;
-import javax.tools.JavaFileObject;
-import javax.tools.JavaFileManager;
-import javax.tools.SimpleJavaFileObject;
-import javax.tools.StandardJavaFileManager;
-import javax.tools.StandardLocation;
-import javax.tools.ToolProvider;
+import java.util.*;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import javax.tools.*;
 
 import com.sun.source.util.JavacTask;
 import com.sun.source.util.TaskEvent;
@@ -54,8 +29,6 @@ public class Checker {
     static final Set<StandardLocation> NOT_OURS = Set.of(
         StandardLocation.CLASS_PATH, StandardLocation.SOURCE_PATH, StandardLocation.CLASS_OUTPUT);
 
-    record Request(int id, String program) {}
-
     public static void main(String[] arguments) throws IOException {
         DataInputStream in = new DataInputStream(new BufferedInputStream(System.in));
         DataOutputStream out = new DataOutputStream(new BufferedOutputStream(System.out));
@@ -69,42 +42,34 @@ public class Checker {
         }
         reply(out, -1, List.of());
 
-        LinkedBlockingQueue<Request> requests = new LinkedBlockingQueue<>();
-        for (int i = 0; i < Integer.parseInt(arguments[0]); i++) {
-            Thread thread = new Thread(null, () -> work(compiler, options, requests, out), "worker " + i, STACK_BYTES);
-            thread.setDaemon(true);
-            thread.start();
-        }
-        try {
-            while (true) {
-                int id = in.readInt();
-                byte[] bytes = new byte[in.readInt()];
-                in.readFully(bytes);
-                requests.add(new Request(id, new String(bytes, StandardCharsets.UTF_16BE)));
+        ThreadLocal<Files> files = ThreadLocal.withInitial(() -> new Files(compiler)); // they aren't thread-safe
+        ExecutorService workers = Executors.newFixedThreadPool(Integer.parseInt(arguments[0]), work -> {
+            Thread thread = new Thread(null, work, "worker", STACK_BYTES);
+            thread.setDaemon(true); // the process exits even if one of them hangs
+            return thread;
+        });
+        while (true) {
+            int id;
+            try {
+                id = in.readInt();
+            } catch (EOFException end) {
+                return;
             }
-        } catch (EOFException end) {
-            // the workers are daemons: the process exits even if one of them hangs
-        }
-    }
-
-    static void work(
-        JavaCompiler compiler, List<String> options, LinkedBlockingQueue<Request> requests, DataOutputStream out
-    ) {
-        Files files = new Files(compiler); // javac's file managers aren't thread-safe
-        try {
-            while (true) {
-                Request request = requests.take();
+            String program = new String(in.readNBytes(in.readInt()), StandardCharsets.UTF_16BE);
+            workers.execute(() -> {
                 List<String> fields;
                 try {
-                    fields = check(compiler, files, options, request.program);
-                } catch (RuntimeException error) { // from a plug-in: javac catches its own; an OutOfMemoryError ends the process
-                    files = new Files(compiler);
-                    fields = crash(request.program, error.toString());
+                    fields = check(compiler, files.get(), options, program);
+                } catch (RuntimeException error) { // from a plug-in: javac catches its own
+                    files.remove();
+                    fields = crash(program, error.toString());
                 }
-                reply(out, request.id, fields);
-            }
-        } catch (InterruptedException | IOException error) {
-            Runtime.getRuntime().halt(1); // the caller is gone
+                try {
+                    reply(out, id, fields);
+                } catch (IOException gone) { // the caller has ended
+                    Runtime.getRuntime().halt(1);
+                }
+            });
         }
     }
 
@@ -180,9 +145,9 @@ public class Checker {
         }
     }
 
-    /** Only the JDK's classes, lookups and contents cached; class files are discarded. */
+    /** Only the JDK's classes, lookups cached; class files are discarded. */
     static final class Files extends ForwardingJavaFileManager<StandardJavaFileManager> {
-        final Map<List<Object>, List<JavaFileObject>> packages = new HashMap<>();
+        final Map<List<Object>, Iterable<JavaFileObject>> packages = new HashMap<>();
         ClassLoader plugins;
 
         Files(JavaCompiler compiler) {
@@ -196,19 +161,12 @@ public class Checker {
                 return List.of();
             }
             List<Object> key = List.of(location, packageName, kinds, recurse);
-            List<JavaFileObject> classes = packages.get(key);
+            Iterable<JavaFileObject> classes = packages.get(key);
             if (classes == null) {
-                classes = new ArrayList<>();
-                for (JavaFileObject file : super.list(location, packageName, kinds, recurse)) {
-                    classes.add(new LibraryClass(file, super.inferBinaryName(location, file)));
-                }
+                classes = super.list(location, packageName, kinds, recurse);
                 packages.put(key, classes);
             }
             return classes;
-        }
-
-        @Override public String inferBinaryName(Location location, JavaFileObject file) {
-            return file instanceof LibraryClass known ? known.name : super.inferBinaryName(location, file);
         }
 
         @Override public JavaFileObject getJavaFileForOutput(
@@ -227,28 +185,6 @@ public class Checker {
                 plugins = new ClassLoader(super.getClassLoader(location)) {};
             }
             return plugins;
-        }
-    }
-
-    static final class LibraryClass extends ForwardingJavaFileObject<JavaFileObject> {
-        static final Map<String, byte[]> CONTENTS = new ConcurrentHashMap<>(); // shared by all threads
-        final String name;
-
-        LibraryClass(JavaFileObject file, String name) {
-            super(file);
-            this.name = name;
-        }
-
-        @Override public InputStream openInputStream() throws IOException {
-            String key = fileObject.toUri().toString();
-            byte[] content = CONTENTS.get(key);
-            if (content == null) {
-                try (InputStream stream = fileObject.openInputStream()) {
-                    content = stream.readAllBytes();
-                }
-                CONTENTS.put(key, content);
-            }
-            return new ByteArrayInputStream(content);
         }
     }
 }
