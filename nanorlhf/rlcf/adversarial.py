@@ -29,10 +29,8 @@ def adversarial_step(
     num_pairs = distributed.all_sum(totals.clone())[2].clamp(min=1)
     steps.zero_grad()
     for some in micro_batches(pairs, micro_batch_size):
-        queries = [record["query"] for record, _ in some]
-        written = [record["response"] for record, _ in some]
         with autocast, torch.set_grad_enabled(not frozen):
-            comparison = discriminator.compare(queries, [text for _, text in some], written)
+            comparison = discriminator.compare_pairs(some)
         if not frozen:
             (comparison.sum() / num_pairs).backward()
         totals[:2] += torch.stack((comparison.detach().sum(), (comparison < 0).sum()))
@@ -49,10 +47,5 @@ def adversarial_step(
 @torch.no_grad()
 def compare_with_written(discriminator: Discriminator, pairs: list[tuple[dict, str]], size: int) -> torch.Tensor:
     """D(x, y', y), (n,): above 0 where the sampled program y' looks more real than the written one, y."""
-    device = next(discriminator.mlp.parameters()).device
-    found = [torch.zeros(0, device=device)]
-    for some in micro_batches(pairs, size):
-        queries = [record["query"] for record, _ in some]
-        written = [record["response"] for record, _ in some]
-        found.append(discriminator.compare(queries, [text for _, text in some], written))
-    return torch.cat(found)
+    none = torch.zeros(0, device=next(discriminator.mlp.parameters()).device)
+    return torch.cat([none, *map(discriminator.compare_pairs, micro_batches(pairs, size))])

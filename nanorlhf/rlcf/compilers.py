@@ -109,31 +109,52 @@ def first_error(diagnostics: list[Diagnostic], start: int, end: int) -> Diagnost
     return next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
 
 
-def with_hidden_code(
-    programs: list[str],
-    checked: list[list[Diagnostic]],
-    spans: list[tuple[int, int]] | None,
-    tokens: Callable[[str], Iterator[tuple[int, int]]],
-) -> list[list[Diagnostic]]:
-    """An error at the end of each response whose last comment or string runs on over the code after it.
+class Compiler:
+    """The static checks of a language, by a process that lives from the first check to `close`; for one thread.
 
-    Where that code isn't missed, a compiler doesn't object: `return 1; } } //` before `}}`.
+    encoding     of the programs that the process is sent
+    findings     from a program and the reply to it
+    tokens       [start, end) of each comment and string of a program without errors
     """
-    if spans is None:
-        return checked
-    found = []
-    for program, diagnostics, (first, end) in zip(programs, checked, spans, strict=True):
-        hides = not any(d.kind == "error" for d in diagnostics) and any(
-            first <= start < end < stop and program[end:stop].strip() for start, stop in tokens(program)
-        )
-        error = Diagnostic("error", "hidden.code", end - 1, end, "a comment or string runs on over the code after it")
-        found.append(sorted([*diagnostics, error] if hides else diagnostics, key=lambda d: (d.start, d.end)))
-    return found
+
+    def __init__(
+        self,
+        server: "Server",
+        encoding: str,
+        findings: "Callable[[str, bytes | Failure], list[Diagnostic]]",
+        tokens: Callable[[str], Iterator[tuple[int, int]]],
+    ) -> None:
+        self.server, self.encoding, self.findings, self.tokens = server, encoding, findings, tokens
+
+    def __enter__(self) -> "Compiler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.server.stop()
+
+    def check(self, programs: list[str], spans: list[tuple[int, int]] | None = None) -> list[list[Diagnostic]]:
+        """The diagnostics of each program, sorted by position. Raises InputError if the process doesn't start.
+
+        spans   where the response is in each program, [start, end). It gets an error at its end if its last comment or
+                string hides the code after it, `return 1; } } //` before `}}`: a compiler may not object.
+        """
+        replies = self.server.ask([program.encode(self.encoding, "surrogatepass") for program in programs])
+        checked = list(map(self.findings, programs, replies))
+        for program, found, (first, end) in zip(programs, checked, spans or [], strict=spans is not None):
+            if not any(d.kind == "error" for d in found) and any(
+                first <= start < end < stop and program[end:stop].strip() for start, stop in self.tokens(program)
+            ):
+                message = "a comment or string runs on over the code after it"
+                found.append(Diagnostic("error", "hidden.code", end - 1, end, message))
+        return [sorted(found, key=lambda d: (d.start, d.end)) for found in checked]
 
 
 # ------------------------------------------------------------------------------------------------------------- 1. Java
-class JavaCompiler:
-    """javac, and the search for unused variables. A context manager; use it from one thread.
+class JavaCompiler(Compiler):
+    """javac, and the search for unused variables.
 
     workers     compiling threads; None is one per processor
     timeout     seconds per program; a slower one gets an error with the code "timeout" at its end
@@ -152,28 +173,8 @@ class JavaCompiler:
         java: str = "java",
     ) -> None:
         workers = os.cpu_count() or 1 if workers is None else workers
-        self.server = Server(java_command(java, workers, error_prone_jar), workers, timeout)
-
-    def __enter__(self) -> "JavaCompiler":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.server.stop()
-
-    def check(self, programs: list[str], spans: list[tuple[int, int]] | None = None) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by position. Raises InputError if javac doesn't start.
-
-        spans   where the response is in each program, [start, end): it must leave the code after it alone
-        """
-        replies = self.server.ask([program.encode("utf-16-be", "surrogatepass") for program in programs])
-        checked = []
-        for program, reply in zip(programs, replies, strict=True):
-            diagnostics = java_diagnostics(program, reply) + unused_variables(program)
-            checked.append(sorted(diagnostics, key=lambda d: (d.start, d.end)))
-        return with_hidden_code(programs, checked, spans, java_tokens)
+        server = Server(java_command(java, workers, error_prone_jar), workers, timeout)
+        super().__init__(server, "utf-16-be", java_findings, java_tokens)
 
 
 def java_command(java: str, workers: int, error_prone_jar: str | Path | None) -> list[str]:
@@ -197,16 +198,16 @@ def java_command(java: str, workers: int, error_prone_jar: str | Path | None) ->
     return [found, *jvm, "-cp", str(checker.parent), str(checker), str(workers), *javac]
 
 
-def java_diagnostics(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
-    """The diagnostics in a reply of Checker.java: offsets in characters, javac's position replaced by the culprit."""
+def java_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
+    """The diagnostics in a reply of Checker.java, offsets in characters, and the unused variables."""
+    diagnostics = unused_variables(program)
     if isinstance(reply, Failure):
-        return [reply.diagnostic(program)]
+        return [reply.diagnostic(program), *diagnostics]
     fields = reply.decode("utf-8").split("\0") if reply else []
     # javac counts UTF-16 units; a character above U+FFFF is two
     characters = [i for i, c in enumerate(program) for _ in range(1 + (ord(c) > 0xFFFF))] if fields else []
     characters.append(len(program))
 
-    diagnostics: list[Diagnostic] = []
     syntax_error: int | None = None  # where the parser first failed
     statement = 0  # where that statement begins
     text, origin = translated(program)
@@ -374,35 +375,22 @@ def is_read(name: Node, field: str | None, parent: Node, parent_field: str | Non
 
 
 # ----------------------------------------------------------------------------------------------------------- 2. Python
-class PythonCompiler:
-    """The same for Python, without a JDK: syntax errors, undefined names, unused local variables.
-
-    timeout     seconds per program; a slower one gets an error with the code "timeout" at its end
+class PythonCompiler(Compiler):
+    """The same for Python, without a JDK: undefined names, unused local variables, and syntax errors, which hide both.
 
     One program at a time in a separate process: deep nesting can overflow the stack of CPython's compiler and crash it.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
         checker = Path(__file__).with_name("python_checker.py")
-        self.server = Server([sys.executable, "-P", "-W", "ignore", str(checker)], 1, timeout)
+        server = Server([sys.executable, "-P", "-W", "ignore", str(checker)], 1, timeout)
+        super().__init__(server, "utf-8", python_findings, python_tokens)
 
-    def __enter__(self) -> "PythonCompiler":
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.server.stop()
-
-    def check(self, programs: list[str], spans: list[tuple[int, int]] | None = None) -> list[list[Diagnostic]]:
-        """The diagnostics of each program, sorted by position; a syntax error hides all others. spans: as for Java."""
-        replies = self.server.ask([program.encode("utf-8", "surrogatepass") for program in programs])
-        checked = [
-            [reply.diagnostic(program)] if isinstance(reply, Failure) else [Diagnostic(*d) for d in json.loads(reply)]
-            for program, reply in zip(programs, replies, strict=True)
-        ]
-        return with_hidden_code(programs, checked, spans, python_tokens)
+def python_findings(program: str, reply: "bytes | Failure") -> list[Diagnostic]:
+    if isinstance(reply, Failure):
+        return [reply.diagnostic(program)]
+    return [Diagnostic(*fields) for fields in json.loads(reply)]
 
 
 def python_tokens(program: str) -> Iterator[tuple[int, int]]:
@@ -447,7 +435,7 @@ class Server:
         replies: list[bytes | Failure] = [b""] * len(requests)
         waiting = deque(range(len(requests)))
         deadlines: dict[int, float] = {}  # of the requests in flight
-        suspects: set[int] = set()  # were in flight when a process crashed; retried one by one
+        suspects: set[int] = set()  # were in flight when a process hung or crashed; retried one by one
         try:
             while waiting or deadlines:
                 if self.process is None or self.num_sent >= RENEW_AFTER and not deadlines:
@@ -459,31 +447,23 @@ class Server:
                     self.send(index, requests[index])
                 try:
                     reply = self.replies.get(timeout=max(0.0, min(deadlines.values()) - time.monotonic()))
+                    failure = Failure("crash", "this program crashed the compiler")
                 except queue.Empty:
-                    now = time.monotonic()
-                    late = {index for index, deadline in deadlines.items() if deadline <= now}
-                    for index in late:
-                        replies[index] = Failure("timeout", f"the compiler took longer than {self.timeout:g} seconds")
-                    suspects -= late
-                    waiting.extendleft(sorted(deadlines.keys() - late, reverse=True))
-                    deadlines.clear()
-                    self.stop()  # a thread can't be killed alone
-                    continue
+                    reply, failure = None, Failure("timeout", f"the compiler took longer than {self.timeout:g} seconds")
                 if reply is not None:
                     index, replies[index] = reply
                     del deadlines[index]
                     suspects.discard(index)
-                elif deadlines.keys() <= suspects:  # alone in flight, and the second process that it crashed
+                    continue
+                if len(deadlines) == 1 and (failure.code == "timeout" or deadlines.keys() <= suspects):
                     (index,) = deadlines
-                    replies[index] = Failure("crash", "this program crashed the compiler")
+                    replies[index] = failure
                     suspects.discard(index)
-                    deadlines.clear()
-                    self.stop()
-                else:
+                else:  # which of them it was, or whether it was the process's own fault, shows alone
                     suspects |= deadlines.keys()
                     waiting.extendleft(sorted(deadlines, reverse=True))
-                    deadlines.clear()
-                    self.stop()
+                deadlines.clear()
+                self.stop()  # a thread can't be killed alone
         finally:
             if deadlines:  # interrupted: drop the replies still to come
                 self.stop()

@@ -89,6 +89,11 @@ class Discriminator(nn.Module):
         scores = self(queries * 2, [*first, *second])  # both in one pass
         return torch.tanh(torch.sub(*scores.chunk(2)))  # [RLCF discriminator]
 
+    def compare_pairs(self, pairs: list[tuple[dict, str]]) -> Tensor:
+        """D(x, y', y), (B,), of pairs of a row's record, with its written program y, and the policy's program y'."""
+        queries, written = ([record[name] for record, _ in pairs] for name in ("query", "response"))
+        return self.compare(queries, [text for _, text in pairs], written)
+
 
 def grounding(passes_first: Tensor, passes_second: Tensor, comparison: Tensor) -> Tensor:
     """G(x, y0, y1), (B,): static checks first, the discriminator between programs that pass them. [RLCF grounding]

@@ -37,7 +37,7 @@ from nanorlhf.rlcf.compilers import Diagnostic, first_error
 from nanorlhf.rlcf.discriminator import Discriminator, load_discriminator
 from nanorlhf.rlcf.error_profile import error_category, error_profile
 from nanorlhf.rlcf.execution import Verdict, isolation, program_of, run_programs
-from nanorlhf.rlcf.feedback import compiler_for
+from nanorlhf.rlcf.feedback import compiler_for, programs_of
 from nanorlhf.training.supervised import autocast
 
 SUCCESSES = {"pass": "passed", "exec": "executed", "comp": "compiled"}  # what counts as success -> field of a verdict
@@ -195,24 +195,17 @@ def check_and_run(texts: Texts, rows: list[Demonstration], args: Args) -> Outcom
     Those that don't compile are executed too: that takes the compiler 13 ms, and a program that is incomplete without
     its tests may be complete with them.
     """
-    n, records = args.num_samples, [row.record for row in rows]
-    language = records[0]["language"]
+    n, language = args.num_samples, rows[0].record["language"]
     distinct = [*dict.fromkeys((i // n, text) for column in texts.values() for i, text in enumerate(column))]
+    programs, spans = programs_of([rows[i].record for i, _ in distinct], [text for _, text in distinct])
     diagnostics = []
     with compiler_for(language, args.error_prone_jar, args.workers) as compiler:
-        batches = micro_batches(distinct, args.batch_size)
-        for batch in tqdm(batches, desc="static checks", unit=" batches", leave=False):
-            spans = [(len(records[i]["prefix"]), len(records[i]["prefix"]) + len(text)) for i, text in batch]
-            diagnostics += compiler.check(
-                [records[i]["prefix"] + text + records[i]["suffix"] for i, text in batch], spans
-            )
-    programs = [program_of(records[i], text) for i, text in distinct]
-    verdicts = run_programs(programs, language, args.timeout, args.workers, weak_isolation=args.weak_isolation)
-    starts = [len(records[i]["prefix"]) for i, _ in distinct]
-    return {
-        key: Outcome(found, verdict, (start, start + len(key[1])))
-        for key, found, verdict, start in zip(distinct, diagnostics, verdicts, starts, strict=True)
-    }
+        size = args.batch_size
+        for start in tqdm(range(0, len(programs), size), desc="static checks", unit=" batches", leave=False):
+            diagnostics += compiler.check(programs[start : start + size], spans[start : start + size])
+    tested = [program_of(rows[i].record, text) for i, text in distinct]
+    verdicts = run_programs(tested, language, args.timeout, args.workers, weak_isolation=args.weak_isolation)
+    return dict(zip(distinct, map(Outcome, diagnostics, verdicts, spans), strict=True))
 
 
 @torch.no_grad()
@@ -220,8 +213,7 @@ def add_scores(outcomes: Outcomes, records: list[dict], discriminator: Discrimin
     """Give the outcomes of problems with a written program their D(x, y', y), as figures 1 and 14 of the paper do."""
     known = [key for key in outcomes if records[key[0]]["response"]]
     for batch in tqdm(micro_batches(known, batch_size), desc="discriminator", unit=" batches", leave=False):
-        queries, written = ([records[i][name] for i, _ in batch] for name in ("query", "response"))
-        scores = discriminator.compare(queries, [text for _, text in batch], written)
+        scores = discriminator.compare_pairs([(records[i], text) for i, text in batch])
         for key, score in zip(batch, scores.tolist(), strict=True):
             outcomes[key] = replace(outcomes[key], score=score)
 

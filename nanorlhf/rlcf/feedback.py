@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.rlcf.compilers import Diagnostic, JavaCompiler, PythonCompiler, first_error
+from nanorlhf.rlcf.compilers import Compiler, Diagnostic, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.rlcf.localisation import character_ends, error_token, response_text
 
 
-def compiler_for(
-    language: str, error_prone_jar: str | None = None, workers: int | None = None
-) -> JavaCompiler | PythonCompiler:
+def compiler_for(language: str, error_prone_jar: str | None = None, workers: int | None = None) -> Compiler:
     """The static checks of a language, java or python. Raises InputError for ErrorProne with Python."""
     if language == "java":
         return JavaCompiler(workers, error_prone_jar=error_prone_jar)
@@ -23,7 +21,7 @@ def compiler_for(
     return PythonCompiler()
 
 
-def training_compiler(record: dict, error_prone_jar: str | None) -> JavaCompiler | PythonCompiler:
+def training_compiler(record: dict, error_prone_jar: str | None) -> Compiler:
     """The static checks of rows like `record`, in which every program that people wrote passes.
 
     Raises InputError for ErrorProne where the rows were converted without it: written programs might then fail.
@@ -38,6 +36,13 @@ def training_compiler(record: dict, error_prone_jar: str | None) -> JavaCompiler
     return compiler_for(record["language"], error_prone_jar)
 
 
+def programs_of(records: list[dict], responses: list[str]) -> tuple[list[str], list[tuple[int, int]]]:
+    """The programs with these responses, and where each response is, [start, end) in characters."""
+    rows = list(zip(records, responses, strict=True))
+    programs = [record["prefix"] + response + record["suffix"] for record, response in rows]
+    return programs, [(len(record["prefix"]), len(record["prefix"] + response)) for record, response in rows]
+
+
 @dataclass(frozen=True)
 class Checked:
     texts: list[str]
@@ -50,7 +55,7 @@ class Checked:
 def check_responses(
     records: list[dict],
     response: Tensor,
-    compiler: JavaCompiler | PythonCompiler,
+    compiler: Compiler,
     pieces: dict[int, bytes],
     eos_id: int,
     unused: bool = True,
@@ -65,10 +70,7 @@ def check_responses(
     T = response.size(1)
     rows = [ids[: ids.index(eos_id)] if eos_id in ids else ids for ids in response.tolist()]
     texts = [response_text(ids, pieces) for ids in rows]
-    programs = [record["prefix"] + text + record["suffix"] for record, text in zip(records, texts, strict=True)]
-    spans = [
-        (len(record["prefix"]), len(record["prefix"]) + len(text)) for record, text in zip(records, texts, strict=True)
-    ]
+    programs, spans = programs_of(records, texts)
     diagnostics = compiler.check(programs, spans)
     error_index = []
     for ids, span, found in zip(rows, spans, diagnostics, strict=True):

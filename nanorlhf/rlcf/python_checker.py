@@ -20,7 +20,7 @@ DEEP = 100_000  # Python frames; pyflakes is pure Python, so the C stack doesn't
 
 
 def check(program: str) -> list[list]:
-    """[kind, code, start, end, message] of each diagnostic, sorted by position."""
+    """[kind, code, start, end, message] of each diagnostic."""
     lines = [match.end() for match in re.finditer(r"\r\n|\r|\n", program)]
     line_starts = [0, *lines]
     line_ends = [*lines, len(program)]
@@ -54,18 +54,15 @@ def check(program: str) -> list[list]:
     if "\0" in program:
         place = program.index("\0")
         return [["error", "SyntaxError", place, place + 1, "source code cannot contain null bytes"]]
+    unit = offset
     try:
         tree = ast.parse(program)
-    except SyntaxError as error:
-        return [syntax_error(error, offset)]
-    except UnicodeEncodeError as error:  # a lone surrogate
-        return [["error", "UnicodeEncodeError", error.start, error.end, error.reason]]
-    except (RecursionError, MemoryError) as error:
-        return [["error", type(error).__name__, len(program), len(program), "nested too deeply"]]
-    try:
+        unit = offset_of_bytes
         compile(tree, "<program>", "exec", dont_inherit=True)  # `return` outside a function, duplicate arguments
     except SyntaxError as error:
-        return [syntax_error(error, offset_of_bytes)]
+        return [syntax_error(error, unit)]
+    except UnicodeEncodeError as error:  # a lone surrogate
+        return [["error", "UnicodeEncodeError", error.start, error.end, error.reason]]
     except (RecursionError, MemoryError) as error:
         return [["error", type(error).__name__, len(program), len(program), "nested too deeply"]]
 
@@ -94,7 +91,7 @@ def check(program: str) -> list[list]:
         kind = "unused" if isinstance(message, UNUSED) else "error"
         end = name.end() if name is not None else start + 1
         diagnostics.append([kind, type(message).__name__, start, end, message.message % message.message_args])
-    return sorted(diagnostics, key=lambda d: d[2:4])
+    return diagnostics
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO) -> None:

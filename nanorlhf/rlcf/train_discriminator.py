@@ -222,8 +222,7 @@ def pairs_that_pass(rows: list[Demonstration], samples: list[Sample]) -> list[Pa
 
 def pair_loss(model: Discriminator, rows: list[Pair]) -> tuple[Tensor, Tensor]:
     """Sums over the pairs: D(x, y', y), and how many y' it finds out."""
-    queries, written = ([row.record[name] for row, _ in rows] for name in ("query", "response"))
-    comparison = model.compare(queries, [text for _, text in rows], written)
+    comparison = model.compare_pairs([(row.record, text) for row, text in rows])
     return comparison.sum(), (comparison < 0).sum()  # [RLCF section 4] the generated one comes first
 
 
