@@ -75,10 +75,8 @@ def profile_metrics(checked: list[Checked]) -> dict[str, float]:
 
     Unused variables count in both, also where the reward leaves them out: so the curves of all objectives compare.
     """
-    diagnostics, spans = (
-        [found for c in checked for found in c.diagnostics],
-        [span for c in checked for span in c.spans],
-    )
+    diagnostics = [found for c in checked for found in c.diagnostics]
+    spans = [span for c in checked for span in c.spans]
     profile = error_profile(diagnostics, spans)
     passes = torch.tensor(
         [first_error(found, *span) is None for found, span in zip(diagnostics, spans, strict=True)],

@@ -4,7 +4,6 @@ In: code.test.jsonl, problems with tests. Out: pass@k, exec@k and comp@k, verdic
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -159,10 +158,7 @@ def main(args: Args) -> dict:
         row = {"task": tasks[problem], "policy": name, "temperature": temperature, "response": text}
         return row | described(outcomes[problem, text], len(text), language)
 
-    def samples() -> Iterator[dict]:
-        for (name, temperature), column in texts.items():
-            yield from (sample(name, temperature, index) for index in range(len(column)))
-
+    samples = (sample(*at, index) for at, column in texts.items() for index in range(len(column)))
     cards = [
         {
             "task": tasks[problem],
@@ -176,12 +172,7 @@ def main(args: Args) -> dict:
     runs = {place: name for name, place in policies.items()}
     for place in args.curves:
         runs.setdefault(place, Path(place).name or place)
-    return write_evaluation(
-        args,
-        result,
-        report.page(result, runs, cards),
-        {"samples.jsonl": samples()},
-    )
+    return write_evaluation(args, result, report.page(result, runs, cards), {"samples.jsonl": samples})
 
 
 def check_ascending(flag: str, values: tuple[float, ...]) -> None:

@@ -16,7 +16,6 @@ CURVES = {  # metric of train_ppo and of what RLCF is compared with: title, unit
     "objective/entropy": ("Entropy of the policy", "nats per response"),
     "objective/kl": ("KL to the initial policy", "nats per response"),
 }
-SHARES = ("compile_rate", "discriminator/accuracy")
 
 
 def color_of(number: int) -> str:
@@ -106,7 +105,7 @@ def training_figures(runs: dict[str, Rows], policies: Iterable[str] = ()) -> lis
         for name, rows in runs.items():
             if len(found[name]):
                 draw(axes, rows, key, name, color_of(numbers[name]), smoothed=True)
-        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03 if key in SHARES else None)
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03 if unit == "share" else None)
         axes.legend(frameon=False)
         figures.append(figure)
     return figures

@@ -103,7 +103,7 @@ RECIPES = recipes("discriminator", Args)
 
 
 # ------------------------------------------------------------------------------------------------ the policy's programs
-Sample = tuple[str, bool]  # a response of the policy, and whether its program passes the static checks
+Sample = dict[str, Any]  # "response" of the policy, and whether its program "passes" the static checks
 
 
 def sample_programs(args: Args, rows: list[Demonstration], device: torch.device) -> list[Sample]:
@@ -133,11 +133,12 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
                         eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[mine],
                     )  # fmt: skip
                 checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
-                of_mine = list(zip(checked.texts, checked.passes.tolist(), strict=True))
+                both = zip(checked.texts, checked.passes.tolist(), strict=True)
+                of_mine = [{"response": text, "passes": passes} for text, passes in both]
             batch_samples = distributed.all_gather_objects(of_mine)
             if is_first:
                 with path.open("a", encoding="ascii") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in as_rows(batch_samples))
+                    file.writelines(json.dumps(row) + "\n" for row in batch_samples)
             samples += batch_samples
             progress.update(len(batch_samples))
     progress.close()
@@ -156,18 +157,14 @@ def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sam
     if len(done) < num_rows:  # in the same batches as without the break, so that rounding is the same
         done = done[: len(done) // size * size]
     args.out.mkdir(parents=True, exist_ok=True)
-    write_jsonl(path, [settings, *as_rows(done)])
+    write_jsonl(path, [settings, *done])
     return done
 
 
-def as_rows(samples: list[Sample]) -> list[dict]:
-    """As generated.jsonl has them."""
-    return [{"response": text, "passes": passes} for text, passes in samples]
-
-
 def as_samples(rows: Iterable[tuple[str, dict]]) -> list[Sample]:
-    """What `as_rows` made rows of; each comes with its `file:line`."""
-    return [(field(row, "response", str, where), field(row, "passes", bool, where)) for where, row in rows]
+    """Samples from their file; each comes with its `file:line`."""
+    kinds: dict[str, type] = {"response": str, "passes": bool}
+    return [{name: field(row, name, kind, where) for name, kind in kinds.items()} for where, row in rows]
 
 
 def read_programs(args: Args, num_rows: int) -> list[Sample]:
@@ -216,8 +213,8 @@ def pairs_that_pass(rows: list[Demonstration], samples: list[Sample]) -> list[Pa
 
     The compiler has decided the others already, and what the policy knows by heart teaches nothing.
     """
-    both = zip(rows, samples, strict=True)
-    return [(row, text) for row, (text, passes) in both if passes and text != row.record["response"]]
+    both = ((row, sample["response"]) for row, sample in zip(rows, samples, strict=True) if sample["passes"])
+    return [(row, text) for row, text in both if text != row.record["response"]]
 
 
 def pair_loss(model: Discriminator, rows: list[Pair]) -> tuple[Tensor, Tensor]:
@@ -302,11 +299,12 @@ def main(args: Args) -> dict[str, float]:
         if run.main:
             run.opened()
         if run.main and samples:
-            write_jsonl(args.out / "generated.jsonl", as_rows(samples))
+            write_jsonl(args.out / "generated.jsonl", samples)
         run.save(0)  # the samples are safe; and without any steps, this is the discriminator
         if run.main:
             (args.out / SAMPLING).unlink(missing_ok=True)
-    rate = f"; {fmean(passes for _, passes in samples):.1%} of the policy's programs pass the checks" if samples else ""
+    passing = [row["passes"] for row in samples]
+    rate = f"; {fmean(passing):.1%} of the policy's programs pass the checks" if samples else ""
     run.print(
         f"Discriminator: {sum(p.numel() for p in model.parameters()):,} parameters, {num_triplet_steps} steps on "
         f"triplets of {len(programs.anchors):,} programs for {len(programs.problems):,} problems, {num_pair_steps} on "
@@ -346,7 +344,7 @@ def main(args: Args) -> dict[str, float]:
         measured = evaluate(model, held_out, pair_loss, 2, args.micro_batch_size, args.dtype) / max(len(held_out), 1)
         summary["validation_loss"], summary["validation_accuracy"] = measured.tolist()
         summary["num_validation_pairs"] = len(held_out)
-        summary["compile_rate"] = fmean(passes for _, passes in samples)
+        summary["compile_rate"] = fmean(passing)
         run.print(
             f"Discriminator: tells the policy's program from the written one in {summary['validation_accuracy']:.1%} "
             f"of {len(held_out)} validation pairs that both pass"

@@ -32,11 +32,9 @@ def rename_variables(program: str, language: str, rng: Random) -> str:
             taken.add(names[name])
     source = program.encode("utf-8", "surrogatepass")
     spans = sorted((start, end, names[name]) for name in names for start, end in places[name])
-    pieces, done = [], 0
-    for start, end, other in spans:
-        pieces += [source[done:start], other.encode()]
-        done = end
-    return b"".join([*pieces, source[done:]]).decode("utf-8", "surrogatepass")
+    for start, end, other in reversed(spans):
+        source = source[:start] + other.encode() + source[end:]
+    return source.decode("utf-8", "surrogatepass")
 
 
 def java_variables(program: str) -> dict[str, list[tuple[int, int]]]:
