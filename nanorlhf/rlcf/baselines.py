@@ -1,8 +1,4 @@
-"""BipolarRamp and CodeRL, as tensors: two other ways to learn from a compiler. [RLCF section 6.3]
-
-Both take one gradient step on a rollout of the current policy, where PPO's ratio is 1 and the gradient of -A * ratio is
-that of -A * log p: so each is a choice of A in PPO's own loop, beside a second loss of its own.
-"""
+"""BipolarRamp and CodeRL, as tensors: two other choices of A in PPO's loss. [RLCF section 6.3]"""
 
 import torch
 import torch.nn.functional as F

@@ -482,7 +482,7 @@ class NanoRlhfHarness {
         if (problem.isEmpty()) { // before `generate`, after which javac has forgotten the classes
             Set<String> closed = new HashSet<>(own.keySet());
             closed.removeIf(name -> !isClosed(task.getElements(), name, imports, List.of(callable.split(" "))));
-            stubs = stubs(task.getTypes(), own, closed, tests);
+            stubs = stubs(task, own, closed, tests);
             task.generate();
             problem = problems(found, crash, "");
         }
@@ -518,7 +518,7 @@ class NanoRlhfHarness {
     }
 
     /** Classes with the names and signatures of those that the tests mention, whose methods ask the program. */
-    private static String stubs(Types types, Map<String, TypeElement> own, Set<String> closed, String tests) {
+    private static String stubs(JavacTask task, Map<String, TypeElement> own, Set<String> closed, String tests) {
         Map<String, TypeElement> open = new HashMap<>(own);
         open.keySet().removeAll(closed);
         StringBuilder text = new StringBuilder();
@@ -527,7 +527,7 @@ class NanoRlhfHarness {
         while (!todo.isEmpty()) {
             String name = todo.poll();
             if (done.add(name)) {
-                String stub = stub(open.get(name), types, closed, false);
+                String stub = stub(open.get(name), task, closed, false);
                 text.append(stub);
                 todo.addAll(namesIn(stub, open.keySet()));
             }
@@ -555,35 +555,36 @@ class NanoRlhfHarness {
         return NAME.matcher(text).results().map(match -> match.group()).filter(among::contains).distinct().toList();
     }
 
-    private static String stub(TypeElement type, Types types, Set<String> closed, boolean nested) {
+    private static String stub(TypeElement type, JavacTask task, Set<String> closed, boolean nested) {
         String name = type.getSimpleName().toString();
         boolean inner = type.getNestingKind().isNested() && !type.getModifiers().contains(Modifier.STATIC);
+        String owner = "NanoRlhfTests.call(\"" + task.getElements().getBinaryName(type) + "\", \"";
         StringBuilder text = new StringBuilder(nested ? "public static class " : "class ").append(name);
         text.append(parameters(type.getTypeParameters())).append(" extends NanoRlhfTests.Remote {\n");
         text.append(name).append("(NanoRlhfTests.Handle handle) { super(handle); }\n");
         for (Element member : type.getEnclosedElements()) {
             boolean isStatic = member.getModifiers().contains(Modifier.STATIC);
-            String ask = "NanoRlhfTests.call(\"" + binaryName(type) + "\", \"" + member.getSimpleName() + "\", ";
+            String ask = owner + member.getSimpleName() + "\", ";
             String head = "";
             String body = "";
             if (member.getModifiers().contains(Modifier.PRIVATE)) {
                 continue;
             } else if (member instanceof TypeElement memberType) {
-                body = stub(memberType, types, closed, true);
+                body = stub(memberType, task, closed, true);
             } else if (member instanceof VariableElement && isStatic) {
                 head = "public static " + member.asType() + " " + member.getSimpleName();
                 body = " = (" + member.asType() + ") " + ask + "null, null);\n";
             } else if (member.getKind() == ElementKind.CONSTRUCTOR && type.getKind() == ElementKind.CLASS && !inner) {
                 ExecutableElement constructor = (ExecutableElement) member;
                 head = name + signature(constructor);
-                body = " { super(NanoRlhfTests.handle(" + ask + passed(constructor, types, "null") + ")); }\n";
+                body = " { super(NanoRlhfTests.handle(" + ask + passed(constructor, task.getTypes(), "null") + ")); }\n";
             } else if (member.getKind() == ElementKind.METHOD && !isOfObject((ExecutableElement) member)) {
                 ExecutableElement method = (ExecutableElement) member;
                 TypeMirror result = method.getReturnType();
                 head = "public " + (isStatic ? "static " : "") + parameters(method.getTypeParameters()) + " " + result
                     + " " + method.getSimpleName() + signature(method);
                 body = " { " + (result.getKind() == TypeKind.VOID ? "" : "return (" + result + ") ") + ask
-                    + passed(method, types, isStatic ? "null" : "this") + "; }\n";
+                    + passed(method, task.getTypes(), isStatic ? "null" : "this") + "; }\n";
             }
             if (namesIn(head, closed).isEmpty()) {
                 text.append(head).append(body);
@@ -598,11 +599,6 @@ class NanoRlhfHarness {
         int count = method.getParameters().size();
         return name.equals("equals") && count == 1 || name.equals("hashCode") && count == 0
             || Set.of("getClass", "finalize", "clone", "wait", "notify", "notifyAll").contains(name);
-    }
-
-    private static String binaryName(TypeElement type) {
-        String name = type.getSimpleName().toString();
-        return type.getEnclosingElement() instanceof TypeElement outer ? binaryName(outer) + "$" + name : name;
     }
 
     private static String parameters(List<? extends TypeParameterElement> parameters) {

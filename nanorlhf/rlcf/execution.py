@@ -162,7 +162,9 @@ def run_programs(
             )
     if language == "java":  # fill the caches before there are threads
         java_classes()
-        check_java(way)
+        command = f"{java_home()}/bin/java", *JVM, "-Xmx64m", "-version"
+        if problem := try_way(way, command, java_files())[1]:  # every program would seem to fail
+            raise InputError(f"programs can't run {command[0]} ({problem}): install a JDK below /usr.")
     else:
         python_interpreter(way)
     run_one = functools.partial(run_java if language == "java" else run_python, timeout, memory_mib)
@@ -211,9 +213,8 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
     with temporary_directory(worker.box) as box, temporary_directory(worker.box / "classes", uid) as classes:
         tests = run_all_tests(program.tests)
         texts = str(classes), program.code, tests, "\n".join(imports), " ".join(callable_names)
-        problem, messages = prepare(worker, "java", texts)
-        if problem:
-            return Verdict(False, False, False, problem, messages, 0.0)
+        if rejected := prepare(worker, "java", texts):
+            return rejected
         launcher = java_classes()
         command = [
             f"{java_home()}/bin/java", *JVM, f"-Xmx{memory_mib}m", f"-XX:MaxDirectMemorySize={memory_mib}m",
@@ -227,9 +228,9 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
 def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
     imports = [match.group().replace("\n", " ") for match in PYTHON_IMPORT.finditer(program.prefix)]
     callable_names = PYTHON_NAME.findall(program.prefix)
-    problem, messages = prepare(worker, "python", ("", "", program.tests, "\n".join(imports), " ".join(callable_names)))
-    if problem:
-        return Verdict(False, False, False, problem, messages, 0.0)
+    texts = "", "", program.tests, "\n".join(imports), " ".join(callable_names)
+    if rejected := prepare(worker, "python", texts):
+        return rejected
     with temporary_directory(worker.box) as box:
         script = box / "program.py"
         script.write_bytes(program.code.encode(errors="replace"))
@@ -452,8 +453,8 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
 
 
 # ---------------------------------------------------------------------------------------- 4. compilers, interpreters
-def prepare(worker: Worker, language: str, texts: Sequence[str]) -> tuple[str, str]:
-    """Have the harness compile the tests, and Java's program: ("", ""), or (reason, messages).
+def prepare(worker: Worker, language: str, texts: Sequence[str]) -> Verdict | None:
+    """Have the harness compile the tests, and Java's program; a verdict if they don't compile.
 
     texts   a request of execution.java
     Each worker keeps one harness, in its own sandbox: a cold start of javac takes ten times as long.
@@ -462,17 +463,19 @@ def prepare(worker: Worker, language: str, texts: Sequence[str]) -> tuple[str, s
         start_harness(worker, language)
     assert worker.harness is not None
     process = worker.harness[0]
+    reason = "compile_limit"
     try:
         deadline = time.monotonic() + COMPILE_SECONDS
         for text in texts:
             tell(process, text.encode(errors="replace"))
         messages = hear(process, deadline)[1].decode(errors="replace")
+        reason = "compile_error"
     except TimeoutError:
         stop_harness(worker)
-        return "compile_limit", f"the compiler did not answer within {COMPILE_SECONDS:g} s"
+        messages = f"the compiler did not answer within {COMPILE_SECONDS:g} s"
     except (EOFError, BrokenPipeError):
-        return "compile_limit", f"the compiler crashed {stop_harness(worker)}"
-    return ("compile_error" if messages else ""), messages[:TAIL]
+        messages = f"the compiler crashed {stop_harness(worker)}"
+    return Verdict(False, False, False, reason, messages[:TAIL], 0.0) if messages else None
 
 
 def start_harness(worker: Worker, language: str) -> None:
@@ -548,13 +551,6 @@ def java_home() -> str:
 
 def java_files() -> tuple[str, ...]:
     return java_home(), *glob.glob("/etc/java*")  # Debian keeps the JDK's settings there
-
-
-def check_java(way: str) -> None:
-    """Raise InputError if a JVM can't start in a sandbox: every program would seem to fail."""
-    problem = try_way(way, (f"{java_home()}/bin/java", *JVM, "-Xmx64m", "-version"), java_files())[1]
-    if problem:
-        raise InputError(f"programs can't run {java_home()}/bin/java ({problem}): install a JDK below /usr.")
 
 
 @functools.cache

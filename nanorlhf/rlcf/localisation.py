@@ -1,14 +1,8 @@
 """From an error's position in a program to the response token to blame for it. [RLCF alg 1, figure 13]
 
 The policy writes tokens, the compiler reads characters. A byte-level token is a run of bytes: it may hold only part of
-a character, and a character may take several tokens. So both are mapped to the bytes of the *sampled* ids; the text is
-never tokenised again, which could give other tokens. With `pieces = token_bytes(tokenizer)`, one row of the batch:
-
-    text = response_text(ids, pieces)
-    error = first_error(compiler.check([prefix + text + suffix])[0], len(prefix), len(prefix) + len(text))
-    index = len(ids) if error is None else error_token(character_ends(ids, pieces), error.last - len(prefix))
-
-where ids are those before EOS, and `truncate_at_error` then cuts the batch after each index.
+a character, and a character may take several tokens. So both are mapped to the bytes of the *sampled* ids before EOS;
+the text is never tokenised again, which could give other tokens. `pieces` is token_bytes(tokenizer).
 """
 
 from bisect import bisect_right
