@@ -25,7 +25,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
@@ -54,9 +54,10 @@ class Demonstration:
     record: dict  # the row as read
 
 
-@dataclass(frozen=True)
 class Scored(Demonstration):
-    score: float
+    @property
+    def score(self) -> float:
+        return float(self.record["score"])
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
 
 
 # ----------------------------------------------------------------------------------- 2. rows as ids
-# per row: `file:line`, the texts of its fields, its score or 0, whether it is a chat
-Texts = Iterator[tuple[str, list[str], float, bool]]
+# per row: `file:line`, the texts of its fields, whether it is a chat
+Texts = Iterator[tuple[str, list[str], bool]]
 
 
 def is_chat(record: dict, where: str) -> bool:
@@ -192,10 +193,9 @@ def load_demonstrations(
     max_response_length: int | None = None,
 ) -> "Rows[Demonstration]":
     """Read an sft file. Limits in tokens, None: no limit. Raises InputError for a longer row."""
-    names = "query", "response"
-    tokens = load_tokens(path, tokenizer, "demonstrations", partial(text_rows, names=names))
-    tokens.check_lengths(names, max_query_length, max_response_length)
-    return Rows(tokens, lambda ids, record, _: Demonstration(ids[0], ids[1], record))
+    names, limits = ("query", "response"), (max_query_length, max_response_length)
+    texts = partial(text_rows, names=names)
+    return load_rows(path, tokenizer, "demonstrations", Demonstration, texts, names, limits)
 
 
 def load_scored(
@@ -205,11 +205,9 @@ def load_scored(
     max_response_length: int | None,
 ) -> "Rows[Scored]":
     """Read a scored file. Limits as in `load_demonstrations`."""
-    names = "query", "response"
+    names, limits = ("query", "response"), (max_query_length, max_response_length)
     texts = partial(text_rows, names=names, has_score=True)
-    tokens = load_tokens(path, tokenizer, "scored", texts)
-    tokens.check_lengths(names, max_query_length, max_response_length)
-    return Rows(tokens, lambda ids, record, score: Scored(ids[0], ids[1], record, score))
+    return load_rows(path, tokenizer, "scored", Scored, texts, names, limits)
 
 
 def load_programs(
@@ -244,11 +242,11 @@ def load_programs(
                     "use a file per language."
                 )
             language_of_file = language
-            yield where, [query, response], 0.0, is_chat(record, where)
+            yield where, [query, response], is_chat(record, where)
 
-    tokens = load_tokens(path, tokenizer, "programs" if needs_response else "prompts", texts)
-    tokens.check_lengths(("query", "response"), max_query_length, max_response_length)
-    return Rows(tokens, lambda ids, record, _: Demonstration(ids[0], ids[1], record))
+    kind = "programs" if needs_response else "prompts"
+    names, limits = ("query", "response"), (max_query_length, max_response_length)
+    return load_rows(path, tokenizer, kind, Demonstration, texts, names, limits)
 
 
 def load_comparisons(
@@ -258,10 +256,10 @@ def load_comparisons(
     max_response_length: int | None,
 ) -> "Rows[Comparison]":
     """Read a comparisons file. Limits as in `load_demonstrations`."""
-    names = "query", "chosen", "rejected"
-    tokens = load_tokens(path, tokenizer, "comparisons", partial(text_rows, names=names))
-    tokens.check_lengths(names, max_query_length, max_response_length)
-    return Rows(tokens, lambda ids, record, _: Comparison(ids[0], ids[1], ids[2], record))
+    names = ("query", "chosen", "rejected")
+    limits = (max_query_length, max_response_length, max_response_length)
+    texts = partial(text_rows, names=names)
+    return load_rows(path, tokenizer, "comparisons", Comparison, texts, names, limits)
 
 
 def text_rows(
@@ -271,8 +269,9 @@ def text_rows(
     for where, record in records:
         query, *responses = filled_texts(record, names, where)
         chat = is_chat(record, where)
-        score = float(field(record, "score", float, where)) if has_score else 0.0
-        yield where, [query, *(with_blank(query, text, chat) for text in responses)], score, chat
+        if has_score:
+            field(record, "score", float, where)
+        yield where, [query, *(with_blank(query, text, chat) for text in responses)], chat
 
 
 def filled_texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
@@ -286,69 +285,25 @@ def filled_texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
 
 # --------------------------------------------------------------------------- 3. ids in a few arrays
 CACHE = ".tokens"  # directory next to the data
-CACHE_FORMAT = "2"  # a cache in another format is replaced
+CACHE_FORMAT = "3"  # a cache in another format is replaced
 CHUNK = 1024  # rows tokenised at once, on all cores
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """A tokenised file of N rows with F fields each, mapped from the cache: ranks share its memory.
+class Rows(Sequence[R]):
+    """The rows of a tokenised file, F fields each; a slice is another view of the same arrays.
 
-    A row's text is read from the file on demand.
+    The arrays, of all N rows of the file, are mapped from the cache: ranks share its memory. A
+    row's text is read from the file on demand.
     """
 
+    make: Callable[..., R]  # the ids of each field and the record as read -> the row
     path: Path
     file: BinaryIO
+    numbers: range  # rows of the file that are here, from 0
     ids: np.ndarray  # int32, of all fields of all rows, one after the other
     ends: np.ndarray  # (N, F) int64, where a field ends in `ids`
     lines: np.ndarray  # (N + 1,) int64, where a row's line begins in the file
-    scores: np.ndarray  # (N,) float64, 0 for rows without
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(N, F) tokens of each field."""
-        return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape)
-
-    def row(self, i: int) -> tuple[list[list[int]], dict, float]:
-        """The ids of each field of row i, the record as read, and the score."""
-        ends = self.ends[i].tolist()
-        starts = [int(self.ends[i - 1, -1]) if i else 0, *ends[:-1]]
-        ids = [self.ids[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
-        first, last = self.lines[i : i + 2].tolist()
-        self.file.seek(first)
-        record = parse_object(self.file.read(last - first), f"{self.path}:{i + 1}")
-        return ids, record, float(self.scores[i])
-
-    def check_lengths(
-        self, names: tuple[str, ...], max_query_length: int | None, max_response_length: int | None
-    ) -> None:
-        """Raise InputError for the first field that is longer than its limit; names: its fields."""
-        limits = [max_query_length] + [max_response_length] * (len(names) - 1)
-        lengths = self.lengths
-        too_long = np.argwhere(lengths > [math.inf if limit is None else limit for limit in limits])
-        for i, f in too_long[:1].tolist():
-            flag = "--max-query-length" if f == 0 else "--max-response-length"
-            raise InputError(
-                f"{self.path}:{i + 1}: the field {names[f]!r} has {lengths[i, f]} tokens (with a "
-                f"response's EOS), {flag} is {limits[f]}."
-            )
-
-
-class Rows(Sequence[R]):
-    """Rows of a tokenised file; a slice is another view of the same arrays.
-
-    make: the ids of a row's fields, its record and its score -> the row.
-    """
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        make: Callable[[list[list[int]], dict, float], R],
-        numbers: range | None = None,
-    ):
-        self.tokens = tokens
-        self.make = make
-        self.numbers = range(len(tokens.ends)) if numbers is None else numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -359,26 +314,38 @@ class Rows(Sequence[R]):
     def __getitem__(self, index: slice) -> "Rows[R]": ...
     def __getitem__(self, index: int | slice) -> "R | Rows[R]":
         if isinstance(index, slice):
-            return Rows(self.tokens, self.make, self.numbers[index])
-        return self.make(*self.tokens.row(self.numbers[index]))
+            return replace(self, numbers=self.numbers[index])
+        i = self.numbers[index]
+        ends = self.ends[i].tolist()
+        starts = [int(self.ends[i - 1, -1]) if i else 0, *ends[:-1]]
+        ids = [self.ids[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
+        first, last = self.lines[i : i + 2].tolist()
+        self.file.seek(first)
+        record = parse_object(self.file.read(last - first), f"{self.path}:{i + 1}")
+        return self.make(*ids, record)
 
     @property
     def lengths(self) -> np.ndarray:
-        """(rows, fields) tokens: query and response, or query, chosen and rejected."""
-        return self.tokens.lengths[np.asarray(self.numbers, dtype=np.int64)]
+        """(rows, F) tokens: query and response, or query, chosen and rejected."""
+        lengths = np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape)
+        return lengths[np.asarray(self.numbers, dtype=np.int64)]
 
 
-def load_tokens(
+def load_rows(
     path: str | Path,
     tokenizer: Tokenizer,
     kind: str,
+    make: Callable[..., R],
     texts: Callable[[Iterable[tuple[str, dict]]], Texts],
-) -> Tokens:
+    names: tuple[str, ...],
+    limits: tuple[int | None, ...],
+) -> Rows[R]:
     """Tokenise a file, or map the cache that an earlier start wrote; every rank calls it.
 
     Rank 0 does the work. The cache is named by kind and tokenizer; it is replaced if the file's
     SHA-256 differs, and written atomically. Where the cache can't be written, or another node
-    doesn't see it, rank 0 sends the arrays to the other ranks.
+    doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError for the first
+    field that has more tokens than its limit.
     """
     from nanorlhf import distributed  # imports PyTorch, which converters don't need
 
@@ -388,7 +355,16 @@ def load_tokens(
     file: BinaryIO = path.open("rb")
     if path.suffix == ".gz":
         file = io.BytesIO(gzip.decompress(file.read()))
-    return Tokens(path, file, **arrays)
+    rows = Rows(make, path, file, range(len(arrays["ends"])), **arrays)
+    lengths = rows.lengths
+    too_long = np.argwhere(lengths > [math.inf if limit is None else limit for limit in limits])
+    for i, f in too_long[:1].tolist():
+        flag = "--max-query-length" if f == 0 else "--max-response-length"
+        raise InputError(
+            f"{path}:{i + 1}: the field {names[f]!r} has {lengths[i, f]} tokens (with a "
+            f"response's EOS), {flag} is {limits[f]}."
+        )
+    return rows
 
 
 def map_cache(path: Path) -> dict[str, np.ndarray]:
@@ -410,7 +386,7 @@ def cached_tokens(
     kind: str,
     texts: Callable[[Iterable[tuple[str, dict]]], Texts],
 ) -> Path | dict[str, np.ndarray]:
-    """The file that caches the arrays of `Tokens`, or the arrays if it can't be written."""
+    """The file that caches the arrays of `Rows`, or the arrays if it can't be written."""
     for _ in iter_jsonl(path):  # raises InputError unless it is a regular file
         break
     with path.open("rb") as file:
@@ -449,19 +425,18 @@ def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 def tokenise(
     path: Path, tokenizer: Tokenizer, texts: Callable[[Iterable[tuple[str, dict]]], Texts]
 ) -> dict[str, np.ndarray]:
-    """The arrays of `Tokens`. Raises InputError for a broken row, and for two equal responses."""
+    """The arrays of `Rows`. Raises InputError for a broken row, and for two equal responses."""
     ids = [np.zeros(0, dtype=np.int32)]
     lengths: list[list[int]] = []
-    scores: list[float] = []
     rows = texts(iter_jsonl(path))
     while chunk := list(islice(rows, CHUNK)):
         queries: dict[bool, Iterator[list[int]]] = {}
         for chat in (False, True):
-            of_this_kind = [fields[0] for _, fields, _, kind in chunk if kind == chat]
+            of_this_kind = [fields[0] for _, fields, kind in chunk if kind == chat]
             queries[chat] = iter(tokenizer.encode_batch(of_this_kind, chat))
-        all_responses = [text for _, fields, _, _ in chunk for text in fields[1:]]
+        all_responses = [text for _, fields, _ in chunk for text in fields[1:]]
         encoded = iter(tokenizer.encode_responses(all_responses))
-        for where, fields, score, chat in chunk:
+        for where, fields, chat in chunk:
             query = next(queries[chat])
             responses = [next(encoded) for _ in fields[1:]]
             if tokenizer.pad_id in query:
@@ -472,15 +447,9 @@ def tokenise(
             row = [query, *(response + [tokenizer.eos_id] for response in responses)]
             ids.append(np.fromiter(chain.from_iterable(row), dtype=np.int32))
             lengths.append([len(field_ids) for field_ids in row])
-            scores.append(score)
     ends = np.array(lengths, dtype=np.int64).cumsum().reshape(len(lengths), -1)
     lines = np.array([0, *accumulate(len(line) for _, line in read_lines(path))], dtype=np.int64)
-    return {
-        "ids": np.concatenate(ids),
-        "ends": ends,
-        "lines": lines,
-        "scores": np.array(scores, dtype=np.float64),
-    }
+    return {"ids": np.concatenate(ids), "ends": ends, "lines": lines}
 
 
 # ------------------------------------------------------------------------------- 4. rows in batches

@@ -236,9 +236,9 @@ def test_a_row_takes_at_most_two_kilobytes(real_data, tmp_path):
     """Of the posts and summaries of TL;DR, with GPT-NeoX's tokenizer."""
     neox = real_data / "tokenizers" / "gpt_neox_20b" / "20B_tokenizer.json"
     tldr.main(tldr.Args(source=str(real_data / "tldr/reencoded/sft.jsonl"), out=tmp_path, tokenizer=str(neox)))
-    tokens = load_demonstrations(tmp_path / "sft.train.jsonl", load_tokenizer(neox), 512, 53).tokens
-    held = sum(array.nbytes for array in (tokens.ids, tokens.ends, tokens.lines, tokens.scores))
-    assert tokens.ids.dtype == "int32" and len(tokens.ends) > 1000 and held / len(tokens.ends) < 2048
+    rows = load_demonstrations(tmp_path / "sft.train.jsonl", load_tokenizer(neox), 512, 53)
+    held = sum(array.nbytes for array in (rows.ids, rows.ends, rows.lines))
+    assert rows.ids.dtype == "int32" and len(rows) > 1000 and held / len(rows) < 2048
 
 
 # ----------------------------------------------------------------------------------------------------------- the cache

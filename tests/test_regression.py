@@ -18,7 +18,11 @@ from tests.conftest import read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 
 EOS, PAD = 1, 99
-ROWS = [Scored([5, 6, 7], [8, 9, EOS], {}, -0.5), Scored([10], [11, EOS], {}, 0.0), Scored([4, 3], [EOS], {}, 2.0)]
+ROWS = [
+    Scored([5, 6, 7], [8, 9, EOS], {"score": -0.5}),
+    Scored([10], [11, EOS], {"score": 0.0}),
+    Scored([4, 3], [EOS], {"score": 2.0}),
+]
 
 
 @pytest.fixture(scope="module")
