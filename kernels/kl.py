@@ -47,8 +47,9 @@ def kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
     An id that the policy can't emit counts as 0; one that only the reference can't emit makes the
     KL infinite.
     """
-    if runs_triton(logits):
-        return KLDivergence.apply(logits, ref_logits)
+    needs_gradient = torch.is_grad_enabled() and logits.requires_grad
+    if runs_triton(logits) and not needs_gradient:
+        return kl_triton(logits, ref_logits)
     return stored_kl_divergence(logits, ref_logits)
 
 
@@ -89,31 +90,12 @@ def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------- Triton
-class KLDivergence(torch.autograd.Function):
-    """`stored_kl_divergence` in one pass over both logits, its gradient in one more."""
-
-    @staticmethod
-    def forward(ctx, logits, ref_logits):
-        V = logits.size(-1)
-        flat, ref_flat = logits.reshape(-1, V).contiguous(), ref_logits.reshape(-1, V).contiguous()
-        kl, normaliser, ref_normaliser = torch.empty(3, len(flat), device=flat.device)
-        if len(flat):
-            kl_forward_kernel[(len(flat),)](flat, ref_flat, kl, normaliser, ref_normaliser, V)
-        ctx.save_for_backward(flat, ref_flat, kl, normaliser, ref_normaliser)
-        return kl.view(logits.shape[:-1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_kl):
-        flat, ref_flat, kl, normaliser, ref_normaliser = ctx.saved_tensors
-        V = flat.size(-1)
-        grad = torch.empty_like(flat)
-        flat_grad_kl = grad_kl.reshape(-1).contiguous()
-        if len(flat):
-            kl_backward_kernel[lambda meta: (len(flat), triton.cdiv(V, meta["BLOCK_V"]))](
-                flat, ref_flat, kl, normaliser, ref_normaliser, flat_grad_kl, grad, V
-            )
-        return grad.view(*grad_kl.shape, V), None
+def kl_triton(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """For a GPU: one pass over both logits, one program per row, without a gradient."""
+    kl = torch.empty(logits.shape[:-1], device=logits.device)
+    if kl.numel():
+        kl_kernel[(kl.numel(),)](logits.contiguous(), ref_logits.contiguous(), kl, logits.size(-1))
+    return kl
 
 
 if triton is not None:
@@ -127,12 +109,10 @@ if triton is not None:
 
     @triton.autotune(ROWS, key=["V"])
     @triton.jit
-    def kl_forward_kernel(
+    def kl_kernel(
         logits,  # (N, V)
         ref_logits,  # (N, V)
         kl,  # (N,) out
-        normalisers,  # (N,) out
-        ref_normalisers,  # (N,) out
         V,
         BLOCK_V: tl.constexpr,
     ):
@@ -165,29 +145,3 @@ if triton is not None:
         z_p = best_p + tl.log(sum_p)
         z_q = best_q + tl.log(tl.sum(total_q * tl.exp(top_q - best_q), 0))
         tl.store(kl + row, tl.sum(tl.where(scale > 0, moment * scale, 0.0), 0) / sum_p - z_p + z_q)
-        tl.store(normalisers + row, z_p)
-        tl.store(ref_normalisers + row, z_q)
-
-    @triton.autotune(ROWS, key=["V"])
-    @triton.jit
-    def kl_backward_kernel(
-        logits,  # (N, V)
-        ref_logits,  # (N, V)
-        kl,  # (N,)
-        normalisers,  # (N,)
-        ref_normalisers,  # (N,)
-        grad_kl,  # (N,)
-        grad,  # (N, V) out
-        V,
-        BLOCK_V: tl.constexpr,
-    ):
-        row = tl.program_id(0).to(tl.int64)
-        ids = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-        logit = tl.load(logits + row * V + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-        ref = tl.load(ref_logits + row * V + ids, mask=ids < V, other=0.0).to(tl.float32)
-        log_p = tl.where(logit > -1e30, logit, -1e30) - tl.load(normalisers + row)
-        log_q = ref - tl.load(ref_normalisers + row)
-        p = tl.where(logit > -1e30, tl.exp(log_p), 0.0)
-        result = tl.where(p > 0, p * (log_p - log_q - tl.load(kl + row)), 0.0)
-        result *= tl.load(grad_kl + row)
-        tl.store(grad + row * V + ids, result.to(grad.dtype.element_ty), mask=ids < V)

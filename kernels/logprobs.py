@@ -65,17 +65,6 @@ def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logprobs, entropy
 
 
-def stored_linear_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """The same from hidden states, as `linear_logprobs`."""
-    return stored_logprobs(wide_linear(hidden, weight, bias) / temperature, labels)
-
-
 # --------------------------------------------------------------- the blocked form, and its gradient
 class LinearLogprobs(torch.autograd.Function):
     """All rows at once, the vocabulary in blocks: BLAS products on a CPU, tiles on a GPU."""
@@ -94,7 +83,8 @@ class LinearLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logprobs, grad_entropy):
-        hidden, weight, labels, bias, normaliser, entropy = ctx.saved_tensors
+        *inputs, normaliser, entropy = ctx.saved_tensors
+        hidden, weight, labels, bias = inputs
         for_hidden, for_weight, _, for_bias, _ = ctx.needs_input_grad
         V = len(weight)
         if grad_logprobs is None:
@@ -109,18 +99,7 @@ class LinearLogprobs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if for_bias else None
         backward = linear_backward_triton if runs_triton(hidden) else linear_backward_cpu
         for ids in vocabulary_blocks(hidden, V):
-            grad = backward(
-                hidden,
-                weight,
-                labels,
-                bias,
-                ctx.temperature,
-                normaliser,
-                entropy,
-                grads,
-                ids,
-                ctx.kept,
-            )
+            grad = backward(*inputs, ctx.temperature, normaliser, entropy, grads, ids, ctx.kept)
             if for_bias:
                 grad_bias[ids] = grad.sum(0)
             grad = grad.to(hidden.dtype)
@@ -200,15 +179,12 @@ def linear_backward_cpu(
     normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice,
     kept: list | None,
 ) -> Tensor:  # fmt: skip
-    """d loss / d (hidden @ weight.T), (N, v), for a block of ids."""
+    """d loss / d (hidden @ weight.T), (N, v), for a block of ids, in the memory of its logits.
+
+    g_l * (onehot - p) - g_e * p * (log p + entropy)
+    """
     logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, ids)
-    return gradient_(logits.sub_(normaliser[:, None]), labels, entropy, grads, ids)
-
-
-def gradient_(
-    log_p: Tensor, labels: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice
-) -> Tensor:
-    """log_p (N, v) of a block -> g_l * (onehot - p) - g_e * p * (log p + entropy), in place."""
+    log_p = logits.sub_(normaliser[:, None])
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     if grad_entropy is None:
         grad = log_p.exp_().mul_(-grad_logprobs)

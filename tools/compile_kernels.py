@@ -42,10 +42,9 @@ def compile_kernel(kernel, architecture: int, dtype: str, settings: dict, num_wa
 
 def main(architecture: int, which: int) -> None:
     compile_kernel(gae.gae_kernel, architecture, "fp32", {"BLOCK": gae.BLOCK})
-    for tuner in (kl.kl_forward_kernel, kl.kl_backward_kernel):
-        for dtype in ("fp32", "bf16"):
-            config = tuner.configs[which]
-            compile_kernel(tuner.fn, architecture, dtype, config.kwargs, config.num_warps)
+    for dtype in ("fp32", "bf16"):
+        config = kl.kl_kernel.configs[which]
+        compile_kernel(kl.kl_kernel.fn, architecture, dtype, config.kwargs, config.num_warps)
     for tuner, more in (
         (logprobs.linear_forward_kernel, {"SPLIT": logprobs.SPLIT}),
         (logprobs.linear_backward_kernel, {}),

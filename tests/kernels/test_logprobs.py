@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels.logprobs
 from kernels import linear_logprobs
-from kernels.logprobs import stored_linear_logprobs, stored_logprobs
+from kernels.linear import wide_linear
+from kernels.logprobs import stored_logprobs
 from tests.conftest import GPU
 
 CUDA = torch.cuda.is_available()
@@ -37,6 +38,11 @@ def way(request, monkeypatch) -> str:
 
 def to_device(way: str, *tensors: Tensor | None) -> list[Tensor | None]:
     return [t if t is None else t.to("cuda" if way == "triton" and CUDA else "cpu") for t in tensors]
+
+
+def stored_linear_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, bias=None, temperature: float = 1.0):
+    """The specification from hidden states, as `linear_logprobs`."""
+    return stored_logprobs(wide_linear(hidden, weight, bias) / temperature, labels)
 
 
 def float64_table(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
