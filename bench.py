@@ -53,7 +53,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
-from nanorlhf.launch import die_with_parent, keep_freed_memory
+from nanorlhf.launch import die_with_parent
 from nanorlhf.model import GPT, GPTConfig, KVCache
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
@@ -248,7 +248,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
         """A cache that grows by concatenation, F.softmax and torch.multinomial."""
         with plain_products(), autocast:
             cache = GrowingCache(shape.config, query_mask, T, dtype)
-            hidden = model(query, query_mask, cache)[:, -1]
+            hidden = model(query, query_mask, cache=cache)[:, -1]
             for t in range(T):
                 probabilities = (model.logits(hidden).float() / 0.7).softmax(-1)
                 token = torch.multinomial(probabilities, 1)  # (B, 1)
@@ -481,14 +481,11 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
 
 def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
     times: list[float] = []
-    if processes == 1:
-        trl_updates(args, directory, times)
-    else:
-        launch.fork_ranks(partial(trl_updates, args, directory, times, processes), processes)
+    launch.run(partial(trl_updates, args, directory, times, processes), args.device, processes)
     return times[-1] - times[-2], peak_of_process()
 
 
-def trl_updates(args: Args, directory: Path, times: list[float], processes: int = 1) -> None:
+def trl_updates(args: Args, directory: Path, times: list[float], processes: int) -> None:
     """Two updates of TRL's trainer; appends when each ended."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForSequenceClassification, TrainerCallback
@@ -638,9 +635,6 @@ def print_table(rows: list[dict]) -> None:
 
 
 def main(args: Args) -> None:
-    device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: this PyTorch sees no CUDA device; use cpu.")
     if args.quick and (args.shape, args.parts, args.rounds) != (Args.shape, Args.parts, Args.rounds):
         raise InputError("--quick chooses --shape, --parts and --rounds: leave them out.")
     if args.rounds < 1:
@@ -656,9 +650,8 @@ def main(args: Args) -> None:
             raise InputError("--parts compile: there is no javac: install a JDK 17 or later, or name other parts.")
         print("compile is skipped: there is no javac; install a JDK 17 or later to measure it")
         args = replace(args, parts=tuple(part for part in args.parts if part != "compile"))
+    device = launch.setup(args.device)
     args = replace(args, device=device.type)
-    if device.type == "cpu":
-        keep_freed_memory()  # for all ways that run in this process
     parts = {
         "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "ppo": bench_ppo,
         "compile": bench_compile,

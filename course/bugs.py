@@ -89,7 +89,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     # --------------------------------------------------------------------------------------------------------- sampling
     Bug(
-        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:next_token",
+        name="sampler-forgets-the-temperature", level=1, where="nanorlhf.generate:generate.sample",
         old="logits.div_(temperature or 1.0)", new="",
         symptom="policy/sampler_gap is large, the entropy of the samples is too high, and the KL starts below 0.",
         cause="The rollout samples at temperature 1; log-probabilities are taken at --temperature.",

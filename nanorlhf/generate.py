@@ -1,8 +1,4 @@
-"""Sample responses: draw one token, then decode with a KV cache, one token per step and row.
-
-`for_sampling` prepares a model that only samples. `sample_answers` samples several responses to
-each query of a list, for evaluations and for generating data.
-"""
+"""Sample responses: draw one token, then decode with a KV cache, one token per step and row."""
 
 from dataclasses import dataclass
 
@@ -10,49 +6,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from kernels.cuda_graph import CAPTURE_PAYS, Replay, replays
+from kernels.cuda_graph import CAPTURE_PAYS, Replay
 from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, cast_head, is_worth_packing, matmul_dtype
 from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache, Linear
-from nanorlhf.padding import left_pad, micro_batches
+from nanorlhf.padding import left_pad
 from nanorlhf.peft import merge
 from nanorlhf.tokenizer import Tokenizer
 
 
-# -------------------------------------------------------------------------------- 1. draw one token
-def next_token(
-    logits: Tensor,
-    uniforms: Tensor,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    context: Tensor | None,
-    no_repeat_ngram_size: int,
-    filtered_logprobs: bool,
-) -> tuple[Tensor, Tensor]:
-    """Sample an id per row: -> ids (B, 1) and their log-probabilities (B, 1); see `generate`.
-
-    logits (B, V), which are overwritten, uniforms (B, 1); context (B, L), the ids so far, for the
-    n-gram ban.
-    """
-    logits.div_(temperature or 1.0)
-    normaliser = logits.logsumexp(-1, keepdim=True)  # (B, 1)
-    filtered = logits
-    if context is not None:
-        filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
-    if temperature == 0:
-        token = filtered.argmax(-1, keepdim=True)
-    else:
-        filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
-        token = draw((filtered - normaliser).exp_(), uniforms)
-    if filtered_logprobs and filtered is not logits:
-        logits = filtered
-        normaliser = logits.logsumexp(-1, keepdim=True)
-    return token, logits.gather(1, token) - normaliser
-
-
+# ----------------------------------------------------------------------- 1. draw one token per row
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse-CDF sampling: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
@@ -166,7 +131,6 @@ def generate(
     """
     B = len(query)
     device = query.device
-    on_gpu = replays(device)
     if uniforms is None:
         uniforms = torch.rand(
             (B, max_new_tokens),
@@ -187,25 +151,29 @@ def generate(
         token=query[:, -1:].clone(),
         ended=torch.zeros((B, 1), dtype=torch.bool, device=device),
         t=torch.zeros(1, dtype=torch.long, device=device),
-        cache=model.transformer.cache(query_mask, max_new_tokens, dtype, fixed_shape=on_gpu),
+        cache=model.transformer.cache(query_mask, max_new_tokens, dtype),
     )
 
     def sample(hidden: Tensor) -> None:
         """hidden (b, C) -> the next token of each row, written in place."""
-        context = None
+        logits = model.logits(hidden, head).float()  # (b, V)
+        logits.div_(temperature or 1.0)
+        normaliser = logits.logsumexp(-1, keepdim=True)  # (b, 1)
+        filtered = logits
         if no_repeat_ngram_size:
             num_written = live.cache.length - live.cache.prefill
             context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
-        token, logprob = next_token(
-            model.logits(hidden, head).float(),
-            live.uniforms.index_select(1, live.t),
-            temperature,
-            top_k,
-            top_p,
-            context,
-            no_repeat_ngram_size,
-            filtered_logprobs,
-        )
+            filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
+        if temperature == 0:
+            token = filtered.argmax(-1, keepdim=True)
+        else:
+            filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
+            uniforms_now = live.uniforms.index_select(1, live.t)  # (b, 1)
+            token = draw((filtered - normaliser).exp_(), uniforms_now)
+        if filtered_logprobs and filtered is not logits:
+            logits = filtered
+            normaliser = logits.logsumexp(-1, keepdim=True)
+        logprob = logits.gather(1, token) - normaliser
         live.token.copy_(token)
         live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
         live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
@@ -216,7 +184,8 @@ def generate(
     def step() -> None:
         sample(model(live.token, cache=live.cache)[:, -1])
 
-    sample(model(query, query_mask, live.cache, last=1)[:, -1])
+    sample(model(query, query_mask, cache=live.cache, last=1)[:, -1])
+    on_gpu = live.cache.fixed_shape
     # A GPU seldom asks whether rows have ended, and seldom drops them: both interrupt its replays.
     ask_every, drop_at = (8, 3 / 4) if on_gpu else (1, 1 / 4)
     replay = Replay(step)
@@ -299,15 +268,14 @@ def sample_answers(
     query = left_pad(queries, tokenizer.pad_id).to(policy.lm_head.weight.device)
     query = query.repeat_interleave(num_samples, dim=0)  # (B, Q)
     sampler = for_sampling(policy, "same")
-    batches = [
-        *zip(micro_batches(query, batch_size), micro_batches(uniforms, batch_size), strict=True)
-    ]
+    starts = range(0, len(query), batch_size)
     responses = []
-    for some_queries, some_uniforms in tqdm(batches, desc="answers", unit=" batches", leave=False):
+    for start in tqdm(starts, desc="answers", unit=" batches", leave=False):
+        rows = slice(start, start + batch_size)
         response, _ = generate(
             sampler,
-            some_queries,
-            some_queries != tokenizer.pad_id,
+            query[rows],
+            query[rows] != tokenizer.pad_id,
             max_new_tokens,
             temperature,
             top_k,
@@ -315,7 +283,7 @@ def sample_answers(
             no_repeat_ngram_size,
             tokenizer.eos_id,
             tokenizer.pad_id,
-            uniforms=some_uniforms,
+            uniforms=uniforms[rows],
         )
         responses.append(response)
     return query, torch.cat(responses)

@@ -1,8 +1,7 @@
 """One GPT, by hand: GPT-2, Pythia, CodeGen, Llama, Mistral and Qwen are settings of `GPTConfig`.
 
-Top to bottom: settings, positions, masks, attention, MLP, block, trunk, and the two models built on
-the trunk: `GPT` with a head over the vocabulary, `ScalarModel` with one number per token (reward
-and value model).
+Two models are built on the trunk: `GPT` with a head over the vocabulary, `ScalarModel` with one
+number per token (reward and value model).
 
 There is no dropout: the policy that samples and the policy that is trained would differ, the ratio
 in PPO's first epoch would not be 1, and the KL would be noise. [N+ 7]
@@ -30,6 +29,7 @@ from kernels.attention import (
     rotated_heads,
     split_heads,
 )
+from kernels.cuda_graph import replays
 from kernels.linear import Packed, cast, cast_head, linear, matmul_dtype, wide_linear
 
 
@@ -245,12 +245,11 @@ class KVCache:
         query_mask: Tensor,
         num_new: int,
         dtype: torch.dtype,
-        fixed_shape: bool = False,
     ):
         B, Q = query_mask.shape
         device = query_mask.device
         self.config = config
-        self.fixed_shape = fixed_shape or query_mask.is_cuda
+        self.fixed_shape = replays(device)
         self.length = 0  # tokens in the cache; the model advances it after each call
         self.prefill = Q  # of these, those of the first call
         shape = (config.n_layer, B, config.kv_heads, Q + num_new, config.head_width)
@@ -321,27 +320,14 @@ class KVCache:
 class Linear(nn.Linear):
     """`nn.Linear` through `kernels.linear`, followed by an activation."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: str | None = None,
-        activation: str | None = None,
-    ):
-        super().__init__(in_features, out_features, bias, device)
-        self.activation = activation
+    activation: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, self.activation)
 
 
 def param_like(weight: Tensor, values: Tensor) -> nn.Parameter:
-    """A new parameter with the device and dtype of `weight`.
-
-    A weight that has not been read from its file is on the meta device: the new one stays where it
-    is.
-    """
+    """A new parameter with the dtype of `weight` and, unless that is not read yet, its device."""
     return nn.Parameter(values.to(weight.dtype) if weight.is_meta else values.to(weight))
 
 
@@ -431,9 +417,10 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        C, bias, gated = config.d_model, config.mlp_bias, config.gated_mlp
-        self.gate = Linear(C, config.d_mlp, bias, activation=config.activation) if gated else None
-        self.up = Linear(C, config.d_mlp, bias, activation=None if gated else config.activation)
+        C, bias = config.d_model, config.mlp_bias
+        self.gate = Linear(C, config.d_mlp, bias) if config.gated_mlp else None
+        self.up = Linear(C, config.d_mlp, bias)
+        (self.gate or self.up).activation = config.activation
         self.down = Linear(config.d_mlp, C, bias)
         if config.adapter_size:
             self.down = AdaptedLinear(self.down, config.adapter_size)
@@ -516,11 +503,9 @@ class Transformer(nn.Module):
             for layer in (block.attention.out, block.mlp.down):
                 nn.init.normal_(layer.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
-    def cache(
-        self, query_mask: Tensor, num_new: int, dtype: torch.dtype, fixed_shape: bool = False
-    ) -> KVCache:
+    def cache(self, query_mask: Tensor, num_new: int, dtype: torch.dtype) -> KVCache:
         """A new cache for queries (B, Q) and num_new tokens after each of them."""
-        return KVCache(self.config, query_mask, num_new, dtype, fixed_shape)
+        return KVCache(self.config, query_mask, num_new, dtype)
 
     def forward(
         self,
@@ -600,10 +585,7 @@ class GPT(nn.Module):
 
     @property
     def head_bias(self) -> Tensor | None:
-        """(V,) added to hidden @ lm_head.weight.T: the head's bias, -inf at forbidden ids.
-
-        None: there is nothing to add.
-        """
+        """(V,) added to hidden @ lm_head.weight.T, -inf at forbidden ids; None: nothing to add."""
         bias = self.lm_head.bias
         if self.forbidden is None:
             return bias
@@ -611,17 +593,9 @@ class GPT(nn.Module):
             bias = torch.zeros_like(self.forbidden, dtype=torch.float)
         return bias.masked_fill(self.forbidden, -torch.inf)
 
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        last: int | None = None,
-        query_length: Tensor | int | None = None,
-        branch: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None, **others: Any) -> Tensor:
         """ids, mask (B, L) -> hidden (B, L, C), the LM head's input; see `Transformer.forward`."""
-        hidden = self.transformer(ids, mask, cache, last, query_length, branch)
+        hidden = self.transformer(ids, mask, **others)
         return hidden if self.config.head_scale == 1 else hidden * self.config.head_scale
 
     def logits(self, hidden: Tensor, head: Tensor | Packed | None = None) -> Tensor:
@@ -653,19 +627,12 @@ class ScalarModel(nn.Module):
         # the weights
         self.register_buffer("reward_bias", torch.zeros(()))
 
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        last: int | None = None,
-        query_length: Tensor | int | None = None,
-        branch: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None, **others: Any) -> Tensor:
         """ids, mask (B, L) -> scores (B, L), or (B, last), in float32, one per token.
 
         The caller picks those that count; takes the arguments of `Transformer.forward`.
         """
-        hidden = self.transformer(ids, mask, last=last, query_length=query_length, branch=branch)
+        hidden = self.transformer(ids, mask, **others)
         # in bf16, scores within 0.4% of each other would tie
         with torch.autocast(hidden.device.type, enabled=False):
             return self.score(hidden.float()).squeeze(-1) - self.reward_bias

@@ -10,33 +10,22 @@ import torch
 from torch import Tensor
 
 from nanorlhf.dataset import Comparison
-from nanorlhf.model import position_ids
-
-__all__ = [
-    "JoinedPairs",
-    "first_true_index",
-    "join_pairs",
-    "left_pad",
-    "micro_batches",
-    "position_ids",
-    "right_pad",
-]
 
 
-def left_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
-    """Rows of ids -> (B, length), padded on the left; length None: the longest row's.
+def left_pad(rows: list[list[int]], pad_id: int) -> Tensor:
+    """Rows of ids -> (B, length of the longest), padded on the left.
 
     >>> left_pad([[5, 6], [7]], pad_id=0)
     tensor([[5, 6],
             [0, 7]])
     """
-    length = max(map(len, rows)) if length is None else length
+    length = max(map(len, rows))
     return torch.tensor([[pad_id] * (length - len(row)) + row for row in rows], dtype=torch.long)
 
 
-def right_pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> Tensor:
-    """Rows of ids -> (B, length), padded on the right; length None: the longest row's."""
-    length = max(map(len, rows)) if length is None else length
+def right_pad(rows: list[list[int]], pad_id: int) -> Tensor:
+    """Rows of ids -> (B, length of the longest), padded on the right."""
+    length = max(map(len, rows))
     return torch.tensor([row + [pad_id] * (length - len(row)) for row in rows], dtype=torch.long)
 
 

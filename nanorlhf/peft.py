@@ -99,8 +99,9 @@ class LoRALinear(Linear):
 
     def __init__(self, layer: Linear, rows: list[slice], rank: int, alpha: float):
         K, N, has_bias = layer.in_features, layer.out_features, layer.bias is not None
-        super().__init__(K, N, has_bias, device="meta", activation=layer.activation)
+        super().__init__(K, N, has_bias, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
+        self.activation = layer.activation
         self.rows, self.rank, self.alpha = rows, rank, alpha
         self.downs, self.ups = nn.ParameterList(), nn.ParameterList()
         for some in rows:
@@ -133,8 +134,9 @@ class LoRALinear(Linear):
     def without_updates(self) -> Linear:
         """The layer that was replaced, with the same weights."""
         has_bias = self.bias is not None
-        layer = Linear(self.in_features, self.out_features, has_bias, "meta", self.activation)
+        layer = Linear(self.in_features, self.out_features, has_bias, device="meta")
         layer.weight, layer.bias = self.weight, self.bias
+        layer.activation = self.activation
         return layer
 
 

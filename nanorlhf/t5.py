@@ -1,9 +1,8 @@
 """T5 by hand: an encoder reads the query, a decoder writes the response. CodeT5 is one.
 
-Top to bottom: settings, relative positions, cross-attention, the decoder's block, its cache, and
-the trunk. All else is the GPT's with other settings: RMS norms, no biases, and attention logits
-that are not divided by sqrt(D). `GPT` and `ScalarModel` put their heads on this trunk too. (Raffel
-et al. 2020)
+What is not here is the GPT's with other settings: RMS norms, no biases, and attention logits that
+are not divided by sqrt(D). `GPT` and `ScalarModel` put their heads on this trunk too. (Raffel et
+al. 2020)
 
     query    q q q  -> encoder, each token sees all others   -> memory (B, Q, C)
     decoder  S a b  -> causal, and cross-attention to memory -> hidden states that predict a, b, ...
@@ -182,33 +181,19 @@ class DecoderBlock(Block):
 
 
 class DecoderCache(KVCache):
-    """The decoder's keys and values, as in a GPT, and the query's, made in the first call.
+    """The decoder's keys and values, as in a GPT, and the query's, made in the first call."""
 
-    The first call takes the query and gives the decoder its start; each later one takes one token
-    per row.
-    """
-
-    def __init__(
-        self,
-        config: T5Config,
-        query_mask: Tensor,
-        num_new: int,
-        dtype: torch.dtype,
-        fixed_shape: bool = False,
-    ):
+    def __init__(self, config: T5Config, query_mask: Tensor, num_new: int, dtype: torch.dtype):
         decoder = replace(config, n_layer=config.num_decoder_blocks)
         start = torch.ones_like(query_mask[:, :1])
-        super().__init__(decoder, start, num_new, dtype, fixed_shape)
+        super().__init__(decoder, start, num_new, dtype)
         self.memory: list[tuple[Tensor, Tensor]] = []  # by layer, (B, H, Q, D) each
         # set by the first call
         self.relative = torch.empty(0)  # (1, H, N, N)
         self.memory_bias = torch.empty(0)  # (B, H, 1, Q)
 
     def next_bias(self) -> Tensor:
-        """What is added to the next token's attention logits: positions, -inf where nothing is yet.
-
-        (B, H, 1, N)
-        """
+        """(B, H, 1, N), added to the next token's attention logits; -inf where nothing is yet."""
         _, _, biases = self.next_token()
         return biases[0] + self.relative.index_select(2, self.at)[..., : self.end]
 
@@ -254,10 +239,8 @@ class EncoderDecoder(Transformer):
                 block.cross.q.weight *= D**-0.5
                 block.cross.out.weight /= math.sqrt(2 * self.config.n_layer)
 
-    def cache(
-        self, query_mask: Tensor, num_new: int, dtype: torch.dtype, fixed_shape: bool = False
-    ) -> DecoderCache:
-        return DecoderCache(self.config, query_mask, num_new, dtype, fixed_shape)
+    def cache(self, query_mask: Tensor, num_new: int, dtype: torch.dtype) -> DecoderCache:
+        return DecoderCache(self.config, query_mask, num_new, dtype)
 
     def enclosed(self, query: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
         """query and query_mask (B, Q), padded on either side -> the same with start and end ids.

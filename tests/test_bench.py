@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def moment(monkeypatch):
     monkeypatch.setitem(bench.SHAPES, "tiny", bench.Shape(1, 16, 2, 40, 8, 5, 4))
-    monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(bench.launch, "keep_freed_memory", lambda: None)
     monkeypatch.setitem(bench.COPIED, "cpu", 1000)
     monkeypatch.setitem(bench.MULTIPLIED, "cpu", 16)
     return bench.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
@@ -140,14 +140,15 @@ def test_the_peak_is_what_is_held_at_once():
     assert bench.peak_bytes(two_at_once, torch.device("cpu")) == 2_000_000
 
 
-def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt):
+def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt, monkeypatch):
     ids = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
     results = []
     for kind, whole in ((bench.GrowingCache, False), (bench.GrowingCache, True), (bench.KVCache, False)):
-        cache = kind(tiny_gpt.config, mask, 4, torch.float32, fixed_shape=whole)  # True, as on a GPU
+        monkeypatch.setattr("nanorlhf.model.replays", lambda device, whole=whole: whole)  # True, as on a GPU
+        cache = kind(tiny_gpt.config, mask, 4, torch.float32)
         with torch.no_grad():
-            tiny_gpt(ids[:, :5], mask, cache)
+            tiny_gpt(ids[:, :5], mask, cache=cache)
             results.append(torch.cat([tiny_gpt(ids[:, i : i + 1], cache=cache) for i in range(5, 9)], dim=1))
     for result in results[:2]:
         assert torch.allclose(result, results[2], atol=1e-6)
@@ -157,7 +158,7 @@ def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt):
     ("change", "words"),
     [
         ({"rounds": 0}, "--rounds 0"),
-        ({"device": "cuda"}, "no CUDA device"),
+        ({"device": "cuda"}, "--device cuda:0: PyTorch sees 0 CUDA devices"),
         ({"json": "missing/dir/speed.json"}, "does not exist"),
         ({"peers": True, "shape": "124m", "parts": ("ppo",)}, "--peers"),
     ],

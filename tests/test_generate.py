@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels.linear
-import nanorlhf.generate
+import nanorlhf.model
 from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, onednn_matmul
 from kernels.processor import has_int8_products
@@ -164,7 +164,7 @@ def test_a_device_writes_what_full_forward_passes_say(tiny_gpt, device):
 @pytest.fixture
 def emulated(monkeypatch):
     """The loop of a GPU on the CPU; returns the graphs that were captured."""
-    monkeypatch.setattr(nanorlhf.generate, "replays", lambda device: True)
+    monkeypatch.setattr(nanorlhf.model, "replays", lambda device: True)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", fake_graph)
     monkeypatch.setattr(FakeGraph, "captured", [])
@@ -184,7 +184,7 @@ def test_a_capture_has_to_pay_for_itself(tiny_gpt, emulated, T, num_captures):
     """No row ends. Of T tokens the first is the prefill's and three more warm up, before a step may be captured."""
     captured, _ = sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)
     assert len(emulated) == num_captures and sum(graph.num_replays for graph in emulated) == num_captures * (T - 4)
-    nanorlhf.generate.replays = lambda device: False  # undone by the fixture
+    nanorlhf.model.replays = lambda device: False  # undone by the fixture
     assert torch.equal(captured, sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)[0])
 
 

@@ -207,13 +207,14 @@ def test_computing_only_the_last_tokens_of_an_encoder_gives_the_same_values_and_
 # ------------------------------------------------------------------------------------------------------------ the cache
 @torch.no_grad()
 @pytest.mark.parametrize("whole", [False, True])  # True: as on a GPU, where one captured step is replayed
-def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole) -> None:
+def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole, monkeypatch) -> None:
     """Prefill of 6, then one token per step; rows left-padded by 0 and 4; one row dropped midway."""
     ids = torch.randint(41, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) >= torch.tensor([[0], [4]])
     full = gpt(ids, mask)
-    cache = KVCache(gpt.config, mask[:, :6], 6, torch.float32, whole)
-    hidden = [gpt(ids[:, :6], mask[:, :6], cache), gpt(ids[:, 6:7], cache=cache)]
+    monkeypatch.setattr("nanorlhf.model.replays", lambda device: whole)
+    cache = KVCache(gpt.config, mask[:, :6], 6, torch.float32)
+    hidden = [gpt(ids[:, :6], mask[:, :6], cache=cache), gpt(ids[:, 6:7], cache=cache)]
     assert (torch.cat(hidden, 1) - full[:, :7]).abs()[mask[:, :7]].max() < 1e-5
     kept = torch.tensor([False, True])
     cache.keep(kept)
@@ -377,9 +378,10 @@ def test_a_group_of_queries_shares_its_keys_and_values() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool) -> None:
+def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool, monkeypatch) -> None:
     """Also when rows have ended: the other order costs a product with one query up to two thirds of its speed."""
-    cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32, whole)
+    monkeypatch.setattr("nanorlhf.model.replays", lambda device: whole)
+    cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32)
     assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
     assert not whole or not (cache.keys.any() or cache.values.any())
     cache.keep(torch.tensor([False, True]))

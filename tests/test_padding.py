@@ -2,11 +2,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanorlhf.model import position_ids
 from nanorlhf.padding import (
     first_true_index,
     left_pad,
     micro_batches,
-    position_ids,
     right_pad,
 )
 
@@ -16,7 +16,7 @@ rows = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1,
 
 def test_left_and_right_padding_by_hand():
     assert left_pad([[5, 6], [7]], PAD).tolist() == [[5, 6], [PAD, 7]]
-    assert right_pad([[5, 6], [7]], PAD, length=3).tolist() == [[5, 6, PAD], [7, PAD, PAD]]
+    assert right_pad([[5, 6], [7]], PAD).tolist() == [[5, 6], [7, PAD]]
 
 
 @given(rows)

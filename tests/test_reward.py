@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def test_reward_stands_at_the_last_token_whatever_the_padding(rows, extra):
     Q = max(map(len, queries))
     assert end_index(left, Q, PAD).tolist() == [Q + len(r) - 1 for r in responses]
     texts = [q + r for q, r in rows]
-    right = right_pad(texts, PAD, max(map(len, texts)) + extra)
+    right = F.pad(right_pad(texts, PAD), (0, extra), value=PAD)
     lengths = torch.tensor([len(q) for q in queries])
     assert end_index(right, lengths, PAD).tolist() == [len(text) - 1 for text in texts]
 
@@ -51,7 +52,7 @@ def reward_model():
 def test_a_score_depends_neither_on_padding_nor_on_the_batch():
     model = reward_model()
     queries, responses = [[5, 6, 7], [8, 9, 10, 11, 12]], [[4, 4, 3], [7, 3]]
-    left = torch.cat((left_pad(queries, PAD), right_pad(responses, PAD, 6)), dim=1)
+    left = torch.cat((left_pad(queries, PAD), F.pad(right_pad(responses, PAD), (0, 3), value=PAD)), dim=1)
     together = end_scores(model, left, 5, PAD)
     for b in range(2):
         alone = model(torch.tensor([queries[b] + responses[b]]))[0, -1]

@@ -118,7 +118,7 @@ def scripted(monkeypatch) -> list[tuple]:
         rows = [tokenizer.encode(typed[tuple(query)]) + [tokenizer.eos_id] for query in queries]
         if policy.config.n_layer == 1:  # it doesn't always end
             rows[-1] = rows[-1][:-1]
-        return left_pad(queries, tokenizer.pad_id), right_pad(rows, tokenizer.pad_id, max(map(len, rows)))
+        return left_pad(queries, tokenizer.pad_id), right_pad(rows, tokenizer.pad_id)
 
     monkeypatch.setattr(common, "sample_answers", sample_answers)
     monkeypatch.setattr(reward, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
