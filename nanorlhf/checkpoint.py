@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,21 +91,6 @@ def read_config(where: str | Path) -> GPTConfig:
     return parse_config(read_settings(path), path)
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """The tensors of a model in its files: mapped, and read where `rows` asks for them."""
-
-    config: GPTConfig
-    tensors: dict[str, list[Tensor]]  # our name -> the tensors in the files that it is made of
-
-    def rows(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Some rows of one of our tensors; may be a view into the file."""
-        return from_family(name, self.tensors[name], self.config, rows)
-
-    def __deepcopy__(self, memo: dict) -> "Stored":
-        return self  # copies of a model that has not been read are read from the same files
-
-
 def load(
     model_class: type[M], where: str | Path, device: str | torch.device, dtype: torch.dtype
 ) -> M:
@@ -134,11 +118,11 @@ def load(
     tensors = with_prefix(tensors, config, file)
     tie_head(tensors, config, model_class is GPT, file)
 
-    stored = Stored(config, {})
+    stored: dict[str, list[Tensor]] = {}  # our name -> the tensors in the files that it is made of
     for name, like in model.state_dict().items():
         if config.tied_head and name == "lm_head.weight":
             continue
-        stored.tensors[name] = []
+        stored[name] = []
         shapes = [expected.shape for expected in to_family(name, like, config)]
         for theirs, shape in zip(tensor_names(name, config), shapes, strict=True):
             if theirs not in tensors:
@@ -153,15 +137,20 @@ def load(
                 raise InputError(
                     f"{file}: {theirs} has dtype {tensor.dtype}: weights must be floating-point."
                 )
-            stored.tensors[name].append(tensor)
+            stored[name].append(tensor)
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         raise InputError(f"{file} holds {min(tensors)}{more}, unknown to {config_file}.")
 
-    model.__dict__["stored"] = stored
+    def read_stored(name: str, rows: slice = slice(None)) -> Tensor:
+        """Some rows of one of our tensors; may be a view into the file, which is mapped."""
+        return from_family(name, stored[name], config, rows)
+
+    # copies of a model that has not been read share the function: they are read from the same files
+    model.__dict__["read_stored"] = read_stored
     on_meta = torch.device(device).type == "meta"
     for name, buffer in model.named_buffers():  # reward_bias
-        value = stored.rows(name).to("cpu" if on_meta else device, buffer.dtype, copy=True)
+        value = read_stored(name).to("cpu" if on_meta else device, buffer.dtype, copy=True)
         model.register_buffer(name, value)
     if not on_meta:
         distributed.read_weights(model, device)
@@ -217,7 +206,7 @@ def scalar_from_gpt(gpt: GPT, share_trunk: bool = False) -> ScalarModel:
         shared = {id(weight): weight for weight in gpt.parameters()}
         model.transformer = copy.deepcopy(gpt.transformer, shared)
         return model.to(gpt.lm_head.weight)  # the head; the trunk is there
-    model.__dict__["stored"] = gpt.__dict__["stored"]
+    model.__dict__["read_stored"] = gpt.__dict__["read_stored"]
     return model
 
 

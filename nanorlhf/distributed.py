@@ -108,7 +108,7 @@ def shard(
     """Shard the model's weights across the ranks' devices, block by block (FSDP2).
 
     A single process keeps the full model. A model that was loaded on the meta device is read here:
-    each rank reads only its own rows of the files, by `model.__dict__["stored"]`.
+    each rank reads only its own rows of the files, by `model.__dict__["read_stored"]`.
 
     ranks_per_copy: consecutive ranks, those of a node, that share one copy of the weights; summed
     gradients keep the nodes' copies equal (HSDP). None: all ranks share one copy.
@@ -119,7 +119,7 @@ def shard(
     """
     shard_device = torch.device("cpu") if offload else device
     if not dist.is_initialized():
-        if "stored" in model.__dict__:
+        if "read_stored" in model.__dict__:
             read_weights(model, shard_device)
         model.to(shard_device)
         return
@@ -132,7 +132,7 @@ def shard(
         fully_shard,
     )
 
-    stored = model.__dict__.pop("stored", None)
+    read_stored = model.__dict__.pop("read_stored", None)
     # for `unshard`: the same modules without weights; in __dict__, so that it is no submodule
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
@@ -156,19 +156,19 @@ def shard(
     for unit in units:  # sum, not mean, over ranks: losses are divided by the global count
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-    if stored is not None:
-        model.__dict__["stored"] = stored
+    if read_stored is not None:
+        model.__dict__["read_stored"] = read_stored
         read_weights(model, shard_device)
 
 
 def read_weights(model: nn.Module, device: str | torch.device) -> None:
     """Read the weights of a model on the meta device; of a sharded model, only this rank's rows."""
-    stored = model.__dict__.pop("stored")
+    read_stored = model.__dict__.pop("read_stored")
     read: dict[nn.Parameter, nn.Parameter] = {}  # a tied head is the embedding, read once
     for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter not in read and local_tensor(parameter).is_meta:
-                rows = stored.rows(f"{path}.{name}".lstrip("."), local_rows(parameter))
+                rows = read_stored(f"{path}.{name}".lstrip("."), local_rows(parameter))
                 value = torch.empty(rows.shape, dtype=parameter.dtype, device=device).copy_(rows)
                 value = as_shard(value, parameter)
                 read[parameter] = nn.Parameter(value, parameter.requires_grad)
