@@ -263,23 +263,26 @@ class Gold:
             return self.of_texts(
                 [row.record["query"] for row in data], [row.record[name] for row in data]
             )
-        rows = [Demonstration(row.query, getattr(row, name), row.record) for row in data]
+        device, pad_id = self.model.score.weight.device, self.tokenizer.pad_id
         scores = []
-        with torch.no_grad(), distributed.on_device(self.model):
-            for batch in micro_batches(rows, self.batch_size):
-                self._check_length(
-                    max(len(row.query) for row in batch) + max(len(row.response) for row in batch)
-                )
-                scores += response_scores(self.model, batch, self.tokenizer.pad_id, "left").tolist()
+        with distributed.on_device(self.model):
+            for batch in micro_batches(data, self.batch_size):
+                query = left_pad([row.query for row in batch], pad_id).to(device)  # (b, Q)
+                response = right_pad([getattr(row, name) for row in batch], pad_id).to(device)
+                scores += self.of_ids([], query, response)
         return scores
 
     def of_ids(self, queries: list[str], query: Tensor, response: Tensor) -> list[float]:
-        """Scores of sampled responses, query (B, Q) and response (B, T)."""
+        """Scores of responses: a function reads texts, a model query (B, Q), response (B, T)."""
         if self.model is None:
             return self.of_texts(queries, [self.tokenizer.decode(ids) for ids in response.tolist()])
         ids = torch.cat((query, response), dim=1)  # (B, Q + T)
+        if ids.size(1) > self.model.config.n_ctx:
+            raise InputError(
+                f"the longest query and response make {ids.size(1)} tokens, more than the "
+                f"{self.model.config.n_ctx} positions of --gold {self.path}."
+            )
         pad_id, scores = self.tokenizer.pad_id, []
-        self._check_length(ids.size(1))
         with torch.no_grad(), distributed.on_device(self.model):
             for rows in micro_batches(ids, self.batch_size):
                 scores += end_scores(self.model, rows, query.size(1), pad_id).tolist()
@@ -305,13 +308,6 @@ class Gold:
         if not math.isfinite(number):
             raise InputError(f"--gold {self.path} gave {number}: it must give a finite number.")
         return number
-
-    def _check_length(self, length: int) -> None:
-        if self.model is not None and length > self.model.config.n_ctx:
-            raise InputError(
-                f"the longest query and response make {length} tokens, more than the "
-                f"{self.model.config.n_ctx} positions of --gold {self.path}."
-            )
 
 
 def is_function(where: str) -> bool:

@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import hub_directory, parse_json, read_bytes, read_object, read_text
+from nanorlhf.files import hub_directory, read_bytes, read_object, read_text
 from nanorlhf.pretrained.gguf import gguf_tokenizer, is_gguf
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
@@ -223,11 +223,8 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
 
 def byte_of_symbol() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 stands for its own byte, U+0100 and on for the others."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    printable = [byte for byte in range(256) if chr(byte) in alphabet]
     others = [byte for byte in range(256) if byte not in printable]
     own = {chr(byte): byte for byte in printable}
     return own | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -253,8 +250,8 @@ def _finish(
         raise InputError(f"{where}: {PAD} is the tokenizer's EOS, so a mask would hide both.")
     # Mark both as special, even if the file doesn't: only special tokens can be kept out of texts.
     # Ids in the vocabulary stay; otherwise [PAD] gets the next free one, 50257 for GPT-2.
-    backend.add_special_tokens([AddedToken(eos, special=True, normalized=False)])
-    backend.add_special_tokens([AddedToken(PAD, special=True, normalized=False)])
+    special = [AddedToken(token, special=True, normalized=False) for token in (eos, PAD)]
+    backend.add_special_tokens(special)
     if bos is not None and backend.token_to_id(bos) is None:
         bos = None  # templates then write nothing
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -315,16 +312,12 @@ def _add_tokens(backend: tokenizers.Tokenizer, path: Path) -> None:
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    data = read_bytes(path)
-    value = parse_json(data, path)
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object but {type(value).__name__}.")
-    if "model" not in value:
+    if "model" not in read_object(path):
         raise InputError(
             f"{path} isn't in the format of tokenizer.json: the field 'model' is missing."
         )
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
+        return tokenizers.Tokenizer.from_buffer(read_bytes(path))
     except Exception as error:  # the library raises no narrower class
         raise InputError(f"{path} isn't a valid tokenizer ({error!s:.200}).") from error
 

@@ -23,8 +23,8 @@ from nanorlhf.files import open_regular
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-# general.architecture: model_type; llama.cpp calls Mistral's models llama, too
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# general.architecture, and model_type in config.json; llama.cpp calls Mistral's models llama, too
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 SETTINGS = {  # field of config.json: field of the metadata, after the architecture
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -114,7 +114,7 @@ def gguf_settings(path: Path) -> dict:
             "original_max_position_embeddings": metadata(path, f"{rope}.original_context_length"),
         }
     return settings | {
-        "model_type": ARCHITECTURES[architecture],
+        "model_type": architecture,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
