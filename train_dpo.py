@@ -112,7 +112,7 @@ def main(args: Args) -> dict[str, float]:
     if args.out is None:
         args = replace(args, out=args.data.parent / "dpo")
     device = begin(args, "batch_size")
-    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    tokenizer = load_tokenizer(args.sft)
     pad_id = tokenizer.pad_id
     limits = tokenizer, args.max_query_length, args.max_response_length
     path = args.data / "comparisons.train.jsonl"
@@ -139,7 +139,7 @@ def main(args: Args) -> dict[str, float]:
     # optimizer (the same in train_sft.py, train_rm.py)
     groups = parameter_groups(parameters, args.weight_decay, args.decay_vectors)
     adamw = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    steps = FiniteSteps(adamw, args.max_skipped_steps, args.out, f"lower --lr ({args.lr})")
+    steps = FiniteSteps(adamw, args.out, f"lower --lr ({args.lr})")
     best = {"loss": math.inf}  # the lowest validation loss so far
 
     def write(directory: Path) -> None:

@@ -149,7 +149,7 @@ def main(args: Args) -> dict[str, float]:
         d_lr, d_parameters = args.discriminator_lr, discriminator.parameters()
         optimizer = torch.optim.AdamW(d_parameters, lr=d_lr, fused=True)
         advice = f"lower --discriminator-lr ({d_lr})"
-        d_steps = FiniteSteps(optimizer, args.max_skipped_steps, args.out, advice)
+        d_steps = FiniteSteps(optimizer, args.out, advice)
         run.track(discriminator=discriminator, discriminator_steps=d_steps)
     run.print(f"RLCF: {num_updates} updates of {B} responses; {len(rows):,} queries")
 

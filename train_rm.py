@@ -118,7 +118,7 @@ def main(args: Args) -> dict[str, float]:
     if args.out is None:
         args = replace(args, out=args.data.parent / "rm")
     device = begin(args, "batch_size")
-    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    tokenizer = load_tokenizer(args.sft)
     pad_id = tokenizer.pad_id
     limits = tokenizer, args.max_query_length, args.max_response_length
     rank_loss = partial(contrastive_loss, pad_id=pad_id)
@@ -160,7 +160,7 @@ def main(args: Args) -> dict[str, float]:
     # optimizer (the same in train_sft.py, train_dpo.py)
     groups = parameter_groups(parameters, args.weight_decay, args.decay_vectors)
     adamw = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    steps = FiniteSteps(adamw, args.max_skipped_steps, args.out, f"lower --lr ({args.lr})")
+    steps = FiniteSteps(adamw, args.out, f"lower --lr ({args.lr})")
     best = {"loss": math.inf}  # the lowest validation loss so far
 
     size = 4 * args.micro_batch_size  # rows per forward pass where there is no gradient

@@ -143,7 +143,7 @@ def main(args: Args) -> dict[str, float]:
     # optimizer (the same in train_rm.py, train_dpo.py)
     groups = parameter_groups(parameters, args.weight_decay, args.decay_vectors)
     adamw = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    steps = FiniteSteps(adamw, args.max_skipped_steps, args.out, f"lower --lr ({args.lr})")
+    steps = FiniteSteps(adamw, args.out, f"lower --lr ({args.lr})")
     best = {"loss": math.inf}  # the lowest validation loss so far
 
     def write(directory: Path) -> None:

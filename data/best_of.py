@@ -31,7 +31,7 @@ from data.prepare import converted_files
 from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.batch import Batch
-from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt, Range, check_ranges, run_module
+from nanorlhf.cli import Fraction, PositiveInt, Range, check_ranges, run_module
 from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
@@ -55,9 +55,7 @@ class Args(SamplingArgs):
     reward_model: str | tuple[str, ...] | None = "runs/tiny/rm"
     """scores the answers; several paths: an ensemble"""
     ensemble: Ensemble = "mean"
-    """score of several reward models: mean, lowest, or mean - uncertainty coef * variance"""
-    uncertainty_coef: NonNegativeFloat = 0.1
-    """coefficient of the variance in --ensemble uncertainty, per score unit"""
+    """score of several reward models: mean, lowest, or mean - 0.1 * variance"""
     reward: str | None = None
     """FILE.py:FUNCTION scores instead of a model: function(queries, responses), two lists of texts -> numbers"""
     data: Path = Path("runs/tiny/data")
@@ -131,7 +129,7 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
         raise InputError(f"--resume: {path} does not exist.")
     if path.exists() and not args.resume and not args.overwrite and path.read_bytes().count(b"\n") > 1:
         raise InputError(f"--out {args.out} holds an interrupted sampling: pass --resume or --overwrite.")
-    names = ("policy", "reward_model", "ensemble", "uncertainty_coef", "reward", "data", "tokenizer", "num_queries")
+    names = ("policy", "reward_model", "ensemble", "reward", "data", "tokenizer", "num_queries")
     names += ("num_validation_queries", "num_samples", "temperature", "top_p", "response_length", "seed")
     settings = {name: str(getattr(args, name)) for name in names}
     rows = sampled_rows(path, settings) if args.resume else []
@@ -160,7 +158,7 @@ def main(args: Args) -> None:
         for model_path in paths:
             check_other_model("--reward-model", model_path, tokenizer, longest + args.response_length, args.policy)
         size = args.batch_size
-        reward: Reward = RewardModel(paths, tokenizer, device, size, args.ensemble, args.uncertainty_coef)
+        reward: Reward = RewardModel(paths, tokenizer, device, size, args.ensemble)
     else:
         reward = Rule(args.reward, tokenizer, args.batch_size)
 

@@ -84,6 +84,8 @@ def response_scores(
 
 
 Ensemble = Literal["mean", "min", "uncertainty"]
+UNCERTAINTY_COEF = 0.1
+"""lambda of --ensemble uncertainty, per score unit; the paper's for PPO"""
 
 
 def reward_model_paths(reward_model: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -91,17 +93,17 @@ def reward_model_paths(reward_model: str | tuple[str, ...] | None) -> tuple[str,
     return (reward_model,) if isinstance(reward_model, str) else tuple(reward_model or ())
 
 
-def ensemble_scores(scores: Tensor, ensemble: Ensemble, uncertainty_coef: float) -> Tensor:
+def ensemble_scores(scores: Tensor, ensemble: Ensemble) -> Tensor:
     """The members' scores (M, B) -> (B,). Source: Coste et al. 2023, section 3.
 
     mean          mean_m r_m
     min           min_m r_m                        the paper's worst case
-    uncertainty   mean_m r_m - lambda var_m r_m    lambda = uncertainty_coef, population variance
+    uncertainty   mean_m r_m - lambda var_m r_m    lambda = UNCERTAINTY_COEF, population variance
     """
     if ensemble == "min":
         return scores.amin(0)
     if ensemble == "uncertainty":
-        return scores.mean(0) - uncertainty_coef * scores.var(0, correction=0)
+        return scores.mean(0) - UNCERTAINTY_COEF * scores.var(0, correction=0)
     return scores.mean(0)
 
 
@@ -131,14 +133,12 @@ class RewardModel:
         device: torch.device,
         size: int,
         ensemble: Ensemble = "mean",
-        uncertainty_coef: float = 0.0,
     ):
         self.name = f"--reward-model {' '.join(paths)}"
         self.models = [load_scalar(path, device).requires_grad_(False) for path in paths]
         self.pad_id = tokenizer.pad_id
         self.size = size
         self.ensemble = ensemble
-        self.uncertainty_coef = uncertainty_coef
         self.disagreement = 0.0
 
     def score(self, batch: Batch) -> Tensor:
@@ -150,7 +150,7 @@ class RewardModel:
         if len(scores) == 1:
             return scores[0]
         self.disagreement = scores.std(0, correction=0).mean().item()
-        return ensemble_scores(scores, self.ensemble, self.uncertainty_coef)
+        return ensemble_scores(scores, self.ensemble)
 
     def _score(self, model: ScalarModel, batch: Batch) -> Tensor:
         return end_scores(model, batch.query_response, batch.query.size(1), self.pad_id)

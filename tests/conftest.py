@@ -113,7 +113,7 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         train_ppo.RECIPES["tiny"][1],
         data=root / "data", device="cpu", out=root / "ppo", sft=str(root / "sft"), reward_model=str(root / "rm"),
         max_query_length=160, response_length=12, total_episodes=24, batch_size=8, micro_batch_size=4,
-        num_ppo_epochs=2, sample_every=1,
+        num_ppo_epochs=2,
     )  # fmt: skip
     if train:
         tiny.main(

@@ -188,18 +188,17 @@ def test_a_tokenizer_whose_pad_is_eos_is_refused(miniature, tmp_path, stage):
     directory = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": settings["eos_token"]}))
-    args = replace(getattr(miniature, stage), out=tmp_path / "out", tokenizer=str(directory))
+    args = start_from(stage, replace(getattr(miniature, stage), out=tmp_path / "out"), directory)
     refused(args, stage, "tokenizer_config.json: pad_token is eos_token")
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_vocabulary_larger_than_the_embedding_is_refused(miniature, tmp_path, stage):
     texts = [json.loads(line)["query"] for line in (miniature.root / "data/sft.train.jsonl").open()]
-    train_tokenizer(texts, 400).save(tmp_path / "larger")
-    args = replace(getattr(miniature, stage), out=tmp_path / "out", tokenizer=str(tmp_path / "larger"))
-    refused(
-        start_from(stage, args, miniature.root / "sft"), stage, r"the tokenizer has \d+ ids but the embedding of .* 320"
-    )
+    directory = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
+    train_tokenizer(texts, 400).save(directory)
+    args = start_from(stage, replace(getattr(miniature, stage), out=tmp_path / "out"), directory)
+    refused(args, stage, r"the tokenizer has \d+ ids but the embedding of .* 320")
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(miniature, tmp_path):

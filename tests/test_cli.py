@@ -169,7 +169,7 @@ ABSURD = {
                   "rollout_batch_size": (0, -1), "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
                   "temperature": (0.0, -1.0), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0), "gamma": (-0.1, 1.1),
                   "lam": (-0.1, 1.01), "clip_range": (0.0, -0.2), "value_clip_range": (0.0, -0.2),
-                  "value_coef": (-1.0,), "response_length": (0,), "max_query_length": (0,), "sample_every": (0,),
+                  "value_coef": (-1.0,), "response_length": (0,), "max_query_length": (0,),
                   "save_every": (0,), "seed": (-1,)},
 }  # fmt: skip
 

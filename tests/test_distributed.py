@@ -34,7 +34,7 @@ from tests.two_processes import on_processes, run_all, run_tests
 SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
     "total_episodes", "max_query_length", "max_response_length", "response_length", "n_layer", "d_model", "n_head",
-    "warmup_steps", "num_samples", "sample_every", "num_ppo_epochs", "loss", "num_normalisation", "max_grad_norm",
+    "warmup_steps", "num_samples", "num_ppo_epochs", "loss", "num_normalisation", "max_grad_norm",
     "shard", "eval_every",
 )  # fmt: skip
 
@@ -288,7 +288,7 @@ def test_the_error_of_the_process_that_failed_first_is_reported(job):
 @pytest.mark.slow
 def test_sigterm_to_torchrun_finishes_and_saves_the_step(miniature, tmp_path):
     out = tmp_path / "out"
-    args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
+    args = replace(miniature.ppo, out=out, total_episodes=10**9)
     with program(out, out / "metrics.jsonl", *TORCHRUN, "train_ppo.py", "tiny", *flags_of(args)) as process:
         process.terminate()
         process.communicate(timeout=120)

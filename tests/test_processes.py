@@ -49,7 +49,7 @@ def job(tmp_path):
 @pytest.mark.slow
 def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
     """Each of one thread, whatever the environment says; said once."""
-    args = replace(miniature.ppo, total_episodes=16, sample_every=1)
+    args = replace(miniature.ppo, total_episodes=16)
     forked, launched = (replace(args, out=tmp_path / name) for name in ("forked", "launched"))
     ours = run("train_ppo.py", "tiny", *flags_of(forked), "--processes", "2", threads=2)
     theirs = run(*TORCHRUN, "train_ppo.py", "tiny", *flags_of(launched), threads=1)
@@ -112,7 +112,7 @@ def test_a_signal_to_the_first_leaves_no_orphan(job, number):
 def test_sigterm_finishes_and_saves_the_step(miniature, tmp_path):
     """To the process that the user started; a resume on one process goes on from there."""
     out = tmp_path / "out"
-    args = replace(miniature.ppo, out=out, total_episodes=10**9, sample_every=10**6)
+    args = replace(miniature.ppo, out=out, total_episodes=10**9)
     command = ["train_ppo.py", "tiny", *flags_of(args)]
     with started(out, out / "metrics.jsonl", *command, "--processes", "2") as process:
         process.terminate()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_ppo
+from nanorlhf import reward
 from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
@@ -118,10 +119,10 @@ def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
 def test_an_ensembles_score_is_the_mean_the_worst_case_or_the_mean_less_the_variance():
     """Coste et al. 2023, by hand: members score 1, 2, 6 and 0, 0, 0."""
     scores = torch.tensor([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]])
-    assert ensemble_scores(scores, "mean", 9.0).tolist() == [3.0, 0.0]
-    assert ensemble_scores(scores, "min", 9.0).tolist() == [1.0, 0.0]
+    assert ensemble_scores(scores, "mean").tolist() == [3.0, 0.0]
+    assert ensemble_scores(scores, "min").tolist() == [1.0, 0.0]
     variance = ((1 - 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2) / 3
-    assert ensemble_scores(scores, "uncertainty", 0.5).tolist() == [pytest.approx(3 - 0.5 * variance), 0.0]
+    assert ensemble_scores(scores, "uncertainty").tolist() == [pytest.approx(3 - 0.1 * variance), 0.0]
 
 
 @pytest.fixture
@@ -142,8 +143,9 @@ def test_a_run_is_rewarded_by_its_ensemble_and_logs_how_far_the_members_disagree
     miniature, members, tmp_path, monkeypatch, ensemble
 ):
     spy = Spy(monkeypatch, "rollout_metrics", statistics)
+    monkeypatch.setattr(reward, "UNCERTAINTY_COEF", 2.0)
     args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1)
-    args = replace(args, reward_model=members, ensemble=ensemble, uncertainty_coef=2.0, rollout_batch_size=3, lr=0.0)
+    args = replace(args, reward_model=members, ensemble=ensemble, rollout_batch_size=3, lr=0.0)
     args = replace(args, missing_eos_score=None)
     train_ppo.main(args)
     ((batch, scores_of_batch, *_), _), models = spy.calls[0], [load_scalar(path) for path in members]

@@ -94,7 +94,7 @@ def test_ppo_samples_after_marks_and_ends_at_the_end_of_a_turn(world, tmp_path, 
         replace(
             train_ppo.RECIPES["tiny"][1], data=root / "data", device="cpu", out=tmp_path / "ppo",
             sft=str(root / "sft"), reward_model=str(root / "rm"), gold=str(root / "rm"), max_query_length=64,
-            response_length=12, total_episodes=16, batch_size=8, micro_batch_size=8, num_ppo_epochs=1, sample_every=1,
+            response_length=12, total_episodes=16, batch_size=8, micro_batch_size=8, num_ppo_epochs=1,
         )
     )  # fmt: skip
     judge = AutoTokenizer.from_pretrained(tmp_path / "ppo")

@@ -18,7 +18,7 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from nanorlhf.training import sampler, statistics
+from nanorlhf.training import optimizer, sampler, statistics
 from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
 from tests.miniature_rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
@@ -472,7 +472,8 @@ def test_a_run_killed_after_its_last_save_finishes(miniature, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(miniature, monkeypatch):
-    args = replace(miniature.ppo, out=miniature.root / "ppo_nan", overwrite=True, save_every=1, max_skipped_steps=1)
+    args = replace(miniature.ppo, out=miniature.root / "ppo_nan", overwrite=True, save_every=1)
+    monkeypatch.setattr(optimizer, "MAX_SKIPPED_STEPS", 1)
     plain, calls = train_ppo.policy_loss, []
 
     def explodes(*arguments):

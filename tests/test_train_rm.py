@@ -12,6 +12,7 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import Comparison, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import optimizer
 from tests.conftest import interrupt_at, read_metrics
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 from train_rm import pair_scores, response_scores
@@ -185,7 +186,8 @@ def test_losses_that_stay_nan_stop_the_run(miniature, tmp_path, monkeypatch):
         return (chosen * float("nan") if len(calls) > 3 else chosen), rejected
 
     monkeypatch.setattr(train_rm, "pair_scores", explodes)
-    args = replace(miniature.rm, out=tmp_path / "rm", save_every=1, max_skipped_steps=1)
+    args = replace(miniature.rm, out=tmp_path / "rm", save_every=1)
+    monkeypatch.setattr(optimizer, "MAX_SKIPPED_STEPS", 1)
     with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is nan\): lower --lr"):
         train_rm.main(args)
     assert [row["skipped_steps"] for row in read_metrics(args.out)] == [0, 0, 0, 1]

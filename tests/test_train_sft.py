@@ -11,6 +11,7 @@ from nanorlhf.checkpoint import load_gpt
 from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training import optimizer
 from tests.conftest import interrupt_at, read_metrics
 from train_sft import demonstration_loss, num_labels
 
@@ -161,6 +162,7 @@ def test_a_run_leaves_what_the_readme_says(miniature):
         "model.safetensors",
         "tokenizer.json",
         "args.json",
+        "command.txt",
         "metrics.jsonl",
         "samples.jsonl",
     } <= names
@@ -179,7 +181,8 @@ def test_losses_that_stay_infinite_stop_the_run(miniature, tmp_path, monkeypatch
         return plain(*arguments) * (float("inf") if len(calls) > 3 else 1.0)
 
     monkeypatch.setattr(train_sft, "demonstration_loss", explodes)
-    args = replace(miniature.sft, out=tmp_path / "sft", save_every=1, max_skipped_steps=1)
+    args = replace(miniature.sft, out=tmp_path / "sft", save_every=1)
+    monkeypatch.setattr(optimizer, "MAX_SKIPPED_STEPS", 1)
     with pytest.raises(InputError, match=r"in 2 step\(s\) in a row \(the loss is inf\): lower --lr"):
         train_sft.main(args)
     assert [row["skipped_steps"] for row in read_metrics(args.out)] == [0, 0, 0, 1]

@@ -103,7 +103,7 @@ def make(shard: bool) -> tuple[GPT, FiniteSteps]:
     if shard:
         distributed.shard(model, DEVICE, bfloat16=False, ranks_per_copy=WITHIN)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5)
-    return model, FiniteSteps(optimizer, 3, Path("run"), "lower --lr")
+    return model, FiniteSteps(optimizer, Path("run"), "lower --lr")
 
 
 def step(model: GPT, steps: FiniteSteps, seed: int, poisoned: bool = False) -> bool:

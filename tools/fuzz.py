@@ -153,7 +153,7 @@ ENTRIES = {
     "train_discriminator": script(
         train_discriminator,
         f"rlcf-tiny {CODE} {SHAPE} --max-response-length 300 --batch-size 4 --triplet-batch-size 4 --warmup-steps 0 "
-        "--num-triplet-epochs 1 --num-pair-epochs 0 --tokenizer sft",
+        "--num-triplet-epochs 1 --num-pair-epochs 0 --sft sft",
         "code sft",
     ),
     "train_baselines": script(

@@ -43,7 +43,7 @@ INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchru
 READ = {
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
-    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best"),
+    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
@@ -52,7 +52,7 @@ DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
-    *("trackio", "push_to_hub", "rollout_url", "summarisers", "against"),
+    *("hub_id", "rollout_url", "summarisers", "against"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
 }

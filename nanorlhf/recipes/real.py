@@ -72,7 +72,6 @@ RECIPES: dict = {
             num_ppo_epochs=2,
             lr=5e-4,
             save_every=2,
-            sample_every=2,
         ),
         "summaries": dict(
             data=Path("runs/real/first"),

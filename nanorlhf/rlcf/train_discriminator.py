@@ -113,7 +113,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     """
     path, size = args.out / SAMPLING, args.rollout_batch_size * distributed.world_size()
     samples = distributed.from_first(lambda: begin_sampling(args, path, len(rows), size))
-    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    tokenizer = load_tokenizer(args.sft)
     policy = load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
     T, pieces = args.response_length, token_bytes(tokenizer)
     generator = torch.Generator().manual_seed(args.seed)
@@ -150,7 +150,7 @@ def begin_sampling(args: Args, path: Path, num_rows: int, size: int) -> list[Sam
 
     Its first line holds the settings that the samples depend on; InputError where they differ.
     """
-    names = ("data", "num_rows", "sft", "tokenizer", "seed", "dtype", "temperature", "top_p", "response_length")
+    names = ("data", "num_rows", "sft", "seed", "dtype", "temperature", "top_p", "response_length")
     settings = {name: str(getattr(args, name)) for name in (*names, "max_query_length", "error_prone_jar")}
     settings["rows"] = str(num_rows)
     done = as_samples(sampled_rows(path, settings)) if args.resume else []
@@ -237,7 +237,7 @@ def new_discriminator(args: Args, tokenizer: Tokenizer) -> Discriminator:
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------------------------------ 1. data and model
     device = begin(args, "batch_size", "triplet_batch_size")
-    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    tokenizer = load_tokenizer(args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
     train, validation = (
         list(load_programs(args.data / f"code.{split}.jsonl", *limits, needs_response=True))
@@ -247,7 +247,7 @@ def main(args: Args) -> dict[str, float]:
     groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
     advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"
-    steps = FiniteSteps(optimizer, args.max_skipped_steps, args.out, advice)
+    steps = FiniteSteps(optimizer, args.out, advice)
 
     programs, others = Programs(train), Programs(validation)
     num_triplet_steps = int(args.num_triplet_epochs * len(programs.anchors)) // args.triplet_batch_size

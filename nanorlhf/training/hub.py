@@ -1,20 +1,25 @@
-"""--push-to-hub: upload a finished run's checkpoint to the Hugging Face Hub, with a model card."""
+"""Upload a finished run's checkpoint to the Hugging Face Hub, with a model card.
+
+    python -m nanorlhf.training.hub runs/tldr/ppo someone/tldr-ppo
+
+The card holds the command, the results and the settings. A new repository is private.
+"""
 
 import shlex
-import sys
-from dataclasses import asdict
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import tyro
 from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
-from nanorlhf.training.run_directory import read_settings
-from nanorlhf.training.settings import RunArgs
+from nanorlhf.training.run_directory import flat_settings, read_settings
 
 # files of a run directory; state, logs and samples are not uploaded
 UPLOADED = ["README.md", "adapter/*", "config.json", "discriminator.json", "model.safetensors", "tokenizer*.json"]
@@ -27,12 +32,26 @@ USES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: tyro.conf.Positional[Path]
+    """directory of a finished run"""
+    hub_id: tyro.conf.Positional[str]
+    """OWNER/NAME of the repository"""
+
+
+def main(args: Args) -> None:
+    check_hub_id(args.hub_id)
+    card = model_card(args.run, args.hub_id)
+    print(f"pushed: {push(args.hub_id, args.run, card)}")
+
+
 def check_hub_id(hub_id: str) -> None:
-    """Raise InputError unless `hub_id` is OWNER/NAME and there is a token; before training, without the network."""
+    """Raise InputError unless `hub_id` is OWNER/NAME and there is a token; without the network."""
     if not is_hub_id(hub_id):
-        raise InputError(f"--push-to-hub {hub_id}: it must be OWNER/NAME, such as someone/tldr-ppo.")
+        raise InputError(f"{hub_id}: it must be OWNER/NAME, such as someone/tldr-ppo.")
     if get_token() is None:
-        raise InputError(f"--push-to-hub {hub_id}: there is no token: log in with `hf auth login`, or set HF_TOKEN.")
+        raise InputError(f"{hub_id}: there is no token: log in with `hf auth login`, or set HF_TOKEN.")
 
 
 def is_hub_id(text: str) -> bool:
@@ -44,36 +63,35 @@ def is_hub_id(text: str) -> bool:
     return "/" in text
 
 
-def push(hub_id: str, out: Path, card: ModelCard) -> str:
-    """Upload the checkpoint in `out` with its card; returns the URL. A new repository is private.
-
-    On any error it raises InputError, which says how to upload later: the run is already on disk.
-    """
-    (out / "README.md").write_text(str(card), encoding="utf-8", errors="backslashreplace")
+def push(hub_id: str, run: Path, card: ModelCard) -> str:
+    """Upload the checkpoint in `run` with its card; returns the URL. On any error it raises InputError."""
+    (run / "README.md").write_text(str(card), encoding="utf-8", errors="backslashreplace")
     try:
         api = HfApi()
         address = api.create_repo(hub_id, private=True, exist_ok=True)
-        api.upload_folder(repo_id=hub_id, folder_path=out, allow_patterns=UPLOADED, commit_message="Upload the model")
+        api.upload_folder(repo_id=hub_id, folder_path=run, allow_patterns=UPLOADED, commit_message="Upload the model")
     except Exception as error:  # of the network, the server or the file system
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        includes = shlex.join(word for pattern in UPLOADED for word in ("--include", pattern))
-        raise InputError(
-            f"--push-to-hub {hub_id}: the run is finished and saved in {out}, but not uploaded ({reason:.300}): "
-            f"later, run `hf upload {hub_id} {shlex.quote(str(out))} . --private {includes}`."
-        ) from error
+        raise InputError(f"{run} is not uploaded to {hub_id} ({reason:.300}): try again.") from error
     return str(address)
 
 
-def model_card(stage: str, args: RunArgs, summary: dict[str, float]) -> ModelCard:
+def model_card(run: Path, hub_id: str) -> ModelCard:
     """The card of a finished run, from its settings and its checkpoint. The licence is left to the user."""
-    kind = kind_of_model(args.out)
-    source = base_model(asdict(args))
-    is_t5 = kind == "policy" and read_object(args.out / "config.json").get("is_encoder_decoder") is True
+    for name in ("args.json", "command.txt", "summary.json"):
+        if not (run / name).is_file():
+            raise InputError(f"{run} holds no finished run: {name} is missing.")
+    settings, summary = read_settings(run), read_object(run / "summary.json")
+    command = (run / "command.txt").read_text(encoding="utf-8").strip()
+    stage = Path(shlex.split(command)[1]).stem.removeprefix("train_")
+    kind = kind_of_model(run)
+    source = base_model(settings)
+    is_t5 = kind == "policy" and read_object(run / "config.json").get("is_encoder_decoder") is True
     data = ModelCardData(
         base_model=source,
         library_name="transformers" if kind == "policy" else "nanorlhf",
         pipeline_tag=None if kind != "policy" else "text2text-generation" if is_t5 else "text-generation",
-        tags=["nanorlhf", "rlhf", stage.lower()],
+        tags=["nanorlhf", "rlhf", stage],
     )
     return ModelCard.from_template(
         data,
@@ -82,10 +100,10 @@ def model_card(stage: str, args: RunArgs, summary: dict[str, float]) -> ModelCar
         kind=kind,
         auto_class="AutoModelForSeq2SeqLM" if is_t5 else "AutoModelForCausalLM",
         use=USES[kind],
-        hub_id=args.push_to_hub,
+        hub_id=hub_id,
         source=source,
-        command=" ".join(("python", Path(sys.argv[0]).name, shlex.join(sys.argv[1:]))).strip(),
-        settings={name: cell(value) for name, value in asdict(args).items()},
+        command=command,
+        settings={name: cell(value) for name, value in flat_settings(settings).items()},
         summary={name: f"{x:.4g}" if isinstance(x, float) else x for name, x in summary.items()},
         version=nanorlhf_version(),
     )
@@ -124,3 +142,7 @@ def nanorlhf_version() -> str:
         return version("nanorlhf")
     except PackageNotFoundError:  # run from a clone
         return "(not installed)"
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

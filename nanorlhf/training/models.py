@@ -53,7 +53,7 @@ def prepare_models(
 # ------------------------------------------------------------------------------------------------ PPO, GRPO and RLCF
 def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT]:
     """The tokenizer, and the policy before training, which can't emit [PAD] or an id without a token."""
-    tokenizer = load_tokenizer(args.tokenizer or args.sft)
+    tokenizer = load_tokenizer(args.sft)
     return tokenizer, load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 
@@ -66,7 +66,7 @@ def load_reward(
     if args.reward is not None:
         reward: Reward = Rule(args.reward, tokenizer, size)
     else:  # [SO ppo] [STR ppo]
-        reward = RewardModel(paths, tokenizer, device, size, args.ensemble, args.uncertainty_coef)
+        reward = RewardModel(paths, tokenizer, device, size, args.ensemble)
     gold = None if args.gold is None else Gold(args.gold, tokenizer, device)
     frozen = [*reward.models]
     if gold is not None and gold.model is not None:

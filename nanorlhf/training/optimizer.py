@@ -12,17 +12,19 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.training.settings import RolloutArgs
 
+MAX_SKIPPED_STEPS = 3
+"""in a row: a rare overflow passes, a diverged run does not recover"""
+
 
 class FiniteSteps:
     """An optimizer that skips and counts the steps whose loss or gradient is not finite.
 
-    A skipped step leaves parameters and optimizer state as they are. More than `max_skipped_steps` in a row raise
+    A skipped step leaves parameters and optimizer state as they are. More than MAX_SKIPPED_STEPS in a row raise
     InputError, which says `advice` and that the last checkpoint in `out` is from before them.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, max_skipped_steps: int, out: Path, advice: str):
+    def __init__(self, optimizer: torch.optim.Optimizer, out: Path, advice: str):
         self.optimizer = optimizer
-        self.max_skipped_steps = max_skipped_steps
         self.advice = f"{advice}; {out} keeps the last checkpoint before it."
         self.skipped = 0
         self.in_a_row = 0
@@ -37,7 +39,7 @@ class FiniteSteps:
         if not math.isfinite(loss) or not distributed.full_tensor(norm).isfinite():
             self.skipped += 1
             self.in_a_row += 1
-            if self.in_a_row > self.max_skipped_steps:
+            if self.in_a_row > MAX_SKIPPED_STEPS:
                 raise InputError(
                     f"loss or gradient are not finite in {self.in_a_row} step(s) in a row (the loss is {loss}): "
                     f"{self.advice}"
@@ -71,7 +73,7 @@ def policy_steps(args: RolloutArgs, adam_betas: tuple[float, float], parameters:
     # [N+ 20] eps 1e-5, not PyTorch's 1e-8
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=adam_betas, eps=args.adam_eps, fused=True)
     advice = f"lower --lr ({args.lr})"
-    return FiniteSteps(optimizer, args.max_skipped_steps, args.out, advice)
+    return FiniteSteps(optimizer, args.out, advice)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:

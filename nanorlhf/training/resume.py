@@ -15,7 +15,7 @@ import os
 import random
 import shutil
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,23 @@ from nanorlhf.checkpoint import to_disk
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, read_object
 from nanorlhf.pretrained.weight_files import load_pickle
+from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs
 
 FORMAT = 3  # of a state; one in another format is refused
 # Settings that may differ on --resume; any other would make it a different run. The last line's change results by
 # rounding, because sums and shapes are split differently; the others change no bit.
 MAY_CHANGE = frozenset(
-    ("out", "resume", "overwrite", "save_every", "keep_last", "max_skipped_steps", "eval_every", "sample_every")
-    + ("trackio", "push_to_hub", "offload", "checkpoint_activations")
+    ("out", "resume", "overwrite", "save_every", "eval_every")
+    + ("offload", "checkpoint_activations")
     + ("device", "processes", "micro_batch_size", "rollout_batch_size", "shard")
 )
+KEEP_LAST = 2  # states: if the newest is damaged, --resume takes the one before it
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
-def save_state(out: Path, args: RunArgs, step: int, keep_last: int, state: dict[str, Any]) -> None:
-    """Write a state as out/state/step-N and delete all but the `keep_last` newest. Every rank calls it."""
+def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> None:
+    """Write a state as out/state/step-N and delete all but the KEEP_LAST newest. Every rank calls it."""
     generators = distributed.all_gather_objects([generator_states()])
     if distributed.rank() != 0:
         return
@@ -62,7 +64,7 @@ def save_state(out: Path, args: RunArgs, step: int, keep_last: int, state: dict[
     finally:
         remove(partial)
     for path in states(out):
-        if path not in states(out, up_to=step)[:keep_last]:  # states after this step belong to no run any more
+        if path not in states(out, up_to=step)[:KEEP_LAST]:  # states after this step belong to no run any more
             remove(path)
 
 
@@ -143,15 +145,17 @@ def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dic
             f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
             "again with --overwrite."
         )
-    before = read_object(found / "args.json")
-    now = json.loads(json.dumps(asdict(args), default=str))
+    before, now = flat_settings(read_object(found / "args.json")), as_saved(asdict(args))
+    defaults = as_saved({field.name: field.default for field in fields(args)})
     names = (before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)
-    if names - now.keys():
-        raise InputError(f"--resume: {out} holds another script's run.")
-    defaults = {field.name: field.default for field in fields(args)}
+    if unknown := sorted(names - now.keys()):
+        raise InputError(
+            f"--resume: {out} holds a run of another script or version, with the setting {unknown[0]}: finish it with "
+            "that one, or start again with --overwrite."
+        )
     for name in sorted(names):
         flag = f"--{name.replace('_', '-')}"
-        if name not in before and getattr(args, name) == defaults[name]:
+        if name not in before and now[name] == defaults[name]:
             continue  # a flag that is newer than the run, and off
         if name not in before:
             raise InputError(f"--resume: the run in {out} was started without {flag}.")
@@ -169,6 +173,15 @@ def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dic
         )
     set_generator_states(generators[distributed.rank() % len(generators)])
     return state
+
+
+def as_saved(settings: dict) -> dict[str, Any]:
+    """Settings as a state's args.json has them, flat."""
+
+    def to_json(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+    return flat_settings(json.loads(json.dumps(settings, default=to_json)))
 
 
 def newest_undamaged_state(out: Path) -> tuple[Path | None, list[tuple[Path, str]]]:

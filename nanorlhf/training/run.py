@@ -1,11 +1,11 @@
 """What all training programs share of a run: its directory, progress bar, saving, stopping and resuming.
 
     args.json         the settings          metrics.jsonl   one object per logged step
-    samples.jsonl     what the model said   summary.json    the final numbers; where it exists, the run is finished
-    state/            what --resume loads (resume.py)       events.out.tfevents.*   TensorBoard
+    command.txt       how it was started    summary.json    the final numbers; where it exists, the run is finished
+    samples.jsonl     what the model said   events.out.tfevents.*   TensorBoard
+    state/            what --resume loads (resume.py)
 
-The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them, and with --trackio the metrics
-go to a project of trackio too. Only rank 0 writes.
+The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
 
 import functools
@@ -13,11 +13,12 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.hub import check_hub_id, model_card, push
 from nanorlhf.training.resume import forget, load_state, save_state, states
 from nanorlhf.training.run_directory import whole_rows
 from nanorlhf.training.settings import RunArgs
@@ -70,10 +70,6 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
     """
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
-    if args.trackio is not None and find_spec("trackio") is None:  # the optional extra `trackio`
-        raise InputError(f"--trackio {args.trackio}: it is not installed: `pip install trackio`, or omit the flag.")
-    if args.push_to_hub is not None:
-        check_hub_id(args.push_to_hub)
     device = launch.setup(args.device)
     torch.manual_seed(args.seed)
     world = distributed.world_size()
@@ -132,7 +128,6 @@ class Run:
         self.state: dict[str, Any] = {}  # what `track` was given
         self.saved: dict[str, Any] = {}  # what --resume restores
         self.board: SummaryWriter | None = None
-        self.tracker: Any = None  # trackio's run
         if args.resume:
             self.saved = load_state(args.out, args, tuple(must_stay))
             self.first_step = self.saved["step"]
@@ -162,20 +157,14 @@ class Run:
                 (self.out / name).unlink(missing_ok=True)
             for events in self.out.glob("events.out.tfevents.*"):
                 events.unlink()
+            command = shlex.join(("python", Path(sys.argv[0]).name, *sys.argv[1:]))
+            (self.out / "command.txt").write_text(command + "\n", encoding="utf-8", errors="backslashreplace")
         else:  # resumed: drop what was logged after the state was saved
             for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
                 if path.exists():
                     write_jsonl(path, [row for row in whole_rows(path) if row["step"] < self.first_step])
         write_json(self.out / "args.json", asdict(self.args))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
-        if self.args.trackio is not None:
-            import trackio
-
-            settings = json.loads(json.dumps(asdict(self.args), default=str))
-            self.tracker = trackio.init(
-                self.args.trackio, name=str(self.out), resume="allow" if self.first_step else "never", config=settings,
-                embed=False, auto_log_cpu=False, auto_log_gpu=False,
-            )  # fmt: skip
         return self.board
 
     def print(self, text: str) -> None:
@@ -224,7 +213,7 @@ class Run:
                     to_disk(self.out / name)
         state = {name: snapshot(value) for name, value in self.state.items()} | {"metrics": self.metrics}
         state["seconds"] = self.seconds
-        save_state(self.out, self.args, step, self.args.keep_last, distributed.gather_on_first(state))
+        save_state(self.out, self.args, step, distributed.gather_on_first(state))
         distributed.barrier()
 
     def log(self, step: int, metrics: dict[str, float], **shown: str) -> None:
@@ -239,8 +228,6 @@ class Run:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():
             board.add_scalar(name, value, step)
-        if self.tracker:
-            self.tracker.log(metrics, step=step)
 
     def log_samples(self, step: int, samples: list[dict]) -> None:
         """Append texts to samples.jsonl."""
@@ -252,19 +239,15 @@ class Run:
                 file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def finish(self, summary: dict[str, float]) -> dict[str, float]:
-        """Write summary.json, the run's last file, upload it where --push-to-hub says so, and return the summary.
+        """Write summary.json, the run's last file, and return the summary.
 
         The file also says what the run cost: the seconds of its steps, and the peak memory of rank 0.
         """
         summary = {name: value for name, value in summary.items() if name != "episodes_per_second"}
         if self.main:
             self.opened().close()
-            if self.tracker:
-                self.tracker.finish()
             cost = {"seconds": self.seconds, "peak_resident_bytes": peak_resident_bytes()}
             write_json(self.out / "summary.json", {**summary, **cost})
-            if self.args.push_to_hub is not None:
-                print(f"pushed: {push(self.args.push_to_hub, self.out, model_card(self.name, self.args, summary))}")
         return summary
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from nanorlhf.dataset import field, parse_object
 from nanorlhf.errors import InputError
@@ -39,3 +40,14 @@ def read_settings(run: str | Path) -> dict:
     """The settings in a run's args.json; empty if there is none."""
     path = Path(run) / "args.json"
     return read_object(path) if path.exists() else {}
+
+
+def flat_settings(settings: dict) -> dict[str, Any]:
+    """One level: the settings of a group have the names of their flags, such as `sampler.top_p`."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": setting for inner, setting in value.items()}
+        else:
+            flat[name] = value
+    return flat

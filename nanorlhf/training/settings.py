@@ -26,8 +26,6 @@ class RunArgs:
     """directory of the JSON Lines files"""
     out: Path
     """run directory: checkpoint, metrics, samples, state"""
-    tokenizer: str | None = None
-    """directory, file or Hub id; None: the policy's"""
     seed: Seed = 44413
     """fixes new weights, the order of the data and the samples"""
     device: str = "auto"
@@ -48,23 +46,15 @@ class RunArgs:
     """of AdamW"""
     adam_eps: PositiveFloat = 1e-5
     """of AdamW; PyTorch's default is 1e-8"""
-    max_skipped_steps: NonNegativeInt = 3
-    """consecutive steps that may be skipped for a loss or gradient that is not finite; one more ends the run"""
     max_query_length: PositiveInt = 512
     """longest query in tokens"""
 
     save_every: PositiveInt = 500
     """steps (in PPO: updates) between checkpoints"""
-    keep_last: PositiveInt = 2
-    """states to keep: if the newest is damaged, --resume takes the one before it"""
     resume: bool = False
     """continue from the last state in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
-    trackio: str | None = None
-    """project of trackio that also gets the metrics, on this machine; `trackio show` draws them"""
-    push_to_hub: str | None = None
-    """OWNER/NAME: upload the finished checkpoint to the Hugging Face Hub, with a model card; a new one is private"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +121,6 @@ class RolloutArgs(TrainingArgs, LoRAArgs):
     """sampled tokens at most, EOS included"""
     temperature: NonNegativeFloat = 0.7
     """divides the logits in the rollout, the reference and the update alike"""
-    sample_every: PositiveInt = 10
-    """updates between entries of samples.jsonl"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +130,7 @@ class RewardArgs(RolloutArgs):
     reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
     """scores the responses; PPO's value model starts as its copy (of several, the first's); None: pass --reward"""
     ensemble: Literal["mean", "min", "uncertainty"] = "mean"
-    """score of several reward models: mean, lowest, or mean - uncertainty coef * variance (Coste et al. 2023)"""
-    uncertainty_coef: NonNegativeFloat = 0.1
-    """lambda of --ensemble uncertainty, per score unit"""
+    """score of several reward models: mean, lowest, or mean - 0.1 * variance (Coste et al. 2023)"""
     reward: str | None = None
     """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
     gold: str | None = None

@@ -11,9 +11,10 @@ from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.run import Run
-from nanorlhf.training.settings import RolloutArgs
 
 Metrics = dict[str, float]
+NUM_SAMPLED_UPDATES = 50
+"""updates of a run whose responses samples.jsonl shows, about: evenly spread, and the last one"""
 
 
 class UpdateStatistics:
@@ -101,10 +102,9 @@ def log_update(
     tokenizer: Tokenizer,
     samples_per_query: int = 1,
 ) -> None:
-    """Write an update's metrics and, every --sample-every updates and at the last one, some of its responses."""
-    assert isinstance(run.args, RolloutArgs)
+    """Write an update's metrics and, at some updates, a few of its responses."""
     kl = response_kl(batch)
-    if update + 1 == run.num_steps or update % run.args.sample_every == 0:
+    if update + 1 == run.num_steps or update % max(1, run.num_steps // NUM_SAMPLED_UPDATES) == 0:
         run.log_samples(update, rollout_samples(batch, scores, kl, tokenizer, samples_per_query))
     score, mean_kl, eos_rate = metrics["objective/score"], metrics["objective/kl"], metrics["eos_rate"]
     metrics["episodes_per_second"] = len(batch) / (time.perf_counter() - run.step_start)

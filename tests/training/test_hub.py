@@ -1,8 +1,7 @@
-"""--push-to-hub: what is refused before training, what is uploaded, and what the model card says."""
+"""Uploading a run: what is refused, what is uploaded, and what the model card says."""
 
 import json
 import re
-import shlex
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 
-import train_sft
 from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.tokenizer import train_tokenizer
 from nanorlhf.training import hub
-from nanorlhf.training.run import Run, begin
+from nanorlhf.training.run import Run
 from tests.conftest import TINY
 from tests.training import test_run
 
@@ -54,6 +53,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch) -> Recorded:
     recorded = Recorded()
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
     monkeypatch.setattr(hub, "HfApi", lambda: recorded)
     monkeypatch.setattr("sys.argv", ["/home/me/train_sft.py", "tldr", "--out", "a run"])
     return recorded
@@ -61,7 +61,7 @@ def recorded(monkeypatch) -> Recorded:
 
 def finished(out: Path, kind: type = GPT, **settings: object) -> Args:
     """A run of two steps, to its end."""
-    args = Args(out, save_every=1, push_to_hub=ID, **settings)
+    args = Args(out, save_every=1, **settings)
     tokenizer = train_tokenizer(["one two three"] * 3, 280)
     torch.manual_seed(0)
     model = kind(replace(TINY, vocab_size=tokenizer.vocab_size))
@@ -74,8 +74,13 @@ def finished(out: Path, kind: type = GPT, **settings: object) -> Args:
     return args
 
 
+def push(out: Path) -> None:
+    hub.main(hub.Args(run=out, hub_id=ID))
+
+
 def test_the_checkpoint_goes_up_and_neither_state_nor_logs(recorded, tmp_path, capsys) -> None:
     finished(tmp_path / "run")
+    push(tmp_path / "run")
     assert recorded.created == [(ID, True, True)]
     assert set(recorded.files) == {
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -86,6 +91,7 @@ def test_the_checkpoint_goes_up_and_neither_state_nor_logs(recorded, tmp_path, c
 
 def test_the_card_of_a_policy_says_how_it_was_made_and_loads_it(recorded, tmp_path) -> None:
     args = finished(tmp_path / "run", model="EleutherAI/pythia-1b-deduped")
+    push(args.out)
     card = ModelCard(recorded.files["README.md"].decode())
     assert card.data.to_dict() == {
         "base_model": "EleutherAI/pythia-1b-deduped", "library_name": "transformers", "pipeline_tag": "text-generation",
@@ -104,6 +110,7 @@ def test_the_card_of_a_policy_says_how_it_was_made_and_loads_it(recorded, tmp_pa
 
 def test_the_card_of_a_reward_model_loads_it_with_nanorlhf(recorded, tmp_path) -> None:
     args = finished(tmp_path / "run", ScalarModel)
+    push(args.out)
     card = ModelCard(recorded.files["README.md"].decode())
     assert card.data.to_dict() == {"library_name": "nanorlhf", "tags": ["nanorlhf", "rlhf", "sft"]}
     assert "A reward model" in card.text and "transformers" not in card.text
@@ -113,9 +120,10 @@ def test_the_card_of_a_reward_model_loads_it_with_nanorlhf(recorded, tmp_path) -
     assert isinstance(scope["model"], ScalarModel)
 
 
-def test_a_policy_with_adapters_is_not_said_to_load_in_transformers(tmp_path) -> None:
+def test_a_policy_with_adapters_is_not_said_to_load_in_transformers(recorded, tmp_path) -> None:
+    finished(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "adapter_size": 8}))
-    card = hub.model_card("SFT", Args(tmp_path, push_to_hub=ID), {})
+    card = hub.model_card(tmp_path, ID)
     assert "has adapters, which transformers does not know" in card.text and "import load_gpt" in card.text
 
 
@@ -133,31 +141,40 @@ def test_the_base_model_is_found_through_the_runs_between(tmp_path) -> None:
     assert hub.base_model({"model": "no such/directory/here"}) is None
 
 
-def test_a_failed_upload_leaves_a_finished_run_and_says_how_to_push_later(recorded, tmp_path) -> None:
+def test_a_failed_upload_is_one_sentence(recorded, tmp_path) -> None:
     recorded.error = ConnectionError("Name or service not known\nin a long trace")
-    out = tmp_path / "a run"
-    with pytest.raises(InputError) as raised:
-        finished(out)
-    message = str(raised.value)
-    assert (out / "summary.json").exists() and (out / "model.safetensors").exists() and (out / "README.md").exists()
-    assert "\n" not in message and "(Name or service not known)" in message
-    [command] = re.findall("`(.*)`", message)
-    words = shlex.split(command)
-    assert words[:6] == ["hf", "upload", ID, str(out), ".", "--private"]
-    assert words[7::2] == hub.UPLOADED and set(words[6::2]) == {"--include"}
+    finished(tmp_path / "a run")
+    with pytest.raises(InputError, match=rf"not uploaded to {ID} \(Name or service not known\): try again") as raised:
+        push(tmp_path / "a run")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["args.json", "command.txt", "summary.json"])
+def test_a_directory_without_a_finished_run_is_refused(recorded, tmp_path, name) -> None:
+    args = finished(tmp_path / "run")
+    (args.out / name).unlink()
+    with pytest.raises(InputError, match=f"run holds no finished run: {name} is missing"):
+        push(args.out)
+    assert recorded.created == []
 
 
 @pytest.mark.parametrize("name", ["name", "a/b/c", "a b/c", "/name", "owner/", "owner/-x", "", "owner/" + "x" * 97])
 def test_what_is_no_owner_and_name_is_refused(name, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    with pytest.raises(InputError, match=r"^--push-to-hub .*: it must be OWNER/NAME"):
+    with pytest.raises(InputError, match=r": it must be OWNER/NAME"):
         hub.check_hub_id(name)
 
 
-def test_without_a_token_training_does_not_start(tmp_path, monkeypatch, capsys) -> None:
+def test_without_a_token_nothing_is_sent(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(hub, "get_token", lambda: None)
     monkeypatch.setattr(hub, "HfApi", lambda: pytest.fail("a server was asked"))
-    _, args = train_sft.RECIPES["tiny"]
-    with pytest.raises(InputError, match=f"--push-to-hub {ID}: there is no token: log in with `hf auth login`"):
-        begin(replace(args, out=tmp_path / "run", push_to_hub=ID))
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=f"{ID}: there is no token: log in with `hf auth login`"):
+        push(tmp_path / "run")
+
+
+def test_the_command_line_takes_a_run_and_an_id(recorded, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    finished(tmp_path / "run")
+    monkeypatch.setattr("sys.argv", ["hub.py", str(tmp_path / "run"), ID])
+    run_module(hub.main, hub.Args)
+    assert f"pushed: https://huggingface.co/{ID}" in capsys.readouterr().out

@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 from nanorlhf.errors import InputError
+from nanorlhf.training import optimizer
 from nanorlhf.training.optimizer import FiniteSteps
 
 BAD = (float("nan"), float("inf"), -float("inf"), 1e30)  # the last is finite, the norm of its gradient is not
 
 
-def make(limit=3):
+def make():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), limit, Path("run"), "lower --lr")
+    return model, FiniteSteps(torch.optim.AdamW(model.parameters(), lr=0.1), Path("run"), "lower --lr")
 
 
 def set_gradients(model, seed, bad=None):
@@ -60,8 +61,9 @@ def test_finite_steps_are_those_of_adamw(max_norm):
     assert torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias) and steps.skipped == 2
 
 
-def test_more_than_the_limit_in_a_row_end_the_run_and_a_finite_step_resets_the_count():
-    model, steps = make(limit=2)
+def test_more_than_the_limit_in_a_row_end_the_run_and_a_finite_step_resets_the_count(monkeypatch):
+    monkeypatch.setattr(optimizer, "MAX_SKIPPED_STEPS", 2)
+    model, steps = make()
     for bad in (True, True, False, True, True):
         set_gradients(model, 0, float("inf") if bad else None)
         assert steps.step(model.parameters(), 1.0) != bad

@@ -51,8 +51,8 @@ def args(tmp_path):
     return Args(tmp_path / "run")
 
 
-def write(args, step, keep_last=2, **state):
-    save_state(args.out, args, step, keep_last, state)
+def write(args, step, **state):
+    save_state(args.out, args, step, state)
 
 
 def names(out):
@@ -94,8 +94,8 @@ def test_the_newest_states_are_kept(args):
     for step in (2, 4, 100_000_000 - 1):
         write(args, step)
     assert names(args.out) == ["step-99999999", "step-00000004"]
-    write(args, 6, keep_last=1)  # later ones belong to no run any more
-    assert names(args.out) == ["step-00000006"]
+    write(args, 6)  # later ones belong to no run any more
+    assert names(args.out) == ["step-00000006", "step-00000004"]
 
 
 def damage_at(path, how):
@@ -146,7 +146,7 @@ def test_a_resumed_run_must_have_the_settings_it_was_started_with(args, tmp_path
         load_state(args.out, replace(args, lr=0.2))
     with pytest.raises(InputError, match="started with --micro-batch-size 4, not 2"):
         load_state(args.out, replace(args, micro_batch_size=2), must_stay=("micro_batch_size",))
-    with pytest.raises(InputError, match="another script's run"):
+    with pytest.raises(InputError, match="run of another script or version, with the setting"):
         load_state(args.out, OtherArgs(args.out))
 
 
@@ -202,7 +202,8 @@ CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.shutil.
 @pytest.mark.parametrize(("function", "number"), [(name, n) for name in CALLS for n in (1, 2)])
 def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_resume_from(args, monkeypatch, function, number):
     """No `finally` runs after a kill: the files are copied as they were at that moment."""
-    write(args, 1, keep_last=1)
+    monkeypatch.setattr(resume, "KEEP_LAST", 1)
+    write(args, 1)
     owner, name = function.rsplit(".", 1)
     owner = {"resume": resume, "os": os, "resume.torch": torch, "resume.shutil": shutil}[owner]
     plain, calls, copy = getattr(owner, name), [], args.out.with_name("copy")
@@ -215,13 +216,13 @@ def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_resume_from(args, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, killed)
-        write(args, 2, keep_last=1)
+        write(args, 2)
     assert len(calls) >= number or function == "resume.torch.save"
     for out in (args.out, copy):
         if out.exists():
             step = load_state(out, args)["step"]
             assert step in (1, 2)
-            save_state(out, args, step + 1, 1, {})  # what the kill left is in nobody's way
+            save_state(out, args, step + 1, {})  # what the kill left is in nobody's way
             assert names(out) == [f"step-{step + 1:08}"]
             assert [path.name for path in (out / "state").iterdir()] == names(out)
 

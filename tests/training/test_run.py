@@ -22,10 +22,7 @@ class Args:
     out: Path
     lr: float = 0.1
     save_every: int = 10
-    keep_last: int = 2
     resume: bool = False
-    trackio: str | None = None
-    push_to_hub: str | None = None
 
 
 def start(args):
