@@ -59,6 +59,7 @@ from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
 from nanorlhf.rlcf.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.settings import SamplerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +293,7 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
 
 
 def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
-    """Those of `--rollout-dtype` that run here and are not the dtype of ours."""
+    """Those of `--sampler.dtype` that run here and are not the dtype of ours."""
     found = ["bfloat16"] if args.dtype != "bfloat16" else []
     return found + ["int8"] * (device.type == "cpu" and has_int8_products())
 
@@ -472,7 +473,7 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
         reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
         micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
         max_query_length=shape.query_length, response_length=shape.response_length,
-        rollout_dtype=rollout_dtype, processes=processes, overwrite=True,
+        sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, overwrite=True,
     )  # fmt: skip
     launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])

@@ -29,11 +29,11 @@ from nanorlhf.training.memory_plan import rollout_plan
 from nanorlhf.training.optimizer import lr_factor, policy_steps
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.sampler import Sampler
-from nanorlhf.training.settings import RewardArgs, SamplerArgs
+from nanorlhf.training.settings import RewardArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RewardArgs, SamplerArgs):
+class Args(RewardArgs):
     data: Path = Path("runs/tldr/data")
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -51,22 +51,25 @@ def ranges(hint: Any) -> list[Range]:
     return found + [item for part in get_args(hint) for item in ranges(part)]
 
 
-def check_ranges(args: "DataclassInstance") -> None:
+def check_ranges(args: "DataclassInstance", prefix: str = "--") -> None:
     """Raise InputError for a number outside its field's range, NaN and infinity included.
 
-    The script itself checks whether settings fit together.
+    The flags of a group begin with its name: `--sampler.top-p`. The script itself checks whether
+    settings fit together.
     """
     if getattr(args, "dtype", None) == "auto":
         raise InputError("--dtype auto works on the command line only: pass float32 or bfloat16.")
     for name, hint in get_type_hints(type(args), include_extras=True).items():
         setting = getattr(args, name)
+        flag = f"{prefix}{name.replace('_', '-')}"
+        if is_dataclass(setting) and not isinstance(setting, type):
+            check_ranges(setting, f"{flag}.")
         for value in setting if isinstance(setting, tuple) else (setting,):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 is_finite = isinstance(value, int) or math.isfinite(value)
                 for limits in ranges(hint):
                     if not (is_finite and limits.allows(value)):
-                        flag = f"--{name.replace('_', '-')} {value}"
-                        raise InputError(f"{flag}: it must be {limits.words}.")
+                        raise InputError(f"{flag} {value}: it must be {limits.words}.")
 
 
 def named_pairs(flag: str, words: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ import train_sft
 from kernels import processor
 from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
+from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import ROOT
 
 
@@ -95,9 +96,10 @@ def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, caps
 
 
 def test_no_recipe_of_ppo_samples_from_anything_but_the_policy():
-    """--top-p, --sync-every and --rollout-dtype are there to show what that does (docs/mismatch.md)."""
+    """--sampler.top-p, --sampler.sync-every and --sampler.dtype show what that does (docs/mismatch.md)."""
     for _, args in train_ppo.RECIPES.values():
-        assert (args.top_p, args.sync_every, args.rollout_dtype) == (1.0, 1, "same")
+        assert args.sampler == SamplerSettings()
+        assert (args.sampler.top_p, args.sampler.sync_every, args.sampler.dtype) == (1.0, 1, "same")
 
 
 @pytest.mark.parametrize("flag", ["--top-k", "--no-repeat-ngram-size", "--min-length"])

@@ -92,8 +92,8 @@ def test_a_dry_run_prints_the_commands_and_runs_none(here, capsys) -> None:
     main(Mismatch(out=here / "out", runs=("stale/tis",), seeds=(4,), dry_run=True))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7 and not (here / "out").exists()
-    [stale] = [line for line in lines if "--sync-every" in line]
-    assert stale.startswith("python train_ppo.py") and "--sync-every 8 --importance-correction tis" in stale
+    [stale] = [line for line in lines if "--sampler.sync-every" in line]
+    assert stale.startswith("python train_ppo.py") and "--sampler.sync-every 8 --sampler.correction tis" in stale
     assert [*commands(Mismatch(out=here / "out", runs=("stale/tis",), seeds=(4,)))][0][:2] == ("-m", "data.tiny")
 
 

@@ -15,11 +15,13 @@ from nanorlhf.ppo import importance_weights
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import checks, sampler
 from nanorlhf.training.sampler import Sampler
+from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Spy
 from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
 
 needs_int8 = pytest.mark.skipif(not processor.has_int8_products(), reason="this processor has no VNNI")
+INT8_SAMPLER = SamplerSettings(dtype="int8")
 INT8 = pytest.param("int8", marks=needs_int8)
 
 
@@ -32,7 +34,7 @@ def ppo(miniature, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("dtype", ["bfloat16", INT8])
 def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_one(ppo, monkeypatch, dtype):
     spy = Spy(monkeypatch, "for_sampling", sampler)
-    train_ppo.main(replace(ppo, rollout_dtype=dtype, rollout_batch_size=2))
+    train_ppo.main(replace(ppo, sampler=SamplerSettings(dtype=dtype), rollout_batch_size=2))
     assert [arguments[1] for arguments, _ in spy.calls] == [dtype, dtype]
     exact, rounded = replace(ppo, out=ppo.out.with_name("exact")), read_metrics(ppo.out)
     train_ppo.main(exact)
@@ -51,7 +53,7 @@ def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, chang
     The learning rate is 0, as norms and biases are the policy's own and would move before the sampler is asked again.
     """
     samplers, batches = Spy(monkeypatch, "for_sampling", sampler), spy_on(monkeypatch, "rollout_metrics")
-    train_ppo.main(replace(ppo, rollout_dtype="int8", lr=0.0, **change))
+    train_ppo.main(replace(ppo, sampler=INT8_SAMPLER, lr=0.0, **change))
     for (_, sampling), ((batch, *_), _) in zip(samplers.calls, batches.calls, strict=True):
         T = batch.response.size(1)
         with torch.no_grad():
@@ -66,8 +68,8 @@ def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, chang
 def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
     losses, batches = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "rollout_metrics")
     for correction in ("none", "tis"):
-        args = replace(ppo, out=ppo.out.with_name(correction), top_p=0.6, tis_clip=0.603, total_episodes=8)
-        train_ppo.main(replace(args, importance_correction=correction))
+        settings = SamplerSettings(top_p=0.6, tis_clip=0.603, correction=correction)
+        train_ppo.main(replace(ppo, out=ppo.out.with_name(correction), sampler=settings, total_episodes=8))
     ((batch, *_), _), ((again, *_), _) = batches.calls
     assert torch.equal(batch.response, again.response)
     (plain, _), (corrected, _) = losses.calls
@@ -88,7 +90,7 @@ def test_the_weights_multiply_the_advantages_of_the_loss(ppo, monkeypatch):
 def test_top_p_weights_are_the_share_of_the_distribution_that_was_kept(ppo, monkeypatch):
     """Between p and 1: what the filter keeps, it makes likelier by the same factor."""
     batches = spy_on(monkeypatch, "rollout_metrics")
-    train_ppo.main(replace(ppo, top_p=0.6, total_episodes=8))
+    train_ppo.main(replace(ppo, sampler=SamplerSettings(top_p=0.6), total_episodes=8))
     (((batch, *_), _),) = batches.calls
     ratio = (batch.logprobs - batch.sampled_logprobs).exp()[batch.actions]
     assert 0.6 - 1e-4 < ratio.min() and ratio.max() < 1 + 1e-4 and ratio.min() < 0.8
@@ -98,7 +100,7 @@ def test_a_stale_sampler_gets_the_policys_weights_at_every_second_update(ppo, mo
     used, batches = Spy(monkeypatch, "for_sampling", sampler), spy_on(monkeypatch, "rollout_metrics")
     seen = []
     monkeypatch.setattr(Sampler, "sync", recorded(Sampler.sync, seen))
-    train_ppo.main(replace(ppo, sync_every=2, total_episodes=32, lr=1e-2))
+    train_ppo.main(replace(ppo, sampler=SamplerSettings(sync_every=2), total_episodes=32, lr=1e-2))
     (before, at0), (_, at1), (_, at2), (_, at3) = seen
     assert torch.equal(at0, before) and torch.equal(at1, at0) and torch.equal(at3, at2) and not torch.equal(at2, at0)
     assert torch.equal(at2, seen[2][0])  # the policy's at that time
@@ -119,7 +121,8 @@ def recorded(plain, seen):
 @pytest.mark.parametrize("change", [{}, {"tune": "lora"}], ids=str)
 def test_a_run_resumes_between_two_copies(ppo, monkeypatch, change):
     """To the last bit: the stale weights are part of the state."""
-    args = replace(ppo, sync_every=3, total_episodes=32, save_every=2, lr=1e-2, importance_correction="tis", **change)
+    settings = SamplerSettings(sync_every=3, correction="tis")
+    args = replace(ppo, sampler=settings, total_episodes=32, save_every=2, lr=1e-2, **change)
     whole, broken = replace(args, out=ppo.out.with_name("whole")), replace(args, out=ppo.out.with_name("broken"))
     train_ppo.main(whole)
     interrupt_at(3, monkeypatch, train_ppo, "gae")
@@ -134,27 +137,26 @@ def test_a_run_resumes_between_two_copies(ppo, monkeypatch, change):
 def test_the_policy_itself_samples_by_default(ppo):
     policy = GPT(TINY)
     sampler = Sampler(policy, load_tokenizer(ppo.sft), train_ppo.Args(), "last_token")
-    assert for_sampling(sampler.source, sampler.settings.rollout_dtype) is policy and sampler.state() == {}
+    assert for_sampling(sampler.source, sampler.settings.dtype) is policy and sampler.state() == {}
     assert sampler.settings.top_p == 1 and sampler.engine is None
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rollout_dtype": "int8"}, "--rollout-dtype int8 does not run on this processor, which has no VNNI"),
-        ({"top_p": 0.0}, "--top-p 0 would always sample"),
-        ({"top_p": 1.5}, "--top-p 1.5: it must be from 0 to 1"),
-        ({"sync_every": 0}, "--sync-every 0: it must be at least 1"),
-        ({"sync_every": 2, "shard": "fsdp"}, "--sync-every 2 keeps a full copy"),
-        ({"importance_correction": "tis", "rollout_logprobs": "sampler"}, "pass one of them"),
-        ({"tis_clip": 0.0}, "--tis-clip 0.0: it must be above 0"),
+        ({"dtype": "int8"}, "--sampler.dtype int8 does not run on this processor, which has no VNNI"),
+        ({"top_p": 0.0}, "--sampler.top-p 0 would always sample"),
+        ({"top_p": 1.5}, "--sampler.top-p 1.5: it must be from 0 to 1"),
+        ({"sync_every": 0}, "--sampler.sync-every 0: it must be at least 1"),
+        ({"sync_every": 2}, "--sampler.sync-every 2 keeps a full copy"),
+        ({"tis_clip": 0.0}, "--sampler.tis-clip 0.0: it must be above 0"),
     ],
     ids=str,
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_written(ppo, monkeypatch, change, sentence):
     monkeypatch.setattr(checks, "has_int8_products", lambda: False)
     with pytest.raises(InputError, match=sentence):
-        train_ppo.main(replace(ppo, **change))
+        train_ppo.main(replace(ppo, sampler=SamplerSettings(**change), shard="fsdp"))
     assert not ppo.out.exists()
 
 
@@ -163,12 +165,12 @@ def test_int8_is_refused_on_a_gpu(ppo, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:0"):
         with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
-            checks.check_sampler(replace(ppo, rollout_dtype="int8", device=device))
-    checks.check_sampler(replace(ppo, rollout_dtype="int8", device="cpu"))
+            checks.check_sampler(replace(ppo, sampler=INT8_SAMPLER, device=device))
+    checks.check_sampler(replace(ppo, sampler=INT8_SAMPLER, device="cpu"))
 
 
 @pytest.mark.parametrize("device", [GPU])
 def test_int8_is_refused_before_a_run_on_a_gpu(ppo, device):
     with pytest.raises(InputError, match="does not run on a GPU: pass bfloat16 or same"):
-        train_ppo.main(replace(ppo, rollout_dtype="int8", device=device))
+        train_ppo.main(replace(ppo, sampler=INT8_SAMPLER, device=device))
     assert not ppo.out.exists()

@@ -20,6 +20,7 @@ from nanorlhf.ppo import policy_loss
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import models, sampler, statistics
 from nanorlhf.training.resume import states
+from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Spy
 from tests.test_train_ppo import policy_that_stops
@@ -246,7 +247,7 @@ def start(miniature) -> train_grpo.Args:
 def test_the_first_step_of_a_run_takes_the_papers_gradient(start, kind, monkeypatch, gradients):  # noqa: F811
     """From single unpadded responses in float64; at a ratio of 1 and with the policy far from its reference."""
     reference = str(start.out.parent / "sft")
-    args = replace(start, rollout_logprobs="sampler", **KINDS[kind])
+    args = replace(start, sampler=SamplerSettings(correction="sampler_logprobs"), **KINDS[kind])
     monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
     rollouts = spy_on(monkeypatch, "rollout_metrics")
     train_grpo.main(args)
@@ -332,7 +333,13 @@ def test_the_micro_batch_size_does_not_change_the_gradient(start, kind, gradient
 def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, monkeypatch, gradients):  # noqa: F811
     """The first of two minibatches in micro-batches of one, whose mean length is not that of the rollout."""
     reference = str(start.out.parent / "sft")
-    args = replace(start, num_minibatches=2, micro_batch_size=1, rollout_logprobs="sampler", **KINDS["grpo"])
+    args = replace(
+        start,
+        num_minibatches=2,
+        micro_batch_size=1,
+        sampler=SamplerSettings(correction="sampler_logprobs"),
+        **KINDS["grpo"],
+    )
     monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
     rollouts, losses = spy_on(monkeypatch, "rollout_metrics"), spy_on(monkeypatch, "policy_loss")
     seen = []

@@ -19,6 +19,7 @@ from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training import optimizer, sampler, statistics
+from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import GPU, TINY, UNCLIPPED, interrupt_at, read_metrics
 from tests.miniature_rlcf import Spy
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
@@ -101,7 +102,13 @@ def test_the_ratio_of_the_first_minibatch_is_one(miniature, monkeypatch):
 
 def test_logprobs_of_the_sampler_are_used_on_request(miniature, monkeypatch):
     losses, recomputed, rollouts = (spy_on(monkeypatch, n) for n in ("policy_loss", "read_logprobs", "rollout_metrics"))
-    args = replace(miniature.ppo, total_episodes=8, overwrite=True, micro_batch_size=8, rollout_logprobs="sampler")
+    args = replace(
+        miniature.ppo,
+        total_episodes=8,
+        overwrite=True,
+        micro_batch_size=8,
+        sampler=SamplerSettings(correction="sampler_logprobs"),
+    )
     train_ppo.main(args)
     ((batch, *_), _), ((_, old, *_), _) = rollouts.calls[0], losses.calls[0]
     assert torch.equal(batch.logprobs, torch.where(batch.actions, batch.sampled_logprobs, 0.0))

@@ -29,6 +29,7 @@ from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.t5 import DecoderBlock, EncoderDecoder, T5Config
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import interrupt_at, read_metrics
 from tests.test_t5 import CONFIGS, PAD, away_from_the_start, enclosed, largest_difference, rows, t5
 
@@ -239,11 +240,11 @@ def ruled(miniature, sft, tmp_path) -> train_ppo.Args:
 
 
 @pytest.mark.parametrize(
-    "rollout_dtype",
+    "dtype",
     ["bfloat16", pytest.param("int8", marks=pytest.mark.skipif(not has_int8_products(), reason="no VNNI here"))],
 )
-def test_rollouts_of_rounded_weights_leave_the_first_ratio_at_one(ruled, rollout_dtype) -> None:
-    train_ppo.main(replace(ruled, rollout_dtype=rollout_dtype, importance_correction="tis"))
+def test_rollouts_of_rounded_weights_leave_the_first_ratio_at_one(ruled, dtype) -> None:
+    train_ppo.main(replace(ruled, sampler=SamplerSettings(dtype=dtype, correction="tis")))
     for row in read_metrics(ruled.out):
         assert row["policy/first_ratio_error"] < 1e-5
         assert 1e-5 < row["policy/sampler_gap"] < 0.1 and abs(row["policy/tis_weight"] - 1) < 0.05

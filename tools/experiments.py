@@ -325,15 +325,15 @@ def compare(args: Compare) -> Iterator[list[Run]]:
 # --------------------------------------------------------------------- 4. samplers that are not quite the policy
 SAMPLERS: dict[str, Words] = {
     "exact": (),
-    "bfloat16": ("--rollout-dtype", "bfloat16"),
-    "int8": ("--rollout-dtype", "int8"),
-    "stale": ("--sync-every", "8"),
-    "top-p": ("--top-p", "0.9"),
+    "bfloat16": ("--sampler.dtype", "bfloat16"),
+    "int8": ("--sampler.dtype", "int8"),
+    "stale": ("--sampler.sync-every", "8"),
+    "top-p": ("--sampler.top-p", "0.9"),
 }
 CORRECTIONS: dict[str, Words] = {
     "none": (),
-    "tis": ("--importance-correction", "tis"),
-    "ratio": ("--rollout-logprobs", "sampler"),
+    "tis": ("--sampler.correction", "tis"),
+    "ratio": ("--sampler.correction", "sampler_logprobs"),
 }
 
 

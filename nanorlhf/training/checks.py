@@ -14,7 +14,7 @@ from nanorlhf.model import GPTConfig
 from nanorlhf.reward import is_function, reward_model_paths
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
-from nanorlhf.training.settings import RewardArgs, SamplerArgs
+from nanorlhf.training.settings import RewardArgs
 
 
 def check_sft(query_length: int, response_length: int, loss_on: str, model: str, config: GPTConfig) -> None:
@@ -69,22 +69,20 @@ def check_value_model(share_trunk: bool, tune: str, value_model: str | None, sha
         )
 
 
-def check_sampler(args: SamplerArgs) -> None:
+def check_sampler(args: RewardArgs) -> None:
     """The settings that make the sampler another model than the policy."""
+    sampler = args.sampler
     on_gpu = args.device.startswith("cuda") or args.device == "auto" and torch.cuda.is_available()
-    if args.rollout_dtype == "int8" and (on_gpu or not has_int8_products()):
+    if sampler.dtype == "int8" and (on_gpu or not has_int8_products()):
         here = "on a GPU" if on_gpu else "on this processor, which has no VNNI"
-        raise InputError(f"--rollout-dtype int8 does not run {here}: pass bfloat16 or same.")
-    if args.rollout_url is not None and (args.rollout_dtype != "same" or args.top_p != 1):
-        raise InputError("--rollout-url: the server decides dtype and filters: drop --rollout-dtype and --top-p.")
-    if args.top_p == 0:
-        raise InputError("--top-p 0 would always sample the most probable token.")
-    if args.sync_every > 1 and args.shard != "none" and args.rollout_url is None:
-        raise InputError(f"--sync-every {args.sync_every} keeps a full copy of the policy, which --shard can't.")
-    if args.importance_correction == "tis" and args.rollout_logprobs == "sampler":
+        raise InputError(f"--sampler.dtype int8 does not run {here}: pass bfloat16 or same.")
+    if sampler.url is not None and (sampler.dtype != "same" or sampler.top_p != 1):
+        raise InputError("--sampler.url: the server decides these: drop --sampler.dtype and --sampler.top-p.")
+    if sampler.top_p == 0:
+        raise InputError("--sampler.top-p 0 would always sample the most probable token.")
+    if sampler.sync_every > 1 and args.shard != "none" and sampler.url is None:
         raise InputError(
-            "--importance-correction tis weighs what the ratio leaves out, and with --rollout-logprobs sampler that is "
-            "nothing: pass one of them."
+            f"--sampler.sync-every {sampler.sync_every} keeps a full copy of the policy, which --shard can't."
         )
 
 

@@ -38,7 +38,7 @@ class Engine:
     def __init__(self, url: str):
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
-            raise InputError(f"--rollout-url {url}: write http://HOST:PORT of a vLLM or SGLang server.")
+            raise InputError(f"--sampler.url {url}: write http://HOST:PORT of a vLLM or SGLang server.")
         # no proxy: the server is in the same network
         self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self.name, self.kind = self.served()
@@ -164,7 +164,7 @@ class Engine:
         raise AssertionError
 
     def refusal(self, problem: str, advice: str) -> InputError:
-        return InputError(f"--rollout-url {self.url} {problem}: {advice}.")
+        return InputError(f"--sampler.url {self.url} {problem}: {advice}.")
 
 
 def said(error: urllib.error.HTTPError) -> str:

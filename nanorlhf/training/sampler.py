@@ -18,7 +18,7 @@ from nanorlhf.ppo import importance_weights, masked_mean
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.engine import Engine
 from nanorlhf.training.run import write_checkpoint
-from nanorlhf.training.settings import SamplerArgs
+from nanorlhf.training.settings import RewardArgs
 
 MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it got the policy's weights
 
@@ -26,19 +26,20 @@ MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it
 class Sampler:
     """The policy itself, exactly, unless a setting says otherwise: rounded, filtered, stale, or an engine by URL."""
 
-    def __init__(self, policy: GPT, tokenizer: Tokenizer, settings: SamplerArgs, score_at: ScoreAt):
+    def __init__(self, policy: GPT, tokenizer: Tokenizer, args: RewardArgs, score_at: ScoreAt):
         self.policy = policy
         self.tokenizer = tokenizer
-        self.settings = settings
+        self.args = args
+        self.settings = args.sampler
         self.score_at: ScoreAt = score_at
         self.source = policy  # whose parameters are sampled from
         self.engine: Engine | None = None
-        self.engine_path = settings.out / "rollout_weights"  # where an engine reads the parameters
+        self.engine_path = args.out / "rollout_weights"  # where an engine reads the parameters
         self.has_synced = False  # the engine has had parameters from this process
         self.is_fresh = False  # it has the policy's parameters of this update
-        if settings.rollout_url is not None:
-            self.engine = Engine(settings.rollout_url)
-        elif settings.sync_every > 1:
+        if self.settings.url is not None:
+            self.engine = Engine(self.settings.url)
+        elif self.settings.sync_every > 1:
             self.source = copy.deepcopy(policy).requires_grad_(False)
 
     def state(self) -> dict[str, nn.Module]:
@@ -48,7 +49,7 @@ class Sampler:
     def sample(self, rows: list[Demonstration], uniforms: Tensor, update: int) -> Batch:
         """A response to each row's query; uniforms (B, T), a row's own random numbers."""
         self.sync(update)
-        settings, tokenizer = self.settings, self.tokenizer
+        args, tokenizer = self.args, self.tokenizer
         device = self.policy.lm_head.weight.device
         with self.precision(device):
             return sample(
@@ -56,8 +57,8 @@ class Sampler:
                 rows,
                 uniforms,
                 device,
-                settings.temperature,
-                settings.rollout_batch_size,
+                args.temperature,
+                args.rollout_batch_size,
                 tokenizer.eos_id,
                 tokenizer.pad_id,
                 self.score_at,
@@ -80,7 +81,7 @@ class Sampler:
 
     def precision(self, device: torch.device) -> Any:
         """Autocast as the rounded parameters need it; for `same`, whatever it is."""
-        dtype = self.settings.rollout_dtype
+        dtype = self.settings.dtype
         if dtype == "same":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
@@ -92,14 +93,14 @@ class Sampler:
             ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()
             vocab_size = self.policy.config.vocab_size
             return partial(self.engine.write, vocab_size=vocab_size, forbidden=frozenset(ids))
-        model = for_sampling(distributed.unshard(self.source), self.settings.rollout_dtype)
+        model = for_sampling(distributed.unshard(self.source), self.settings.dtype)
         return partial(generate, model, top_p=self.settings.top_p, filtered_logprobs=True)
 
     def correct(self, batch: Batch) -> tuple[Tensor | float, dict[str, float]]:
         """Account for a sampler that differs from the policy, once both have said their log-probabilities.
 
-        --importance-correction tis: returns the weights (B, T) of the advantages; else 1
-        --rollout-logprobs sampler: the batch's old log-probabilities become the sampler's
+        --sampler.correction tis: returns the weights (B, T) of the advantages; else 1
+        --sampler.correction sampler_logprobs: the batch's old log-probabilities become the sampler's
         The metrics say how far apart the two are. Raises InputError for an engine that has other parameters.
         """
         settings = self.settings
@@ -114,11 +115,11 @@ class Sampler:
         }
         if self.engine is not None and self.is_fresh and not gap <= MAX_GAP:
             raise InputError(
-                f"--rollout-url {self.engine.url}: its logprobs are {gap:.2f} nats per token off the policy's: "
+                f"--sampler.url {self.engine.url}: its logprobs are {gap:.2f} nats per token off the policy's: "
                 f"check that it has loaded {self.engine_path}, and divides by the temperature (vLLM: --logprobs-mode "
                 "processed_logprobs)."
             )
-        if settings.rollout_logprobs == "sampler":
+        if settings.correction == "sampler_logprobs":
             # the sampler's log-probabilities include tokens that were cut later: mask them
             batch.logprobs = torch.where(batch.actions, batch.sampled_logprobs, 0.0)
-        return weights if settings.importance_correction == "tis" else 1.0, metrics
+        return weights if settings.correction == "tis" else 1.0, metrics

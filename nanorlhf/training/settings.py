@@ -124,9 +124,30 @@ class RolloutArgs(TrainingArgs, LoRAArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardArgs(RolloutArgs):
-    """Of PPO and GRPO: what scores the responses."""
+class SamplerSettings:
+    """What samples the responses, and how the update accounts for it (docs/mismatch.md)."""
 
+    url: str | None = None
+    """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""
+    dtype: Literal["same", "bfloat16", "int8"] = "same"
+    """dtype of the sampler's weights, rounded once per rollout; int8 is for CPUs with VNNI, which it makes faster"""
+    top_p: Fraction = 1.0
+    """sample from the most probable tokens whose total probability reaches this; the update's distribution is whole"""
+    sync_every: PositiveInt = 1
+    """updates between copies of the policy to the sampler, which is stale in between"""
+    correction: Literal["none", "tis", "sampler_logprobs"] = "none"
+    """for a sampler that differs from the policy. tis: weigh each token by its old probability over the sampler's,
+    truncated (Yao et al. 2025); sampler_logprobs: take the ratio to the sampler's log-probabilities (the paper's), not
+    to those that the training forward pass recomputes (first ratio 1 to rounding)"""
+    tis_clip: PositiveFloat = 2.0
+    """largest weight of tis"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardArgs(RolloutArgs):
+    """Of PPO and GRPO: what samples the responses, and what scores them."""
+
+    sampler: SamplerSettings = SamplerSettings()
     reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
     """scores the responses; PPO's value model starts as its copy (of several, the first's); None: pass --reward"""
     ensemble: Literal["mean", "min", "uncertainty"] = "mean"
@@ -135,23 +156,3 @@ class RewardArgs(RolloutArgs):
     """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
     gold: str | None = None
     """true score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplerArgs(RolloutArgs):
-    """Of PPO and GRPO: what samples the responses, and how the update accounts for it (docs/mismatch.md)."""
-
-    rollout_url: str | None = None
-    """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""
-    rollout_dtype: Literal["same", "bfloat16", "int8"] = "same"
-    """dtype of the sampler's weights, rounded once per rollout; int8 is for CPUs with VNNI, which it makes faster"""
-    top_p: Fraction = 1.0
-    """sample from the most probable tokens whose total probability reaches this; the update's distribution is whole"""
-    sync_every: PositiveInt = 1
-    """updates between copies of the policy to the sampler, which is stale in between"""
-    rollout_logprobs: Literal["recomputed", "sampler"] = "recomputed"
-    """old log-probabilities: of the training forward pass (first ratio 1 to rounding), or of sampling (the paper's)"""
-    importance_correction: Literal["none", "tis"] = "none"
-    """tis: weigh each token by its old probability over the sampler's, truncated (Yao et al. 2025)"""
-    tis_clip: PositiveFloat = 2.0
-    """largest such weight"""

@@ -17,6 +17,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import engine
+from nanorlhf.training.settings import SamplerSettings
 from tests.conftest import read_metrics, weights
 from tests.test_train_grpo import grpo_args
 from tests.test_train_ppo import miniature, spy_on  # noqa: F401  its policy sometimes samples EOS
@@ -131,7 +132,7 @@ def pushes(server) -> int:
 def test_ppo_learns_from_what_the_server_wrote(ppo, server, monkeypatch):
     """Its log-probabilities are the policy's before each update: it got the weights. Equal queries differ."""
     batches = spy_on(monkeypatch, "rollout_metrics")
-    args = replace(ppo, rollout_url=f"{server.url}/v1/", lr=1e-2, importance_correction="tis")
+    args = replace(ppo, sampler=SamplerSettings(url=f"{server.url}/v1/", correction="tis"), lr=1e-2)
     train_grpo.main(grpo_args(args, algorithm="rloo", samples_per_query=2, num_epochs=1))
     assert pushes(server) == 2 and paths(server).count("/v1/completions") == 16
     assert paths(server).count("/reset_prefix_cache") == (2 if server.kind == "vllm" else 0)
@@ -149,13 +150,13 @@ def test_ppo_learns_from_what_the_server_wrote(ppo, server, monkeypatch):
 def test_the_same_seed_asks_for_the_same_responses(ppo, server, monkeypatch):
     batches = spy_on(monkeypatch, "rollout_metrics")
     for name in ("one", "two"):
-        train_ppo.main(replace(ppo, out=ppo.out / name, rollout_url=server.url, total_episodes=8))
+        train_ppo.main(replace(ppo, out=ppo.out / name, sampler=SamplerSettings(url=server.url), total_episodes=8))
     ((one, *_), _), ((two, *_), _) = batches.calls
     assert torch.equal(one.response, two.response)
 
 
 def test_weights_are_pushed_as_seldom_as_asked_and_at_once_on_resume(ppo, server):
-    args = replace(ppo, rollout_url=server.url, sync_every=3, total_episodes=32, save_every=2, lr=1e-2)
+    args = replace(ppo, sampler=SamplerSettings(url=server.url, sync_every=3), total_episodes=32, save_every=2, lr=1e-2)
     spoil = edit(token_ids=None)
     server.change = lambda path, answer: spoil(path, answer) if pushes(server) == 2 else answer
     with pytest.raises(InputError, match="returned no token_ids"):
@@ -208,15 +209,15 @@ def edit(**change):
 )
 def test_what_the_policy_cannot_have_written_is_refused(ppo, server, change, sentence):
     server.change = change
-    with pytest.raises(InputError, match=f"^--rollout-url {server.url} .*{sentence}.*[.]$"):
-        train_ppo.main(replace(ppo, rollout_url=server.url))
+    with pytest.raises(InputError, match=f"^--sampler.url {server.url} .*{sentence}.*[.]$"):
+        train_ppo.main(replace(ppo, sampler=SamplerSettings(url=server.url)))
     assert not (ppo.out / "metrics.jsonl").exists()
 
 
 def test_a_server_that_keeps_its_old_weights_is_found_out(ppo, server, monkeypatch):
     monkeypatch.setattr(server, "load", lambda directory: None)
     with pytest.raises(InputError, match="nats per token off the policy's: check that it has loaded"):
-        train_ppo.main(replace(ppo, rollout_url=server.url, lr=0.5))
+        train_ppo.main(replace(ppo, sampler=SamplerSettings(url=server.url), lr=0.5))
     assert len(read_metrics(ppo.out)) == 1
 
 
@@ -258,12 +259,12 @@ def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
     with pytest.raises(InputError, match=f"{server.url} can't be reached .*refused.*: start it, or check host and"):
         engine.Engine(server.url)
     for url in ("localhost:8000", "file:///etc/hosts", "ftp://x"):
-        with pytest.raises(InputError, match=f"--rollout-url {url}: write http://HOST:PORT"):
+        with pytest.raises(InputError, match=f"--sampler.url {url}: write http://HOST:PORT"):
             engine.Engine(url)
 
 
-@pytest.mark.parametrize("change", [{"rollout_dtype": "bfloat16"}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"top_p": 0.9}], ids=str)
 def test_what_the_server_decides_is_no_flag(ppo, change):
-    with pytest.raises(InputError, match="drop --rollout-dtype and --top-p"):
-        train_ppo.main(replace(ppo, rollout_url="http://127.0.0.1:9", **change))
+    with pytest.raises(InputError, match="drop --sampler.dtype and --sampler.top-p"):
+        train_ppo.main(replace(ppo, sampler=SamplerSettings(url="http://127.0.0.1:9", **change)))
     assert not ppo.out.exists()

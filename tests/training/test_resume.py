@@ -163,6 +163,28 @@ def test_a_flag_that_came_after_the_run_was_started_must_be_off(args):
         load_state(args.out, replace(later, estimator="on"))
 
 
+@dataclass(frozen=True)
+class Group:
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class GroupedArgs(Args):
+    sampler: Group = Group()
+
+
+def test_the_settings_of_a_group_are_compared_one_by_one(args):
+    write(args, 10)
+    later = GroupedArgs(args.out)  # the group came after the run was started
+    load_state(args.out, later)
+    with pytest.raises(InputError, match="was started without --sampler.top-p"):
+        load_state(args.out, replace(later, sampler=Group(0.5)))
+    write(replace(later, sampler=Group(0.5)), 11)
+    load_state(args.out, replace(later, sampler=Group(0.5)))
+    with pytest.raises(InputError, match="started with --sampler.top-p 0.5, not 1.0: pass the same"):
+        load_state(args.out, later)
+
+
 # ------------------------------------------------------------------------------------------------------------ the disk
 @pytest.mark.parametrize("function", ["os.rename", "torch.save", "to_disk", "sha256"])
 def test_a_full_disk_leaves_earlier_states_intact(args, monkeypatch, function):
