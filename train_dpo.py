@@ -33,7 +33,7 @@ from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import dpo_plan
 from nanorlhf.training.models import loading_device, prepare_models
-from nanorlhf.training.optimizer import FiniteSteps, check_warmup, lr_factor, parameter_groups
+from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, check_length, evaluate, number_of_steps
@@ -126,7 +126,7 @@ def main(args: Args) -> dict[str, float]:
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
     check_length((train, validation), policy.config, f"comparisons in {args.data}", args.sft)
     policy.forbid(pad_id, tokenizer.vocab_size)
-    tune(policy, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+    tune(policy, args.tune, args.lora_rank, args.lora_targets)
     if args.tune == "lora" and args.shard == "none":
         ref_policy = reference(policy)  # the policy's frozen weights, without the updates
     else:  # never sharded: each rank holds all of it
@@ -137,9 +137,7 @@ def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------- 3. the optimizer, the validation
     parameters = list(policy.parameters())
     # optimizer (the same in train_sft.py, train_rm.py)
-    groups = parameter_groups(parameters, args.weight_decay, args.decay_vectors)
-    adamw = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    steps = FiniteSteps(adamw, args.out, f"lower --lr ({args.lr})")
+    steps = adamw_steps(args, parameters, args.decay_vectors)  # [N+ 9, 10]
     best = {"loss": math.inf}  # the lowest validation loss so far
 
     def write(directory: Path) -> None:

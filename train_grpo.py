@@ -26,7 +26,7 @@ from nanorlhf.ppo import policy_loss, whiten
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, models, statistics
 from nanorlhf.training.memory_plan import rollout_plan
-from nanorlhf.training.optimizer import lr_factor, policy_steps
+from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
@@ -165,7 +165,7 @@ def main(args: Args) -> dict[str, float]:
     sampler = Sampler(policy, tokenizer, args, "last_token")
 
     parameters = [*policy.parameters()]
-    steps = policy_steps(args, (0.9, 0.999), parameters)
+    steps = adamw_steps(args, parameters)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank
 

@@ -26,7 +26,7 @@ from nanorlhf.ppo import KLCoefficient, policy_loss, value_loss, whiten
 from nanorlhf.recipes import recipes
 from nanorlhf.training import checks, models, statistics
 from nanorlhf.training.memory_plan import rollout_plan
-from nanorlhf.training.optimizer import lr_factor, policy_steps
+from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
@@ -50,8 +50,6 @@ class Args(RewardArgs):
     num_ppo_epochs: cli.PositiveInt = 4
     """passes over each rollout"""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    adam_betas: tuple[cli.Beta, cli.Beta] = (0.9, 0.999)
-    """decay rates of AdamW's two moments"""
     missing_eos_score: cli.FiniteFloat | None = -1.0
     """[N+ 23] replaces the score of a response without EOS; None keeps the reward model's"""
     kl_coef: cli.NonNegativeFloat = 0.05
@@ -110,7 +108,7 @@ def main(args: Args) -> dict[str, float]:
     sampler = Sampler(policy, tokenizer, args, args.score_at)
 
     parameters = [*policy.parameters(), *value_model.parameters()]
-    steps = policy_steps(args, args.adam_betas, parameters)  # [N+ 20]
+    steps = adamw_steps(args, parameters)  # [N+ 20]
     beta = KLCoefficient(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank

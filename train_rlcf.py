@@ -35,9 +35,9 @@ from nanorlhf.rlcf.localisation import truncate_at_error
 from nanorlhf.tokenizer import token_bytes
 from nanorlhf.training import checks, models, statistics
 from nanorlhf.training.memory_plan import rollout_plan
-from nanorlhf.training.optimizer import FiniteSteps, lr_factor, policy_steps
+from nanorlhf.training.optimizer import FiniteSteps, adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
-from nanorlhf.training.settings import RolloutArgs
+from nanorlhf.training.settings import AdamSettings, RolloutArgs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,7 @@ class Args(RolloutArgs):
     """passes over each rollout"""
     lr: cli.NonNegativeFloat = 1e-6
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    adam_betas: tuple[cli.Beta, cli.Beta] = (0.9, 0.99)
-    """decay rates of AdamW's two moments"""
-    adam_eps: cli.PositiveFloat = 1e-8
+    adam: AdamSettings = AdamSettings(betas=(0.9, 0.99), eps=1e-8)
     max_query_length: cli.PositiveInt = 500
     response_length: cli.PositiveInt = 384
     temperature: cli.NonNegativeFloat = 1.0
@@ -129,7 +127,7 @@ def main(args: Args) -> dict[str, float]:
     discriminator = None
 
     parameters = [*policy.parameters(), *value_model.parameters()]
-    steps = policy_steps(args, args.adam_betas, parameters)
+    steps = adamw_steps(args, parameters)
     beta = KLCoefficient(args.kl_coef, args.kl_target)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank

@@ -34,13 +34,7 @@ from nanorlhf.reward import pair_scores, response_scores
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.memory_plan import rm_plan
 from nanorlhf.training.models import loading_device, prepare_models
-from nanorlhf.training.optimizer import (
-    FiniteSteps,
-    check_warmup,
-    lr_factor,
-    parameter_groups,
-    train_linear_layers,
-)
+from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor, train_linear_layers
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, check_length, evaluate, number_of_steps
@@ -152,15 +146,13 @@ def main(args: Args) -> dict[str, float]:
     if args.trainable == "linear":
         train_linear_layers(model)
     else:
-        tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+        tune(model, args.tune, args.lora_rank, args.lora_targets)
     prepare_models(args, device, [model])
 
     # ------------------------------------------------------------- 3. the optimizer, the validation
     parameters = list(model.parameters())
     # optimizer (the same in train_sft.py, train_dpo.py)
-    groups = parameter_groups(parameters, args.weight_decay, args.decay_vectors)
-    adamw = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    steps = FiniteSteps(adamw, args.out, f"lower --lr ({args.lr})")
+    steps = adamw_steps(args, parameters, args.decay_vectors)  # [N+ 9, 10]
     best = {"loss": math.inf}  # the lowest validation loss so far
 
     size = 4 * args.micro_batch_size  # rows per forward pass where there is no gradient

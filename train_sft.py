@@ -36,7 +36,7 @@ from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
 from nanorlhf.training.checks import check_sft
 from nanorlhf.training.memory_plan import sft_plan
 from nanorlhf.training.models import loading_device, prepare_models
-from nanorlhf.training.optimizer import FiniteSteps, check_warmup, lr_factor, parameter_groups
+from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
 from nanorlhf.training.supervised import autocast, backward, evaluate, new_config, number_of_steps
@@ -135,15 +135,13 @@ def main(args: Args) -> dict[str, float]:
     lengths = args.max_query_length, args.max_response_length
     check_sft(*lengths, args.loss_on, name, model.config)
     model.forbid(pad_id, tokenizer.vocab_size)
-    tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+    tune(model, args.tune, args.lora_rank, args.lora_targets)
     prepare_models(args, device, [model])
 
     # ------------------------------------------------------------- 3. the optimizer, the validation
     parameters = list(model.parameters())
     # optimizer (the same in train_rm.py, train_dpo.py)
-    groups = parameter_groups(parameters, args.weight_decay, args.decay_vectors)
-    adamw = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)  # [N+ 9, 10]
-    steps = FiniteSteps(adamw, args.out, f"lower --lr ({args.lr})")
+    steps = adamw_steps(args, parameters, args.decay_vectors)  # [N+ 9, 10]
     best = {"loss": math.inf}  # the lowest validation loss so far
 
     def write(directory: Path) -> None:

@@ -33,8 +33,9 @@ from nanorlhf.t5 import DecoderBlock, T5Config
 
 M = TypeVar("M", bound=GPT | ScalarModel)
 ADAPTER_SHARE = 0.025  # of the model's parameters; the paper: 2 to 3%
-LORA_RANK = 8  # not in the paper, nor is alpha
-LORA_ALPHA = 16.0
+LORA_RANK = 8  # not in the paper, nor is the scale
+LORA_SCALE = 2.0
+"""factor of the updates, alpha / rank: the usual one"""
 Target = Literal["q", "k", "v", "out", "gate", "up", "down"]
 QUERY_AND_VALUE: tuple[Target, ...] = ("q", "v")
 TARGETS = {  # of a layer; q and kv are cross-attention's
@@ -48,12 +49,11 @@ def tune(
     model: GPT | ScalarModel,
     how: str,
     rank: int = LORA_RANK,
-    alpha: float = LORA_ALPHA,
     targets: tuple[Target, ...] = QUERY_AND_VALUE,
 ) -> None:
     """Add what `how` (full, adapter, bitfit or lora) trains and freeze the rest.
 
-    rank, alpha and targets (q, k, v, out, gate, up, down) are LoRA's. Raises InputError for any
+    rank and targets (q, k, v, out, gate, up, down) are LoRA's. Raises InputError for any
     other `how`, and for a model that has nothing of the kind.
     """
     if how not in ("full", "adapter", "bitfit", "lora"):
@@ -62,7 +62,7 @@ def tune(
     if isinstance(model, ScalarModel):
         model.score.requires_grad_(True)
     if how == "lora":  # [STR lora]
-        add_updates(model, rank, alpha, targets)
+        add_updates(model, rank, targets)
     elif how == "bitfit":  # [STR bitfit]
         for name, parameter in model.transformer.named_parameters():
             parameter.requires_grad_(name.endswith(".bias"))
@@ -91,18 +91,18 @@ def add_adapters(model: GPT | ScalarModel) -> None:
 class LoRALinear(Linear):
     """A linear layer with low-rank updates (Hu et al. 2021), each of some of its rows. [STR lora]
 
-        y = W x,  then  y[rows] += alpha / rank * up down x
+        y = W x,  then  y[rows] += LORA_SCALE * up down x
 
     rows: those of q and of v, say, of q, k and v. Takes over the weights of the `layer` it
     replaces. `up` starts at 0, `down` like any linear layer.
     """
 
-    def __init__(self, layer: Linear, rows: list[slice], rank: int, alpha: float):
+    def __init__(self, layer: Linear, rows: list[slice], rank: int):
         K, N, has_bias = layer.in_features, layer.out_features, layer.bias is not None
         super().__init__(K, N, has_bias, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.activation = layer.activation
-        self.rows, self.rank, self.alpha = rows, rank, alpha
+        self.rows, self.rank = rows, rank
         self.downs, self.ups = nn.ParameterList(), nn.ParameterList()
         for some in rows:
             down = torch.empty(rank, K).uniform_(-(K**-0.5), K**-0.5)
@@ -111,9 +111,9 @@ class LoRALinear(Linear):
             self.ups.append(param_like(layer.weight, up))
 
     def updates(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """rows, down (rank, K) and up (rows, rank), alpha / rank within it."""
+        """rows, down (rank, K) and up (rows, rank), LORA_SCALE within it."""
         for some, down, up in zip(self.rows, self.downs, self.ups, strict=True):
-            yield some, down, up * (self.alpha / self.rank)
+            yield some, down, up * LORA_SCALE
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)"""
@@ -140,9 +140,7 @@ class LoRALinear(Linear):
         return layer
 
 
-def add_updates(
-    model: GPT | ScalarModel, rank: int, alpha: float, targets: tuple[Target, ...]
-) -> None:
+def add_updates(model: GPT | ScalarModel, rank: int, targets: tuple[Target, ...]) -> None:
     config, found = model.config, set[str]()
     q, k, _ = config.qkv_rows
     spans = {
@@ -157,7 +155,7 @@ def add_updates(
         if updated:
             all_rows = slice(0, layer.out_features)
             rows = [spans.get(name, {}).get(target, all_rows) for target in updated]
-            setattr(parent, name, LoRALinear(layer, rows, rank, alpha))
+            setattr(parent, name, LoRALinear(layer, rows, rank))
         found.update(updated)
     for target in targets:
         if target not in found:
@@ -241,17 +239,17 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
             tensors[f"base_model.model.{module}.lora_A.weight"] = down.contiguous()
             tensors[f"base_model.model.{module}.lora_B.weight"] = up.contiguous()
             ranks[".".join(module.split(".")[-2:])] = len(down)
-        rank, alpha = layer.rank, layer.alpha  # the same in all
+        rank = layer.rank  # the same in all
     others = {module: number for module, number in ranks.items() if number != rank}
     settings = {
         "peft_type": "LORA",
         "r": rank,
-        "lora_alpha": alpha,
+        "lora_alpha": LORA_SCALE * rank,
         "task_type": "SEQ_2_SEQ_LM" if isinstance(config, T5Config) else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "target_modules": sorted(ranks),
         "rank_pattern": others,
-        "alpha_pattern": {module: alpha / rank * number for module, number in others.items()},
+        "alpha_pattern": {module: LORA_SCALE * number for module, number in others.items()},
         "fan_in_fan_out": FAMILIES[config.architecture].transposed,
         "lora_dropout": 0.0,
         "bias": "none",

@@ -455,7 +455,7 @@ def test_an_int8_sampler_reads_a_row_as_it_does_alone_and_without_padding(tiny_g
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
 def test_low_rank_updates_are_merged_before_rounding(tiny_gpt, dtype):
-    tune(tiny_gpt, "lora", rank=2, alpha=4.0, targets=("q", "v", "down"))
+    tune(tiny_gpt, "lora", rank=2, targets=("q", "v", "down"))
     for name, parameter in tiny_gpt.named_parameters():
         if ".ups." in name:
             torch.nn.init.normal_(parameter, std=0.5)
@@ -483,7 +483,7 @@ def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch):
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1100)
     monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
     model = random_gpt(**SHAPES["qwen3"]).forbid(3, 36)
-    tune(model, "lora", rank=2, alpha=4.0, targets=("q", "v", "down"))
+    tune(model, "lora", rank=2, targets=("q", "v", "down"))
     sampler = for_sampling(model, "same")
     layers = (module for module in sampler.modules() if isinstance(module, torch.nn.Linear))
     assert {PackedWeight, torch.nn.Parameter} == {type(layer.weight) for layer in layers}

@@ -232,7 +232,7 @@ def test_every_linear_layer_can_be_updated(family):
     config = FAMILIES[family]
     targets = ("q", "k", "v", "out", "up", "down") + (("gate",) if config.gated_mlp else ())
     base, model = random_gpt(config), random_gpt(config)
-    tune(model, "lora", rank=3, alpha=5.0, targets=targets)
+    tune(model, "lora", rank=3, targets=targets)
     assert (logits(base) - logits(model)).abs().max() < 1e-6
     perturb(model, only_trained=True)
     plain = merge(model)
@@ -365,7 +365,7 @@ def test_transformers_reads_a_checkpoint_of_bitfit_and_lora(family, how, tmp_pat
 def test_the_library_peft_reads_the_updates(family, targets, tmp_path):
     model = random_gpt(FAMILIES[family])
     save(model, tmp_path / "base")
-    tune(model, "lora", rank=3, alpha=5.0, targets=targets)
+    tune(model, "lora", rank=3, targets=targets)
     save_updates(perturb(model, only_trained=True), tmp_path / "adapter", str(tmp_path / "base"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager").eval()
     theirs = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
@@ -484,7 +484,7 @@ def test_resuming_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch,
 
 # ------------------------------------------------------------------------------- LoRA of reward models, DPO and in PPO
 def test_a_reward_model_is_trained_by_updates_and_its_head(miniature, tmp_path):
-    args = replace(miniature.rm, out=tmp_path / "rm", tune="lora", lora_rank=4, num_epochs=2, lr=1e-2)
+    args = replace(miniature.rm, out=tmp_path / "rm", tune="lora", num_epochs=2, lr=1e-2)
     summary = train_rm.main(args)
     base, model, best = load_gpt(args.sft), load_scalar(args.out), load_scalar(args.out / "best")
     for name, weight in base.transformer.named_parameters():

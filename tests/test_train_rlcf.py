@@ -15,6 +15,7 @@ from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.rlcf.compilers import PythonCompiler
 from nanorlhf.rlcf.discriminator import load_discriminator
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from nanorlhf.training.settings import AdamSettings
 from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Rollout, T, programs_of
 from tests.two_processes import on_processes, run_all
@@ -253,14 +254,15 @@ def runs(rlcf, tmp_path_factory):
     """PPO, CodeRL and the discriminator's training: the directories of the run on one process and of that on two."""
     root = tmp_path_factory.mktemp("two_processes")
     # AdamW blows the rounding of a gradient that is 0 up to a whole step if its epsilon is too small
-    ppo = replace(rlcf.ppo, total_episodes=32, discriminator_lr=1e-5, adam_eps=1e-5, **UNCLIPPED)
-    coderl = replace(rlcf.baseline, total_episodes=32, adam_eps=1e-5, objective="coderl", localise=False)
+    adam = replace(rlcf.ppo.adam, eps=1e-5)
+    ppo = replace(rlcf.ppo, total_episodes=32, discriminator_lr=1e-5, adam=adam, **UNCLIPPED)
+    coderl = replace(rlcf.baseline, total_episodes=32, adam=adam, objective="coderl", localise=False)
     stages = {
         "ppo": (train_rlcf.main, ppo),
         "coderl": (train_baselines.main, coderl),
         "discriminator": (
             train_discriminator.main,
-            replace(rlcf.discriminator, micro_batch_size=2, num_rows=24, adam_eps=1e-5),
+            replace(rlcf.discriminator, micro_batch_size=2, num_rows=24, adam=AdamSettings(eps=1e-5)),
         ),
     }
     for stage, (main, args) in stages.items():

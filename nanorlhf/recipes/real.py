@@ -6,7 +6,7 @@ of the posts and scores only the evaluation. `sentiment` has a known reward inst
 
 from pathlib import Path
 
-LORA: dict = dict(tune="lora", lora_rank=16, lora_alpha=32.0, lora_targets=("q", "k", "v", "out", "gate", "up", "down"))
+LORA: dict = dict(tune="lora", lora_rank=16, lora_targets=("q", "k", "v", "out", "gate", "up", "down"))
 LENGTHS: dict = dict(max_query_length=128, max_response_length=64)
 
 RECIPES: dict = {

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from nanorlhf.training.settings import AdamSettings
+
 BASELINE: dict = dict(  # what RLCF is compared with trains as RLCF does
     total_episodes=150_000,
     rollout_batch_size=8,
     lr=1e-6,
-    adam_eps=1e-8,
     max_query_length=500,
     response_length=384,
     temperature=1.0,
@@ -20,7 +21,6 @@ TINY_BASELINE: dict = dict(
     micro_batch_size=32,
     rollout_batch_size=128,
     lr=3e-4,
-    adam_eps=1e-8,
     max_query_length=160,
     response_length=128,
     temperature=0.6,
@@ -37,8 +37,8 @@ RECIPES: dict = {
             num_epochs=5,
             batch_size=128,
             lr=5e-5,
-            schedule="linear",  # not in the paper, like adam_eps and loss_on
-            adam_eps=1e-8,
+            schedule="linear",  # not in the paper, like adam and loss_on
+            adam=AdamSettings(eps=1e-8),
             loss_on="response",
             max_query_length=500,
             max_response_length=384,
@@ -80,7 +80,7 @@ RECIPES: dict = {
             lr=5e-5,
             schedule="linear",  # not in the paper, as above
             warmup_steps=200,
-            adam_eps=1e-8,
+            adam=AdamSettings(eps=1e-8),
             loss_on="response",
             max_query_length=500,
             max_response_length=256,

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from nanorlhf.training.settings import AdamSettings
+
 RECIPES: dict = {
     "stackoverflow": {
         "help": "SO: programming questions, votes as feedback",
@@ -15,9 +17,8 @@ RECIPES: dict = {
             lr=2e-5,
             schedule="linear",
             warmup_steps=17,  # 1% of three epochs of the paper's 6,946 questions
-            weight_decay=1e-3,
+            adam=AdamSettings(eps=1e-8, weight_decay=1e-3),
             decay_vectors=False,
-            adam_eps=1e-8,
             max_grad_norm=1.0,
             loss_on="response",
             max_response_length=512,  # data.stackoverflow limits query and response together
@@ -30,9 +31,8 @@ RECIPES: dict = {
             lr=3e-5,
             schedule="linear",
             warmup_steps=32,  # 1% of three epochs of the paper's 1,804 + 6,872 pairs
-            weight_decay=1e-3,
+            adam=AdamSettings(eps=1e-8, weight_decay=1e-3),
             decay_vectors=False,
-            adam_eps=1e-8,
             max_grad_norm=1.0,
             trainable="linear",
             max_response_length=512,
@@ -48,9 +48,7 @@ RECIPES: dict = {
             num_minibatches=4,
             lr=1.41e-5,
             schedule="constant",
-            adam_betas=(0.9, 0.95),
-            adam_eps=1e-8,
-            weight_decay=0.0,
+            adam=AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0),
             response_length=256,
             temperature=1.0,
             missing_eos_score=None,
@@ -117,9 +115,7 @@ RECIPES: dict = {
             num_minibatches=4,
             lr=1e-4,
             schedule="constant",
-            adam_betas=(0.9, 0.95),
-            adam_eps=1e-8,
-            weight_decay=0.0,
+            adam=AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0),
             max_query_length=64,
             response_length=48,
             temperature=1.0,

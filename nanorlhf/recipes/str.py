@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from nanorlhf.training.settings import AdamSettings
+
 RECIPES: dict = {
     "str": {
         "help": "STR: a policy that ranks its own samples",
@@ -13,7 +15,7 @@ RECIPES: dict = {
             batch_size=16,
             lr=5e-5,  # for --tune full; adapters, biases and LoRA need at least ten times as much
             schedule="linear",
-            adam_eps=1e-8,
+            adam=AdamSettings(eps=1e-8),
             max_grad_norm=1.0,
             max_response_length=100,
             temperature=0.8,
@@ -24,7 +26,7 @@ RECIPES: dict = {
             batch_size=16,  # not in the paper; batch size, rate and schedule are its PPO's
             lr=3e-5,
             schedule="linear",
-            adam_eps=1e-8,
+            adam=AdamSettings(eps=1e-8),
             max_response_length=100,
         ),
         "dpo": dict(
@@ -33,7 +35,7 @@ RECIPES: dict = {
             batch_size=16,
             lr=3e-5,
             schedule="linear",
-            adam_eps=1e-8,
+            adam=AdamSettings(eps=1e-8),
             max_response_length=100,
         ),
         "ppo": dict(  # beta 0.5, lr 3e-5, batch 16; all else as N+

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.batch import Batch, sample
-from nanorlhf.cli import Beta, Count, NonNegativeFloat, PositiveInt, command_line
+from nanorlhf.cli import Count, NonNegativeFloat, PositiveInt, command_line
 from nanorlhf.dataset import Demonstration, batch_indices, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
@@ -36,9 +36,9 @@ from nanorlhf.rlcf.localisation import truncate_at_error
 from nanorlhf.tokenizer import check_vocabulary, token_bytes
 from nanorlhf.training.checks import check_positions, number_of_updates
 from nanorlhf.training.models import load_policy, loading_device, new_value_model, prepare_policy
-from nanorlhf.training.optimizer import lr_factor, policy_steps
+from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, write_checkpoint
-from nanorlhf.training.settings import RolloutArgs
+from nanorlhf.training.settings import AdamSettings, RolloutArgs
 from nanorlhf.training.statistics import UpdateStatistics, log_update, rollout_metrics
 
 
@@ -57,8 +57,7 @@ class Args(RolloutArgs):
     batch_size: Count = 8
     micro_batch_size: PositiveInt = 8
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    adam_betas: tuple[Beta, Beta] = (0.9, 0.99)
-    """decay rates of AdamW's two moments"""
+    adam: AdamSettings = AdamSettings(betas=(0.9, 0.99), eps=1e-8)
     second_coef: NonNegativeFloat = 1.0
     """weight of the second loss: the written programs' (bipolar_ramp) or the critic's (coderl)"""
     save_every: PositiveInt = 100
@@ -102,7 +101,7 @@ def main(args: Args) -> dict[str, float]:
     trained = [policy] if critic is None else [policy, critic]
 
     parameters = [parameter for model in trained for parameter in model.parameters()]
-    steps = policy_steps(args, args.adam_betas, parameters)
+    steps = adamw_steps(args, parameters)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)
     compiler, pieces = training_compiler(rows[0].record, args.error_prone_jar), token_bytes(tokenizer)

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, command_line
+from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, command_line
 from nanorlhf.dataset import (
     Demonstration,
     batch_indices,
@@ -44,9 +44,9 @@ from nanorlhf.rlcf.discriminator import Discriminator, discriminator_from_encode
 from nanorlhf.rlcf.feedback import check_responses, training_compiler
 from nanorlhf.rlcf.transformations import rename_variables
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, token_bytes
-from nanorlhf.training.optimizer import FiniteSteps, check_warmup, lr_factor, parameter_groups
+from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import SAMPLING, Run, begin
-from nanorlhf.training.settings import RunArgs
+from nanorlhf.training.settings import AdamSettings, RunArgs
 from nanorlhf.training.supervised import Sums, autocast, backward, evaluate, new_config
 
 
@@ -82,8 +82,7 @@ class Args(RunArgs):
     """pairs per optimizer step, over all ranks"""
     micro_batch_size: PositiveInt = 16
     """rows per forward pass and rank; changes memory, and of the triplets also which program is the hardest"""
-    adam_eps: PositiveFloat = 1e-8
-    """of AdamW"""
+    adam: AdamSettings = AdamSettings(eps=1e-8)
 
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count as javac's do"""
@@ -244,10 +243,8 @@ def main(args: Args) -> dict[str, float]:
         for split in ("train", "validation")
     )
     model = new_discriminator(args, tokenizer).to(device)
-    groups = parameter_groups(model.parameters(), args.weight_decay, decay_vectors=True)
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, eps=args.adam_eps, fused=True)
     advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"
-    steps = FiniteSteps(optimizer, args.out, advice)
+    steps = adamw_steps(args, model.parameters(), advice=advice)
 
     programs, others = Programs(train), Programs(validation)
     num_triplet_steps = int(args.num_triplet_epochs * len(programs.anchors)) // args.triplet_batch_size

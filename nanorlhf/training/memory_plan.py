@@ -130,7 +130,7 @@ def sized(
     with FakeTensorMode():
         model = kind(config)
         if isinstance(args, LoRAArgs):
-            tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+            tune(model, args.tune, args.lora_rank, args.lora_targets)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         saved = saved_bytes(model, 2, rows) - saved_bytes(model, 1, rows)  # weights are in both

@@ -97,7 +97,7 @@ def prepare_policy(
     if value_model is not None:
         trained.append(value_model)
     for model in trained:
-        tune(model, args.tune, args.lora_rank, args.lora_alpha, args.lora_targets)
+        tune(model, args.tune, args.lora_rank, args.lora_targets)
     ref_policy = reference(policy)
     prepare_models(args, device, trained, [ref_policy, *frozen], args.offload)
     return ref_policy

@@ -10,7 +10,7 @@ from torch import nn
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
-from nanorlhf.training.settings import RolloutArgs
+from nanorlhf.training.settings import RunArgs
 
 MAX_SKIPPED_STEPS = 3
 """in a row: a rare overflow passes, a diverged run does not recover"""
@@ -67,13 +67,14 @@ class FiniteSteps:
         self.in_a_row = state["in_a_row"]
 
 
-def policy_steps(args: RolloutArgs, adam_betas: tuple[float, float], parameters: list[nn.Parameter]) -> FiniteSteps:
-    """Steps of AdamW on a policy and, where it has one, its value model."""
-    groups = parameter_groups(parameters, args.weight_decay, decay_vectors=True)
-    # [N+ 20] eps 1e-5, not PyTorch's 1e-8
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=adam_betas, eps=args.adam_eps, fused=True)
-    advice = f"lower --lr ({args.lr})"
-    return FiniteSteps(optimizer, args.out, advice)
+def adamw_steps(
+    args: RunArgs, parameters: Iterable[nn.Parameter], decay_vectors: bool = True, advice: str | None = None
+) -> FiniteSteps:
+    """Steps of AdamW as --lr and --adam say."""
+    groups = parameter_groups(parameters, args.adam.weight_decay, decay_vectors)
+    # [N+ 9, 10, 20] eps 1e-5, not PyTorch's 1e-8
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=args.adam.betas, eps=args.adam.eps, fused=True)
+    return FiniteSteps(optimizer, args.out, advice or f"lower --lr ({args.lr})")
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_vectors: bool) -> list[dict]:

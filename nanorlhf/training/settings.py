@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nanorlhf.cli import (
+    Beta,
     Count,
     Epochs,
     Fraction,
@@ -15,7 +16,19 @@ from nanorlhf.cli import (
     Seed,
     Workers,
 )
-from nanorlhf.peft import LORA_ALPHA, LORA_RANK, QUERY_AND_VALUE, Target
+from nanorlhf.peft import LORA_RANK, QUERY_AND_VALUE, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamSettings:
+    """Of AdamW, besides its learning rate."""
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """decay rates of the two moments"""
+    eps: PositiveFloat = 1e-5
+    """added to the root of the second moment; PyTorch's default is 1e-8"""
+    weight_decay: NonNegativeFloat = 0.01
+    """per step, times the learning rate"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +55,7 @@ class RunArgs:
     """rows per forward and backward pass and rank; changes memory, not the gradient"""
     lr: NonNegativeFloat = 3e-6
     """peak learning rate of AdamW"""
-    weight_decay: NonNegativeFloat = 0.01
-    """of AdamW"""
-    adam_eps: PositiveFloat = 1e-5
-    """of AdamW; PyTorch's default is 1e-8"""
+    adam: AdamSettings = AdamSettings()
     max_query_length: PositiveInt = 512
     """longest query in tokens"""
 
@@ -79,9 +89,7 @@ class LoRAArgs:
     tune: Literal["full", "lora"] = "full"
     """what is trained: all weights, or low-rank updates of some and a scalar model's head"""
     lora_rank: PositiveInt = LORA_RANK
-    """rank of LoRA's updates"""
-    lora_alpha: PositiveFloat = LORA_ALPHA
-    """LoRA's updates are scaled by alpha / rank"""
+    """rank of LoRA's updates, which are scaled by 2 (alpha is twice the rank)"""
     lora_targets: tuple[Target, ...] = QUERY_AND_VALUE
     """layers of each block that LoRA updates: of attention q, k, v and out, of the MLP gate, up and down"""
 
