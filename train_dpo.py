@@ -153,8 +153,8 @@ def main(args: Args) -> dict[str, float]:
 
     def validate(rows: Rows) -> dict[str, float]:
         """The means of STATISTICS over the rows."""
-        size = 4 * args.micro_batch_size
-        sums = evaluate(policy, rows, validation_sums, len(STATISTICS), size, args.dtype)
+        num_sums = len(STATISTICS)
+        sums = evaluate(policy, rows, validation_sums, num_sums, args.read_size, args.dtype)
         means = (sums / len(rows)).tolist()
         return {f"validation_{name}": mean for name, mean in zip(STATISTICS, means, strict=True)}
 

@@ -184,7 +184,7 @@ def main(args: Args) -> dict[str, float]:
             gold_scores = None if gold is None else gold.score(batch)
             scores = reward.score(batch)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
-                policy, ref_policy, batch, args.temperature, args.rollout_batch_size
+                policy, ref_policy, batch, args.temperature, args.read_size
             )
         checks.check_scores(scores, reward.name, update, args.out)
         importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself

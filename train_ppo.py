@@ -39,9 +39,7 @@ class Args(RewardArgs):
     sft: str = "runs/tldr/sft"
     value_model: str | None = None
     """policy, which may be smaller, whose copy with a new head is the value model; None: a copy
-    of the reward model"""
-    share_trunk: bool = False
-    """with --tune lora: the value model is a new head and updates on the policy's frozen weights"""
+    of the reward model; shared: with --tune lora, a head and updates on the policy's weights"""
 
     batch_size: cli.Count = 512
     micro_batch_size: cli.PositiveInt = 16
@@ -81,29 +79,29 @@ RECIPES = recipes("ppo", Args)
 def check(args: Args) -> int:
     """Refuse settings that don't fit together; returns the number of updates."""
     checks.check_reward(args.reward_model, args.reward, args.ensemble)
-    checks.check_value_model(args.share_trunk, args.tune, args.value_model, args.shard)
+    checks.check_value_model(args.value_model, args.tune, args.shard)
     checks.check_sampler(args)
     return checks.number_of_updates(
         args.total_episodes, args.batch_size, args.num_minibatches, args.temperature
     )
 
 
-@with_plan(lambda args: rollout_plan(args, args.value_model, args.share_trunk))
+@with_plan(lambda args: rollout_plan(args, args.value_model))
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     device = begin(args)
     num_updates = check(args)
-    B, T, size = args.batch_size, args.response_length, args.rollout_batch_size
+    B, T, size = args.batch_size, args.response_length, args.read_size
     loading = models.loading_device(args.shard, device)
     tokenizer, policy = models.load_policy(args, loading)
     rows = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, args.max_query_length)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     checks.check_reward_models(args, tokenizer, longest)
     reward, gold, frozen = models.load_reward(args, tokenizer, loading)
-    if reward.models and args.value_model is None and not args.share_trunk:
+    if reward.models and args.value_model is None:
         value_model = copy.deepcopy(reward.models[0]).requires_grad_(True)  # [N+ 22]
     else:
-        value_model = models.new_value_model(args.value_model or policy, loading, args.share_trunk)
+        value_model = models.new_value_model(args.value_model, policy, loading)
     ref_policy = models.prepare_policy(args, device, policy, value_model, frozen)
     sampler = Sampler(policy, tokenizer, args, args.score_at)
 

@@ -58,12 +58,12 @@ class Args(RolloutArgs):
     discriminator_lr: cli.NonNegativeFloat = 5e-7
     """peak learning rate of the discriminator's AdamW, one step per rollout"""
     value_model: str | None = None
-    """policy, maybe a smaller one, that the value model starts from; None: the policy of stage 1"""
+    """policy, maybe a smaller one, that the value model starts from; None: the policy of stage 1;
+    shared: with --tune lora, a head and updates on the policy's weights"""
 
     total_episodes: cli.PositiveInt = 150_000
     batch_size: cli.Count = 8
     micro_batch_size: cli.PositiveInt = 8
-    rollout_batch_size: cli.PositiveInt = 8
     num_minibatches: cli.PositiveInt = 1
     """optimizer steps per epoch"""
     num_ppo_epochs: cli.PositiveInt = 4
@@ -102,6 +102,7 @@ def check(args: Args) -> int:
         raise InputError("--freeze-discriminator needs a --discriminator.")
     if not (args.localise or args.compiler):
         raise InputError("--no-localise needs the compiler: drop --no-compiler.")
+    checks.check_value_model(args.value_model, args.tune, args.shard)
     return checks.number_of_updates(
         args.total_episodes, args.batch_size, args.num_minibatches, args.temperature
     )
@@ -112,7 +113,7 @@ def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     device = begin(args)
     num_updates = check(args)
-    B, T, size = args.batch_size, args.response_length, args.rollout_batch_size
+    B, T, size = args.batch_size, args.response_length, args.read_size
     loading = models.loading_device(args.shard, device)
     tokenizer, policy = models.load_policy(args, loading)
     eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
@@ -120,7 +121,7 @@ def main(args: Args) -> dict[str, float]:
     rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
     checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     # [RLCF alg 1] a critic of its own, whose head begins at 0
-    value_model = models.new_value_model(args.value_model or policy, loading)
+    value_model = models.new_value_model(args.value_model, policy, loading)
     ref_policy = models.prepare_policy(args, device, policy, value_model)
     compiler = training_compiler(rows[0].record, args.error_prone_jar)
     pieces = token_bytes(tokenizer)

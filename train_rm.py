@@ -155,7 +155,7 @@ def main(args: Args) -> dict[str, float]:
     steps = adamw_steps(args, parameters, args.decay_vectors)  # [N+ 9, 10]
     best = {"loss": math.inf}  # the lowest validation loss so far
 
-    size = 4 * args.micro_batch_size  # rows per forward pass where there is no gradient
+    size = args.read_size
 
     def write(directory: Path) -> None:
         write_checkpoint(model, directory, tokenizer)

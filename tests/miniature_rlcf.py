@@ -74,12 +74,12 @@ def make_rlcf(root: Path, train: bool = True) -> RLCF:
     ppo = replace(
         train_rlcf.RECIPES["rlcf"][1],
         **common, out=root / "ppo", discriminator=str(root / "opinionated"), response_length=T, total_episodes=16,
-        batch_size=16, micro_batch_size=8, rollout_batch_size=16, num_ppo_epochs=2, lr=3e-4,
+        batch_size=16, micro_batch_size=8, num_ppo_epochs=2, lr=3e-4,
     )  # fmt: skip
     baseline = replace(
         train_baselines.RECIPES["bipolar_ramp"][1],
         **common, out=root / "baseline", response_length=T, total_episodes=16, batch_size=16, micro_batch_size=8,
-        rollout_batch_size=16, lr=3e-4,
+        lr=3e-4,
     )  # fmt: skip
     if train:
         with pytest.MonkeyPatch.context() as patch:

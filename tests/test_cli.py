@@ -168,7 +168,7 @@ ABSURD = {
     "train_dpo": {"batch_size": (0,), "micro_batch_size": (0,), "lr": (-1.0,), "beta": (0.0, -0.1),
                   "label_smoothing": (-0.1, 0.5), "num_validation": (0,), "seed": (-1,)},
     "train_ppo": {"batch_size": (0, -64), "num_minibatches": (0, -1), "micro_batch_size": (0, -1),
-                  "rollout_batch_size": (0, -1), "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
+                  "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
                   "temperature": (0.0, -1.0), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0), "gamma": (-0.1, 1.1),
                   "lam": (-0.1, 1.01), "clip_range": (0.0, -0.2), "value_clip_range": (0.0, -0.2),
                   "value_coef": (-1.0,), "response_length": (0,), "max_query_length": (0,),

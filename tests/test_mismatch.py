@@ -34,7 +34,7 @@ def ppo(miniature, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("dtype", ["bfloat16", INT8])
 def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_one(ppo, monkeypatch, dtype):
     spy = Spy(monkeypatch, "for_sampling", sampler)
-    train_ppo.main(replace(ppo, sampler=SamplerSettings(dtype=dtype), rollout_batch_size=2))
+    train_ppo.main(replace(ppo, sampler=SamplerSettings(dtype=dtype), micro_batch_size=1))
     assert [arguments[1] for arguments, _ in spy.calls] == [dtype, dtype]
     exact, rounded = replace(ppo, out=ppo.out.with_name("exact")), read_metrics(ppo.out)
     train_ppo.main(exact)
@@ -46,7 +46,7 @@ def test_a_rounded_sampler_is_packed_once_per_rollout_and_the_first_ratio_stays_
 
 
 @needs_int8
-@pytest.mark.parametrize("change", [{}, {"tune": "lora", "share_trunk": True}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"tune": "lora", "value_model": "shared"}, {"dtype": "bfloat16"}], ids=str)
 def test_an_int8_sampler_writes_what_its_own_weights_say(ppo, monkeypatch, change):
     """Its logprobs are those of the rounded model on its own responses, read without a cache, at the temperature.
 

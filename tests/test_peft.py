@@ -505,15 +505,15 @@ def test_dpo_of_updates_takes_the_policy_without_them_as_reference(miniature, tm
     assert not (args.out / "adapter").exists()
 
 
-@pytest.mark.parametrize("share_trunk", [False, True])
-def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature, tmp_path, share_trunk):
-    args = replace(miniature.ppo, out=tmp_path / "ppo", tune="lora", share_trunk=share_trunk, lr=1e-2)
+@pytest.mark.parametrize("value_start", [None, "shared"])
+def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature, tmp_path, value_start):
+    args = replace(miniature.ppo, out=tmp_path / "ppo", tune="lora", value_model=value_start, lr=1e-2)
     train_ppo.main(args)
     rows = read_metrics(args.out)
     assert rows[0]["policy/first_ratio_error"] < 1e-5 and abs(rows[0]["objective/kl_exact"]) < 1e-6
     assert rows[-1]["objective/kl_exact"] > 1e-3  # the reference has not moved along
     base, policy, value_model = load_gpt(args.sft), load_gpt(args.out), load_scalar(args.out / "value_model")
-    start = base if share_trunk else load_scalar(args.reward_model)
+    start = base if value_start else load_scalar(args.reward_model)
     for before, after in ((base, policy), (start, value_model)):
         for name, weight in before.transformer.named_parameters():
             assert torch.equal(weight, after.transformer.get_parameter(name)) == (not name.endswith("qkv.weight")), name
@@ -528,7 +528,7 @@ def test_ppo_of_updates_starts_at_the_reference_and_moves_nothing_else(miniature
 
 
 def test_resuming_ppo_of_updates_on_a_shared_trunk_equals_the_uninterrupted_run(miniature, tmp_path, monkeypatch):
-    args = replace(miniature.ppo, tune="lora", share_trunk=True, save_every=1, lr=1e-2)
+    args = replace(miniature.ppo, tune="lora", value_model="shared", save_every=1, lr=1e-2)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_ppo.main(whole)
     interrupt_at(2, monkeypatch, train_ppo, "lr_factor")
@@ -540,8 +540,8 @@ def test_resuming_ppo_of_updates_on_a_shared_trunk_equals_the_uninterrupted_run(
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-@pytest.mark.parametrize("change", [{}, {"tune": "lora", "value_model": "x"}, {"tune": "lora", "shard": "fsdp"}])
+@pytest.mark.parametrize("change", [{}, {"tune": "lora", "shard": "fsdp"}])
 def test_a_trunk_that_can_not_be_shared_is_refused(miniature, tmp_path, change):
-    with pytest.raises(InputError, match="--share-trunk uses the policy's frozen weights"):
-        train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", share_trunk=True, **change))
+    with pytest.raises(InputError, match="--value-model shared uses the policy's frozen weights"):
+        train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", value_model="shared", **change))
     assert not (tmp_path / "ppo").exists()

@@ -145,7 +145,7 @@ def test_a_run_is_rewarded_by_its_ensemble_and_logs_how_far_the_members_disagree
     spy = Spy(monkeypatch, "rollout_metrics", statistics)
     monkeypatch.setattr(reward, "UNCERTAINTY_COEF", 2.0)
     args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1)
-    args = replace(args, reward_model=members, ensemble=ensemble, rollout_batch_size=3, lr=0.0)
+    args = replace(args, reward_model=members, ensemble=ensemble, micro_batch_size=1, lr=0.0)
     args = replace(args, missing_eos_score=None)
     train_ppo.main(args)
     ((batch, scores_of_batch, *_), _), models = spy.calls[0], [load_scalar(path) for path in members]

@@ -378,7 +378,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
     args, runs = replace(args, out=miniature.root / "ppo_micro", overwrite=True), []
     for size in (1, 2, 3, 8):
         gradients.clear()
-        train_ppo.main(replace(args, micro_batch_size=size, rollout_batch_size=size))
+        train_ppo.main(replace(args, micro_batch_size=size))
         runs.append(torch.stack(gradients))
     assert len(runs[0]) == 2 * num_minibatches and runs[0].abs().max() > 1e-2
     for steps in runs[:-1]:
@@ -390,7 +390,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_an_update_on_a_device_has_the_gradient_of_float32_on_a_cpu(miniature, gradients, monkeypatch, device, change):  # noqa: F811
     """Of the same responses: a token that rounding flips would make another update."""
-    args = replace(miniature.ppo, total_episodes=8, num_ppo_epochs=1, value_coef=1.0, rollout_batch_size=8)
+    args = replace(miniature.ppo, total_episodes=8, num_ppo_epochs=1, value_coef=1.0)
     args, written = replace(args, out=miniature.root / "ppo_device", overwrite=True), spy_on(monkeypatch, "generate")
     train_ppo.main(args)
     ((_, result),) = written.calls

@@ -100,7 +100,7 @@ def test_without_a_discriminator_the_compiler_alone_scores(one_update):
 
 
 def test_the_number_of_responses_scored_at_once_changes_nothing(usual_update, one_update):
-    together, apart = usual_update, one_update(rollout_batch_size=3)
+    together, apart = usual_update, one_update(micro_batch_size=1)
     assert torch.equal(together.response, apart.response)
     assert together.scores == pytest.approx(apart.scores, abs=1e-5)
     for name in ("compile_rate", "errors/syntax", "errors/cannot_find_symbol", "errors/unused"):

@@ -228,7 +228,7 @@ def paths_read(program: str, args: Any) -> list[str]:
         found.append(str(getattr(args, name)).partition(":")[0])
     if getattr(args, "resume", False):
         found.append(args.out)
-    return [str(path) for path in found if path not in (None, "None")]
+    return [str(path) for path in found if path not in (None, "None", "shared")]  # shared: a value model
 
 
 def paths_written(program: str, args: Any) -> list[str]:

@@ -6,7 +6,6 @@ from nanorlhf.training.settings import AdamSettings
 
 BASELINE: dict = dict(  # what RLCF is compared with trains as RLCF does
     total_episodes=150_000,
-    rollout_batch_size=8,
     lr=1e-6,
     max_query_length=500,
     response_length=384,
@@ -19,7 +18,6 @@ TINY_BASELINE: dict = dict(
     total_episodes=5120,
     batch_size=128,
     micro_batch_size=32,
-    rollout_batch_size=128,
     lr=3e-4,
     max_query_length=160,
     response_length=128,
@@ -138,7 +136,6 @@ RECIPES: dict = {
             num_minibatches=4,
             num_ppo_epochs=2,
             micro_batch_size=32,
-            rollout_batch_size=128,
             lr=3e-4,
             max_query_length=160,
             response_length=128,

@@ -45,7 +45,6 @@ RECIPES: dict = {
             reward_model="runs/str/rm",
             total_episodes=16_000,  # not in the paper
             batch_size=16,
-            rollout_batch_size=16,
             lr=3e-5,
             response_length=100,
             temperature=0.8,

@@ -88,7 +88,7 @@ def main(args: Args) -> dict[str, float]:
     if is_coderl and args.localise:
         raise InputError("--objective coderl rewards whole programs: pass --no-localise.")
     device = begin(args)
-    B, T, size = args.batch_size, args.response_length, args.rollout_batch_size
+    B, T, size = args.batch_size, args.response_length, args.read_size
     num_updates = number_of_updates(args.total_episodes, B, 1, args.temperature)
     loading = loading_device(args.shard, device)
     tokenizer, policy = load_policy(args, loading)
@@ -96,7 +96,7 @@ def main(args: Args) -> dict[str, float]:
     rows = load_programs(args.data / "code.train.jsonl", tokenizer, args.max_query_length)
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
     check_positions(rows, T, policy.config, args.sft, written=not is_coderl)  # bipolar_ramp reads those too
-    critic = new_value_model(policy, loading) if is_coderl else None
+    critic = new_value_model(None, policy, loading) if is_coderl else None
     ref_policy = prepare_policy(args, device, policy, critic)  # measures the drift only
     trained = [policy] if critic is None else [policy, critic]
 

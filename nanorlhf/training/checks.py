@@ -60,13 +60,10 @@ def check_reward(reward_model: str | tuple[str, ...] | None, reward: str | None,
         raise InputError(f"--ensemble {ensemble} needs several models in --reward-model.")
 
 
-def check_value_model(share_trunk: bool, tune: str, value_model: str | None, shard: str) -> None:
-    """--share-trunk needs a policy whose weights are frozen, LoRA's updates aside."""
-    if share_trunk and (tune != "lora" or value_model is not None or shard != "none"):
-        raise InputError(
-            "--share-trunk uses the policy's frozen weights for the value model too: pass --tune lora, and neither "
-            "--value-model nor --shard."
-        )
+def check_value_model(value_model: str | None, tune: str, shard: str) -> None:
+    """A shared value model needs a policy whose weights are frozen, LoRA's updates aside."""
+    if value_model == "shared" and (tune != "lora" or shard != "none"):
+        raise InputError("--value-model shared uses the policy's frozen weights: pass --tune lora, and no --shard.")
 
 
 def check_sampler(args: RewardArgs) -> None:
@@ -115,7 +112,8 @@ def check_policy(
     """Policy, tokenizer, queries and value model must fit together; returns the longest query and response."""
     check_vocabulary(tokenizer, config.vocab_size, policy)
     longest = check_positions(rows, response_length, config, policy)
-    check_other_model("--value-model", value_model, tokenizer, longest, policy)
+    if value_model != "shared":
+        check_other_model("--value-model", value_model, tokenizer, longest, policy)
     return longest
 
 

@@ -36,11 +36,18 @@ from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.peft import tune
 from nanorlhf.reward import is_function, reward_model_paths
 from nanorlhf.t5 import T5Config
-from nanorlhf.training.settings import LoRAArgs, RewardArgs, RolloutArgs, SupervisedArgs, TrainingArgs
+from nanorlhf.training.settings import (
+    READ_FACTOR,
+    LoRAArgs,
+    RewardArgs,
+    RolloutArgs,
+    SupervisedArgs,
+    TrainingArgs,
+)
 
 MACHINES = ((8, 80), (1, 141))  # (GPUs of a node, GB of each)
 USABLE = 0.9  # fraction of a GPU's nominal memory
-BUSY = {"micro_batch_size": 4, "rollout_batch_size": 16, "batch_size": 16}  # rows that keep a GPU busy
+BUSY = {"micro_batch_size": 4, "batch_size": 16}  # rows that keep a GPU busy
 
 # shapes that need no config.json: Biderman et al. 2023, Table 1; Wang et al. 2021, section 4.2; Le et al. 2022
 PUBLISHED: dict[str, GPTConfig] = {
@@ -285,14 +292,14 @@ def rm_plan(args: SupervisedArgs, sft: str, loss: str) -> str:
     num_responses = 1 if loss == "regression" else 2
     rows = Rows(args.max_query_length, num_responses * args.max_response_length, args.dtype)
     config = shape_of("--sft", sft, args.max_query_length + args.max_response_length)
-    return supervised_plan(args, rows, {"reward": sized(ScalarModel, config, rows, args)}, 4)
+    return supervised_plan(args, rows, {"reward": sized(ScalarModel, config, rows, args)}, READ_FACTOR)
 
 
 def dpo_plan(args: SupervisedArgs, sft: str) -> str:
     rows = Rows(args.max_query_length, 2 * args.max_response_length, args.dtype)
     config = shape_of("--sft", sft, args.max_query_length + args.max_response_length)
     reference = sized(GPT, config, rows, shares_policy=args.tune == "lora")
-    return supervised_plan(args, rows, {"policy": sized(GPT, config, rows, args), "reference": reference}, 4)
+    return supervised_plan(args, rows, {"policy": sized(GPT, config, rows, args), "reference": reference}, READ_FACTOR)
 
 
 def supervised_plan(args: SupervisedArgs, rows: Rows, models: dict[str, Model], times: int, *others: Phase) -> str:
@@ -305,22 +312,18 @@ def supervised_plan(args: SupervisedArgs, rows: Rows, models: dict[str, Model], 
     return memory_plan(Work(models, (updating, validating, *others), flags, rows))
 
 
-def rollout_plan(
-    args: RolloutArgs,
-    value_model: str | None = None,
-    share_trunk: bool = False,
-    has_value_model: bool = True,
-) -> str:
+def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_model: bool = True) -> str:
     """The plan of PPO and RLCF, and of GRPO, which has no value model. RLCF's discriminator is not counted."""
     rows = Rows(args.max_query_length, args.response_length, args.dtype)
     config = value_config = shape_of("--sft", args.sft, rows.tokens)
+    limit = "micro_batch_size"
     models = {
         "policy": sized(GPT, config, rows, args),
         "reference": sized(GPT, config, rows, shares_policy=args.tune == "lora"),
     }
     phases = [
-        Phase("sampling", "sample", ("policy",), args.batch_size, "rollout_batch_size"),
-        Phase("comparing", "read", ("policy", "reference"), args.batch_size, "rollout_batch_size"),
+        Phase("sampling", "sample", ("policy",), args.batch_size, limit, READ_FACTOR),
+        Phase("comparing", "read", ("policy", "reference"), args.batch_size, limit, READ_FACTOR),
     ]
     notes = []
     scoring: dict[str, tuple[str, str]] = {}  # name -> flag, path
@@ -332,18 +335,18 @@ def rollout_plan(
     for name, (flag, path) in scoring.items():
         is_there = Path(path).is_dir()
         models[name] = sized(ScalarModel, shape_of(flag, path, rows.tokens) if is_there else config, rows)
-        phases += [Phase("scoring", "read", (name,), args.batch_size, "rollout_batch_size")]
+        phases += [Phase("scoring", "read", (name,), args.batch_size, limit, READ_FACTOR)]
         if not is_there:
             notes.append(f"({flag} {path} isn't there: taken to be as large as the policy)")
-    if "reward 1" in models and not share_trunk:
+    is_shared = value_model == "shared"
+    if value_model is None and "reward 1" in models:
         value_config = models["reward 1"].config
-    if value_model is not None:
+    elif value_model is not None and not is_shared:
         value_config = shape_of("--value-model", value_model, rows.tokens)
     if has_value_model:
-        models["value"] = sized(ScalarModel, value_config, rows, args, share_trunk)
-        phases += [Phase("valuing", "read", ("value",), args.batch_size, "rollout_batch_size")]
+        models["value"] = sized(ScalarModel, value_config, rows, args, is_shared)
+        phases += [Phase("valuing", "read", ("value",), args.batch_size, limit, READ_FACTOR)]
     updated = tuple(name for name, model in models.items() if model.trained)
-    phases += [Phase("updating", "update", updated, args.batch_size, "micro_batch_size")]
-    limits = {"micro_batch_size": args.micro_batch_size, "rollout_batch_size": args.rollout_batch_size}
-    flags = Flags(limits, args.checkpoint_activations, args.shard, args.offload)
-    return memory_plan(Work(models, tuple(phases), flags, rows, tuple(notes), can_shard=not share_trunk))
+    phases += [Phase("updating", "update", updated, args.batch_size, limit)]
+    flags = Flags({limit: args.micro_batch_size}, args.checkpoint_activations, args.shard, args.offload)
+    return memory_plan(Work(models, tuple(phases), flags, rows, tuple(notes), can_shard=not is_shared))

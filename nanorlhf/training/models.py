@@ -62,7 +62,7 @@ def load_reward(
 ) -> tuple[Reward, Gold | None, list[ScalarModel]]:
     """What scores the responses, the gold score, and the frozen models that the two need."""
     paths = reward_model_paths(args.reward_model)
-    size = args.rollout_batch_size
+    size = args.read_size
     if args.reward is not None:
         reward: Reward = Rule(args.reward, tokenizer, size)
     else:  # [SO ppo] [STR ppo]
@@ -74,13 +74,14 @@ def load_reward(
     return reward, gold, frozen
 
 
-def new_value_model(start: GPT | str, device: torch.device, share_trunk: bool = False) -> ScalarModel:
-    """A value model with the trunk of a policy, or of the policy at a path, and a head of zeros.
+def new_value_model(start: str | None, policy: GPT, device: torch.device) -> ScalarModel:
+    """A value model with a head of zeros, as random values would be the first advantages.
 
-    Random values would be the first advantages. share_trunk: the policy's own frozen weights instead of a copy.
+    start: the path of another policy, whose trunk it gets; None: a copy of `policy`'s; shared: `policy`'s own frozen
+    weights
     """
-    policy = load_gpt(start, device) if isinstance(start, str) else start
-    value_model = scalar_from_gpt(policy, share_trunk)
+    other = policy if start is None or start == "shared" else load_gpt(start, device)
+    value_model = scalar_from_gpt(other, share_trunk=start == "shared")
     nn.init.zeros_(value_model.score.weight)
     return value_model
 

@@ -58,7 +58,7 @@ class Sampler:
                 uniforms,
                 device,
                 args.temperature,
-                args.rollout_batch_size,
+                args.read_size,
                 tokenizer.eos_id,
                 tokenizer.pad_id,
                 self.score_at,

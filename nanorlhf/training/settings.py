@@ -18,6 +18,9 @@ from nanorlhf.cli import (
 )
 from nanorlhf.peft import LORA_RANK, QUERY_AND_VALUE, Target
 
+READ_FACTOR = 4
+"""rows per forward pass without a gradient, per row of a micro-batch: it keeps no activations"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdamSettings:
@@ -52,7 +55,8 @@ class RunArgs:
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
     micro_batch_size: PositiveInt
-    """rows per forward and backward pass and rank; changes memory, not the gradient"""
+    """rows per forward and backward pass and rank, a quarter of those per pass without a gradient; changes memory, not
+    the result"""
     lr: NonNegativeFloat = 3e-6
     """peak learning rate of AdamW"""
     adam: AdamSettings = AdamSettings()
@@ -65,6 +69,11 @@ class RunArgs:
     """continue from the last state in --out"""
     overwrite: bool = False
     """replace a run that --out already holds"""
+
+    @property
+    def read_size(self) -> int:
+        """Rows per forward pass without a gradient."""
+        return READ_FACTOR * self.micro_batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +130,6 @@ class RolloutArgs(TrainingArgs, LoRAArgs):
 
     total_episodes: PositiveInt = 1_000_000
     """responses sampled over the whole run"""
-    rollout_batch_size: PositiveInt = 64
-    """responses sampled and scored at once per rank; changes memory, not the result"""
     offload: bool = False
     """keep frozen models in CPU memory; copy each to the device once per rollout"""
     response_length: PositiveInt = 53

@@ -55,7 +55,7 @@ def works(monkeypatch):
 
 
 def ppo_work(args) -> Work:
-    return rollout_plan(args, args.value_model, getattr(args, "share_trunk", False))
+    return rollout_plan(args, args.value_model)
 
 
 def peaks(work: Work, flags: Flags | None = None, num_gpus: int = 1) -> dict[str, Memory]:
@@ -132,12 +132,12 @@ def test_the_reference_of_low_rank_updates_takes_nothing_and_a_shared_trunk_coun
     tuned = replace(TLDR, tune="lora", lora_rank=4, lora_targets=("q", "down"))
     policy, updates = 1_011_781_632, 16 * 4 * (2 * 2048 + 8192 + 2048)  # down and up of q, and of the MLP's last layer
     value, head = policy - 50_304 * 2048 + 2049, 2049
-    for share_trunk in (False, True):
-        work = ppo_work(replace(tuned, share_trunk=share_trunk))
+    for value_model in (None, "shared"):
+        work = ppo_work(replace(tuned, value_model=value_model))
         models = work.models
         assert (models["policy"].trained, models["value"].trained) == (updates, updates + head)
         assert models["reference"].weights == 0
-        assert models["value"].weights == 4 * (updates + head + (0 if share_trunk else value - head))
+        assert models["value"].weights == 4 * (updates + head + (0 if value_model else value - head))
         held = peaks(work)["updating"]
         own = models["value"].weights + models["reward 1"].weights
         assert held.weights == 4 * (policy + updates) + own
@@ -151,7 +151,7 @@ def test_the_planned_cache_is_the_one_that_generate_makes(works, tmp_path, dtype
     shape = {"vocab_size": 64, "d_model": 32, "n_layer": 3, "n_head": 4, "d_mlp": 64}
     for config in (GPTConfig(**shape, n_ctx=64, rotary_dim=4), T5Config(**shape, tied_head=True, head_scale=32**-0.5)):
         (tmp_path / "config.json").write_text(json.dumps(config_object(config)))
-        args = replace(TLDR, sft=str(tmp_path), max_query_length=20, response_length=7, rollout_batch_size=5)
+        args = replace(TLDR, sft=str(tmp_path), max_query_length=20, response_length=7, batch_size=5)
         policy = GPT(config)
         cache = policy.transformer.cache(query > 0, 7, getattr(torch, dtype))
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
@@ -209,7 +209,7 @@ def ppo_args(long_rows, monkeypatch):
     return replace(
         train_ppo.RECIPES["tiny"][1], data=root, out=root / "ppo", sft=str(root / "policy"),
         reward_model=str(root / "reward"), device="cpu", total_episodes=16, batch_size=8, micro_batch_size=4,
-        rollout_batch_size=8, num_ppo_epochs=1, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
+        num_ppo_epochs=1, max_query_length=query_length, response_length=16, lr=0.0, gold=None,
         overwrite=True,
     )  # fmt: skip
 
@@ -225,10 +225,10 @@ def check_peak(work: Work, run, extra: int = 0) -> None:
     "settings",
     [
         {},
-        {"checkpoint_activations": True, "rollout_batch_size": 2},
+        {"checkpoint_activations": True, "micro_batch_size": 1},
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "micro_batch_size": 1},
-        {"tune": "lora", "share_trunk": True},
+        {"tune": "lora", "value_model": "shared"},
         {"reward_model": 3},
     ],
     ids=str,
@@ -245,7 +245,7 @@ def test_offloaded_models_are_on_the_device_one_at_a_time(works, long_rows, ppo_
     """The reward models are larger than all else: with --offload the peak has a copy of one."""
     large = str(long_rows[0] / "large")
     args = replace(ppo_args, reward_model=large, gold=large, value_model=ppo_args.sft, dtype=dtype, offload=offload)
-    args = replace(args, micro_batch_size=1, rollout_batch_size=1)
+    args = replace(args, micro_batch_size=1)
     work = ppo_work(args)
     frozen = sum(model.weights for model in work.models.values() if not model.trained)
     if offload:
@@ -316,7 +316,7 @@ def test_the_flags_fit_and_are_no_costlier_than_needed(small_work, num_gpus):
     assert flags_that_fit(small_work, num_gpus, most(asked)) == asked
     fewer = flags_that_fit(small_work, num_gpus, 0.99 * most(asked))
     assert fewer == replace(asked, limits={**asked.limits, "micro_batch_size": asked.limits["micro_batch_size"] // 2})
-    busy = replace(asked, limits={"micro_batch_size": 4, "rollout_batch_size": 16})
+    busy = replace(asked, limits={"micro_batch_size": 4})
     tight = flags_that_fit(small_work, num_gpus, 0.99 * most(busy))
     assert most(tight) <= 0.99 * most(busy) and tight.offload and tight.shard == "none"
     if num_gpus > 1:
@@ -330,7 +330,7 @@ def test_the_flags_fit_and_are_no_costlier_than_needed(small_work, num_gpus):
 def test_requested_flags_stay(small_work):
     work = replace(small_work, flags=replace(small_work.flags, checkpoint_activations=True))
     flags = flags_that_fit(work, 1, 1e12)
-    assert str(flags) == "--micro-batch-size 16 --rollout-batch-size 64 --checkpoint-activations"
+    assert str(flags) == "--micro-batch-size 16 --checkpoint-activations"
 
 
 @pytest.fixture(scope="module")
