@@ -48,7 +48,6 @@ class Args(RewardArgs):
     """optimizer steps per epoch"""
     num_epochs: cli.PositiveInt = 4
     """passes over each rollout"""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
     missing_eos_score: cli.FiniteFloat | None = -1.0
     """[N+ 23] replaces the score of a response without EOS; None keeps the reward model's"""
     kl_coef: cli.NonNegativeFloat = 0.05
@@ -57,7 +56,6 @@ class Args(RewardArgs):
     """discount per token, of reinforce++"""
     clip_range: cli.PositiveFloat = 0.2
     """PPO clip range of the ratio"""
-    save_every: cli.PositiveInt = 100
 
 
 RECIPES = recipes("grpo", Args)

@@ -47,7 +47,6 @@ class Args(RewardArgs):
     """optimizer steps per epoch"""
     num_ppo_epochs: cli.PositiveInt = 4
     """passes over each rollout"""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
     missing_eos_score: cli.FiniteFloat | None = -1.0
     """[N+ 23] replaces the score of a response without EOS; None keeps the reward model's"""
     kl_coef: cli.NonNegativeFloat = 0.05
@@ -70,7 +69,6 @@ class Args(RewardArgs):
     """[N+ 24] divide rewards by their standard deviation: lowered win rates in the paper"""
     whiten_advantages: bool = True
     """[N+ 25] advantages to mean 0 and standard deviation 1"""
-    save_every: cli.PositiveInt = 100
 
 
 RECIPES = recipes("ppo", Args)

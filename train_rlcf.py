@@ -14,7 +14,6 @@ import weakref
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -45,50 +44,32 @@ class Args(RolloutArgs):
     data: Path = Path("runs/rlcf/data")
     out: Path = Path("runs/rlcf/ppo")
     sft: str = "runs/rlcf/sft"
-    compiler: bool = True
-    """[RLCF alg 1] a program that fails gets -1; --no-compiler: the discriminator alone"""
-    localise: bool = True
-    """[RLCF alg 1] cut a failing program after the token to blame; --no-localise: keep it whole"""
-    error_prone_jar: str | None = None
-    """ErrorProne's jars as a class path: its errors count like javac's"""
-    discriminator: str | None = "runs/rlcf/discriminator"
-    """scores the programs that pass, checkpoint directory; None: they get 1"""
-    freeze_discriminator: bool = False
-    """don't train the discriminator against the policy"""
-    discriminator_lr: cli.NonNegativeFloat = 5e-7
-    """peak learning rate of the discriminator's AdamW, one step per rollout"""
+    compiler: bool = True  # [RLCF alg 1] a program that fails gets -1
+    localise: bool = True  # [RLCF alg 1] cut a failing program after the token to blame
+    error_prone_jar: str | None = None  # its class path: ErrorProne's errors count like javac's
+    discriminator: str | None = "runs/rlcf/discriminator"  # scores what passes; None: it gets 1
+    freeze_discriminator: bool = False  # don't train it against the policy
+    discriminator_lr: cli.NonNegativeFloat = 5e-7  # peak of its AdamW, one step per rollout
     value_model: str | None = None
-    """policy, maybe a smaller one, that the value model starts from; None: the policy of stage 1;
-    shared: with --tune lora, a head and updates on the policy's weights"""
+    """policy whose trunk the value model copies; None: that of stage 1; shared: as in PPO"""
 
     total_episodes: cli.PositiveInt = 150_000
     batch_size: cli.Count = 8
     micro_batch_size: cli.PositiveInt = 8
-    num_minibatches: cli.PositiveInt = 1
-    """optimizer steps per epoch"""
-    num_ppo_epochs: cli.PositiveInt = 4
-    """passes over each rollout"""
     lr: cli.NonNegativeFloat = 1e-6
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
     adam: AdamSettings = AdamSettings(betas=(0.9, 0.99), eps=1e-8)
     max_query_length: cli.PositiveInt = 500
     response_length: cli.PositiveInt = 384
     temperature: cli.NonNegativeFloat = 1.0
-    kl_coef: cli.NonNegativeFloat = 0.1
-    """beta, weight of the per-token KL in the reward (score units per nat)"""
-    kl_target: cli.PositiveFloat | None = 6.0
-    """nats per response that an adaptive beta aims at; None keeps beta fixed"""
-    gamma: cli.Fraction = 0.99
-    """discount per token"""
-    lam: cli.Fraction = 0.95
-    """lambda of GAE"""
-    clip_range: cli.PositiveFloat = 0.2
-    """PPO clip range of the ratio"""
-    value_clip_range: cli.PositiveFloat | None = None
-    """clip range of the value around the rollout's (score units); None does not clip"""
-    value_coef: cli.NonNegativeFloat = 1.0
-    """weight of the value loss"""
-    save_every: cli.PositiveInt = 100
+    num_minibatches: cli.PositiveInt = 1  # optimizer steps per epoch
+    num_ppo_epochs: cli.PositiveInt = 4  # passes over each rollout
+    kl_coef: cli.NonNegativeFloat = 0.1  # beta: score units per nat of a token's KL
+    kl_target: cli.PositiveFloat | None = 6.0  # nats per response, for an adaptive beta
+    gamma: cli.Fraction = 0.99  # discount per token
+    lam: cli.Fraction = 0.95  # lambda of GAE
+    clip_range: cli.PositiveFloat = 0.2  # PPO clip range of the ratio
+    value_clip_range: cli.PositiveFloat | None = None  # of the value; None does not clip
+    value_coef: cli.NonNegativeFloat = 1.0  # weight of the value loss
 
 
 RECIPES = recipes("rlcf", Args)
@@ -145,10 +126,9 @@ def main(args: Args) -> dict[str, float]:
     run.track(steps=steps, generator=generator, beta=vars(beta))
     if args.discriminator is not None:
         discriminator = load_discriminator(args.discriminator, device)
-        d_lr, d_parameters = args.discriminator_lr, discriminator.parameters()
-        optimizer = torch.optim.AdamW(d_parameters, lr=d_lr, fused=True)
-        advice = f"lower --discriminator-lr ({d_lr})"
-        d_steps = FiniteSteps(optimizer, args.out, advice)
+        d_lr = args.discriminator_lr
+        adamw = torch.optim.AdamW(discriminator.parameters(), lr=d_lr, fused=True)
+        d_steps = FiniteSteps(adamw, args.out, f"lower --discriminator-lr ({d_lr})")
         run.track(discriminator=discriminator, discriminator_steps=d_steps)
     run.print(f"RLCF: {num_updates} updates of {B} responses; {len(rows):,} queries")
 

@@ -56,11 +56,9 @@ class Args(RolloutArgs):
 
     batch_size: Count = 8
     micro_batch_size: PositiveInt = 8
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
     adam: AdamSettings = AdamSettings(betas=(0.9, 0.99), eps=1e-8)
     second_coef: NonNegativeFloat = 1.0
     """weight of the second loss: the written programs' (bipolar_ramp) or the critic's (coderl)"""
-    save_every: PositiveInt = 100
 
 
 RECIPES = recipes("baselines", Args)

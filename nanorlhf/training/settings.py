@@ -130,6 +130,8 @@ class RolloutArgs(TrainingArgs, LoRAArgs):
 
     total_episodes: PositiveInt = 1_000_000
     """responses sampled over the whole run"""
+    schedule: Literal["cosine", "linear", "constant"] = "linear"
+    save_every: PositiveInt = 100
     offload: bool = False
     """keep frozen models in CPU memory; copy each to the device once per rollout"""
     response_length: PositiveInt = 53
