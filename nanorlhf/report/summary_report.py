@@ -12,7 +12,7 @@ from nanorlhf.metrics.token_shift import KINDS
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
 from nanorlhf.report.page import Lines, Page, Section, answer, markup, number
 from nanorlhf.report.run_curves import run_sections
-from nanorlhf.training.run_directory import read_settings
+from nanorlhf.training.run_directory import flat_settings, read_settings
 
 # column of the table: key in eval.json, heading, digits
 COLUMNS = (
@@ -129,7 +129,7 @@ def settings_section(settings: dict, runs: list[str]) -> Markup:
     blocks = {"this evaluation": settings} | {run: saved for run in runs if (saved := read_settings(run))}
     parts = [markup.heading("Settings", "settings")]
     for name, block in blocks.items():
-        lines = [["setting", "value"], *([key, str(value)] for key, value in block.items())]
+        lines = [["setting", "value"], *([key, str(value)] for key, value in flat_settings(block).items())]
         parts.append(markup.folded(name, markup.table(lines)))
     return Markup().join(parts)
 
