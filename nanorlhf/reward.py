@@ -85,7 +85,7 @@ def response_scores(
 
 Ensemble = Literal["mean", "min", "uncertainty"]
 UNCERTAINTY_COEF = 0.1
-"""lambda of --ensemble uncertainty, per score unit; the paper's for PPO"""
+"""lambda of --ensemble uncertainty, per score unit"""
 
 
 def reward_model_paths(reward_model: str | tuple[str, ...] | None) -> tuple[str, ...]:

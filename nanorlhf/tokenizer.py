@@ -157,7 +157,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         else:
             raise InputError(
                 f"{where} has no tokenizer (tokenizer.json, encoder.json + vocab.bpe, or "
-                "vocab.json + merges.txt): put one there (or pass --tokenizer)."
+                "vocab.json + merges.txt): put one there, or name one to train_sft.py with --tokenizer."
             )
 
     settings_file = path / "tokenizer_config.json"
@@ -197,7 +197,7 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Pat
     if tokenizer.vocab_size > num_embeddings:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} ids but the embedding of {where} only "
-            f"{num_embeddings} rows: use the checkpoint's own (--tokenizer)."
+            f"{num_embeddings} rows: use the checkpoint's own tokenizer."
         )
 
 
