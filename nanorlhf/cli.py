@@ -79,9 +79,8 @@ def named_pairs(flag: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
     a surrogate pair.
     """
     if not words or len(words) % 2:
-        raise InputError(
-            f"{flag} {' '.join(words)}: write pairs of a name and a directory, such as sft runs/sft."
-        )
+        said = " ".join((flag, *words))
+        raise InputError(f"{said}: write pairs of a name and a directory, such as sft runs/sft.")
     for name in words[::2]:
         if not name.strip() or not name.isprintable():
             raise InputError(f"{flag} {name!r:.80}: a name must be printable text.")

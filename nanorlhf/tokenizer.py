@@ -157,7 +157,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         else:
             raise InputError(
                 f"{where} has no tokenizer (tokenizer.json, encoder.json + vocab.bpe, or "
-                "vocab.json + merges.txt): put one there, or name one to train_sft.py with --tokenizer."
+                "vocab.json + merges.txt): put one there (train_sft.py: or pass --tokenizer)."
             )
 
     settings_file = path / "tokenizer_config.json"

@@ -78,7 +78,7 @@ def flags(root: Path, script: Path) -> int:
             for node in classes[name].body
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         }
-        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+        bases = [ast.unparse(base).rpartition(".")[2] for base in classes[name].bases]
         return fields.union(*(settings(base) for base in bases))
 
     return len(settings("Args"))
