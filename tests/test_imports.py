@@ -18,8 +18,9 @@ FLOORS = (
     {"nanorlhf.evals"},
     {"nanorlhf.report"},
     {"nanorlhf.metrics"},
+    {"nanorlhf.recipes"},
     {"nanorlhf.training"},
-    {"nanorlhf", "nanorlhf.recipes"},
+    {"nanorlhf"},
     {"kernels"},
 )
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from matplotlib.colors import to_hex
 
 import eval as evaluation
@@ -96,7 +97,8 @@ def scripted(language: str, calls: list[tuple]):
         for right, names in zip(("n * n", "n + n"), SCRIPT[policy.config.n_layer, temperature], strict=True):
             texts = [RESPONSES[language][name].replace("{n}", right) for name in names.split()[:num_samples]]
             rows += [tokenizer.encode(text) + [tokenizer.eos_id] for text in texts]
-        return None, right_pad(rows, tokenizer.pad_id, max_new_tokens)
+        response = right_pad(rows, tokenizer.pad_id)
+        return None, F.pad(response, (0, max_new_tokens - response.size(1)), value=tokenizer.pad_id)
 
     return sample_answers
 

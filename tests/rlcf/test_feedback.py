@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nanorlhf.errors import InputError
 from nanorlhf.padding import right_pad
@@ -33,7 +34,9 @@ PLACES = {
 def check(compiler, language, texts, tokenizer=BYTES, ends=True, T=None, place=None):
     """Check responses of these texts, each with EOS and then [PAD], or without EOS."""
     rows = [tokenizer.encode(text) + [tokenizer.eos_id] * ends for text in texts]
-    response = right_pad(rows, tokenizer.pad_id, T)
+    response = right_pad(rows, tokenizer.pad_id)
+    if T is not None:
+        response = F.pad(response, (0, T - response.size(1)), value=tokenizer.pad_id)
     records = [PLACES[language] if place is None else place] * len(texts)
     return check_responses(records, response, compiler(language), token_bytes(tokenizer), tokenizer.eos_id), response
 

@@ -155,7 +155,7 @@ def test_the_planned_cache_is_the_one_that_generate_makes(works, tmp_path, dtype
         policy = GPT(config)
         cache = policy.transformer.cache(query > 0, 7, getattr(torch, dtype))
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            policy(query, query > 0, cache, query_length=20)
+            policy(query, query > 0, cache=cache, query_length=20)
         made = [cache.keys, cache.values, *(tensor for pair in getattr(cache, "memory", []) for tensor in pair)]
         planned = peaks(ppo_work(replace(args, dtype=dtype)))["sampling"].cache
         assert planned == pytest.approx(sum(tensor.nbytes for tensor in made), rel=0.04)
