@@ -379,7 +379,7 @@ def test_a_response_that_is_dropped_has_no_share_in_loss_or_count(start, monkeyp
         return plain(self, batch)
 
     monkeypatch.setattr(train_grpo.Sampler, "correct", correct)
-    losses = spy_on(monkeypatch, "policy_loss")
+    losses, readings = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "response_logprobs")
     args = replace(start, num_epochs=1, micro_batch_size=8, **KINDS["grpo"])
     dropped += [0, 2, 5]
     train_grpo.main(args)
@@ -389,6 +389,10 @@ def test_a_response_that_is_dropped_has_no_share_in_loss_or_count(start, monkeyp
     (metrics,) = read_metrics(args.out)
     expected = (lost.sum(1)[lengths > 0] / lengths[lengths > 0]).mean().item()
     assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-5)  # the KL is 0 before the first step
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
+    entropies = [entropy for _, (_, entropy) in readings.calls]
+    mean = sum(entropy[actions].sum() for entropy in entropies) / actions.sum()
+    assert metrics["policy/entropy"] == pytest.approx(mean.item(), rel=1e-5)
     gradients.clear()
     dropped[:] = range(8)
     train_grpo.main(args)

@@ -34,12 +34,12 @@ class UpdateStatistics:
 
     @torch.no_grad()
     def add_tokens(self, mb: Batch, new_logprobs: Tensor, entropy: Tensor, count: Tensor) -> None:
-        """How far a micro-batch's tokens moved since the rollout; new_logprobs and entropy are (b, T)."""
-        ratio = torch.where(mb.actions, new_logprobs - mb.logprobs, 0.0).exp()
-        approx_kl = torch.where(mb.actions, k2(new_logprobs, mb.logprobs), 0.0)
-        self.add("policy/approx_kl", approx_kl.sum() / count)
-        self.add("policy/entropy", entropy.sum() / count)
-        self.add("policy/ratio", ratio[mb.actions].sum() / count)
+        """How far the tokens in a micro-batch's loss moved since the rollout; new_logprobs, entropy (b, T)."""
+        counted = mb.loss_actions
+        ratio = torch.where(counted, new_logprobs - mb.logprobs, 0.0).exp()
+        self.add("policy/approx_kl", k2(new_logprobs, mb.logprobs)[counted].sum() / count)
+        self.add("policy/entropy", entropy[counted].sum() / count)
+        self.add("policy/ratio", ratio[counted].sum() / count)
         if self.is_first:
             self.first_ratio_error = torch.maximum(self.first_ratio_error, (ratio - 1).abs().max())
 
