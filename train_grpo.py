@@ -62,7 +62,8 @@ RECIPES = recipes("grpo", Args)
 
 
 # ------------------------------------------------------------ 1. the algorithms, as in their papers
-# Advantages: scores (B,) and kl (B, T) -> (B, T). The k responses to a query are k rows in a row.
+# Advantages: scores (B,), kl and actions (B, T) -> (B, T); all four have the same arguments, and
+# the k responses to a query are k rows in a row. kl is 0 after the end of a response.
 def centred(values: Tensor, k: int) -> Tensor:
     """values (B,) minus the mean of the query's k, (B / k, k); exactly 0 where all k are equal."""
     groups = values.view(-1, k)
@@ -101,7 +102,7 @@ def reinforce_plus_plus(scores: Tensor, kl: Tensor, actions: Tensor, args: Args)
     The batch is the baseline. It is PPO with V = 0 and lambda = 1.
     """
     rewards = -args.kl_coef * kl
-    rewards[torch.arange(len(scores)), actions.sum(1) - 1] += scores
+    rewards[torch.arange(len(scores)), actions.sum(1) - 1] += scores  # at the last token
     returns, _ = gae(rewards, torch.zeros_like(rewards), args.gamma, 1.0)
     return whiten(returns, actions)
 
@@ -109,7 +110,7 @@ def reinforce_plus_plus(scores: Tensor, kl: Tensor, actions: Tensor, args: Args)
 # What a minibatch's token losses (b, t) are divided by: its numbers of responses and of tokens.
 def mean_of_means(losses: Tensor, actions: Tensor, num_responses: Tensor, _: Tensor) -> Tensor:
     """The mean over responses of the mean over a response's own tokens: short ones weigh more."""
-    lengths = actions.sum(1).clamp(min=1)  # (b,)
+    lengths = actions.sum(1).clamp(min=1)  # (b,) a dropped response has no action left
     return (losses.sum(1) / lengths).sum() / num_responses
 
 
@@ -185,14 +186,16 @@ def main(args: Args) -> dict[str, float]:
                 policy, ref_policy, batch, args.temperature, args.read_size
             )
         checks.check_scores(scores, reward.name, update, args.out)
-        importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
+        # changes nothing where the policy itself has sampled: the weights are 1
+        importance_weights, sampler_metrics = sampler.correct(batch)
 
         # 3.3 [N+ 23] EOS trick (the same in train_ppo.py)
         if args.missing_eos_score is not None:  # the reward model never saw such an ending
             scores = torch.where(batch.has_eos, scores, args.missing_eos_score)
 
         # 3.4 advantages: by how much a response is better than the others
-        kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
+        # k1 = log(policy / reference)
+        kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)
         batch.advantages = algorithm(scores, kl, batch.actions, args) * importance_weights
 
         # 3.5 epochs of clipped steps over the frozen rollout
@@ -230,7 +233,7 @@ def main(args: Args) -> dict[str, float]:
         metrics |= stats.metrics() | sampler_metrics | reward.metrics()
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         statistics.log_update(run, update, batch, scores, metrics, tokenizer, k)
-    return run.finish(run.metrics)
+    return run.finish(run.metrics)  # of the last update
 
 
 if __name__ == "__main__":

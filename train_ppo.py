@@ -38,8 +38,9 @@ class Args(RewardArgs):
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"
     value_model: str | None = None
-    """policy, which may be smaller, whose copy with a new head is the value model; None: a copy
-    of the reward model; shared: with --tune lora, a head and updates on the policy's weights"""
+    """path of a policy, maybe a smaller one: the value model is its copy with a new head; None: a
+    copy of the reward model, or of the policy where a rule scores; shared: with --tune lora, a
+    head and updates on the policy's weights"""
 
     batch_size: cli.Count = 512
     micro_batch_size: cli.PositiveInt = 16
@@ -84,12 +85,12 @@ def check(args: Args) -> int:
     )
 
 
-@with_plan(lambda args: rollout_plan(args, args.value_model))
+@with_plan(lambda args: rollout_plan(args, args.value_model))  # --plan trains nothing
 def main(args: Args) -> dict[str, float]:
     # ------------------------------------------------------------------------- 1. data and models
     device = begin(args)
     num_updates = check(args)
-    B, T, size = args.batch_size, args.response_length, args.read_size
+    B, T = args.batch_size, args.response_length
     loading = models.loading_device(args.shard, device)
     tokenizer, policy = models.load_policy(args, loading)
     rows = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, args.max_query_length)
@@ -129,9 +130,9 @@ def main(args: Args) -> dict[str, float]:
             gold_scores = None if gold is None else gold.score(batch)
             scores = reward.score(batch)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
-                policy, ref_policy, batch, args.temperature, size
+                policy, ref_policy, batch, args.temperature, args.read_size
             )
-            batch.values = read_values(value_model, batch, size)
+            batch.values = read_values(value_model, batch, args.read_size)
         checks.check_scores(scores, reward.name, update, args.out)
         importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
 
@@ -164,12 +165,12 @@ def main(args: Args) -> dict[str, float]:
                 num_states = minibatch.loss_states.sum()
                 steps.zero_grad()
                 for mb in minibatch.mine().micro_batches(args.micro_batch_size):
-                    ids = mb.query_response, mb.real
+                    text = mb.query_response, mb.real  # ids and mask
                     with autocast:
                         new_logprobs, entropy = response_logprobs(
-                            policy, *ids, mb.actions, args.temperature
+                            policy, *text, mb.actions, args.temperature
                         )
-                        new_values = response_values(value_model, *ids, mb.states)
+                        new_values = response_values(value_model, *text, mb.states)
                     pg_losses, pg_clipped = policy_loss(
                         new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, args.clip_range
                     )
@@ -194,7 +195,7 @@ def main(args: Args) -> dict[str, float]:
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
         statistics.log_update(run, update, batch, scores, metrics, tokenizer)
         beta.update(metrics["objective/kl"], B)
-    return run.finish(run.metrics)
+    return run.finish(run.metrics)  # of the last update
 
 
 if __name__ == "__main__":

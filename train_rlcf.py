@@ -191,12 +191,12 @@ def main(args: Args) -> dict[str, float]:
                 num_states = minibatch.loss_states.sum()
                 steps.zero_grad()
                 for mb in minibatch.mine().micro_batches(args.micro_batch_size):
-                    ids = mb.query_response, mb.real
+                    text = mb.query_response, mb.real  # ids and mask
                     with autocast:
                         new_logprobs, entropy = response_logprobs(
-                            policy, *ids, mb.actions, args.temperature
+                            policy, *text, mb.actions, args.temperature
                         )
-                        new_values = response_values(value_model, *ids, mb.states)
+                        new_values = response_values(value_model, *text, mb.states)
                     pg_losses, pg_clipped = policy_loss(
                         new_logprobs, mb.logprobs, mb.advantages, mb.loss_actions, args.clip_range
                     )
