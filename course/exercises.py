@@ -463,6 +463,22 @@ EXERCISES: tuple[Exercise, ...] = (
         level=1,
     ),
     Exercise(
+        name="one-page",
+        functions=("nano:rollout", "nano:ppo_loss"),
+        read="nano.py, its first four sections",
+        hint="Sample; read both policies and the values; score; the EOS trick; the KL penalty at each token, and the "
+        "score once, in the state after [EOS]; GAE; whitening. Then each loss is a mean over its own mask.",
+        tests=(
+            "tests/test_nano.py::test_the_same_uniforms_give_the_same_tokens",
+            "tests/test_nano.py::test_logprobs_values_and_scores_are_those_of_the_product",
+            "tests/test_nano.py::test_rewards_advantages_and_returns_are_those_of_the_product",
+            "tests/test_nano.py::test_losses_and_gradients_are_those_of_the_product",
+            "tests/test_nano.py::test_three_updates_give_the_weights_of_train_ppo",
+        ),
+        points=4,
+        level=3,
+    ),
+    Exercise(
         name="group-advantages",
         functions=("train_grpo:centred", "train_grpo:grpo", "train_grpo:dr_grpo", "train_grpo:rloo"),
         read="docs/algorithms.md, RLOO and GRPO",

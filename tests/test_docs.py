@@ -112,6 +112,8 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
+    "nano.py": "tests/test_nano.py",
+    "tools.nano_page": "tests/test_nano.py",
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
     "tools.kills": "tests/test_kills.py",

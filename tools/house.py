@@ -25,7 +25,12 @@ def scripts(root: Path) -> list[Path]:
 
 def narrow_files(root: Path) -> list[Path]:
     """The files that keep to `WIDTH` columns: the scripts, the core and the kernels."""
-    return [*scripts(root), *sorted((root / "nanorlhf").glob("*.py")), *sorted((root / "kernels").glob("*.py"))]
+    return [
+        *root.glob("nano.py"),
+        *scripts(root),
+        *sorted((root / "nanorlhf").glob("*.py")),
+        *sorted((root / "kernels").glob("*.py")),
+    ]
 
 
 def long_lines(file: Path) -> list[int]:

@@ -9,6 +9,7 @@ A page says in its code blocks where something comes from that none of its comma
 A block of Python whose first line is `# my_rule.py` is that file.
 """
 
+import argparse
 import contextlib
 import functools
 import importlib
@@ -25,6 +26,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -166,8 +168,7 @@ def settings_of(command: Command) -> Any:
         raise Wrong(f"there is no module {name}")
     module = importlib.import_module(name + ".__main__" if name == "course" else name)
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
-        if command.arguments:
-            raise Wrong(f"{name} takes no arguments")
+        check_by_argparse(module, command)
         return None
     given: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
@@ -180,6 +181,28 @@ def settings_of(command: Command) -> Any:
         except SystemExit:
             raise Wrong(said.getvalue().strip()) from None
     return given[0].command if name == "course" else given[0]
+
+
+def check_by_argparse(module: ModuleType, command: Command) -> None:
+    """Raise Wrong unless the parser of a program without Args knows the command's flags: `main` is run up to it."""
+    parse, parsed = argparse.ArgumentParser.parse_args, []
+
+    def stop(parser: argparse.ArgumentParser) -> None:
+        parsed.append(parse(parser))
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+        patch.setattr(sys, "argv", [command.program, *command.arguments])
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        try:
+            if command.arguments:
+                module.main()
+        except SystemExit:
+            raise Wrong(said.getvalue().strip()) from None
+        except KeyboardInterrupt:
+            pass
+    if command.arguments and not parsed:
+        raise Wrong(f"{command.program} takes no arguments")
 
 
 def path_fields(settings: type) -> Iterator[str]:

@@ -1,0 +1,461 @@
+"""nano.py and the product are one algorithm: from the same weights both compute the same numbers."""
+
+import ast
+import copy
+import json
+import math
+import random
+import re
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers
+
+import nano
+import train_ppo
+from kernels import gae
+from nanorlhf import ppo
+from nanorlhf.batch import Batch
+from nanorlhf.checkpoint import load_gpt, load_scalar, save
+from nanorlhf.dataset import Comparison, Demonstration, batch_indices
+from nanorlhf.generate import generate
+from nanorlhf.logprobs import read_logprobs, read_values, response_logprobs, response_values
+from nanorlhf.model import GPT, GPTConfig, ScalarModel
+from nanorlhf.reward import end_scores
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.optimizer import lr_factor
+from tools import nano_page
+from train_rm import contrastive_loss, normalise
+from train_sft import demonstration_loss, num_labels
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = GPTConfig(
+    vocab_size=nano.V, n_ctx=nano.Q + nano.T, d_model=nano.C, n_layer=nano.LAYERS, n_head=nano.HEADS,
+    d_mlp=4 * nano.C, activation="gelu_new", positions="learned", parallel_residual=False, architecture="gpt2",
+)  # fmt: skip
+IN_BLOCK = {"qkv": "attention.qkv", "out": "attention.out", "up": "mlp.up", "down": "mlp.down"}
+B = 24
+
+
+def product_name(name: str, is_scalar: bool) -> str:
+    """The product's name of a parameter of nano.py."""
+    if name.startswith("head"):
+        return name.replace("head", "score" if is_scalar else "lm_head")
+    return "transformer." + re.sub(r"\.(qkv|out|up|down)\.", lambda match: f".{IN_BLOCK[match[1]]}.", name)
+
+
+def product(model: nano.GPT) -> GPT | ScalarModel:
+    """The product's model with these weights."""
+    is_scalar = model.head.out_features == 1
+    twin = ScalarModel(CONFIG) if is_scalar else GPT(CONFIG).forbid(nano.PAD, nano.V)
+    weights = {product_name(name, is_scalar): weight for name, weight in model.state_dict().items()}
+    missing, unexpected = twin.load_state_dict(weights, strict=False)
+    assert not unexpected and missing in ([], ["reward_bias"])
+    return twin
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5), (ours - theirs).abs().max()
+
+
+def assert_same_parameters(model: nano.GPT, twin: GPT | ScalarModel, of_gradients: bool = False) -> None:
+    theirs = dict(twin.named_parameters())
+    for name, weight in model.named_parameters():
+        other = theirs[product_name(name, isinstance(twin, ScalarModel))]
+        assert_same(*((weight.grad, other.grad) if of_gradients else (weight, other)))
+
+
+def perturbed(model: nano.GPT, by: float, seed: int = 5) -> nano.GPT:
+    """A copy whose weights, biases and norms included, have moved at random."""
+    moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in moved.parameters():
+            weight += by * torch.randn(weight.shape, generator=generator)
+    return moved
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Notes, responses of all lengths, and four models whose weights are all different from 0."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    notes = [nano.make_note(rng) for _ in range(B)]
+    policy = perturbed(nano.GPT(nano.V), 0.02)
+    with torch.no_grad():  # so that some responses end soon and some never
+        policy.head.weight[nano.EOS] += 0.15 * policy.norm.bias / policy.norm.bias.norm()
+        policy.norm.bias *= 10
+    ref_policy = perturbed(policy, 0.02, seed=6)
+    reward_model = perturbed(nano.scalar_model(policy), 0.02)
+    value_model = perturbed(reward_model, 0.02, seed=7)
+    return notes, policy, ref_policy, reward_model, value_model
+
+
+def uniforms_of(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand((rows, nano.T), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return nano.Settings(kl_coef=0.3, gamma=0.9, lam=0.8, missing_eos_score=-0.7)
+
+
+@pytest.fixture(scope="module")
+def batch(world, settings):
+    """nano's rollout of the world's notes."""
+    notes, policy, ref_policy, reward_model, value_model = world
+    query = nano.encode_queries(notes)
+    return nano.rollout(policy, ref_policy, reward_model, value_model, query, uniforms_of(B), settings)
+
+
+# -------------------------------------------------------------------------------------------- 1. the world
+def test_a_note_has_three_goods_among_fillers_and_ends_with_a_colon():
+    rng = random.Random(1)
+    notes = [nano.make_note(rng) for _ in range(500)]
+    for note in notes:
+        assert len(set(note) & set(nano.GOODS)) == sum(word in nano.GOODS for word in note) == 3
+        assert note[-1] == ":" and ":" not in note[:-1]
+    assert {len(note) for note in notes} == {6, 7, 8} and max(map(len, notes)) == nano.Q
+    assert all(any(note[i] in nano.GOODS for note in notes) for i in range(5))  # in any order
+
+
+@pytest.mark.parametrize(
+    ("response", "gold"),
+    [
+        ("figs jam milk", 3), ("milk figs", 2), ("", 0), ("figs figs jam", 1), ("figs eggs", 0),
+        ("um", -1), ("eggs eggs", -2), ("jam :", 0), ("figs jam milk eggs", 2),
+    ],
+)  # fmt: skip
+def test_the_customer_counts_goods_and_slips(response, gold):
+    assert nano.gold_score("um figs so jam milk :".split(), response.split()) == gold
+
+
+def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwise():
+    rng, note = random.Random(0), "um figs so jam milk :".split()
+    responses = [nano.write(note, 0.7, rng) for _ in range(4000)]
+    counts = Counter(word for response in responses for word in response)
+    added = 0.3 / 0.7 / len(nano.GOODS)  # of each good: the mean of a geometric distribution, shared by all
+    for word in nano.GOODS:
+        expected = 0.7 + added if word in note else added
+        assert abs(counts[word] / 4000 - expected) < 0.03, word
+    assert set(counts) == set(nano.GOODS)
+    assert max(len(nano.write(note, 0.05, rng)) for _ in range(200)) == nano.T - 1
+    full = Counter(tuple(response) for response in responses if set(response) == {"figs", "jam", "milk"})
+    assert full.most_common(1)[0][0] == ("figs", "jam", "milk")  # in the note's order
+
+
+def test_labels_follow_bradley_and_terry(monkeypatch):
+    note, better, worse = "um figs so jam milk :".split(), ["figs"], []
+    texts = iter([better, better, worse] * 4000)
+    monkeypatch.setattr(nano, "write", lambda *_: next(texts))
+    rng = random.Random(0)
+    picked = [nano.compare(note, rng) for _ in range(4000)]
+    assert all({tuple(chosen), tuple(rejected)} == {("figs",), ()} for chosen, rejected in picked)
+    assert abs(fmean(chosen == better for chosen, _ in picked) - 1 / (1 + math.exp(-1))) < 0.02
+
+
+def test_texts_become_ids_and_back():
+    [query], [response] = nano.encode_queries([["um", "figs", ":"]]), nano.encode_responses([["figs"]])
+    pad, um, figs = nano.PAD, nano.WORDS.index("um"), nano.WORDS.index("figs")
+    assert query.tolist() == [pad] * (nano.Q - 3) + [um, figs, 2]
+    assert response.tolist() == [figs, nano.EOS] + [pad] * (nano.T - 2)
+    assert nano.decode(query) == ["um", "figs", ":"] and nano.decode(response) == ["figs"]
+    assert nano.WORDS[nano.PAD] == "[PAD]" and nano.WORDS[nano.EOS] == "[EOS]" and len(nano.WORDS) == nano.V
+
+
+# -------------------------------------------------------------------------------------------- 2. the model
+def test_new_weights_have_the_spread_that_the_page_says():
+    torch.manual_seed(0)
+    model = nano.GPT(nano.V)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            assert abs(weight.std().item() * math.sqrt(nano.C) - 0.5) < 0.05, name
+    assert torch.equal(model.norm.weight, torch.ones(nano.C))
+
+
+def test_the_same_uniforms_give_the_same_tokens(world, settings, batch):
+    notes, policy, *_ = world
+    query = nano.encode_queries(notes)
+    response, _ = generate(
+        product(policy), query, query != nano.PAD, nano.T, settings.temperature,
+        eos_id=nano.EOS, pad_id=nano.PAD, uniforms=uniforms_of(B),
+    )  # fmt: skip
+    assert torch.equal(batch["response"], response)
+    ends = (response == nano.EOS).any(1)
+    assert 3 < ends.sum() < B - 3  # the fixture has both kinds
+
+
+def product_batch(batch, score_at="after_eos") -> Batch:
+    ids = batch["query"], batch["response"]
+    return Batch.of([{}] * B, *ids, torch.zeros(B, nano.T), nano.EOS, nano.PAD, score_at)
+
+
+def test_ends_and_masks_are_those_of_the_product(batch):
+    has_eos, end, actions, states = nano.find_end(batch["response"])
+    theirs = product_batch(batch)
+    assert torch.equal(has_eos, theirs.has_eos) and torch.equal(end, theirs.eos_index)
+    assert torch.equal(actions, theirs.actions) and torch.equal(states, theirs.states)
+
+
+def test_logprobs_values_and_scores_are_those_of_the_product(world, settings, batch):
+    _, policy, ref_policy, reward_model, value_model = world
+    theirs = product_batch(batch)
+    logprobs, ref_logprobs, _ = read_logprobs(product(policy), product(ref_policy), theirs, settings.temperature, B)
+    actions = batch["actions"]
+    assert_same(batch["logprobs"][actions], logprobs[actions])
+    assert_same(batch["ref_logprobs"][actions], ref_logprobs[actions])
+    assert_same(batch["values"], read_values(product(value_model), theirs, B))
+    scores = end_scores(product(reward_model), theirs.query_response, nano.Q, nano.PAD)
+    assert_same(nano.score(reward_model, batch["query"], batch["response"]), scores)
+
+
+# ------------------------------------------------------------------------------------- 3. and 4. SFT and reward model
+def examples(notes, rng):
+    """Texts of all lengths, as the product's rows and as nano's tensors."""
+    responses = [rng.choices(nano.GOODS, k=rng.randint(0, nano.T - 1)) for _ in notes]
+    ids = [[nano.WORDS.index(word) for word in response] + [nano.EOS] for response in responses]
+    return ids, nano.encode_responses(responses)
+
+
+def query_ids(notes):
+    return [[nano.WORDS.index(word) for word in note] for note in notes]
+
+
+def test_the_loss_of_sft_and_its_gradient_are_those_of_the_product(world):
+    notes, policy, *_ = world
+    ids, response = examples(notes, random.Random(1))
+    rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
+    policy, twin = copy.deepcopy(policy), product(policy)
+    loss = nano.sft_loss(policy, nano.encode_queries(notes), response)
+    twin_loss = demonstration_loss(twin, rows, nano.PAD, "response") / num_labels(rows, "response")
+    assert_same(loss, twin_loss)
+    loss.backward()
+    twin_loss.backward()
+    assert_same_parameters(policy, twin, of_gradients=True)
+
+
+def comparisons(notes):
+    (chosen_ids, chosen), (rejected_ids, rejected) = (examples(notes, random.Random(seed)) for seed in (2, 3))
+    rows = [Comparison(*ids, {}) for ids in zip(query_ids(notes), chosen_ids, rejected_ids, strict=True)]
+    return rows, (nano.encode_queries(notes), chosen, rejected)
+
+
+def test_the_loss_of_the_reward_model_and_its_gradient_are_those_of_the_product(world):
+    notes, _, _, reward_model, _ = world
+    rows, data = comparisons(notes)
+    reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
+    loss = nano.rm_loss(reward_model, *data)
+    twin_loss = contrastive_loss(twin, rows, nano.PAD)[0] / B
+    assert_same(loss, twin_loss)
+    loss.backward()
+    twin_loss.backward()
+    assert_same_parameters(reward_model, twin, of_gradients=True)
+
+
+def test_a_reward_model_starts_from_the_policy_with_a_new_head(world):
+    _, policy, *_ = world
+    torch.manual_seed(0)
+    model = nano.scalar_model(policy)
+    weights = dict(policy.named_parameters())
+    assert all(torch.equal(w, weights[name]) for name, w in model.named_parameters() if "head" not in name)
+    heads = torch.cat([nano.scalar_model(policy).head.weight[0] for _ in range(50)])
+    assert abs(heads.std().item() * math.sqrt(nano.C + 1) - 1) < 0.05
+
+
+def test_normalised_scores_are_those_of_the_product(world):
+    notes, _, _, reward_model, _ = world
+    ids, response = examples(notes, random.Random(4))
+    rows = [Demonstration(q, r, {}) for q, r in zip(query_ids(notes), ids, strict=True)]
+    reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
+    nano.normalise(reward_model, nano.encode_queries(notes), response)
+    normalise(twin, rows, nano.PAD, B, "float32", shift=True)
+    query = nano.encode_queries(notes)
+    scores = end_scores(twin, torch.cat((query, response), 1), nano.Q, nano.PAD)
+    assert_same(nano.score(reward_model, query, response), scores)
+    assert abs(nano.score(reward_model, query, response).mean().item()) < 1e-5
+
+
+def test_training_takes_the_steps_of_the_product(world):
+    """Two epochs of batches of 64, AdamW with eps 1e-5, half a cosine."""
+    _, _, _, reward_model, _ = world
+    rng = random.Random(8)
+    rows, data = comparisons([nano.make_note(rng) for _ in range(100)])
+    reward_model, twin = copy.deepcopy(reward_model), product(reward_model)
+    nano.train(reward_model, nano.rm_loss, data, 1e-3, torch.Generator().manual_seed(3))
+
+    generator = torch.Generator().manual_seed(3)
+    order = [i for _ in range(2) for i in torch.randperm(100, generator=generator).tolist()]
+    optimizer = torch.optim.AdamW(twin.parameters(), eps=1e-5)
+    for step in range(4):
+        some = [rows[i] for i in order[64 * step : 64 * (step + 1)]]
+        optimizer.param_groups[0]["lr"] = 1e-3 * lr_factor("cosine", step, 4)
+        optimizer.zero_grad()
+        (contrastive_loss(twin, some, nano.PAD)[0] / len(some)).backward()
+        optimizer.step()
+    assert_same_parameters(reward_model, twin)
+
+
+# ------------------------------------------------------------------------------------------------------- 5. PPO
+def test_rewards_advantages_and_returns_are_those_of_the_product(world, settings, batch):
+    _, policy, ref_policy, reward_model, value_model = world
+    theirs, s = product_batch(batch), settings
+    logprobs, ref_logprobs, _ = read_logprobs(product(policy), product(ref_policy), theirs, s.temperature, B)
+    values = read_values(product(value_model), theirs, B)
+    scores = end_scores(product(reward_model), theirs.query_response, nano.Q, nano.PAD)
+    scores = torch.where(theirs.has_eos, scores, s.missing_eos_score)
+    kl = torch.where(theirs.actions, logprobs - ref_logprobs, 0.0)
+    rewards = -s.kl_coef * kl
+    rewards[torch.arange(B), theirs.score_index] += scores
+    advantages, returns = gae(rewards, values, s.gamma, s.lam, theirs.states)
+    for name, tensor in {"scores": scores, "kl": kl, "rewards": rewards, "returns": returns}.items():
+        assert_same(batch[name], tensor)
+    assert_same(batch["advantages"], ppo.whiten(advantages, theirs.actions))
+
+
+def test_losses_and_gradients_are_those_of_the_product(world, settings, batch):
+    """With weights that have moved, so that ratios and values are clipped on both sides."""
+    s = replace(settings, clip_range=0.1, value_coef=0.3)
+    _, policy, _, _, value_model = world
+    policy, value_model = perturbed(policy, 0.02, seed=9), perturbed(value_model, 0.02, seed=10)
+    twin, twin_value = product(policy), product(value_model)
+    theirs, actions, states = product_batch(batch), batch["actions"], batch["states"]
+    ids = theirs.query_response, theirs.real
+    new_logprobs, _ = response_logprobs(twin, *ids, actions, s.temperature)
+    new_values = response_values(twin_value, *ids, states)
+    logprobs, values, returns = batch["logprobs"], batch["values"], batch["returns"]
+    pg_losses, pg_clipped = ppo.policy_loss(new_logprobs, logprobs, batch["advantages"], actions, s.clip_range)
+    vf_losses, vf_clipped = ppo.value_loss(new_values, values, returns, states, s.clip_range)
+    assert 5 < pg_clipped.sum() < actions.sum() - 5 and 5 < vf_clipped.sum() < states.sum() - 5
+    ratio = (new_logprobs - logprobs)[pg_clipped].exp()
+    assert (ratio > 1.1).any() and (ratio < 0.9).any()
+    twin_loss = pg_losses.sum() / actions.sum() + s.value_coef * vf_losses.sum() / states.sum()
+
+    loss = nano.ppo_loss(policy, value_model, batch, s)
+    assert_same(loss, twin_loss)
+    loss.backward()
+    twin_loss.backward()
+    assert_same_parameters(policy, twin, of_gradients=True)
+    assert_same_parameters(value_model, twin_value, of_gradients=True)
+
+
+def test_the_first_ratio_is_1(world, settings, batch):
+    _, policy, *_ = world
+    again = nano.response_logprobs(policy, batch["query"], batch["response"], settings.temperature)
+    assert torch.equal(again[batch["actions"]], batch["logprobs"][batch["actions"]].clone())
+
+
+def word_tokenizer(directory: Path):
+    """The product's tokenizer with nano's words."""
+    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(nano.WORDS)}, unk_token="um"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["[PAD]", "[EOS]"])
+    directory.mkdir()
+    (directory / "tokenizer.json").write_text(backend.to_str())
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]", "pad_token": "[PAD]"}))
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_three_updates_give_the_weights_of_train_ppo(world, tmp_path, num_minibatches):
+    _, policy, _, reward_model, _ = world
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    save(product(policy), tmp_path / "sft", tokenizer)
+    save(product(reward_model), tmp_path / "rm", tokenizer)
+    rng = random.Random(2)
+    notes = [nano.make_note(rng) for _ in range(3 * B)]
+    rows = [{"query": " ".join(note), "response": "figs"} for note in notes]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/sft.train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    s = nano.Settings(kl_coef=0.2, num_minibatches=num_minibatches)
+    _, tiny = train_ppo.RECIPES["tiny"]
+    names = set(asdict(s)) & set(vars(tiny))
+    assert names == {"kl_coef", "temperature", "missing_eos_score", "gamma", "lam", "clip_range", "value_coef",
+                     "num_minibatches", "lr"}  # fmt: skip
+    args = replace(
+        tiny, data=tmp_path / "data", out=tmp_path / "ppo", sft=str(tmp_path / "sft"), gold=None,
+        reward_model=str(tmp_path / "rm"), seed=4, total_episodes=3 * B, batch_size=B, micro_batch_size=B,
+        max_query_length=nano.Q, response_length=nano.T, num_ppo_epochs=s.num_epochs,
+        **{name: getattr(s, name) for name in names},
+    )  # fmt: skip
+    train_ppo.main(args)
+
+    order = [i for update in range(3) for i in batch_indices(3 * B, B, update, seed=4)]
+    queries = nano.encode_queries([notes[i] for i in order]).view(3, B, nano.Q)
+    trained, value_model = copy.deepcopy(policy), copy.deepcopy(reward_model)
+    generator = torch.Generator().manual_seed(4)
+    nano.train_ppo(trained, policy, reward_model, value_model, queries, s, generator)
+    assert_same_parameters(trained, load_gpt(tmp_path / "ppo"))
+    assert_same_parameters(value_model, load_scalar(tmp_path / "ppo/value_model"))
+    moved = max((a - b).abs().max().item() for a, b in zip(trained.parameters(), policy.parameters(), strict=True))
+    assert moved > 1e-3
+
+
+# ----------------------------------------------------------------------------- 6. what it gained, and the page
+def test_the_table_is_a_recount(world, settings, capsys):
+    notes, policy, *others = world
+    torch.manual_seed(11)
+    batch = nano.evaluate("PPO", policy, tuple(others), notes, settings)
+    torch.manual_seed(11)
+    again = nano.rollout(
+        policy, *others, nano.encode_queries(notes), torch.rand((B, nano.T), dtype=torch.float64), settings
+    )
+    assert all(torch.equal(batch[name], again[name]) for name in batch)
+    texts = [[nano.WORDS[i] for i in ids if i > nano.EOS] for ids in batch["response"].tolist()]
+    golds = [nano.gold_score(note, text) for note, text in zip(notes, texts, strict=True)]
+    kl = [(batch["logprobs"] - batch["ref_logprobs"])[b][batch["actions"][b]].sum().item() for b in range(B)]
+    has_eos = [nano.EOS in ids for ids in batch["response"].tolist()]
+    numbers = fmean(golds), batch["scores"].mean().item(), fmean(kl), fmean(map(len, texts)), fmean(has_eos)
+    shown = capsys.readouterr().out.split()
+    assert shown[:6] == ["PPO", *(f"{number:.2f}" for number in numbers)] and shown[6:] == texts[0]
+
+
+def test_a_response_is_taken_apart_up_to_the_finished_state(batch, capsys):
+    row = int(nano.find_end(batch["response"])[1].argmin())
+    nano.take_apart(batch, row)
+    header, *lines = capsys.readouterr().out.splitlines()
+    columns = header.split()
+    assert columns == ["logprobs", "ref_logprobs", "kl", "rewards", "values", "advantages", "returns"]
+    states = int(batch["states"][row].sum())
+    assert len(lines) == states < nano.T and lines[-1].split()[0] == "(finished)"
+    for t, line in enumerate(lines):
+        word, *numbers = line.split()
+        assert t == states - 1 or word == nano.WORDS[batch["response"][row, t]]
+        assert numbers == [f"{batch[column][row, t]:.3f}" for column in columns]
+
+
+@pytest.mark.parametrize("flags", [[], ["--kl-coef", "0", "--seed", "2"]])
+def test_the_page_runs(flags, monkeypatch, capsys):
+    used = []
+    rollout = nano.rollout
+    monkeypatch.setattr(nano, "rollout", lambda *args: used.append(args[-1]) or rollout(*args))
+    monkeypatch.setattr(sys, "argv", ["nano.py", *flags])
+    nano.main(num_examples=256, num_pairs=256, num_updates=2)
+    out = capsys.readouterr().out
+    assert re.findall(r"^ {4}(start|SFT|PPO) ", out, re.MULTILINE) == ["start", "SFT", "PPO"]
+    assert "update  0: " in out and "(finished)" in out
+    assert {s.kl_coef for s in used} == ({0.0} if flags else {0.1})
+
+
+def test_the_page_fits_into_one_head():
+    text = (ROOT / "nano.py").read_text()
+    assert len(text.splitlines()) <= 400
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    roots = {(getattr(node, "module", None) or node.names[0].name).split(".")[0] for node in imports}
+    assert roots - set(sys.stdlib_module_names) == {"torch"}
+    for detail in (3, 5, 7, 9, 10, 11, 12, 15, 20, 22, 23, 25):
+        assert re.search(rf"\[N\+ (\d+, )*{detail}(, \d+)*\]", text), detail
+
+
+def test_the_page_of_the_docs_holds_all_of_the_file():
+    source = (ROOT / "nano.py").read_text()
+    text = nano_page.page(source)
+    assert (ROOT / "docs/nano.md").read_text() == text, "run `python -m tools.nano_page`"
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    statements = [ast.unparse(node) for node in ast.parse(source).body[1:]]
+    assert [ast.unparse(node) for node in ast.parse(code).body] == statements

@@ -1,0 +1,62 @@
+"""docs/nano.md from nano.py: its comments become prose, its code stands beside them.
+
+python -m tools.nano_page        # writes docs/nano.md
+"""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE, PAGE = ROOT / "nano.py", ROOT / "docs" / "nano.md"
+RULE = re.compile(r"# -{3,} (?P<title>.+)")
+
+
+def parts(source: str) -> list[tuple[str, list[str], list[str]]]:
+    """(title, prose, code) of each comment that begins a line and the code below it; often without a title."""
+    found: list[tuple[str, list[str], list[str]]] = []
+    title, prose, code = "", [], []
+    for line in source.splitlines():
+        if line.startswith("#"):
+            if code:
+                found.append((title, prose, code))
+                title, prose, code = "", [], []
+            rule = RULE.fullmatch(line)
+            if rule:
+                title = rule["title"]
+            else:
+                prose.append(line.removeprefix("#").removeprefix(" "))
+        elif line or code:
+            code.append(line)
+    return [*found, (title, prose, code)]
+
+
+def page(source: str) -> str:
+    """The Markdown of the whole page."""
+    about = ast.get_docstring(ast.parse(source))
+    assert about is not None
+    title, _, about = about.partition(": ")
+    after = source[source.index('"""', 3) + 3 :]
+    lines = [
+        f"# {title}", "", "<!-- written by `python -m tools.nano_page` from nano.py -->", "",
+        about[0].upper() + about[1:], "", "This page holds all of [nano.py](../nano.py).",
+    ]  # fmt: skip
+    for heading, prose, code in parts(after):
+        if heading:
+            lines += ["", f"## {heading}"]
+        text = "\n".join(code).strip("\n")
+        block = ["```python", text, "```"]
+        if prose:
+            block = ['<div class="beside" markdown="1">', '<div markdown="1">', "", *prose, "", "</div>", ""] + block
+            block += ["", "</div>"]
+        lines += ["", *block]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    PAGE.write_text(page(SOURCE.read_text()))
+    print(f"written: {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
