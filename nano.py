@@ -361,7 +361,7 @@ def main(num_examples: int = 16_000, num_pairs: int = 10_000, num_updates: int =
     parser.add_argument("--kl-coef", type=float, default=Settings.kl_coef, help="0: no KL penalty")
     args = parser.parse_args()
     start, s = time.time(), Settings(kl_coef=args.kl_coef)
-    torch.set_num_threads(1)  # a second one would not help so small a model
+    torch.set_num_threads(2)  # in so small a model, more would wait for each other
     torch.manual_seed(args.seed)
     rng, generator = random.Random(args.seed), torch.Generator().manual_seed(args.seed)
 
