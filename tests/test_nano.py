@@ -1,6 +1,5 @@
 """nano.py and the product are one algorithm: from the same weights both compute the same numbers."""
 
-import ast
 import copy
 import json
 import math
@@ -30,7 +29,6 @@ from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.reward import end_scores
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.optimizer import lr_factor
-from tools import nano_page
 from train_rm import contrastive_loss, normalise
 from train_sft import demonstration_loss, num_labels
 
@@ -440,22 +438,3 @@ def test_the_page_runs(flags, monkeypatch, capsys):
     assert re.findall(r"^ {4}(start|SFT|PPO) ", out, re.MULTILINE) == ["start", "SFT", "PPO"]
     assert "update  0: " in out and "(finished)" in out
     assert {s.kl_coef for s in used} == ({0.0} if flags else {0.1})
-
-
-def test_the_page_fits_into_one_head():
-    text = (ROOT / "nano.py").read_text()
-    assert len(text.splitlines()) <= 400
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    roots = {(getattr(node, "module", None) or node.names[0].name).split(".")[0] for node in imports}
-    assert roots - set(sys.stdlib_module_names) == {"torch"}
-    for detail in (3, 5, 7, 9, 10, 11, 12, 15, 20, 22, 23, 25):
-        assert re.search(rf"\[N\+ (\d+, )*{detail}(, \d+)*\]", text), detail
-
-
-def test_the_page_of_the_docs_holds_all_of_the_file():
-    source = (ROOT / "nano.py").read_text()
-    text = nano_page.page(source)
-    assert (ROOT / "docs/nano.md").read_text() == text, "run `python -m tools.nano_page`"
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    statements = [ast.unparse(node) for node in ast.parse(source).body[1:]]
-    assert [ast.unparse(node) for node in ast.parse(code).body] == statements
