@@ -456,7 +456,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="ratio-over-padding", level=1, where="nanorlhf.training.statistics:UpdateStatistics.add_tokens",
-        old="ratio[counted].sum()", new="ratio.sum()",
+        old='self.add("policy/ratio", ratio[counted].sum() / count)',
+        new='self.add("policy/ratio", ratio.sum() / count)',
         symptom="policy/ratio is well above 1 before anything has changed, the more so the more padding there is.",
         cause="The logged ratio sums over padding, where it is 1, and divides by the number of tokens.",
         who="N+ ppo.py, and still TRL 1.x",
