@@ -113,7 +113,7 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
     "nano.py": "tests/test_nano.py",
-    "tools.nano_page": "tests/test_nano.py",
+    "tools.nano_page": "tests/test_nano_page.py",
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
     "tools.kills": "tests/test_kills.py",

@@ -86,7 +86,10 @@ def test_eos_is_read_from_the_configs(tmp_path):
 
 def test_vocabulary_larger_than_the_embedding_is_refused():
     check_vocabulary(TRAINED, TRAINED.vocab_size, "model")
-    with pytest.raises(InputError, match=rf"{TRAINED.vocab_size} ids but the embedding of runs/x only .*--tokenizer"):
+    with pytest.raises(
+        InputError,
+        match=rf"{TRAINED.vocab_size} ids but the embedding of runs/x only .* rows: use the checkpoint's own tokenizer",
+    ):
         check_vocabulary(TRAINED, TRAINED.vocab_size - 1, "runs/x")
 
 
