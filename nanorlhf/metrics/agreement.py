@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import scipy  # .stats loads with its first use: most runs have none
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from nanorlhf.dataset import field, iter_jsonl, list_of
 from nanorlhf.errors import InputError
@@ -127,7 +127,7 @@ def kendall_tau(rm_rankings: ArrayLike, human_rankings: ArrayLike) -> float:
     Without ties it equals 2 * pairwise_agreement - 1: the same fact, on the scale that is usually reported.
     """
     pairs = zip(*map(ranks_of, paired(rm_rankings, human_rankings)), strict=True)
-    return fmean(float(stats.kendalltau(ours, theirs).statistic) for ours, theirs in pairs)
+    return fmean(float(scipy.stats.kendalltau(ours, theirs).statistic) for ours, theirs in pairs)
 
 
 # ------------------------------------------------------------------------------------------ 3. (b) people and people

@@ -1,8 +1,8 @@
 """Do metrics agree on which answers are better?"""
 
 import numpy as np
+import scipy  # .stats loads with its first use: most runs have none
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from nanorlhf.metrics.score_table import score_table
 
@@ -21,7 +21,7 @@ def spearman_matrix(columns: dict[str, ArrayLike], within_questions: bool = True
     tables = [score_table(column) for column in columns.values()]  # (questions, n) each
     if not within_questions:
         tables = [table.reshape(1, -1) for table in tables]
-    ranks = np.stack([stats.rankdata(table, axis=1).ravel() for table in tables])  # (m, answers)
+    ranks = np.stack([scipy.stats.rankdata(table, axis=1).ravel() for table in tables])  # (m, answers)
     deviations = ranks - (tables[0].shape[1] + 1) / 2  # from the mean rank, which ties leave unchanged
     products = deviations @ deviations.T  # (m, m)
     squares = np.diag(products)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from statistics import fmean
 
 import numpy as np
+import scipy  # .stats loads with its first use: most runs have none
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from nanorlhf.metrics.score_table import score_table
 
@@ -54,7 +54,7 @@ def t_interval(values: ArrayLike) -> tuple[float, float] | None:
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return None
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
     return float(values.mean() - half), float(values.mean() + half)
 
 
@@ -73,8 +73,8 @@ def compare(ours: ArrayLike, theirs: ArrayLike, seed: int, num_resamples: int = 
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} questions against {len(theirs)}: they must be the same")
     differences = ours.mean(axis=1) - theirs.mean(axis=1)  # (questions,)
-    ks = stats.ks_2samp(ours.ravel(), theirs.ravel())
-    mann_whitney = stats.mannwhitneyu(ours.ravel(), theirs.ravel())
+    ks = scipy.stats.ks_2samp(ours.ravel(), theirs.ravel())
+    mann_whitney = scipy.stats.mannwhitneyu(ours.ravel(), theirs.ravel())
     return {
         "mean_difference": float(differences.mean()),
         "mean_difference_ci": bootstrap_interval(differences[:, None], seed, num_resamples),
