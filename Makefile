@@ -89,16 +89,29 @@ help:
 	$(INSTALL) -e '.[str]'
 	@touch $@
 
+# what a stage does and why, and the time left; $(1): the percentage of the demo's time that the stages before it take
+say = @began=$$(cat "$(RUNS)/began"); \
+  echo "== $(2), about $$(( ($$(date +%s) - began) * (100 - $(1)) / $(1) )) s left. $(3)"
+
 demo: .venv
+	@mkdir -p "$(RUNS)" && date +%s > "$(RUNS)/began"
+	@echo "== 1 of 6: the world. Posts, lazy summaries of them, and which of two summaries a noisy labeller prefers."
 	$(PY) -m data.tiny --out "$(RUNS)/data" --seed $(SEED)
+	$(call say,5,2 of 6: SFT,A small GPT learns to write as people do and leaves out what they leave out.)
 	$(PY) train_sft.py --data "$(RUNS)/data" --out "$(RUNS)/sft" --seed $(SEED) $(SHARED) --overwrite
+	$(call say,25,3 of 6: the reward model,It learns from the comparisons which summary people prefer.)
 	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) $(SHARED) --overwrite
+	$(call say,50,4 of 6: PPO,The policy writes and the reward model scores until it tells what people left out.)
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
 	  --out "$(RUNS)/ppo" --seed $(SEED) $(SHARED) --overwrite
-	$(PY) train_dpo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 3e-4 \
+	$(call say,72,5 of 6: DPO,The same comparisons without a reward model to see what PPO's detour is worth.)
+	$(PY) train_dpo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 2e-4 \
 	  --seed $(SEED) $(SHARED) --overwrite
+	$(call say,85,6 of 6: the evaluation,All three against the references by the true quality that no training has seen.)
 	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" dpo "$(RUNS)/dpo" \
 	  --reward-model "$(RUNS)/rm" --implicit-rewards dpo --out "$(RUNS)/eval" --seed $(SEED) --overwrite
+	@echo "== done in $$(( $$(date +%s) - $$(cat "$(RUNS)/began") )) s. Open $(RUNS)/eval/report.html in a browser: first the"
+	@echo "samples (which facts does each policy tell?) then PPO's curves (score up and KL bounded). Try: make overoptimise"
 
 overoptimise: .venv
 	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo

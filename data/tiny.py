@@ -314,9 +314,9 @@ class Args(Dials):
     """directory for sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
     seed: Seed = 1
     """seed of every text and every label"""
-    num_demonstrations: PositiveInt = 8000
+    num_demonstrations: PositiveInt = 6400
     """rows of sft.train.jsonl"""
-    num_comparisons: PositiveInt = 8000
+    num_comparisons: PositiveInt = 4800
     """rows of comparisons.train.jsonl"""
     num_validation: PositiveInt = 1024
     """rows of each validation file; no training post has the same four facts as a validation post"""

@@ -34,8 +34,8 @@ def test_the_truth_sees_every_error(judged_by) -> None:
 def test_a_scorer_that_does_not_read_the_post_misses_false_values_only(judged_by) -> None:
     def blind(query: str, response: str) -> float:
         words = response.replace(" in ", " ").split()
-        outlandish = sum(word in words for values in tiny.OUTLANDISH.values() for v in values for word in [v.split()[0]])
-        return len(words) - 100 * outlandish
+        outlandish = {value.split()[0] for values in tiny.OUTLANDISH.values() for value in values}
+        return len(words) - 100 * len(outlandish & set(words))
 
     shares = judged_by(blind)
     assert all(false < 1 for false, _, _ in (shares["who"], shares["place"], shares["wish"]))

@@ -106,6 +106,7 @@ SMALL = {
     "--temperatures 0.2 0.8 --num-samples 2 --ks 1 2",
     "eval.py str-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
     "eval.py tiny-rm": "",
+    "tools.blind_spots": "--num-posts 8",
 }
 LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 80), "rlcf-tiny": (400, 300)}
 LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}

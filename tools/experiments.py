@@ -117,7 +117,12 @@ def evaluation(out: Path, *words: object, needs: tuple[Path, ...] = ()) -> Run:
     return Run(command, out / "eval.json", needs)
 
 
+# the experiments were run with a larger model and more demonstrations than `make demo` has
+START = ("train_sft.py", "--n-layer", 3)
+
+
 def world(out: Path, seed: int, *words: object) -> Run:
+    words = ("--num-demonstrations", 8000, *words)
     command = ("-m", "data.tiny", "--out", str(out), "--seed", str(seed), *map(str, words))
     return Run(command, out / "tokenizer.json")
 
@@ -170,7 +175,7 @@ def labels(args: Lab, entry: str) -> list[Run]:
     needs = (args.out / "base/data/tokenizer.json",)
     return [
         base,
-        stage(sft, args.seed, "train_sft.py", "--data", args.out / "base/data", needs=needs),
+        stage(sft, args.seed, *START, "--num-epochs", 1.5, "--data", args.out / "base/data", needs=needs),
         data,
         reward_model(args, entry, "rm", args.seed),
         evaluation(
@@ -195,7 +200,8 @@ def trained_policy(args: Lab, name: str, entry: str, members: Words = ("rm",), f
     return [
         stage(
             out / "ppo", args.seed, "train_ppo.py", "--data", place / "data", "--sft", sft, "--reward-model", *models,
-            "--total-episodes", 1280, *flags, needs=tuple(model / "summary.json" for model in models),
+            "--total-episodes", 1280, "--kl-coef", 0.05, *flags,
+            needs=tuple(model / "summary.json" for model in models),
         ),
         evaluation(
             out / "eval", "tiny", "--data", place / "data", "--policies", "sft", sft, "ppo", out / "ppo",
@@ -263,7 +269,7 @@ def compared_world(args: Compare, seed: int) -> list[Run]:
     )  # fmt: skip
     return [
         world(data, seed, "--num-comparisons", 1600, "--num-validation", 512),
-        stage(sft, seed, "train_sft.py", "--data", data, "--num-epochs", 1, needs=(data / "tokenizer.json",)),
+        stage(sft, seed, *START, "--data", data, "--num-epochs", 1, needs=(data / "tokenizer.json",)),
         stage(
             rm, seed, "train_rm.py", "--data", data, "--sft", sft, "--num-epochs", 2, "--num-normalisation", 512,
             needs=(sft / "summary.json",),
@@ -349,8 +355,8 @@ def mismatch(args: Mismatch) -> Iterator[list[Run]]:
         for seed in args.seeds:
             out = args.out / entry / str(seed)
             flags = SAMPLERS[sampler] + CORRECTIONS[correction]
-            words = ("train_ppo.py", "--data", data, "--sft", sft, "--reward-model", rm, "--total-episodes", 1280)
-            runs.append(stage(out, seed, *words, *flags))
+            words = ("train_ppo.py", "--data", data, "--sft", sft, "--reward-model", rm)
+            runs.append(stage(out, seed, *words, "--total-episodes", 1280, "--kl-coef", 0.05, *flags))
             policies += [f"{sampler}-{correction}-{seed}", out]
     yield runs
     yield [

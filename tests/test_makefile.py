@@ -1,0 +1,61 @@
+"""The Makefile: what it must not use, so that macOS's make, 3.81, and its tools run it; and what the demo says."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nanorlhf.cli import named_pairs
+from tools.page_commands import commands_of
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "Makefile").read_text()
+CODE = "\n".join(line for line in TEXT.splitlines() if not line.startswith("#"))
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        r"\$\(file ", r"\$\(guile ", r"!=", r"::=", r"\.ONESHELL", r"\.RECIPEPREFIX", r"&:", r"\bundefine\b",  # make
+        r"/proc\b", r"\bnproc\b", r"\bsed -i", r"\breadlink -f", r"\bdate \+%s%N", r"\brealpath\b", r"\btac\b",  # GNU
+    ],
+)  # fmt: skip
+def test_nothing_is_newer_than_make_3_81_or_of_linux_alone(newer: str) -> None:
+    assert not re.search(newer, CODE), newer
+
+
+def test_processes_are_one_where_they_are_not_forked(tmp_path: Path) -> None:
+    """As on macOS: `uname` says Darwin."""
+    uname = tmp_path / "uname"
+    uname.write_text("#!/bin/sh\necho Darwin\n")
+    uname.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["make", "-n", "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.count("--processes 1") == 4 and "--processes 2" not in done.stdout
+
+
+def test_the_help_lists_every_target_that_a_reader_may_want() -> None:
+    listed = set(re.findall(r"^# make ([a-z-]+)", TEXT, re.M))
+    phony = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", TEXT, re.M)[1].replace("\\\n", "").split())
+    assert phony - listed == {"help", "style", "format", "tests", ".venv"}
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(re.findall(r"^make ([a-z-]+)", done.stdout, re.M)) == listed
+
+
+def test_the_demo_says_what_each_stage_does_and_what_is_left() -> None:
+    """One line before each stage; the shares of the time rise."""
+    lines = re.findall(r"\$\(call say,(\d+),(\d) of 6: [^,]+,[A-Z][^,]+\.\)", TEXT)
+    assert [stage for _, stage in lines] == ["2", "3", "4", "5", "6"] == [str(2 + i) for i in range(len(lines))]
+    shares = [int(share) for share, _ in lines]
+    assert shares == sorted(shares) and 0 < shares[0] and shares[-1] < 100
+    programs = [command.program for command in commands_of("demo")]
+    assert programs == ["data.tiny", "train_sft.py", "train_rm.py", "train_ppo.py", "train_dpo.py", "eval.py"]
+
+
+def test_the_demo_evaluates_what_it_has_trained() -> None:
+    *_, evaluation = commands_of("demo")
+    words = evaluation.arguments
+    start = words.index("--policies")
+    pairs = named_pairs("--policies", tuple(words[start + 1 : words.index("--reward-model")]))
+    assert pairs == [(name, f"runs/tiny/{name}") for name in ("sft", "ppo", "dpo")]
