@@ -105,7 +105,7 @@ demo: .venv
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
 	  --out "$(RUNS)/ppo" --seed $(SEED) $(SHARED) --overwrite
 	$(call say,72,5 of 6: DPO,The same comparisons without a reward model to see what PPO's detour is worth.)
-	$(PY) train_dpo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.5 --lr 2e-4 \
+	$(PY) train_dpo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.4 --lr 2e-4 \
 	  --seed $(SEED) $(SHARED) --overwrite
 	$(call say,85,6 of 6: the evaluation,All three against the references by the true quality that no training has seen.)
 	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" dpo "$(RUNS)/dpo" \

@@ -316,7 +316,7 @@ class Args(Dials):
     """seed of every text and every label"""
     num_demonstrations: PositiveInt = 6400
     """rows of sft.train.jsonl"""
-    num_comparisons: PositiveInt = 4800
+    num_comparisons: PositiveInt = 6400
     """rows of comparisons.train.jsonl"""
     num_validation: PositiveInt = 1024
     """rows of each validation file; no training post has the same four facts as a validation post"""
