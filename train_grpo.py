@@ -30,6 +30,7 @@ from nanorlhf.training.optimizer import adamw_steps, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import RewardArgs
+from nanorlhf.training.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,15 +163,14 @@ def main(args: Args) -> dict[str, float]:
     reward, gold, frozen = models.load_reward(args, tokenizer, loading)
     ref_policy = models.prepare_policy(args, device, policy, None, frozen)
     sampler = Sampler(policy, tokenizer, args, "last_token")
-
     parameters = [*policy.parameters()]
     steps = adamw_steps(args, parameters)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank
-
     run = Run(args, args.algorithm, lambda: write_checkpoint(policy, args.out, tokenizer, args.sft))
     run.track(policy=policy, steps=steps, generator=generator, **sampler.state())
     run.print(f"{args.algorithm}: {num_updates} updates of {B} responses; {len(rows):,} queries")
+    trace = Trace(args, run, num_updates, policy, tokenizer, k)  # --trace: nothing without
 
     # -------------------------------------------------------------------------------- 3. the loop
     for update in run.steps(num_updates):
@@ -186,17 +186,16 @@ def main(args: Args) -> dict[str, float]:
                 policy, ref_policy, batch, args.temperature, args.read_size
             )
         checks.check_scores(scores, reward.name, update, args.out)
-        # changes nothing where the policy itself has sampled: the weights are 1
-        importance_weights, sampler_metrics = sampler.correct(batch)
+        importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
 
         # 3.3 [N+ 23] EOS trick (the same in train_ppo.py)
         if args.missing_eos_score is not None:  # the reward model never saw such an ending
             scores = torch.where(batch.has_eos, scores, args.missing_eos_score)
 
         # 3.4 advantages: by how much a response is better than the others
-        # k1 = log(policy / reference)
-        kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)
+        kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)  # k1
         batch.advantages = algorithm(scores, kl, batch.actions, args) * importance_weights
+        trace.rollout(update, batch, scores, args.kl_coef)
 
         # 3.5 epochs of clipped steps over the frozen rollout
         lr = args.lr * lr_factor(args.schedule, update, num_updates)
@@ -232,6 +231,7 @@ def main(args: Args) -> dict[str, float]:
         metrics = statistics.rollout_metrics(batch, scores, exact_kl, gold_scores, args.kl_coef)
         metrics |= stats.metrics() | sampler_metrics | reward.metrics()
         metrics |= {"skipped_steps": steps.skipped, "lr": lr, "episode": (update + 1) * B}
+        trace.write(batch)
         statistics.log_update(run, update, batch, scores, metrics, tokenizer, k)
     return run.finish(run.metrics)  # of the last update
 

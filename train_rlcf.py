@@ -208,7 +208,7 @@ def main(args: Args) -> dict[str, float]:
                     (pg_loss + args.value_coef * vf_loss).backward()
                     stats.add_loss("policy", pg_loss, pg_clipped, num_actions)
                     stats.add_loss("value", vf_loss, vf_clipped, num_states)
-                    stats.add_tokens(mb, new_logprobs, entropy, num_actions)
+                    stats.add_tokens(mb, new_logprobs, entropy, num_actions, new_values)
                 distributed.sum_gradients(policy, value_model)
                 means = stats.minibatch()
                 loss = means["policy/loss"] + args.value_coef * means["value/loss"]

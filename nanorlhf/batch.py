@@ -26,7 +26,7 @@ class Batch:
                               actions    x  x  x  .  .      a token was chosen here
                               states     x  x  x  x  .      with the finished response: after_eos
 
-    The script sets the last five fields, in the order of the algorithm.
+    The script sets the fields after `sampled_logprobs`, in the order of the algorithm.
     """
 
     index: Tensor  # (B,) a row's number in the rollout
@@ -46,6 +46,8 @@ class Batch:
     values: Tensor = field(init=False)  # (B, T) of the value model
     advantages: Tensor = field(init=False)  # (B, T), or (B,) where a response has one
     returns: Tensor = field(init=False)  # (B, T)
+    # of each micro-batch: index (b,), new_logprobs and new_values (b, t); None: not traced
+    trace: list[tuple[Tensor, Tensor, Tensor | None]] | None = field(init=False, default=None)
 
     @classmethod
     def of(
@@ -112,6 +114,8 @@ class Batch:
         t = int(self.states[rows].any(0).sum())
 
         def cut(name: str, value: Any) -> Any:
+            if name == "trace":  # the same list in every part
+                return value
             if name == "records":
                 return [value[i] for i in numbers.tolist()]
             if name == "query":

@@ -281,9 +281,11 @@ def save(
             directory.rmdir()
 
 
-def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def write_tensors(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
+        save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:  # its text holds the system's error, such as a full disk
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

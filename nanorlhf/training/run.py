@@ -4,6 +4,7 @@
     command.txt       how it was started    summary.json    the final numbers; where it exists, the run is finished
     samples.jsonl     what the model said   events.out.tfevents.*   TensorBoard
     state/            what --resume loads (resume.py)
+    trace/            with --trace, tensors of a few responses (trace.py)
 
 The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
@@ -153,6 +154,7 @@ class Run:
             # in this order: a kill leaves of the old run neither a finished one nor a state without metrics
             (self.out / "summary.json").unlink(missing_ok=True)
             forget(self.out)
+            shutil.rmtree(self.out / "trace", ignore_errors=True)
             for name in OF_A_RUN:
                 (self.out / name).unlink(missing_ok=True)
             for events in self.out.glob("events.out.tfevents.*"):
@@ -163,6 +165,9 @@ class Run:
             for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
                 if path.exists():
                     write_jsonl(path, [row for row in whole_rows(path) if row["step"] < self.first_step])
+            for path in (self.out / "trace").glob("update-????????.safetensors"):
+                if int(path.stem.removeprefix("update-")) >= self.first_step:
+                    path.unlink()
         write_json(self.out / "args.json", asdict(self.args))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
         return self.board

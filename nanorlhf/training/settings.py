@@ -171,5 +171,7 @@ class RewardArgs(RolloutArgs):
     """score of several reward models: mean, lowest, or mean - 0.1 * variance (Coste et al. 2023)"""
     reward: str | None = None
     """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
+    trace: NonNegativeInt = 0
+    """responses whose tensors are kept in OUT/trace at about ten updates, for nanorlhf.report.microscope; 0: off"""
     gold: str | None = None
     """true score to log, never trained on: FILE.py:FUNCTION(query, response), or a larger reward model"""

@@ -33,8 +33,15 @@ class UpdateStatistics:
         self.add(f"{name}/clip_fraction", is_clipped.sum() / count)
 
     @torch.no_grad()
-    def add_tokens(self, mb: Batch, new_logprobs: Tensor, entropy: Tensor, count: Tensor) -> None:
-        """How far the tokens in a micro-batch's loss moved since the rollout; new_logprobs, entropy (b, T)."""
+    def add_tokens(
+        self, mb: Batch, new_logprobs: Tensor, entropy: Tensor, count: Tensor, new_values: Tensor | None = None
+    ) -> None:
+        """How far the tokens in a micro-batch's loss moved since the rollout; tensors but the count (b, T).
+
+        Where the update is traced, keep what the models say now.
+        """
+        if mb.trace is not None:
+            mb.trace.append((mb.index, new_logprobs.detach(), None if new_values is None else new_values.detach()))
         counted = mb.loss_actions
         ratio = torch.where(counted, new_logprobs - mb.logprobs, 0.0).exp()
         self.add("policy/approx_kl", k2(new_logprobs, mb.logprobs)[counted].sum() / count)

@@ -1,0 +1,260 @@
+"""--trace N: keep the tensors of N responses at a few updates, for nanorlhf.report.microscope.
+
+    OUT/trace/update-00000012.safetensors     one file per traced update
+
+n responses of T tokens, E epochs, the first traced update's N responses ("fixed"):
+
+    index, scores, eos_index, score_index, has_eos                                    (n,)
+    query (n, Q), response, actions, states                                           (n, T)
+    logprobs, ref_logprobs, sampled_logprobs, advantages                              (n, T)
+    rewards, values, raw_advantages, returns                                  PPO:    (n, T)
+    new_logprobs, and with a value model new_values                                   (E, n, T)
+    fixed_logprobs    the policy before this update, of the fixed responses           (N, T)
+
+They are the run's own tensors, copied. The file's metadata holds `about` as JSON: texts, settings, and the statistics
+that whitening used.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nanorlhf import distributed
+from nanorlhf.batch import Batch
+from nanorlhf.checkpoint import write_tensors
+from nanorlhf.dataset import field
+from nanorlhf.errors import InputError
+from nanorlhf.files import open_regular, parse_json
+from nanorlhf.logprobs import response_logprobs
+from nanorlhf.model import GPT
+from nanorlhf.ppo import policy_loss
+from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.run import Run
+from nanorlhf.training.settings import RewardArgs
+
+MOST_UPDATES = 10
+OF_BATCH = (
+    *("index", "query", "response", "actions", "states", "eos_index", "score_index", "has_eos"),
+    *("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"),
+)
+WITH_VALUES = ("rewards", "values", "raw_advantages", "returns", "new_values")
+Tensors = dict[str, Tensor]
+
+
+class Trace:
+    """Records a few responses of a few updates; with --trace 0 every call returns at once.
+
+    samples_per_query: rows of a rollout that belong to one query; groups are traced whole.
+
+        trace = Trace(args, run, num_updates, policy, tokenizer)
+        for update in run.steps(num_updates):
+            trace.rollout(update, batch, scores, kl_coef)     before the epochs
+            ...                                               UpdateStatistics.add_tokens fills batch.trace
+            trace.write(batch)                                after them
+    """
+
+    def __init__(
+        self,
+        args: RewardArgs,
+        run: Run,
+        num_updates: int,
+        policy: GPT,
+        tokenizer: Tokenizer,
+        samples_per_query: int = 1,
+    ):
+        if args.trace > args.batch_size:
+            raise InputError(f"--trace {args.trace}: a rollout has only --batch-size {args.batch_size} responses.")
+        self.args, self.run, self.policy, self.tokenizer = args, run, policy, tokenizer
+        self.group_size = samples_per_query
+        self.num_rows = -(-args.trace // samples_per_query) * samples_per_query
+        self.updates = traced_updates(num_updates) if args.trace else []
+        self.of_update: dict[str, Any] = {}  # what `rollout` was given
+        self.fixed: Tensors = {}  # query, response, actions of the first traced update's responses
+        if self.updates and run.first_step > self.updates[0]:  # resumed
+            tensors, _ = distributed.from_first(lambda: read_trace(trace_path(args.out, self.updates[0])))
+            self.fix(tensors)
+
+    def rollout(
+        self,
+        update: int,
+        batch: Batch,
+        scores: Tensor,
+        kl_coef: float,
+        rewards: Tensor | None = None,
+        raw_advantages: Tensor | None = None,
+    ) -> None:
+        """Before the epochs: scores (B,); rewards and advantages before whitening (B, T), as they are passed to GAE."""
+        if update not in self.updates:
+            return
+        batch.trace = []
+        self.of_update = {"update": update, "scores": scores, "kl_coef": kl_coef}
+        if rewards is not None:
+            self.of_update |= {"rewards": rewards, "raw_advantages": raw_advantages}
+        if self.fixed:
+            self.of_update["fixed_logprobs"] = self.read_fixed()
+
+    def write(self, batch: Batch) -> None:
+        """After the epochs; every rank calls it, rank 0 writes."""
+        if batch.trace is None:
+            return
+        tensors, about = self.of_rollout(batch)
+        rows = self.choose(tensors, batch)
+        about |= {"queries": [batch.records[i]["query"] for i in rows], "texts": self.texts(tensors, rows)}
+        tensors = {name: x[:, rows] if x.ndim == 3 else x[rows] for name, x in tensors.items()}
+        if not self.fixed:
+            self.fix(tensors)
+        fixed_logprobs = self.of_update.get("fixed_logprobs", tensors["logprobs"])
+        if self.run.main:
+            self.run.opened()
+            path = trace_path(self.args.out, self.of_update["update"])
+            save_trace(path, tensors | {"fixed_logprobs": fixed_logprobs.cpu()}, about)
+        self.of_update = {}
+
+    def of_rollout(self, batch: Batch) -> tuple[Tensors, dict[str, Any]]:
+        """All rows, on the CPU, and what is written beside them."""
+        given = dict(self.of_update)
+        about = {name: given.pop(name) for name in ("update", "kl_coef")}
+        given.pop("fixed_logprobs", None)
+        given |= {name: getattr(batch, name) for name in (*OF_BATCH, "values", "returns") if hasattr(batch, name)}
+        tensors = {name: x.detach().cpu() for name, x in given.items()}
+        tensors |= self.epochs(batch)
+        tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
+        about |= {"algorithm": getattr(self.args, "algorithm", "ppo"), "settings": asdict(self.args)}
+        if "raw_advantages" in tensors:  # of the whole rollout, as `whiten` has them
+            kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
+            rewards = -about["kl_coef"] * kl
+            rewards[torch.arange(len(batch)), tensors["score_index"]] += tensors["scores"]
+            whitened = {"advantage": ("raw_advantages", "actions"), "reward": ("", "states")}
+            for name, (of, mask) in whitened.items():
+                counted = (tensors[of] if of else rewards)[tensors[mask]]
+                about |= {f"{name}_mean": counted.mean().item(), f"{name}_var": counted.var(correction=0).item()}
+        return tensors, about
+
+    def epochs(self, batch: Batch) -> Tensors:
+        """new_logprobs and, with a value model, new_values (E, B, T), of all ranks, 0 where a token does not count."""
+        rows_per_epoch = len(batch) // distributed.world_size()
+        pieces, seen = [], 0
+        for index, *read in batch.trace or []:
+            pieces.append((seen // rows_per_epoch, index.cpu(), [x.float().cpu() for x in read if x is not None]))
+            seen += len(index)
+        pieces = distributed.all_gather_objects(pieces)
+        E = 1 + max(epoch for epoch, _, _ in pieces)
+        names = ("new_logprobs", "new_values")[: len(pieces[0][2])]
+        found = {name: torch.zeros((E, *batch.response.shape)) for name in names}
+        for epoch, index, read in pieces:
+            for name, x in zip(names, read, strict=True):
+                found[name][epoch, index, : x.size(1)] = x
+        return found
+
+    def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
+        """Rows worth a look, then the first ones: largest |advantage| and KL, most clipped, one without EOS."""
+        actions, logprobs = tensors["actions"], tensors["logprobs"]
+        kl = torch.where(actions, logprobs - tensors["ref_logprobs"], 0.0).sum(1)  # (B,)
+        sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
+        clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
+        clipped = sum(
+            policy_loss(new_logprobs, logprobs, tensors["advantages"], actions, clip_range)[1].sum(1)
+            for new_logprobs in tensors["new_logprobs"]
+        )
+        cut = (~tensors["has_eos"]).nonzero().flatten()[:1].tolist()
+        wanted = [sizes.argmax().item(), clipped.argmax().item(), *cut, kl.argmax().item(), *range(len(batch))]
+        groups = list(dict.fromkeys(int(row) // self.group_size for row in wanted))
+        groups = sorted(groups[: self.num_rows // self.group_size])
+        return [group * self.group_size + i for group in groups for i in range(self.group_size)]
+
+    def texts(self, tensors: Tensors, rows: list[int]) -> list[list[str]]:
+        """The text of each response token up to the end, EOS as [EOS]."""
+        tokenizer, found = self.tokenizer, []
+        for row in rows:
+            ids = tensors["response"][row, : int(tensors["eos_index"][row]) + 1].tolist()
+            found.append(["[EOS]" if i == tokenizer.eos_id else tokenizer.decode([i]) for i in ids])
+        return found
+
+    def fix(self, tensors: Tensors) -> None:
+        """Keep the responses that every later traced update reads again."""
+        device = self.policy.lm_head.weight.device
+        self.fixed = {name: tensors[name].to(device) for name in ("query", "response", "actions")}
+
+    @torch.no_grad()
+    def read_fixed(self) -> Tensor:
+        """Log-probabilities (N, T) of the fixed responses by the policy of now."""
+        query, response, actions = self.fixed.values()
+        real = torch.cat((query != self.tokenizer.pad_id, actions), dim=1)
+        with torch.autocast(query.device.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
+            logprobs, _ = response_logprobs(
+                self.policy, torch.cat((query, response), dim=1), real, actions, self.args.temperature
+            )
+        return logprobs.float()
+
+
+def traced_updates(num_updates: int) -> list[int]:
+    """The first, the last, and evenly spread ones between.
+
+    >>> traced_updates(3), traced_updates(100)
+    ([0, 1, 2], [0, 11, 22, 33, 44, 55, 66, 77, 88, 99])
+    """
+    count = min(MOST_UPDATES, num_updates)
+    return sorted({round(i * (num_updates - 1) / max(1, count - 1)) for i in range(count)})
+
+
+def trace_path(out: Path, update: int) -> Path:
+    return out / "trace" / f"update-{update:08}.safetensors"
+
+
+def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
+    """Write atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+        write_tensors(contiguous, temporary, {"about": json.dumps(about, default=str)})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of one traced update, and what is said about them. Raises InputError for a damaged file."""
+    again = "delete it, or train again with --trace"
+    open_regular(path).close()
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            metadata = file.metadata() or {}
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: damaged ({error}): {again}.") from error
+    needed = {*OF_BATCH, "scores", "new_logprobs", "fixed_logprobs"}
+    needed |= {*WITH_VALUES} if "values" in tensors else set()
+    if missing := sorted(needed - tensors.keys()):
+        raise InputError(f"{path}: it lacks the tensor {missing[0]}: {again}.")
+    n, T = tensors["response"].shape if tensors["response"].ndim == 2 else (-1, -1)
+    for name in sorted(needed - {"query", "fixed_logprobs"}):
+        shape = tuple(tensors[name].shape)
+        if shape not in ((n,), (n, T), (len(tensors["new_logprobs"]), n, T)):
+            raise InputError(f"{path}: {name} has the shape {shape}, and response {(n, T)}: {again}.")
+    about = parse_json(metadata.get("about", "").encode(), f"{path}: about")
+    if not isinstance(about, dict):
+        raise InputError(f"{path}: about must be an object: {again}.")
+    where = f"{path}: about"
+    field(about, "update", int, where)
+    field(about, "kl_coef", float, where)
+    field(about, "algorithm", str, where)
+    field(about, "settings", dict, where)
+    for name in ("queries", "texts"):
+        if len(field(about, name, list, where)) != n:
+            raise InputError(f"{where}: {name} must have {n} items: {again}.")
+    return tensors, about
+
+
+def read_traces(run: Path) -> list[tuple[Tensors, dict[str, Any]]]:
+    """All traced updates of a run, in order. Raises InputError where there is none."""
+    paths = sorted((run / "trace").glob("update-*.safetensors"))
+    if not paths:
+        raise InputError(f"{run} holds no trace: train with --trace 4.")
+    return [read_trace(path) for path in paths]
