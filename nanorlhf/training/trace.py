@@ -17,6 +17,7 @@ that whitening used.
 
 import json
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ class Trace:
     def epochs(self, batch: Batch) -> Tensors:
         """new_logprobs and, with a value model, new_values (E, B, T), of all ranks, 0 where a token does not count."""
         rows_per_epoch = len(batch) // distributed.world_size()
-        pieces, seen = [], 0
+        pieces: list[tuple[int, Tensor, list[Tensor]]] = []  # of this rank: epoch, rows, what the models say
+        seen = 0
         for index, *read in batch.trace or []:
             pieces.append((seen // rows_per_epoch, index.cpu(), [x.float().cpu() for x in read if x is not None]))
             seen += len(index)
@@ -147,9 +149,9 @@ class Trace:
         E = 1 + max(epoch for epoch, _, _ in pieces)
         names = ("new_logprobs", "new_values")[: len(pieces[0][2])]
         found = {name: torch.zeros((E, *batch.response.shape)) for name in names}
-        for epoch, index, read in pieces:
-            for name, x in zip(names, read, strict=True):
-                found[name][epoch, index, : x.size(1)] = x
+        for epoch, rows, readings in pieces:
+            for name, x in zip(names, readings, strict=True):
+                found[name][epoch, rows, : x.size(1)] = x
         return found
 
     def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
@@ -158,10 +160,8 @@ class Trace:
         kl = torch.where(actions, logprobs - tensors["ref_logprobs"], 0.0).sum(1)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
         clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
-        clipped = sum(
-            policy_loss(new_logprobs, logprobs, tensors["advantages"], actions, clip_range)[1].sum(1)
-            for new_logprobs in tensors["new_logprobs"]
-        )
+        _, is_clipped = policy_loss(tensors["new_logprobs"], logprobs, tensors["advantages"], actions, clip_range)
+        clipped = is_clipped.sum((0, 2))  # (B,)
         cut = (~tensors["has_eos"]).nonzero().flatten()[:1].tolist()
         wanted = [sizes.argmax().item(), clipped.argmax().item(), *cut, kl.argmax().item(), *range(len(batch))]
         groups = list(dict.fromkeys(int(row) // self.group_size for row in wanted))
@@ -214,6 +214,7 @@ def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     try:
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         write_tensors(contiguous, temporary, {"about": json.dumps(about, default=str)})
+        shutil.copymode(path.parents[1] / "args.json", temporary)  # safetensors sets owner-only access
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

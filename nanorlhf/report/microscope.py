@@ -1,0 +1,428 @@
+"""One HTML page that shows every number of a few responses of PPO or GRPO, token by token: docs/microscope.md.
+
+    python train_ppo.py --trace 4 --out runs/tiny/ppo
+    python -m nanorlhf.report.microscope --run runs/tiny/ppo
+
+The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula on the page derives
+from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. Out: RUN/microscope.html.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import field
+from nanorlhf.errors import InputError
+from nanorlhf.files import read_text
+from nanorlhf.training.run_directory import flat_settings
+from nanorlhf.training.trace import Tensors, read_traces
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = Path(__file__).with_name("microscope.html")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: Path = Path("runs/tiny/ppo")
+    """directory of a run of train_ppo.py or train_grpo.py with --trace"""
+    out: Path | None = None
+    """the page; None: microscope.html in the run's directory"""
+
+
+# ------------------------------------------------------------------------------------------------------ 1. the formulas
+@dataclass(frozen=True)
+class Line:
+    """One line of the table of tokens.
+
+    formulas: {name} is the number of that line at this token, {name+1} at the next one, or a constant of the response.
+    A cell says which of the formulas is its own. Without formulas the number is what a model said.
+    """
+
+    key: str
+    label: str
+    section: str
+    about: str
+    file: str
+    expression: str  # the source code that computes it, as it stands in `file`
+    formulas: tuple[str, ...] = ()
+    kind: str = "number"  # or mask, words
+
+
+def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[Line]:
+    """The table's lines for a run, from top to bottom; settings have the names of flags."""
+    has_values = algorithm == "ppo"
+    script = "train_ppo.py" if has_values else "train_grpo.py"
+    logprobs, generate, ppo = "nanorlhf/logprobs.py", "nanorlhf/generate.py", "nanorlhf/ppo.py"
+    forward, masks = "1. What the models say", "2. What counts"
+    after = has_values and settings["score_at"] == "after_eos"
+    lines = [
+        Line(
+            "logprobs", "policy", forward, "log-probability of the token by the policy before this update, nats",
+            logprobs, "logprobs, _ = linear_logprobs(hidden, *head, temperature)",
+        ),
+        Line(
+            "ref_logprobs", "reference", forward, "log-probability of the token by the reference policy, nats",
+            logprobs, "ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature)",
+        ),
+        Line(
+            "sampled_logprobs", "sampler", forward, "log-probability of the token by what sampled it, nats",
+            generate, "live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))",
+        ),
+        Line(
+            "kl", "KL", forward, "k1, the estimate of the KL from one sample: nats by which the token is likelier than "
+            "under the reference", script, "kl = torch.where(batch.actions, batch.logprobs - batch.ref_logprobs, 0.0)",
+            ("{logprobs} - {ref_logprobs}",),
+        ),
+        Line(
+            "actions", "actions", masks, "the policy chose a token here: KL and policy loss",
+            ppo, "index <= eos_index[:, None], index", ("{t} <= {eos_index}",), "mask",
+        ),
+        Line(
+            "states", "states", masks, "there is a state here, also after EOS: value loss"
+            if after else "there is a state here",
+            "nanorlhf/batch.py", 'states=states if score_at == "after_eos" else actions',
+            ("{t} <= {eos_index} + 1",) if after else ("{t} <= {eos_index}",), "mask",
+        ),
+    ]  # fmt: skip
+    lines += ppo_lines(settings) if has_values else [group_line(algorithm)]
+    has_kl_loss = algorithm in ("grpo", "dr_grpo")
+    for epoch in range(num_epochs):
+        lines += epoch_lines(epoch, settings, script, has_values, has_kl_loss)
+    return lines
+
+
+def ppo_lines(settings: dict[str, Any]) -> list[Line]:
+    """Rewards, values, GAE, whitening."""
+    rewards, values, script = "3. Rewards", "4. Values and advantages", "train_ppo.py"
+    reward: tuple[str, ...] = ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}", "{score}")
+    if settings["whiten_rewards"]:
+        whitened = "({}) / sqrt({{reward_var}} + 1e-8) + {{reward_mean}}"
+        reward = tuple(whitened.format(f"{formula} - {{reward_mean}}") for formula in reward)
+    advantage = "{raw_advantages}"
+    if settings["whiten_advantages"]:
+        advantage = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
+    if settings["sampler.correction"] == "tis":
+        advantage += " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
+    recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
+    return [
+        Line(
+            "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
+            script, "rewards[torch.arange(B), batch.score_index] += scores", reward,
+        ),
+        Line(
+            "values", "value V", values, "what the value model expects of the response, before this token",
+            "nanorlhf/logprobs.py", "torch.where(states, model(query_response, real, last=T + 1)[:, :-1], 0.0)",
+        ),
+        Line(
+            "delta", "delta", values, "by how much this step was better than the value model expected",
+            "kernels/gae.py", "advantages = rewards + gamma * next_values - values",
+            ("{rewards} + {gamma} * {values+1} - {values}", "{rewards} + {gamma} * 0 - {values}"),
+        ),
+        Line(
+            "carried", "from the right", values, "gamma * lam times the advantage of the next position",
+            "kernels/gae.py", recursion, ("{gamma} * {lam} * {raw_advantages+1}", "{gamma} * {lam} * 0"),
+        ),
+        Line(
+            "raw_advantages", "advantage", values, "GAE's, before whitening: delta, and what comes from the right",
+            "kernels/gae.py", recursion, ("{delta} + {carried}",),
+        ),
+        Line(
+            "advantages", "whitened", values, "the advantage that the loss uses",
+            *(("nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)")
+              if settings["whiten_advantages"] else (script, "batch.advantages = advantages * importance_weights")),
+            (advantage,),
+        ),
+        Line(
+            "returns", "return", values, "what the value model should have said",
+            "kernels/gae.py", "return advantages, advantages + values", ("{raw_advantages} + {values}",),
+        ),
+    ]  # fmt: skip
+
+
+def group_line(algorithm: str) -> Line:
+    """The advantage of GRPO and relatives, from the scores of the query's group."""
+    expression, formulas = {
+        "grpo": (
+            "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(kl)",
+            ("({score} - {group_mean}) / sqrt({group_var} + 1e-8)",),
+        ),
+        "dr_grpo": (
+            "return centred(scores, args.samples_per_query).view(-1, 1).expand_as(kl)",
+            ("{score} - {group_mean}",),
+        ),
+        "rloo": (
+            "return (centred(response_rewards, k) * (k / (k - 1))).view(-1, 1).expand_as(kl)",
+            ("({response_reward} - {group_mean}) * {k} / ({k} - 1)",),
+        ),
+        "reinforce++": ("return whiten(returns, actions)", ()),
+    }[algorithm]
+    about = "how much better the response is than the others to its query"
+    if algorithm == "reinforce++":
+        about = "the score less beta times the KL from here on, whitened over the whole rollout"
+    return Line("advantages", "advantage", "3. Advantages", about, "train_grpo.py", expression, formulas)
+
+
+def epoch_lines(epoch: int, settings: dict[str, Any], script: str, has_values: bool, has_kl_loss: bool) -> list[Line]:
+    """What one pass over the rollout computes, in the step that reads the response."""
+    section, e, ppo = f"Epoch {epoch + 1}", f".{epoch}", "nanorlhf/ppo.py"
+    surrogate = "{advantages} * {ratio" + e + "}"
+    clipped = "-{advantages} * clip({ratio" + e + "}, 1 - {clip_range}, 1 + {clip_range})"
+    kl_push = " - {kl_coef} * (1 - exp({ref_logprobs} - {new_logprobs" + e + "}))" if has_kl_loss else ""
+    lines = [
+        Line(
+            f"new_logprobs{e}", "new log-prob", section, "log-probability by the policy as it is now, nats",
+            script, "new_logprobs, entropy = response_logprobs(",
+        ),
+        Line(
+            f"ratio{e}", "ratio", section, "how much likelier the token has become; 1 in the first step",
+            ppo, "ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()",
+            ("exp({new_logprobs" + e + "} - {logprobs})",),
+        ),
+        Line(
+            f"clip{e}", "clip", section, "where the ratio is; active: the clipped loss is the larger one, so the token "
+            "has no policy gradient", ppo, "return torch.maximum(unclipped, clipped), clipped > unclipped",
+            (clipped + " > -" + surrogate,), "words",
+        ),
+        Line(
+            f"policy_loss{e}", "policy loss", section, "the larger of the unclipped and the clipped loss",
+            ppo, "return torch.maximum(unclipped, clipped), clipped > unclipped",
+            ("max(-" + surrogate + ", " + clipped + ")",),
+        ),
+        Line(
+            f"push{e}", "gradient", section, "minus the slope of the token's loss in its log-probability: ▲ the step "
+            "makes the token likelier, ▼ less likely, · leaves it", ppo, "unclipped = -advantages * ratio",
+            (surrogate + kl_push, "0" + kl_push),
+        ),
+    ]  # fmt: skip
+    if not has_values:
+        return lines
+    lines.append(
+        Line(
+            f"new_values{e}", "new value", section, "what the value model says now",
+            script, "new_values = response_values(value_model, *text, mb.states)",
+        )
+    )  # fmt: skip
+    error = "({new_values" + e + "} - {returns})**2"
+    if settings["value_clip_range"] is None:
+        loss, expression = "0.5 * " + error, "return 0.5 * error, torch.zeros_like(states)"
+    else:
+        around = "{values} - {value_clip_range}, {values} + {value_clip_range}"
+        clipped_error = "({clipped_values" + e + "} - {returns})**2"
+        lines += [
+            Line(
+                f"clipped_values{e}", "value, clipped", section, "the new value, at most the clip range from the old",
+                ppo, "clipped_values = new_values.clamp(values - clip_range, values + clip_range)",
+                ("clip({new_values" + e + "}, " + around + ")",),
+            ),
+            Line(
+                f"value_clip{e}", "value clip", section, "active: the clipped error is the larger one, so the value "
+                "has no gradient", ppo, "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error",
+                (clipped_error + " > " + error,), "words",
+            ),
+        ]  # fmt: skip
+        loss = "0.5 * max(" + error + ", " + clipped_error + ")"
+        expression = "return 0.5 * torch.maximum(error, clipped_error), clipped_error > error"
+    about = "half the squared error to the return"
+    return [*lines, Line(f"value_loss{e}", "value loss", section, about, ppo, expression, (loss,))]
+
+
+# ------------------------------------------------------------------------------------------------------- 2. the numbers
+@dataclass
+class Cells:
+    """The lines' cells (n, T): numbers in float64, NaN where there is none, and which formula each cell has."""
+
+    numbers: dict[str, Tensor]
+    which: dict[str, Tensor]
+    words: dict[str, list[list[str]]]
+
+
+def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cells:
+    """All cells of the traced responses; constants: of the update."""
+    doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
+    actions, states = tensors["actions"], tensors["states"]
+    t = torch.arange(actions.size(1))  # (T,)
+    cells = Cells({"actions": actions.double(), "states": states.double()}, {}, {})
+
+    def put(key: str, x: Tensor, mask: Tensor) -> Tensor:
+        cells.numbers[key] = torch.where(mask, x, torch.nan)
+        return x
+
+    logprobs, ref_logprobs = doubles["logprobs"], doubles["ref_logprobs"]
+    for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"):
+        put(name, doubles[name], actions)
+    put("kl", logprobs - ref_logprobs, actions)
+    if "values" in tensors:
+        for name in ("rewards", "values", "raw_advantages", "returns"):
+            put(name, doubles[name], states)
+        is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
+        zero = torch.zeros_like(logprobs[:, :1])
+        next_values = torch.cat((doubles["values"][:, 1:], zero), 1).masked_fill(is_last, 0.0)
+        next_advantages = torch.cat((doubles["raw_advantages"][:, 1:], zero), 1).masked_fill(is_last, 0.0)
+        put("delta", doubles["rewards"] + constants["gamma"] * next_values - doubles["values"], states)
+        put("carried", constants["gamma"] * constants["lam"] * next_advantages, states)
+        cells.which["delta"] = cells.which["carried"] = is_last.long()
+        is_scored = t == tensors["score_index"][:, None]
+        cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
+
+    eps, has_kl_loss = constants["clip_range"], algorithm in ("grpo", "dr_grpo")
+    advantages = doubles["advantages"]
+    for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
+        put(f"new_logprobs.{epoch}", new_logprobs, actions)
+        ratio = put(f"ratio.{epoch}", (new_logprobs - logprobs).exp(), actions)
+        unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - eps, 1 + eps)
+        put(f"policy_loss.{epoch}", torch.maximum(unclipped, clipped), actions)
+        is_active = clipped > unclipped
+        kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
+        put(f"push.{epoch}", torch.where(is_active, 0.0, -unclipped) - kl_push, actions)
+        cells.which[f"push.{epoch}"] = is_active.long()
+        side = torch.where(ratio > 1 + eps, 1, torch.where(ratio < 1 - eps, 2, 0))
+        cells.words[f"clip.{epoch}"] = in_words(side, is_active, actions)
+        if "new_values" not in tensors:
+            continue
+        new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states)
+        error = (new_values - doubles["returns"]) ** 2
+        if (value_eps := constants.get("value_clip_range")) is not None:
+            old = doubles["values"]
+            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(old - value_eps, old + value_eps), states)
+            clipped_error = (clipped_values - doubles["returns"]) ** 2
+            side = torch.where(new_values > old + value_eps, 1, torch.where(new_values < old - value_eps, 2, 0))
+            cells.words[f"value_clip.{epoch}"] = in_words(side, clipped_error > error, states)
+            error = torch.maximum(error, clipped_error)
+        put(f"value_loss.{epoch}", 0.5 * error, states)
+    return cells
+
+
+def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
+    """side (n, T): 0 inside the clip range, 1 above, 2 below; empty where the mask is False."""
+    words = [("inside", "above", "below")[i] for i in side.flatten().tolist()]
+    flags = zip(words, is_active.flatten().tolist(), mask.flatten().tolist(), strict=True)
+    cells = [(word + ", active" * active) * counts for word, active, counts in flags]
+    T = side.size(1)
+    return [cells[i : i + T] for i in range(0, len(cells), T)]
+
+
+def short(x: float) -> float | None:
+    """Nine digits, which tell any two float32 apart; None for NaN."""
+    return None if x != x else float(f"{x:.9g}")
+
+
+def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: float, k: int) -> list[dict[str, Any]]:
+    """Of each response: its score, where it ends, and the statistics of its query's group."""
+    found = []
+    doubles = tensors["scores"].double()
+    response_rewards = doubles - kl_coef * kl.nansum(1) if algorithm == "rloo" else doubles
+    for i, group in enumerate((tensors["index"] // k).tolist()):
+        of_response = {"score": short(doubles[i].item()), "eos_index": int(tensors["eos_index"][i])}
+        if algorithm != "ppo":
+            members = response_rewards[tensors["index"] // k == group]
+            of_response |= {
+                "k": k,
+                "group_mean": short(members.mean().item()),
+                "group_var": short(members.var(correction=0).item()),
+                "response_reward": short(response_rewards[i].item()),
+            }
+        found.append(of_response)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- 3. the page
+def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of one traced update."""
+    algorithm = about["algorithm"]
+    constants: dict[str, Any] = {
+        name: settings[name] for name in ("gamma", "lam", "clip_range", "value_clip_range") if name in settings
+    }
+    constants |= {name: about[name] for name in about if name.endswith(("_mean", "_var", "_coef"))}
+    constants["tis_clip"] = settings["sampler.tis_clip"]
+    cells = cells_of(tensors, constants, algorithm)
+    k = settings.get("samples_per_query", 1)
+    of_responses = response_constants(tensors, cells.numbers["kl"], algorithm, about["kl_coef"], k)
+    num_clipped = [sum("active" in w for key, rows in cells.words.items() if key.startswith("clip.") for w in rows[i])
+                   for i in range(len(of_responses))]  # fmt: skip
+    responses = []
+    for i, of_response in enumerate(of_responses):
+        T = int(tensors["states"][i].sum())
+        numbers: dict[str, list] = {key: [short(v) for v in x[i, :T].tolist()] for key, x in cells.numbers.items()}
+        numbers |= {key: rows[i][:T] for key, rows in cells.words.items()}
+        responses.append(
+            {
+                "index": int(tensors["index"][i]),
+                "group": int(tensors["index"][i]) // k,
+                "query": about["queries"][i],
+                "texts": about["texts"][i],
+                "score_index": int(tensors["score_index"][i]),
+                "has_eos": bool(tensors["has_eos"][i]),
+                "kl": short(cells.numbers["kl"][i].nansum().item()),
+                "advantage": short(cells.numbers["advantages"][i].nan_to_num().abs().max().item()),
+                "clipped": num_clipped[i],
+                "constants": of_response,
+                "cells": numbers,
+                "which": {key: x[i, :T].tolist() for key, x in cells.which.items()},
+            }
+        )
+    return {"update": about["update"], "constants": constants, "responses": responses}
+
+
+def source_line(file: str, expression: str) -> str:
+    """`file:line` of the only or first line that holds the expression; the file alone where none does."""
+    path = ROOT / file
+    if path.is_file():
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
+            if expression in line:
+                return f"{file}:{number}"
+    return file
+
+
+def page_data(run: Path) -> dict[str, Any]:
+    """All that the page embeds. Raises InputError for a run without a trace, and for a damaged one."""
+    traces = read_traces(run)
+    first, about = traces[0]
+    where = f"{run}/trace"
+    settings = flat_settings(about["settings"])
+    for name in ("clip_range", "temperature", "sampler.tis_clip"):
+        field(settings, name, float, where)
+    algorithm, num_epochs = about["algorithm"], len(first["new_logprobs"])
+    if algorithm not in ("ppo", "grpo", "dr_grpo", "rloo", "reinforce++"):
+        raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
+    lines = lines_of(algorithm, settings, num_epochs)
+    fixed = []
+    for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
+        logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
+        fixed.append({"query": query, "texts": texts, "logprobs": logprobs})
+    return {
+        "run": str(run),
+        "algorithm": algorithm,
+        "temperature": settings["temperature"],
+        "lines": [asdict(line) | {"source": source_line(line.file, line.expression)} for line in lines],
+        "updates": [update_of(tensors, said, settings) for tensors, said in traces],
+        "fixed": fixed,
+    }
+
+
+def main(args: Args) -> Path:
+    """Write the page; returns its path."""
+    out = args.run / "microscope.html" if args.out is None else args.out
+    if out.is_dir():
+        raise InputError(f"--out {out} is a directory: name a file.")
+    data = json.dumps(page_data(args.run), separators=(",", ":"), allow_nan=False)
+    # within <script> only "</" and "<!--" would end the data early
+    page = read_text(TEMPLATE).replace("{{ data }}", data.replace("<", "\\u003c"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(out.name + ".tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    print(f"written: {out}")
+    return out
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -1,0 +1,282 @@
+"""The microscope's page: its numbers are the trace's, its formulas come to its cells, its lines of code exist."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import train_grpo
+import train_ppo
+from nanorlhf.errors import InputError
+from nanorlhf.ppo import policy_loss, value_loss
+from nanorlhf.report import microscope
+from nanorlhf.report.microscope import Args, lines_of, main, page_data, source_line
+from nanorlhf.training.run_directory import flat_settings
+from nanorlhf.training.settings import SamplerSettings
+from nanorlhf.training.trace import read_traces
+from tests.test_train_ppo import policy_that_stops
+
+FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "max": max, "min": min, "clip": lambda x, a, b: min(max(x, a), b)}
+TIS = SamplerSettings(correction="tis", dtype="bfloat16")
+VARIANTS = {
+    "ppo": {},
+    "ppo last token": {"score_at": "last_token", "whiten_rewards": True, "value_clip_range": None},
+    "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
+    "grpo": {},
+    "dr_grpo": {},
+    "rloo": {},
+    "reinforce++": {},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(miniature, tmp_path_factory):
+    """A traced run of each variant, three updates of 8 or 12 responses; lr is large, so that ratios are clipped."""
+    root = tmp_path_factory.mktemp("microscope")
+    sft = str(policy_that_stops(miniature.root))
+    ppo = replace(miniature.ppo, sft=sft, lr=3e-3, trace=4)
+    for name, settings in VARIANTS.items():
+        out = root / name.replace(" ", "_")
+        if name.startswith("ppo"):
+            train_ppo.main(replace(ppo, out=out, **settings))
+            continue
+        grpo = replace(
+            train_grpo.RECIPES["tiny"][1],
+            data=ppo.data, device="cpu", out=out, sft=sft, reward_model=ppo.reward_model, max_query_length=160,
+            response_length=12, total_episodes=24, batch_size=12, micro_batch_size=4, num_epochs=2,
+            samples_per_query=3, lr=3e-3, trace=4, algorithm=name,
+        )  # fmt: skip
+        train_grpo.main(grpo)
+    return root
+
+
+class Page(HTMLParser):
+    """What a page loads, and its embedded data."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loaded, self.data, self.inside = [], "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.loaded += [found[name] for name in ("src", "href", "srcset", "action") if found.get(name)]
+        self.inside = found.get("id") == "data"
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        self.data += data * self.inside
+
+
+def numbers_in(formula, key, t, response, update):
+    """The formula with the numbers put in, as the page's script does it."""
+
+    def number(match):
+        name = match[1]
+        at = t + name.endswith("+1")
+        name = name.removesuffix("+1")
+        if name == "t":
+            return str(t)
+        if name in response["cells"]:
+            column = response["cells"][name]
+            return repr((column[at] if at < len(column) else None) or 0.0).join("()")
+        return repr((response["constants"] | update["constants"])[name]).join("()")
+
+    return re.sub(r"\{([^}]+)\}", number, formula)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_formulas_come_to_the_cells(runs, name):
+    data = page_data(runs / name.replace(" ", "_"))
+    checked, words = set(), set()
+    for update in data["updates"]:
+        for response in update["responses"]:
+            for line in data["lines"]:
+                key = line["key"]
+                cells, which = response["cells"][key], response["which"].get(key)
+                for t, cell in enumerate(cells):
+                    if not line["formulas"] or cell in (None, ""):
+                        continue
+                    formula = line["formulas"][which[t] if which else 0]
+                    value = eval(numbers_in(formula, key, t, response, update), FUNCTIONS)
+                    if line["kind"] == "words":
+                        words.add(cell)
+                        assert value == ("active" in cell), (key, t, formula)
+                    else:
+                        assert value == pytest.approx(cell, abs=2e-5, rel=2e-5), (key, t, formula)
+                    checked.add((key, which[t] if which else 0))
+    wanted = {(line["key"], i) for line in data["lines"] for i in range(len(line["formulas"]))}
+    rare = {(f"push.{epoch}", 1) for epoch in range(2)}  # a clipped token
+    if name == "ppo last token":
+        rare.add(("rewards", 2))  # the score at a state without an action
+    assert wanted - rare <= checked and "inside" in words
+
+
+def test_a_clipped_token_is_seen(runs):
+    """With this learning rate some ratio leaves the clip range in the second epoch; its gradient is 0."""
+    data = page_data(runs / "ppo_tis")
+    found = [
+        (response["cells"]["clip.1"][t], response["cells"]["push.1"][t])
+        for update in data["updates"]
+        for response in update["responses"]
+        for t in range(len(response["cells"]["clip.1"]))
+    ]
+    active = [push for word, push in found if "active" in word]
+    assert active and set(active) == {0}
+    assert any(word in ("above", "below") and push != 0 for word, push in found)
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_last_token", "grpo"])
+def test_the_page_holds_the_runs_own_tensors(runs, name):
+    data = page_data(runs / name)
+    for update, (tensors, about) in zip(data["updates"], read_traces(runs / name), strict=True):
+        assert update["update"] == about["update"]
+        for i, response in enumerate(update["responses"]):
+            T = int(tensors["states"][i].sum())
+            assert response["texts"] == about["texts"][i] and len(response["cells"]["states"]) == T
+            for key in (
+                "logprobs",
+                "ref_logprobs",
+                "sampled_logprobs",
+                "rewards",
+                "values",
+                "raw_advantages",
+                "returns",
+            ):
+                if key in tensors:
+                    cells = torch.tensor([x or 0.0 for x in response["cells"][key]], dtype=torch.float64).float()
+                    assert torch.equal(cells, tensors[key][i, :T])
+            for epoch in range(2):
+                cells = [x or 0.0 for x in response["cells"][f"new_logprobs.{epoch}"]]
+                assert torch.equal(
+                    torch.tensor(cells, dtype=torch.float64).float(), tensors["new_logprobs"][epoch, i, :T]
+                )
+
+
+def test_losses_and_gradients_are_those_of_the_product(runs):
+    """policy_loss, value_loss and autograd in float64."""
+    data, traces = page_data(runs / "ppo"), read_traces(runs / "ppo")
+    settings = flat_settings(traces[0][1]["settings"])
+    for update, (tensors, _) in zip(data["updates"], traces, strict=True):
+        x = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
+        for epoch in range(2):
+            new = x["new_logprobs"][epoch].requires_grad_(True)
+            losses, _ = policy_loss(new, x["logprobs"], x["advantages"], tensors["actions"], settings["clip_range"])
+            losses.sum().backward()
+            of_values, _ = value_loss(
+                x["new_values"][epoch], x["values"], x["returns"], tensors["states"], settings["value_clip_range"]
+            )
+            for i, response in enumerate(update["responses"]):
+                n = len(response["texts"])
+                cells = response["cells"]
+                for key, expected in (("policy_loss", losses), ("push", -new.grad)):
+                    assert cells[f"{key}.{epoch}"][:n] == pytest.approx(expected[i, :n].tolist(), abs=1e-6)
+                T = len(cells["states"])
+                assert cells[f"value_loss.{epoch}"] == pytest.approx(of_values[i, :T].tolist(), abs=1e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_line_of_code_exists(runs, name):
+    for line in page_data(runs / name.replace(" ", "_"))["lines"]:
+        file, _, number = line["source"].partition(":")
+        assert number, f"{line['key']}: no line of {file} holds {line['expression']}"
+        text = (microscope.ROOT / file).read_text().splitlines()[int(number) - 1]
+        assert line["expression"] in text
+
+
+def test_an_expression_that_is_gone_shows_the_file_alone():
+    assert source_line("train_ppo.py", "no such expression") == "train_ppo.py"
+    assert source_line("no_such_file.py", "x") == "no_such_file.py"
+
+
+def test_a_grpo_page_has_whole_groups(runs):
+    data = page_data(runs / "grpo")
+    for update in data["updates"]:
+        groups = {}
+        for response in update["responses"]:
+            groups.setdefault(response["group"], []).append(response["constants"])
+        for members in groups.values():
+            assert len(members) == 3
+            scores = [member["score"] for member in members]
+            assert members[0]["group_mean"] == pytest.approx(sum(scores) / 3, abs=1e-6)
+
+
+def test_the_page_is_one_file_that_needs_no_network(runs, tmp_path):
+    out = main(Args(run=runs / "ppo", out=tmp_path / "page.html"))
+    text = out.read_text()
+    page = Page(text)
+    assert page.loaded == ["data:,"] and "http://" not in text and "https://" not in text
+    assert "import(" not in text and "fetch(" not in text and "{{" not in text
+    assert json.loads(page.data) == json.loads(json.dumps(page_data(runs / "ppo")))
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_text_of_a_response_cannot_end_the_data(runs, tmp_path, monkeypatch):
+    evil = page_data(runs / "ppo")
+    evil["updates"][0]["responses"][0]["query"] = "</script><script>alert(1)</script><!--"
+    monkeypatch.setattr(microscope, "page_data", lambda run: evil)
+    page = Page(main(Args(run=runs / "ppo", out=tmp_path / "page.html")).read_text())
+    assert json.loads(page.data) == json.loads(json.dumps(evil))
+
+
+def test_bad_input_is_one_sentence(runs, tmp_path):
+    with pytest.raises(InputError, match="holds no trace: train with --trace 4"):
+        main(Args(run=tmp_path))
+    with pytest.raises(InputError, match="is a directory: name a file"):
+        main(Args(run=runs / "ppo", out=tmp_path))
+
+
+def test_each_line_has_a_label_and_an_own_name():
+    settings = flat_settings({"score_at": "after_eos", "whiten_rewards": False, "whiten_advantages": True,
+                              "value_clip_range": 0.2, "sampler": {"correction": "none"}})  # fmt: skip
+    lines = lines_of("ppo", settings, 4)
+    assert len({line.key for line in lines}) == len(lines) == 13 + 4 * 9
+    assert all(line.label and line.about and not line.about.endswith(".") for line in lines)
+
+
+DRIVER = """
+<script>
+addEventListener("load", () => {
+  const said = [], key = k => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key: k, bubbles: true}));
+  const cell = (k, t) => document.querySelector(`#tokens td[data-key="${k}"][data-t="${t}"]`);
+  try {
+    cell("kl", 0).click();
+    said.push($("formula").textContent);
+    key("ArrowRight"); key("ArrowDown");
+    said.push(document.activeElement.dataset.key + " " + document.activeElement.dataset.t);
+    $("update").value = 2;
+    $("update").dispatchEvent(new Event("input"));
+    said.push($("update-name").textContent, $("moves").querySelector("tr.now th").textContent);
+    said.push(document.querySelectorAll("#tokens tbody tr:not(.section)").length);
+  } catch (error) { said.push("error: " + error); }
+  document.body.append(Object.assign(document.createElement("output"), {textContent: JSON.stringify(said)}));
+});
+</script>
+"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on PATH")
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_a_browser_shows_a_cell_and_moves_with_the_keys(runs, tmp_path, name):
+    path = main(Args(run=runs / name, out=tmp_path / "page.html"))
+    path.write_text(path.read_text().replace("</body>", DRIVER + "</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    output = re.search(r"<output>(.*?)</output>", done.stdout, re.DOTALL)
+    assert output is not None, done.stderr[-2000:]
+    formula, place, update, framed, rows = json.loads(output[1].replace("&gt;", ">").replace("&lt;", "<"))
+    assert "logprobs - ref_logprobs" in formula and re.search(r"train_\w+\.py:\d+", formula)
+    number = 2 if name == "ppo" else 1
+    assert (
+        place == "actions 1" and update == f"{number}  ({number + 1} of {number + 1} traced)" and framed == str(number)
+    )
+    assert rows == len(page_data(runs / name)["lines"])

@@ -1,0 +1,212 @@
+"""--trace: the tensors of a few responses, as the run had them, and nothing of the run changed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import train_grpo
+import train_ppo
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.errors import InputError
+from nanorlhf.logprobs import response_logprobs
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.settings import SamplerSettings
+from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path, traced_updates
+from tests.conftest import UNCLIPPED, interrupt_at, weights
+from tests.test_train_ppo import policy_that_stops
+from tests.two_processes import on_processes
+
+
+@pytest.fixture(scope="module")
+def ppo(miniature, tmp_path_factory):
+    """Settings of a run with EOS here and there: three updates of 8 responses, two epochs."""
+    sft = str(policy_that_stops(miniature.root))
+    return replace(miniature.ppo, sft=sft, out=tmp_path_factory.mktemp("ppo") / "run", trace=4, lr=1e-3)
+
+
+@pytest.fixture(scope="module")
+def traced(ppo):
+    train_ppo.main(ppo)
+    return read_traces(ppo.out)
+
+
+def grpo_settings(ppo, out):
+    return replace(
+        train_grpo.RECIPES["tiny"][1],
+        data=ppo.data, device="cpu", out=out, sft=ppo.sft, reward_model=ppo.reward_model, max_query_length=160,
+        response_length=12, total_episodes=24, batch_size=12, micro_batch_size=4, num_epochs=2, samples_per_query=3,
+    )  # fmt: skip
+
+
+def same(a, b, exactly=True):
+    """Whether two traces hold equal tensors and texts."""
+    for (x, about), (y, other) in zip(a, b, strict=True):
+        assert x.keys() == y.keys() and about["texts"] == other["texts"]
+        for name in x:
+            assert torch.equal(x[name], y[name]) if exactly else torch.allclose(x[name], y[name], atol=1e-4), name
+
+
+def test_first_last_and_evenly_spread_updates_are_traced():
+    assert traced_updates(1) == [0] and traced_updates(10) == list(range(10))
+    updates = traced_updates(1000)
+    assert updates[0] == 0 and updates[-1] == 999 and len(updates) == 10
+    assert {b - a for a, b in zip(updates, updates[1:], strict=False)} == {111}
+
+
+def test_a_file_per_traced_update_of_as_many_responses(ppo, traced):
+    assert sorted(path.name for path in (ppo.out / "trace").iterdir()) == [
+        f"update-0000000{i}.safetensors" for i in range(3)
+    ]
+    for update, (tensors, about) in enumerate(traced):
+        assert about["update"] == update and len(about["texts"]) == len(tensors["index"]) == 4
+        assert tensors["new_logprobs"].shape == tensors["new_values"].shape == (2, 4, 12)
+
+
+def test_a_response_without_eos_is_traced_where_there_is_one(ppo, tmp_path):
+    train_ppo.main(replace(ppo, out=tmp_path / "all", trace=8))
+    train_ppo.main(replace(ppo, out=tmp_path / "some", trace=4))
+    for (every, _), (some, _) in zip(read_traces(tmp_path / "all"), read_traces(tmp_path / "some"), strict=True):
+        assert some["has_eos"].all() == every["has_eos"].all()
+        kl = (every["logprobs"] - every["ref_logprobs"]).sum(1)
+        assert {int(kl.argmax()), int(every["advantages"].abs().amax(1).argmax())} <= set(some["index"].tolist())
+
+
+def test_the_tensors_follow_from_each_other_in_float64(ppo, traced):
+    """Rewards, GAE by brute force, whitening with the written statistics, from what the models said."""
+    for tensors, about in traced:
+        x = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
+        for i in range(4):
+            states, actions = tensors["states"][i], tensors["actions"][i]
+            T, end = int(states.sum()), int(tensors["eos_index"][i])
+            assert int(actions.sum()) == end + 1
+            reward = [-about["kl_coef"] * float(x["logprobs"][i, t] - x["ref_logprobs"][i, t]) for t in range(end + 1)]
+            reward += [0.0] * (T - end - 1)
+            reward[int(tensors["score_index"][i])] += float(x["scores"][i])
+            values = [float(v) for v in x["values"][i, :T]]
+            deltas = [reward[t] + ppo.gamma * (values[t + 1] if t + 1 < T else 0.0) - values[t] for t in range(T)]
+            for t in range(T):
+                advantage = sum((ppo.gamma * ppo.lam) ** (s - t) * deltas[s] for s in range(t, T))
+                assert reward[t] == pytest.approx(float(x["rewards"][i, t]), abs=1e-5)
+                assert advantage == pytest.approx(float(x["raw_advantages"][i, t]), abs=1e-4)
+                assert advantage + values[t] == pytest.approx(float(x["returns"][i, t]), abs=1e-4)
+                if actions[t]:
+                    white = (advantage - about["advantage_mean"]) / (about["advantage_var"] + 1e-8) ** 0.5
+                    assert white == pytest.approx(float(x["advantages"][i, t]), abs=1e-4)
+
+
+def test_the_first_epoch_begins_at_ratio_1_and_the_next_has_moved(traced):
+    for tensors, _ in traced:
+        gap = (tensors["new_logprobs"] - tensors["logprobs"]).abs() * tensors["actions"]
+        assert gap[0].max() < 1e-4 < gap[1].max()
+        assert torch.allclose(tensors["new_values"][0], tensors["values"] * tensors["states"], atol=1e-4)
+
+
+def test_the_fixed_responses_are_read_by_each_policy(ppo, traced):
+    """Before the first update by the policy it begins with; later they are the first update's responses still."""
+    first, _ = traced[0]
+    policy, tokenizer = load_gpt(ppo.sft), load_tokenizer(ppo.sft)
+    policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    ids = torch.cat((first["query"], first["response"]), 1)
+    real = torch.cat((first["query"] != tokenizer.pad_id, first["actions"]), 1)
+    with torch.no_grad():
+        expected, _ = response_logprobs(policy, ids, real, first["actions"], ppo.temperature)
+    assert torch.allclose(first["fixed_logprobs"], expected, atol=1e-4)
+    later = [tensors["fixed_logprobs"] for tensors, _ in traced[1:]]
+    assert all((x != first["fixed_logprobs"]).any() and (x[~first["actions"]] == 0).all() for x in later)
+
+
+def test_tracing_changes_no_weight(ppo, traced, tmp_path):
+    train_ppo.main(replace(ppo, out=tmp_path / "plain", trace=0))
+    assert not (tmp_path / "plain" / "trace").exists()
+    assert torch.equal(weights(load_gpt(tmp_path / "plain")), weights(load_gpt(ppo.out)))
+
+
+def test_a_resumed_run_has_the_trace_of_an_uninterrupted_one(ppo, traced, tmp_path, monkeypatch):
+    args = replace(ppo, out=tmp_path / "run", save_every=1)
+    with monkeypatch.context() as patch:
+        interrupt_at(3, patch, train_ppo.statistics, "log_update")  # after the trace of update 2, before its state
+        with pytest.raises(KeyboardInterrupt):
+            train_ppo.main(args)
+    assert trace_path(args.out, 2).exists()
+    train_ppo.main(replace(args, resume=True))
+    same(read_traces(args.out), traced)
+
+
+def test_overwrite_deletes_the_trace(ppo, tmp_path):
+    args = replace(ppo, out=tmp_path / "run")
+    train_ppo.main(args)
+    train_ppo.main(replace(args, trace=0, total_episodes=8, overwrite=True))
+    assert not (args.out / "trace").exists()
+
+
+def test_micro_batches_do_not_change_the_trace(ppo, tmp_path):
+    """But for rounding; nothing is clipped, so that no kink makes more of it."""
+    found = []
+    for size in (8, 3):
+        train_ppo.main(replace(ppo, **UNCLIPPED, out=tmp_path / str(size), micro_batch_size=size, lr=1e-5, trace=8))
+        found.append(read_traces(tmp_path / str(size)))
+    same(*found, exactly=False)
+
+
+def test_grpo_traces_whole_groups(ppo, tmp_path):
+    """4 responses are rounded up to two groups of 3; their advantages follow from the groups' scores."""
+    args = replace(grpo_settings(ppo, tmp_path / "grpo"), trace=4)
+    train_grpo.main(args)
+    for tensors, about in read_traces(args.out):
+        assert about["algorithm"] == "grpo" and "values" not in tensors
+        groups = (tensors["index"] // 3).view(2, 3)
+        assert (groups == groups[:, :1]).all() and groups[0, 0] != groups[1, 0]
+        scores = tensors["scores"].double().view(2, 3)
+        expected = (scores - scores.mean(1, keepdim=True)) / (scores.var(1, correction=0, keepdim=True) + 1e-8).sqrt()
+        assert torch.allclose(tensors["advantages"].double(), expected.view(6, 1).expand(6, 12), atol=1e-3)
+
+
+def test_importance_weights_multiply_the_traced_advantages(ppo, tmp_path):
+    sampler = SamplerSettings(correction="tis", dtype="bfloat16")
+    train_ppo.main(replace(ppo, out=tmp_path / "tis", sampler=sampler, total_episodes=8))
+    [(tensors, about)] = read_traces(tmp_path / "tis")
+    white = (tensors["raw_advantages"] - about["advantage_mean"]) / (about["advantage_var"] + 1e-8) ** 0.5
+    weight = (tensors["logprobs"] - tensors["sampled_logprobs"]).exp().clamp(max=2.0)
+    expected = torch.where(tensors["actions"], white * weight, 0.0)
+    assert torch.allclose(tensors["advantages"], expected, atol=1e-4)
+
+
+def test_two_processes_trace_what_one_does(ppo, tmp_path):
+    train_ppo.main(replace(ppo, **UNCLIPPED, out=tmp_path / "one", lr=1e-5, trace=8))
+    args = replace(ppo, **UNCLIPPED, out=tmp_path / "two", lr=1e-5, trace=8)
+    on_processes(train_ppo.main, args, tmp_path)
+    same(read_traces(tmp_path / "one"), read_traces(tmp_path / "two"), exactly=False)
+
+
+def test_more_responses_than_a_rollout_has_are_refused(ppo, tmp_path):
+    with pytest.raises(InputError, match="--trace 9: a rollout has only --batch-size 8 responses"):
+        train_ppo.main(replace(ppo, out=tmp_path / "run", trace=9))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
+    with pytest.raises(InputError, match="holds no trace: train with --trace 4"):
+        read_traces(tmp_path)
+    path = tmp_path / "update-00000000.safetensors"
+    path.write_bytes(trace_path(ppo.out, 0).read_bytes()[:100])
+    with pytest.raises(InputError, match=r"update-00000000.safetensors: damaged \(.+\): delete it"):
+        read_trace(path)
+    tensors, about = traced[0]
+    for missing, sentence in (
+        ("scores", "it lacks the tensor scores"),
+        ("returns", "it lacks the tensor returns"),
+        ("update", "update"),
+        ("texts", "texts"),
+    ):
+        kept = {name: x for name, x in tensors.items() if name != missing}
+        said = {name: x for name, x in about.items() if name != missing}
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "args.json").write_text(json.dumps({}))
+        save_trace(tmp_path / "a" / "x.safetensors", kept, said)
+        with pytest.raises(InputError, match=sentence):
+            read_trace(tmp_path / "a" / "x.safetensors")
+    save_trace(tmp_path / "a" / "x.safetensors", tensors | {"kl": torch.zeros(1), "values": torch.zeros(2, 3)}, about)
+    with pytest.raises(InputError, match=r"values has the shape \(2, 3\)"):
+        read_trace(tmp_path / "a" / "x.safetensors")
