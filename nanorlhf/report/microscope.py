@@ -99,7 +99,7 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[
 
 def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     """Rewards, values, GAE, whitening."""
-    rewards, values, script = "3. Rewards", "4. Values and advantages", "train_ppo.py"
+    rewards, values, script = "3. Rewards", "4. Values, advantages", "train_ppo.py"
     reward: tuple[str, ...] = ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}", "{score}")
     if settings["whiten_rewards"]:
         whitened = "({}) / sqrt({{reward_var}} + 1e-8) + {{reward_mean}}"

@@ -245,7 +245,8 @@ def test_each_line_has_a_label_and_an_own_name():
 DRIVER = """
 <script>
 addEventListener("load", () => {
-  const said = [], key = k => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key: k, bubbles: true}));
+  const said = [], press = {bubbles: true};
+  const key = k => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {...press, key: k}));
   const cell = (k, t) => document.querySelector(`#tokens td[data-key="${k}"][data-t="${t}"]`);
   try {
     cell("kl", 0).click();
