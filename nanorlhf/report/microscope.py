@@ -197,7 +197,7 @@ def epoch_lines(epoch: int, settings: dict[str, Any], script: str, has_values: b
         Line(
             f"push{e}", "gradient", section, "minus the slope of the token's loss in its log-probability: ▲ the step "
             "makes the token likelier, ▼ less likely, · leaves it", ppo, "unclipped = -advantages * ratio",
-            (surrogate + kl_push, "0" + kl_push),
+            (surrogate + kl_push, "{advantages} * 0" + kl_push),
         ),
     ]  # fmt: skip
     if not has_values:
