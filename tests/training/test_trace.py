@@ -173,9 +173,11 @@ def test_importance_weights_multiply_the_traced_advantages(ppo, tmp_path):
     assert torch.allclose(tensors["advantages"], expected, atol=1e-4)
 
 
-def test_two_processes_trace_what_one_does(ppo, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["none", "fsdp"])
+def test_two_processes_trace_what_one_does(ppo, tmp_path, shard):
     train_ppo.main(replace(ppo, **UNCLIPPED, out=tmp_path / "one", lr=1e-5, trace=8))
-    args = replace(ppo, **UNCLIPPED, out=tmp_path / "two", lr=1e-5, trace=8)
+    args = replace(ppo, **UNCLIPPED, out=tmp_path / "two", lr=1e-5, trace=8, shard=shard)
     on_processes(train_ppo.main, args, tmp_path)
     same(read_traces(tmp_path / "one"), read_traces(tmp_path / "two"), exactly=False)
 
