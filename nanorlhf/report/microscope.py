@@ -394,7 +394,8 @@ def page_data(run: Path) -> dict[str, Any]:
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
-        fixed.append({"query": query, "texts": texts, "logprobs": logprobs})
+        answers = [said["answers"][i] for _, said in traces]
+        fixed.append({"query": query, "texts": texts, "logprobs": logprobs, "answers": answers})
     return {
         "run": str(run),
         "algorithm": algorithm,

@@ -12,7 +12,7 @@ n responses of T tokens, E epochs, the first traced update's N responses ("fixed
     fixed_logprobs    the policy before this update, of the fixed responses           (N, T)
 
 They are the run's own tensors, copied. The file's metadata holds `about` as JSON: texts, settings, and the statistics
-that whitening used.
+that whitening used, and `answers`: a new response to each fixed query.
 """
 
 import json
@@ -32,6 +32,7 @@ from nanorlhf.checkpoint import write_tensors
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import open_regular, parse_json
+from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
 from nanorlhf.ppo import policy_loss
@@ -98,7 +99,7 @@ class Trace:
         if rewards is not None:
             self.of_update |= {"rewards": rewards, "raw_advantages": raw_advantages}
         if self.fixed:
-            self.of_update["fixed_logprobs"] = self.read_fixed()
+            self.of_update |= {"fixed_logprobs": self.read_fixed(), "answers": self.answer()}
 
     def write(self, batch: Batch) -> None:
         """After the epochs; every rank calls it, rank 0 writes."""
@@ -111,6 +112,8 @@ class Trace:
         if not self.fixed:
             self.fix(tensors)
         fixed_logprobs = self.of_update.get("fixed_logprobs", tensors["logprobs"])
+        answers = self.of_update.get("answers", tensors["response"])
+        about["answers"] = [self.tokenizer.decode(ids) for ids in answers.tolist()]
         if self.run.main:
             self.run.opened()
             path = trace_path(self.args.out, self.of_update["update"])
@@ -121,7 +124,8 @@ class Trace:
         """All rows, on the CPU, and what is written beside them."""
         given = dict(self.of_update)
         about = {name: given.pop(name) for name in ("update", "kl_coef")}
-        given.pop("fixed_logprobs", None)
+        for name in ("fixed_logprobs", "answers"):
+            given.pop(name, None)
         given |= {name: getattr(batch, name) for name in (*OF_BATCH, "values", "returns") if hasattr(batch, name)}
         tensors = {name: x.detach().cpu() for name, x in given.items()}
         tensors |= self.epochs(batch)
@@ -192,6 +196,19 @@ class Trace:
             )
         return logprobs.float()
 
+    def answer(self) -> Tensor:
+        """Responses (N, T) of the policy of now to the fixed queries; always from the same random numbers."""
+        query, response, _ = self.fixed.values()
+        generator = torch.Generator().manual_seed(self.args.seed)
+        uniforms = torch.rand(response.shape, generator=generator, dtype=torch.float64)
+        model, T = for_sampling(distributed.unshard(self.policy), "same"), response.size(1)
+        eos_id, pad_id = self.tokenizer.eos_id, self.tokenizer.pad_id
+        with torch.autocast(query.device.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
+            sampled, _ = generate(
+                model, query, query != pad_id, T, self.args.temperature, eos_id=eos_id, pad_id=pad_id, uniforms=uniforms
+            )
+        return sampled
+
 
 def traced_updates(num_updates: int) -> list[int]:
     """The first, the last, and evenly spread ones between.
@@ -250,6 +267,8 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
     for name in ("queries", "texts"):
         if len(field(about, name, list, where)) != n:
             raise InputError(f"{where}: {name} must have {n} items: {again}.")
+    if len(field(about, "answers", list, where)) != len(tensors["fixed_logprobs"]):
+        raise InputError(f"{where}: answers must have {len(tensors['fixed_logprobs'])} items: {again}.")
     return tensors, about
 
 

@@ -161,6 +161,15 @@ def test_the_page_holds_the_runs_own_tensors(runs, name):
                 )
 
 
+def test_the_fixed_responses_are_those_of_the_trace(runs):
+    data, traces = page_data(runs / "ppo"), read_traces(runs / "ppo")
+    for i, fixed in enumerate(data["fixed"]):
+        assert fixed["texts"] == traces[0][1]["texts"][i]
+        assert fixed["answers"] == [about["answers"][i] for _, about in traces]
+        for row, (tensors, _) in zip(fixed["logprobs"], traces, strict=True):
+            assert row == pytest.approx(tensors["fixed_logprobs"][i, : len(row)].tolist(), rel=1e-8)
+
+
 def test_losses_and_gradients_are_those_of_the_product(runs):
     """policy_loss, value_loss and autograd in float64."""
     data, traces = page_data(runs / "ppo"), read_traces(runs / "ppo")

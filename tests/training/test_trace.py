@@ -117,6 +117,15 @@ def test_the_fixed_responses_are_read_by_each_policy(ppo, traced):
     assert all((x != first["fixed_logprobs"]).any() and (x[~first["actions"]] == 0).all() for x in later)
 
 
+def test_each_policy_answers_the_fixed_queries_anew(ppo, traced, tmp_path):
+    """The first answers are the responses themselves; a policy that does not change gives the same ones again."""
+    assert traced[0][1]["answers"] == ["".join(texts).removesuffix("[EOS]") for texts in traced[0][1]["texts"]]
+    assert traced[1][1]["answers"] != traced[2][1]["answers"] or traced[1][1]["answers"] != traced[0][1]["answers"]
+    train_ppo.main(replace(ppo, out=tmp_path / "still", lr=0.0))
+    _, second, third = (about["answers"] for _, about in read_traces(tmp_path / "still"))
+    assert second == third and len(second) == 4
+
+
 def test_tracing_changes_no_weight(ppo, traced, tmp_path):
     train_ppo.main(replace(ppo, out=tmp_path / "plain", trace=0))
     assert not (tmp_path / "plain" / "trace").exists()
