@@ -99,7 +99,8 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
     common = {"data": root / "data", "device": "cpu", "warmup_steps": 0}
     sft = replace(
         train_sft.RECIPES["tiny"][1],
-        **common, **lengths, out=root / "sft", n_layer=1, d_model=16, n_head=2, batch_size=8, num_samples=4,
+        **common, **lengths, out=root / "sft", n_layer=1, d_model=16, n_head=2, batch_size=8, num_epochs=1.5,
+        num_samples=4,
     )  # fmt: skip
     rm = replace(
         train_rm.RECIPES["tiny"][1],
@@ -113,7 +114,7 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         train_ppo.RECIPES["tiny"][1],
         data=root / "data", device="cpu", out=root / "ppo", sft=str(root / "sft"), reward_model=str(root / "rm"),
         max_query_length=160, response_length=12, total_episodes=24, batch_size=8, micro_batch_size=4,
-        num_ppo_epochs=2,
+        num_ppo_epochs=2, kl_coef=0.05,
     )  # fmt: skip
     if train:
         tiny.main(
