@@ -35,7 +35,7 @@ SETTINGS = (
     "data", "out", "sft", "reward_model", "device", "batch_size", "micro_batch_size", "num_minibatches", "num_epochs",
     "total_episodes", "max_query_length", "max_response_length", "response_length", "n_layer", "d_model", "n_head",
     "warmup_steps", "num_samples", "num_ppo_epochs", "loss", "num_normalisation", "max_grad_norm",
-    "shard", "eval_every",
+    "shard", "eval_every", "kl_coef",
 )  # fmt: skip
 
 
