@@ -145,6 +145,14 @@ def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwis
     assert max(len(nano.write(note, 0.05, rng)) for _ in range(200)) == nano.T - 1
     full = Counter(tuple(response) for response in responses if set(response) == {"figs", "jam", "milk"})
     assert full.most_common(1)[0][0] == ("figs", "jam", "milk")  # in the note's order
+    # an added good stands before, between or behind the three, each as often
+    places = Counter(
+        next(i for i, word in enumerate(response) if word not in note)
+        for response in responses
+        if len(response) == 4 and len(set(response) & set(note)) == 3 and set(response) - set(note)
+    )
+    assert sorted(places) == [0, 1, 2, 3]
+    assert all(abs(places[i] / places.total() - 0.25) < 0.1 for i in range(4)), places
 
 
 def test_labels_follow_bradley_and_terry(monkeypatch):
@@ -155,6 +163,25 @@ def test_labels_follow_bradley_and_terry(monkeypatch):
     picked = [nano.compare(note, rng) for _ in range(4000)]
     assert all({tuple(chosen), tuple(rejected)} == {("figs",), ()} for chosen, rejected in picked)
     assert abs(fmean(chosen == better for chosen, _ in picked) - 1 / (1 + math.exp(-1))) < 0.02
+
+
+def test_the_writers_of_a_pair_are_careful_to_any_degree_from_0_3_to_1(monkeypatch):
+    """Both of them, the one who writes again after a tie included."""
+    note, cares = "um figs so jam milk :".split(), []
+    texts = iter([["figs"], ["figs"], []] * 2000)
+
+    def write(given, care, rng):
+        assert given is note and isinstance(rng, random.Random)
+        cares.append(care)
+        return next(texts)
+
+    monkeypatch.setattr(nano, "write", write)
+    rng = random.Random(0)
+    for _ in range(2000):
+        nano.compare(note, rng)
+    for some in (cares[::3], cares[1::3], cares[2::3]):
+        assert 0.3 <= min(some) < 0.31 and 0.99 < max(some) <= 1
+        assert abs(fmean(some) - 0.65) < 0.02
 
 
 def test_texts_become_ids_and_back():
