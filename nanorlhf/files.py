@@ -2,6 +2,7 @@
 
 All modules read through these functions, so each kind of bad file is refused in one place. The
 bounds are far above real data; the comments name the largest real example that we know.
+`write_text` writes a file of ours in one step.
 """
 
 import gzip
@@ -41,6 +42,17 @@ KINDS = {
 def check_out(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise InputError(f"--out {directory} is a file, not a directory.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write in one step: an interrupted write leaves no half of it, and the old file as it was."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        # half a surrogate pair, in a path, is written as its number
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def open_regular(path: str | Path) -> BufferedReader:

@@ -8,7 +8,6 @@ from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slo
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_text
+from nanorlhf.files import read_text, write_text
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.trace import Tensors, read_traces
 
@@ -415,12 +414,7 @@ def main(args: Args) -> Path:
     # within <script> only "</" and "<!--" would end the data early
     page = read_text(TEMPLATE).replace("{{ data }}", data.replace("<", "\\u003c"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(out.name + ".tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(out, page)
     print(f"written: {out}")
     return out
 

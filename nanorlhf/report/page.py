@@ -5,7 +5,6 @@ page.html is the template of the HTML.
 
 import base64
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -19,6 +18,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nanorlhf.files import write_text
 from nanorlhf.metrics.token_shift import kind_of
 from nanorlhf.training.run_directory import Rows
 
@@ -132,14 +132,8 @@ def aligned(lines: list[list[str]]) -> str:
 
 def write_page(path: Path, title: str, page: Page) -> None:
     """Write a page in one step: an interrupted write leaves no half of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        parts = [part.html() if isinstance(part, Section) else part for part in page]
-        # half a surrogate pair, in a path, is written as its number
-        temporary.write_text(markup.page(title, parts), encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    parts = [part.html() if isinstance(part, Section) else part for part in page]
+    write_text(path, markup.page(title, parts))
 
 
 def write_study(path: Path, runs: Path, page: Page, pictures: dict[str, Figure]) -> list[str]:

@@ -33,6 +33,7 @@ from nanorlhf.checkpoint import save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.files import write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
@@ -314,9 +315,4 @@ def peak_resident_bytes() -> int:
 
 def write_json(path: Path, value: Any) -> None:
     """Write atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, json.dumps(value, indent=2, default=str) + "\n")

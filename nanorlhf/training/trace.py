@@ -39,6 +39,7 @@ from nanorlhf.ppo import policy_loss
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.run import Run
 from nanorlhf.training.settings import RewardArgs
+from nanorlhf.training.statistics import response_kl
 
 MOST_UPDATES = 10
 OF_BATCH = (
@@ -161,7 +162,7 @@ class Trace:
     def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
         """Rows worth a look, then the first ones: largest |advantage| and KL, most clipped, one without EOS."""
         actions, logprobs = tensors["actions"], tensors["logprobs"]
-        kl = torch.where(actions, logprobs - tensors["ref_logprobs"], 0.0).sum(1)  # (B,)
+        kl = response_kl(batch)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
         clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
         _, is_clipped = policy_loss(tensors["new_logprobs"], logprobs, tensors["advantages"], actions, clip_range)
