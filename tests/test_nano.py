@@ -156,12 +156,12 @@ def test_writers_list_goods_as_often_as_they_are_careful_and_add_others_otherwis
 
 
 def test_labels_follow_bradley_and_terry(monkeypatch):
-    note, better, worse = "um figs so jam milk :".split(), ["figs"], []
+    note, better, worse = "um figs so jam milk :".split(), ["figs", "jam"], ["milk"]  # gold scores 2 and 1
     texts = iter([better, better, worse] * 4000)
     monkeypatch.setattr(nano, "write", lambda *_: next(texts))
     rng = random.Random(0)
     picked = [nano.compare(note, rng) for _ in range(4000)]
-    assert all({tuple(chosen), tuple(rejected)} == {("figs",), ()} for chosen, rejected in picked)
+    assert all({tuple(chosen), tuple(rejected)} == {("figs", "jam"), ("milk",)} for chosen, rejected in picked)
     assert abs(fmean(chosen == better for chosen, _ in picked) - 1 / (1 + math.exp(-1))) < 0.02
 
 
@@ -288,8 +288,10 @@ def test_a_reward_model_starts_from_the_policy_with_a_new_head(world):
     model = nano.scalar_model(policy)
     weights = dict(policy.named_parameters())
     assert all(torch.equal(w, weights[name]) for name, w in model.named_parameters() if "head" not in name)
-    heads = torch.cat([nano.scalar_model(policy).head.weight[0] for _ in range(50)])
-    assert abs(heads.std().item() * math.sqrt(nano.C + 1) - 1) < 0.05
+    torch.manual_seed(0)
+    nano.GPT(1)  # draws its own weights first
+    expected = torch.nn.init.normal_(torch.empty(1, nano.C), std=(nano.C + 1) ** -0.5)  # [N+ 11]
+    assert_same(model.head.weight, expected)
 
 
 def test_normalised_scores_are_those_of_the_product(world):
@@ -421,6 +423,22 @@ def test_three_updates_give_the_weights_of_train_ppo(world, tmp_path, num_miniba
     assert moved > 1e-3
 
 
+def test_every_tenth_update_says_its_score_and_its_kl(world, settings, monkeypatch, capsys):
+    notes, policy, *others = world
+    batches, rollout = [], nano.rollout
+    monkeypatch.setattr(nano, "rollout", lambda *args: batches.append(rollout(*args)) or batches[-1])
+    queries = nano.encode_queries([notes[i % B] for i in range(11 * 4)]).view(11, 4, nano.Q)
+    models = copy.deepcopy(policy), *others[:2], copy.deepcopy(others[2])
+    nano.train_ppo(*models, queries, settings, torch.Generator().manual_seed(0))
+    lines = []
+    for update in (0, 10):
+        batch = batches[update]
+        log_ratio = (batch["logprobs"] - batch["ref_logprobs"]) * batch["actions"]
+        kl, mean = log_ratio.sum().item() / 4, fmean(batch["scores"].tolist())
+        lines.append(f"update {update:2}: score {mean:5.2f}, KL {kl:5.2f} nats per response")
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == lines
+
+
 # ----------------------------------------------------------------------------- 6. what it gained, and the page
 def test_the_table_is_a_recount(world, settings, capsys):
     notes, policy, *others = world
@@ -444,6 +462,7 @@ def test_a_response_is_taken_apart_up_to_the_finished_state(batch, capsys):
     row = int(nano.find_end(batch["response"])[1].argmin())
     nano.take_apart(batch, row)
     header, *lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) == len(header) for line in lines)
     columns = header.split()
     assert columns == ["logprobs", "ref_logprobs", "kl", "rewards", "values", "advantages", "returns"]
     states = int(batch["states"][row].sum())
