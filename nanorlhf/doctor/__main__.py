@@ -1,0 +1,46 @@
+"""The doctor: what is wrong with changed code, or with a run. docs/doctor.md
+
+python -m nanorlhf.doctor code                   does what must hold for any policy-gradient code still hold?
+python -m nanorlhf.doctor code --scripts DIR     of scripts, and a package, that you have changed elsewhere
+python -m nanorlhf.doctor run runs/tiny/ppo      what do a run's metrics, settings, samples and traces say?
+
+The exit status is 0 where nothing was found, 1 where something was, and 2 for bad input.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from nanorlhf.cli import run_module
+from nanorlhf.doctor import code
+from nanorlhf.doctor.finding import report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Run the scripts on tiny models, and check what must hold for any policy-gradient code."""
+
+    scripts: Path = code.ROOT
+    """directory of changed scripts, and of a changed nanorlhf/ or kernels/; what it lacks is taken from here"""
+
+    def run(self) -> int:
+        findings, unchecked = code.examine(self.scripts)
+        for sentence in unchecked:
+            print(f"not checked: {sentence}")
+        return report(findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    command: Annotated[Code, tyro.conf.OmitSubcommandPrefixes, tyro.conf.arg(name="")]
+
+
+def main(args: Args) -> None:
+    sys.exit(args.command.run())
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

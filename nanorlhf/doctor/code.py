@@ -1,0 +1,136 @@
+"""Examine scripts and a package that somebody has changed: run them in a small world, and check what must hold.
+
+The checks are not ours of the text: they hold for any correct policy-gradient code. They run in a process of their own,
+in a copy of this tree with the changed files in place of ours.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
+"""what is examined: scripts and packages"""
+PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks"))
+"""modules of checks; each part has a process"""
+
+
+def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
+    """What is wrong with the scripts in a directory, and what could not be checked, a sentence each.
+
+    Files and folders that the directory lacks are ours. Raises InputError for a directory without any of them.
+    """
+    if not scripts.is_dir():
+        raise InputError(f"--scripts {scripts}: there is no such directory.")
+    if not any(path for pattern in OURS[:4] for path in scripts.glob(pattern)):
+        raise InputError(f"--scripts {scripts} holds neither a script such as train_ppo.py nor nanorlhf/.")
+    with tempfile.TemporaryDirectory(prefix="doctor-") as directory:
+        tree = Path(directory)
+        is_here = scripts.resolve() == ROOT
+        if not is_here:
+            overlay(ROOT, tree)
+            overlay(scripts, tree)
+            shutil.rmtree(tree / "nanorlhf/doctor")  # the doctor is ours
+            shutil.copytree(ROOT / "nanorlhf/doctor", tree / "nanorlhf/doctor")
+        started = [start(ROOT if is_here else tree, tree / f"world-{i}", part) for i, part in enumerate(PARTS)]
+        findings, unchecked = [], []
+        for process in started:
+            out, errors = process.communicate()
+            if process.returncode:
+                findings.append(broken(errors))
+                continue
+            found = json.loads(out.splitlines()[-1])
+            findings += [Finding(**finding) for finding in found["findings"]]
+            unchecked += found["unchecked"]
+    return list(dict.fromkeys(findings)), list(dict.fromkeys(unchecked))
+
+
+def overlay(source: Path, tree: Path) -> None:
+    """Copy the scripts and packages of a directory into the tree, over what is there."""
+    for pattern in OURS:
+        for path in source.glob(pattern):
+            if path.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(path, tree / path.name, dirs_exist_ok=True, ignore=ignored)
+            else:
+                shutil.copyfile(path, tree / path.name)
+
+
+def start(tree: Path, world: Path, modules: Sequence[str]) -> subprocess.Popen[str]:
+    """A process of one thread that runs the checks of these modules in the tree."""
+    environment = os.environ | {
+        "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
+        "TQDM_DISABLE": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "nanorlhf.doctor.code", str(world), *modules]
+    return subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def broken(errors: str) -> Finding:
+    lines = errors.strip().splitlines() or ["no word"]
+    places = [line.strip() for line in lines if line.strip().startswith("File ") and "/lib/python" not in line]
+    return Finding(
+        name="crash",
+        seen=f"The code can't be run: {lines[-1]:.300}",
+        means="It ends with an error before anything can be checked.",
+        where=places[-1].removeprefix("File ") if places else "the changed files",
+        page="docs/troubleshooting.md#crash",
+    )
+
+
+def check(world: Path, modules: Sequence[str]) -> tuple[list[Finding], list[str]]:
+    """Run the checks of the modules, each to its end, in a new world."""
+    import importlib
+
+    import torch
+
+    from nanorlhf.doctor.cases import CannotCheckError, Cases
+    from nanorlhf.doctor.world import make_world
+
+    torch.set_num_threads(1)
+    cases = Cases(make_world(world))
+    findings: list[Finding] = []
+    unchecked: list[str] = []
+    for module in modules:
+        for function in importlib.import_module(f"nanorlhf.doctor.{module}").CHECKS:
+            try:
+                findings += function(cases)
+            except CannotCheckError as error:
+                unchecked.append(f"{function.__name__}: {error}")
+            except Exception as error:  # noqa: BLE001  a crash of the examined code is what we look for
+                findings.append(crash(function.__name__, error))
+    return findings, unchecked
+
+
+def crash(name: str, error: Exception) -> Finding:
+    """The finding that a check did not come to its end."""
+    frames = traceback.extract_tb(error.__traceback__)
+    tree = Path.cwd()
+    theirs = [f for f in frames if Path(f.filename).is_relative_to(tree) and "doctor" not in Path(f.filename).parts]
+    place = theirs[-1] if theirs else frames[-1]
+    file = Path(place.filename)
+    file = file.relative_to(tree) if file.is_relative_to(tree) else file
+    return Finding(
+        name="crash",
+        seen=f"The check {name!r} ended with {type(error).__name__}: {' '.join(str(error).split()):.200}",
+        means="The changed code fails on settings that ours runs with, or a function has other arguments now.",
+        where=f"{file}:{place.lineno} ({place.name})",
+        page="docs/troubleshooting.md#crash",
+    )
+
+
+if __name__ == "__main__":
+    _findings, _unchecked = check(Path(sys.argv[1]), sys.argv[2:])
+    print(json.dumps({"findings": [asdict(finding) for finding in _findings], "unchecked": _unchecked}))

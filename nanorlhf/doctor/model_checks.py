@@ -1,0 +1,243 @@
+"""What must hold for any language model in RL: padding, neighbours and caches change nothing."""
+
+from collections.abc import Iterator
+
+import torch
+
+from nanorlhf import dataset, ppo
+from nanorlhf import generate as generating
+from nanorlhf import logprobs as readings
+from nanorlhf.batch import Batch
+from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone, outputs_alone
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.world import T, small_config, small_policy
+from nanorlhf.model import GPT
+from nanorlhf.padding import left_pad, right_pad
+
+TEMPERATURE = 0.6
+ARCHITECTURES = ("gpt2", "gpt_neox")
+
+
+def small_models(cases: Cases) -> Iterator[tuple[str, GPT]]:
+    tokenizer = cases.world.tokenizer
+    for name in ARCHITECTURES:
+        config = small_config(tokenizer.vocab_size + 2, name)  # type: ignore[arg-type]
+        yield name, small_policy(config, tokenizer.eos_id).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+
+
+def texts(cases: Cases) -> tuple[list[list[int]], list[list[int]]]:
+    """Queries and responses of different lengths; the last response has no EOS."""
+    tokenizer = cases.world.tokenizer
+    queries = [tokenizer.encode(text) for text in ("sun:", "so rain and wind:", "hail and snow and mist:", "dew")]
+    responses = [tokenizer.encode(text) + [tokenizer.eos_id] for text in (" wind", " sun rain", " ", " hail mist")]
+    return queries, [*responses[:3], tokenizer.encode(" thaw heat dew sun")[:T]]
+
+
+def padding(cases: Cases) -> Iterator[Finding]:
+    """A row's log-probabilities, scores and values are its own."""
+    pad_id = cases.world.tokenizer.pad_id
+    queries, responses = texts(cases)
+    for name, policy in small_models(cases):
+        query, response = left_pad(queries, pad_id), right_pad(responses, pad_id)
+        actions = response != pad_id
+        ids = torch.cat((query, response), dim=1)
+        with torch.no_grad():
+            together, _ = readings.response_logprobs(policy, ids, ids != pad_id, actions, TEMPERATURE)
+        for row, (q, r) in enumerate(zip(queries, responses, strict=True)):
+            alone = logprobs_alone(policy, q, r, TEMPERATURE)
+            if far(together[row][actions[row]].double(), alone):
+                gap = (together[row][actions[row]].double() - alone).abs().max().item()
+                yield Finding(
+                    name="padding",
+                    seen=f"A response of a {name} model has other log-probabilities in a padded batch than alone, by "
+                    f"up to {gap:.2g} nats.",
+                    means="Positions count the padding, tokens attend to it, or labels are shifted by one.",
+                    where="nanorlhf/model.py (position_ids, attention_mask) and nanorlhf/logprobs.py (response_hidden)",
+                    page="docs/troubleshooting.md#padding",
+                )
+                break
+
+
+def determinism(cases: Cases) -> Iterator[Finding]:
+    """The model that samples and the model that is trained are the same function."""
+    queries, responses = texts(cases)
+    for name, policy in small_models(cases):
+        ids = torch.tensor([queries[1] + responses[1]])
+        policy.train()
+        with torch.no_grad():
+            first, second = policy(ids), policy(ids)
+        policy.eval()
+        with torch.no_grad():
+            third = policy(ids)
+        if not (torch.equal(first, second) and torch.equal(first, third)):
+            yield Finding(
+                name="dropout",
+                seen=f"Two passes of a {name} model over the same text differ.",
+                means="Dropout is on: the policy that sampled and the policy that is updated are different functions.",
+                where="nanorlhf/model.py",
+                page="docs/troubleshooting.md#dropout",
+            )
+            return
+
+
+def sampling(cases: Cases) -> Iterator[Finding]:
+    """Cached decoding samples from the distribution that the update computes, and stops at EOS."""
+    tokenizer = cases.world.tokenizer
+    queries, _ = texts(cases)
+    queries = [query for query in queries for _ in range(8)]
+    query = left_pad(queries, tokenizer.pad_id)
+    uniforms = torch.rand((len(queries), T), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for name, policy in small_models(cases):
+        response, logprobs = generating.generate(
+            policy, query, query != tokenizer.pad_id, T, TEMPERATURE, eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id, uniforms=uniforms,
+        )  # fmt: skip
+        gap, num_strange = 0.0, 0
+        for row, ids in enumerate(response.tolist()):
+            end = ids.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in ids else T
+            if set(ids[end:]) - {tokenizer.pad_id}:
+                yield Finding(
+                    name="text-after-eos",
+                    seen=f"A {name} model went on writing after EOS.",
+                    means="The sampler does not stop at EOS; what follows is scored or costs time.",
+                    where="nanorlhf/generate.py (generate)",
+                    page="docs/troubleshooting.md#text-after-eos",
+                )
+                return
+            alone = logprobs_alone(policy, queries[row], ids[:end], TEMPERATURE)
+            gap = max(gap, (logprobs[row, :end].double() - alone).abs().max().item())
+            logprobs_of_all = distributions_alone(policy, queries[row] + ids[: end - 1], TEMPERATURE)
+            upper = logprobs_of_all[len(queries[row]) - 1 :].exp().cumsum(-1)
+            for t, token in enumerate(ids[:end]):
+                low = upper[t, token - 1].item() if token else 0.0
+                num_strange += not low - 1e-4 <= uniforms[row, t].item() <= upper[t, token].item() + 1e-4
+        if not gap < 1e-3:
+            yield Finding(
+                name="sampler-logprobs",
+                seen=f"The sampler's log-probabilities of a {name} model are {gap:.2g} nats off those of a full "
+                "forward pass at the same temperature.",
+                means="The KV cache, a position or the temperature differs between sampling and training, or logits "
+                "are rounded.",
+                where="nanorlhf/generate.py (generate) and nanorlhf/model.py (KVCache)",
+                page="docs/troubleshooting.md#sampler-logprobs",
+            )
+            return
+        if num_strange:
+            yield Finding(
+                name="sampler-distribution",
+                seen=f"{num_strange} tokens that a {name} model sampled are not those that its distribution and the "
+                "random numbers give.",
+                means="Something filters or reshapes the distribution, so the ratio is taken against another one.",
+                where="nanorlhf/generate.py (draw, generate)",
+                page="docs/troubleshooting.md#sampler-distribution",
+            )
+            return
+
+
+def pad_token(cases: Cases) -> Iterator[Finding]:
+    """[PAD], which may be one of the head's rows, and the head's spare rows have probability 0."""
+    tokenizer = cases.world.tokenizer
+    queries, _ = texts(cases)
+    pad_id = tokenizer.encode("#")[0]  # as in Pythia, whose [PAD] is one of the ids
+    query = left_pad(queries * 8, pad_id)
+    policy = small_policy(small_config(tokenizer.vocab_size + 2), tokenizer.eos_id)
+    policy.forbid(pad_id, tokenizer.vocab_size)
+    forbidden = torch.tensor([pad_id, tokenizer.vocab_size, tokenizer.vocab_size + 1])
+    with torch.no_grad():  # likelier than EOS, were they allowed
+        policy.lm_head.weight[forbidden] = 2 * policy.lm_head.weight[tokenizer.eos_id]
+    response, _ = generating.generate(
+        policy, query, query != pad_id, T, eos_id=tokenizer.eos_id, pad_id=pad_id,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    ended = (response == tokenizer.eos_id).cumsum(1) > 0
+    if (torch.isin(response, forbidden) & ~ended).any():
+        yield Finding(
+            name="pad-sampled",
+            seen="[PAD], or an id without a token, was sampled within a response.",
+            means="The head has rows that no token may come from and they are not forbidden: a response is cut where "
+            "[PAD] is drawn.",
+            where="nanorlhf/model.py (GPT.forbid)",
+            page="docs/troubleshooting.md#pad-sampled",
+        )
+
+
+def reward_bias(cases: Cases) -> Iterator[Finding]:
+    """The normalisation moves every score by as much."""
+    queries, responses = texts(cases)
+    model = cases.reward_model()
+    before = outputs_alone(model, queries[0] + responses[0])
+    model.get_buffer("reward_bias").add_(2.0)
+    if far(before - outputs_alone(model, queries[0] + responses[0]), torch.full_like(before, 2.0)):
+        yield Finding(
+            name="normalisation",
+            seen="A reward model's scores do not change when its normalisation does.",
+            means="The bias that makes demonstrations score 0 is kept and never subtracted.",
+            where="nanorlhf/model.py (ScalarModel.forward)",
+            page="docs/troubleshooting.md#normalisation",
+        )
+
+
+def masks(cases: Cases) -> Iterator[Finding]:
+    """Actions end with EOS or before [PAD]; the finished response is one more state."""
+    eos, pad = cases.world.tokenizer.eos_id, cases.world.tokenizer.pad_id
+    response = torch.tensor([[5, 6, eos, pad, pad], [5, 6, 7, 8, 9], [eos, pad, pad, pad, pad], [5, 6, 7, pad, pad],
+                             [5, 6, 7, 8, eos]])  # fmt: skip
+    lengths = torch.tensor([3, 5, 1, 3, 5])  # the fourth was cut, and has no EOS
+    batch = Batch.of(
+        [{}] * 5, torch.tensor([[pad, 4]] * 5), response, torch.zeros(5, 5), eos, pad, "after_eos"
+    )  # fmt: skip
+    t = torch.arange(5)
+    wrong = []
+    if not torch.equal(batch.actions, t < lengths[:, None]):
+        wrong.append("the actions do not end with EOS, or with the last token of a response without one")
+    if not torch.equal(batch.states, t <= lengths[:, None]):
+        wrong.append("the states are not the actions and one more")
+    if not torch.equal(batch.score_index, lengths.clamp(max=4)):
+        wrong.append("the score does not fall due in the state after the last token")
+    for found in wrong:
+        yield Finding(
+            name="masks",
+            seen=f"Of five responses written by hand {found}.",
+            means="An index is off by one: EOS gets no gradient, or padding gets one.",
+            where="nanorlhf/ppo.py (eos_masks) and nanorlhf/batch.py (Batch.of)",
+            page="docs/troubleshooting.md#masks",
+        )
+
+
+def nan_after_the_end(cases: Cases) -> Iterator[Finding]:
+    """What is masked does not count, even NaN."""
+    actions = torch.tensor([[True, True, False]])
+    numbers = torch.tensor([[0.1, -0.2, torch.nan]])
+    new = torch.tensor([[0.1, -0.2, 0.3]], requires_grad=True)
+    values = torch.tensor([[0.5, 0.2, 0.1]], requires_grad=True)
+    losses, _ = ppo.policy_loss(new, numbers, numbers, actions, 0.2)
+    value_losses, _ = ppo.value_loss(values, numbers, numbers, actions, 0.2)
+    (losses.sum() + value_losses.sum()).backward()
+    assert new.grad is not None and values.grad is not None
+    if not (losses.isfinite().all() and new.grad.isfinite().all() and values.grad.isfinite().all()):
+        yield Finding(
+            name="nan-after-the-end",
+            seen="A NaN after the end of a response reaches the loss.",
+            means="Masked positions are multiplied by 0, and NaN * 0 is NaN: use torch.where.",
+            where="nanorlhf/ppo.py (policy_loss, value_loss)",
+            page="docs/troubleshooting.md#nan-after-the-end",
+        )
+
+
+def seam(cases: Cases) -> Iterator[Finding]:
+    """Query and response, tokenised apart, are the tokens of the joined text."""
+    tokenizer = cases.world.tokenizer
+    for query, response in (("sun and rain:", "wind"), ("TL;DR:", "snow hail")):
+        ids = tokenizer.encode(query) + dataset.response_ids(query, response, tokenizer)
+        if ids != [*tokenizer.encode(f"{query} {response}"), tokenizer.eos_id]:
+            yield Finding(
+                name="seam",
+                seen=f"The ids of {query + ' ' + response!r} are not those of its query, its response and EOS.",
+                means="The blank between query and response is missing, or a token spans the two.",
+                where="nanorlhf/dataset.py (with_blank, response_ids)",
+                page="docs/troubleshooting.md#seam",
+            )
+            return
+
+
+CHECKS = (padding, determinism, sampling, pad_token, reward_bias, masks, nan_after_the_end, seam)

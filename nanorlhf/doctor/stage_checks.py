@@ -1,0 +1,171 @@
+"""What must hold for the other stages: SFT, reward model, DPO, RLCF and the evaluation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanorlhf import dpo
+from nanorlhf.checkpoint import load_gpt, load_scalar
+from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record, record, replaced, script, silent
+from nanorlhf.doctor.rollout_checks import usual
+
+
+def imitation(cases: Cases) -> Iterator[Finding]:
+    """SFT's loss is the mean surprise at the tokens it imitates, EOS among them."""
+    tokenizer, policy = cases.world.tokenizer, cases.policy()
+    rows = load_demonstrations(cases.world.data / "sft.train.jsonl", tokenizer, None, None)
+    batch = [rows[i] for i in batch_indices(len(rows), 8, 0, 1)]
+    for loss_on in ("response", "all"):
+        run = cases.run("train_sft", loss_on=loss_on)
+        surprise = []
+        for row in batch:
+            first = len(row.query) if loss_on == "response" else 1
+            ids = row.query + row.response
+            surprise += (-logprobs_alone(policy, ids[:first], ids[first:], 1.0)).tolist()
+        expected = sum(surprise) / len(surprise)
+        if abs(run.metrics[0]["loss"] - expected) > 1e-3 * abs(expected):
+            yield Finding(
+                name="imitation",
+                seen=f"With --loss-on {loss_on} the first loss of SFT is {run.metrics[0]['loss']:.4f}, and the mean "
+                f"surprise at its labels, EOS included, is {expected:.4f}.",
+                means="A label is missing or counted twice: without EOS among them the policy never learns to stop.",
+                where="train_sft.py (demonstration_loss, num_labels)",
+                page="docs/troubleshooting.md#imitation",
+            )
+
+
+def reward_model(cases: Cases) -> Iterator[Finding]:
+    """Demonstrations score 0 on average, and a reward model that cannot tell two responses apart is right in none."""
+    tokenizer = cases.world.tokenizer
+    run = cases.run("train_rm")
+    model = load_scalar(str(run.out))
+    rows = load_demonstrations(cases.world.data / "sft.train.jsonl", tokenizer, None, None)
+    mean = sum(outputs_alone(model, row.query + row.response)[-1].item() for row in rows) / len(rows)
+    if not abs(mean) < 1e-3:
+        yield Finding(
+            name="normalisation",
+            seen=f"After the normalisation the demonstrations score {mean:.3g} on average, and not 0.",
+            means="The bias is not saved, not subtracted, or measured on other responses or positions.",
+            where="train_rm.py (normalise)",
+            page="docs/troubleshooting.md#normalisation",
+        )
+    with torch.no_grad():
+        model.score.weight.zero_()
+        pairs = load_comparisons(cases.world.data / "comparisons.validation.jsonl", tokenizer, None, None)
+        _, right, *_ = script("train_rm").contrastive_loss(model, list(pairs), tokenizer.pad_id)
+    if right.item():
+        yield Finding(
+            name="ties",
+            seen=f"A reward model that gives every response the same score ranks {right.item() / len(pairs):.0%} of "
+            "the pairs right.",
+            means="A tie counts as an agreement with the labeller.",
+            where="train_rm.py (contrastive_loss)",
+            page="docs/troubleshooting.md#ties",
+        )
+
+
+def pair_sums(cases: Cases) -> Iterator[Finding]:
+    """DPO's log-probability of a response is the sum over its tokens, of that response alone."""
+    tokenizer, policy = cases.world.tokenizer, load_gpt(str(cases.world.root / "sft"))
+    pairs = list(load_comparisons(cases.world.data / "comparisons.train.jsonl", tokenizer, None, None))[:6]
+    with torch.no_grad():
+        found = torch.stack(dpo.pair_logprobs(policy, pairs, tokenizer.pad_id)).double()
+    expected = torch.tensor(
+        [[logprobs_alone(policy, row.query, r, 1.0).sum().item() for row in pairs for r in (getattr(row, side),)]
+         for side in ("chosen", "rejected")], dtype=torch.float64,
+    )  # fmt: skip
+    if far(found, expected):
+        yield Finding(
+            name="pair-sums",
+            seen=f"The log-probabilities of pairs of responses are up to {(found - expected).abs().max():.3g} nats off "
+            "the sums over their tokens.",
+            means="They are averaged over tokens, count the query, or one response of a pair sees the other.",
+            where="nanorlhf/dpo.py (pair_logprobs)",
+            page="docs/troubleshooting.md#pair-sums",
+        )
+
+
+def cut_programs(cases: Cases) -> Iterator[Finding]:
+    """RLCF trains no token after the one that a compiler blames."""
+    module = script("train_rlcf")
+    if not hasattr(module, "check_responses"):
+        raise CannotCheckError("train_rlcf.py does not ask `check_responses` for the token to blame")
+    root = cases.world.root
+    calls: list[tuple[Tensor, Any]] = []  # responses (B, T), and what the compiler says of them
+
+    def listened(function: Callable) -> Callable:
+        def check(records: list[dict], response: Tensor, *others: Any, **named: Any) -> Any:
+            calls.append((response, function(records, response, *others, **named)))
+            return calls[-1][1]
+
+        return check
+
+    settings = replace(
+        next(iter(module.RECIPES.values()))[1], data=cases.world.data, out=root / "runs" / "rlcf", device="cpu",
+        sft=str(root / "sft"), discriminator=None, response_length=8, total_episodes=B, batch_size=B,
+        micro_batch_size=B, max_query_length=40, seed=1,
+    )  # fmt: skip
+    run = record("train_rlcf", settings, patches=lambda: replaced(module, "check_responses", listened))
+    response, checked = calls[0]
+    whole = (response != cases.world.tokenizer.pad_id).sum(1)  # (B,)
+    expected = torch.where(checked.passes, whole, torch.minimum(checked.error_index + 1, whole)).sort().values
+    trained = run.micro_batches[0].actions.sum(1).sort().values
+    if not (whole.sort().values > expected).any():
+        raise CannotCheckError("no program has tokens after its first error")
+    if not torch.equal(trained, expected):
+        yield Finding(
+            name="cut-programs",
+            seen=f"By the compiler the programs of a rollout end after {expected.tolist()} tokens, and they are "
+            f"trained on {trained.tolist()}.",
+            means="The response that was cut is dropped and the whole one is used.",
+            where="train_rlcf.py (2.4)",
+            page="docs/troubleshooting.md#cut-programs",
+        )
+
+
+def held_out(cases: Cases) -> Iterator[Finding]:
+    """Training reads no validation row, and evaluation no training row."""
+    root = cases.world.root
+    queries = {
+        split: {row.record["query"] for row in load_demonstrations(
+            cases.world.data / f"sft.{split}.jsonl", cases.world.tokenizer, None, None)}
+        for split in ("train", "validation")
+    }  # fmt: skip
+    trained = {query for _, about in usual(cases).traces() for query in about["queries"]}
+    if trained - queries["train"]:
+        yield Finding(
+            name="held-out",
+            seen="PPO sampled from a query that is not in the training file.",
+            means="Rows that the evaluation needs are trained on.",
+            where="train_ppo.py (1)",
+            page="docs/troubleshooting.md#held-out",
+        )
+    module, out = script("eval"), root / "runs" / "eval"
+    settings = replace(
+        next(iter(module.RECIPES.values()))[1], data=cases.world.data, policies=("sft", str(root / "sft")),
+        reward_model=str(root / "rm"), out=out, num_queries=4, max_query_length=40, response_length=8,
+        max_response_length=16, gold=None, device="cpu", seed=1,
+    )  # fmt: skip
+    with silent():
+        module.main(settings)
+    read = {row["query"] for row in Record(out).samples}
+    if not read:
+        raise CannotCheckError("the evaluation wrote no samples")
+    if read - queries["validation"]:
+        yield Finding(
+            name="held-out",
+            seen=f"{len(read - queries['validation'])} of {len(read)} queries of the evaluation are not in the "
+            "validation file.",
+            means="The evaluation measures what was memorised.",
+            where="nanorlhf/evals/summaries.py",
+            page="docs/troubleshooting.md#held-out",
+        )
+
+
+CHECKS = (imitation, reward_model, pair_sums, cut_programs, held_out)

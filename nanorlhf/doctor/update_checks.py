@@ -1,0 +1,404 @@
+"""What must hold for the update of any policy-gradient method: ratios, clips, counts, and the gradient itself."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanorlhf.checkpoint import save
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, unpadded
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record, replaced, script
+from nanorlhf.doctor.rollout_checks import PPO, usual
+from nanorlhf.doctor.world import small_config
+from nanorlhf.model import GPT
+
+ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce++")
+RATIOS = (1.0, 3.0, 0.3, 200.0)
+
+
+def first_ratio(cases: Cases) -> Iterator[Finding]:
+    """Before the first step, policy and rollout agree on every token."""
+    runs = {"train_ppo.py": usual(cases), "train_grpo.py": cases.run("train_grpo", algorithm="grpo")}
+    for name, run in runs.items():
+        tensors, _ = run.traces()[0]
+        old = {
+            tuple(query + response): tensors["logprobs"][row, : len(response)]
+            for row, (query, response) in enumerate(unpadded(tensors, cases.world.tokenizer.pad_id))
+        }
+        first, *_ = run.micro_batches
+        gap = 0.0
+        for ids, mask, new in zip(first.ids, first.actions, first.logprobs, strict=True):
+            gap = max(gap, (new[mask].double() - old[ids]).abs().max().item())
+        if not gap < 1e-3:
+            yield Finding(
+                name="first-ratio",
+                seen=f"Before the first step {name} finds log-probabilities up to {gap:.2g} nats off those of the "
+                "rollout.",
+                means="Rollout and update read the policy differently: temperature, dropout, padding or masks. Every "
+                "ratio is wrong.",
+                where=f"{name}, the two calls that read the policy",
+                page="docs/troubleshooting.md#first-ratio",
+            )
+        logged = run.metrics[0].get("policy/first_ratio_error", 0.0)
+        if gap < 1e-3 < logged:
+            yield Finding(
+                name="first-ratio",
+                seen=f"{name} logs a first ratio error of {logged:.2g} where the ratios are 1.",
+                means="The statistic reads other tokens than the loss.",
+                where="nanorlhf/training/statistics.py",
+                page="docs/metrics.md",
+            )
+    one_epoch = cases.run("train_ppo", **PPO, reward=cases.world.rule("score"), kl_coef=0.0).metrics[0]
+    for name, expected in (("policy/ratio", 1.0), ("policy/approx_kl", 0.0)):
+        if name in one_epoch and abs(one_epoch[name] - expected) > 1e-3:
+            yield Finding(
+                name="statistics",
+                seen=f"{name} is logged as {one_epoch[name]:.4g} over one epoch of one step, in which every ratio "
+                "is 1.",
+                means="The sum runs over padding, or is divided by another count.",
+                where="nanorlhf/training/statistics.py",
+                page="docs/metrics.md",
+            )
+
+
+def slopes_of_rows(run: Record, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:
+    """Row, advantages and slopes (t,) of each response of the first epoch whose text no other row has."""
+    tensors, _ = run.traces()[0]
+    texts = [tuple(query + response) for query, response in unpadded(tensors, pad_id)]
+    num_rows = num_micro_batches = 0
+    for micro_batch in run.micro_batches:
+        if num_rows < len(texts):
+            num_rows, num_micro_batches = num_rows + len(micro_batch.ids), num_micro_batches + 1
+    found = run.token_slopes(num_micro_batches)
+    rows = []
+    for row, ids in enumerate(texts):
+        if texts.count(ids) == 1:
+            advantages = tensors["advantages"][row][tensors["actions"][row]]
+            rows.append((row, advantages, found.get(ids, torch.zeros_like(advantages))))
+    return rows
+
+
+def slopes(cases: Cases) -> Iterator[Finding]:
+    """The first step follows the advantages, and padding has no slope."""
+    runs = {"train_ppo.py": usual(cases)}
+    runs |= {f"train_grpo.py --algorithm {name}": cases.run("train_grpo", algorithm=name) for name in ALGORITHMS}
+    for name, run in runs.items():
+        first, *_ = run.micro_batches
+        if first.slopes is None:
+            raise CannotCheckError(f"no gradient reaches the log-probabilities that {name} asks for")
+        if first.slopes[~first.actions].abs().max() > 0 or not first.slopes.isfinite().all():
+            yield Finding(
+                name="slopes",
+                seen=f"With {name} the loss has a slope in log-probabilities after the end of a response.",
+                means="Tokens after EOS must not be trained on: the mask of the loss is wrong.",
+                where=f"{name.partition(' ')[0]}, the losses",
+                page="docs/troubleshooting.md#masks",
+            )
+            continue
+        rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
+        weights = [-slope[a.abs() > 1e-4] / a[a.abs() > 1e-4] for _, a, slope in rows]
+        together = torch.cat(weights)
+        if not (together > 0).all():
+            share = (together <= 0).double().mean().item()
+            yield Finding(
+                name="slopes",
+                seen=f"Before the first step of {name}, {share:.0%} of the tokens with an advantage have no gradient, "
+                "or one of the wrong sign.",
+                means="A token that was better than expected must become likelier. EOS may be masked, or the loss has "
+                "a wrong sign.",
+                where=f"{name.partition(' ')[0]}, the losses, and nanorlhf/ppo.py (eos_masks)",
+                page="docs/troubleshooting.md#slopes",
+            )
+        elif any(far(w, w[:1].expand_as(w)) for w in weights if len(w)):
+            yield Finding(
+                name="slopes",
+                seen=f"Before the first step of {name}, tokens of one response are weighed differently for the same "
+                "advantage.",
+                means="Every token of a response has the same weight: its loss is a mean or a sum.",
+                where=f"{name.partition(' ')[0]}, the losses",
+                page="docs/troubleshooting.md#slopes",
+            )
+
+
+def micro_batches(cases: Cases) -> Iterator[Finding]:
+    """The size of a micro-batch changes no gradient."""
+    scripts: dict[str, tuple[str, dict[str, Any]]] = {"train_ppo.py": ("train_ppo", {"num_ppo_epochs": 1})}
+    for algorithm in ALGORITHMS:
+        scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", {"algorithm": algorithm, "num_epochs": 1})
+    for name in ("train_sft", "train_rm", "train_dpo"):
+        scripts[f"{name}.py"] = (name, {})
+    for name, (module, changes) in scripts.items():
+        whole, parts = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
+        if not whole.gradients or not parts.gradients:
+            raise CannotCheckError(f"{name} took no step of an optimizer")
+        if any(far(a, b, 1e-2) for a, b in paired(whole.gradients[0], parts.gradients[0])):
+            yield Finding(
+                name="micro-batches",
+                seen=f"The first gradient of {name} changes with --micro-batch-size.",
+                means="A micro-batch is divided by its own number of tokens, or looks at its own rows for a "
+                "statistic: divide by the count of the whole minibatch, and take statistics before the split.",
+                where=f"{name.partition(' ')[0]}, what each loss is divided by",
+                page="docs/troubleshooting.md#micro-batches",
+            )
+
+
+def paired(
+    a: list[Tensor | None], b: list[Tensor | None], scale: float | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gradients of the same parameters, divided by the largest of all: a gradient that is rounding alone is 0."""
+    numbers = [x.abs().max().item() for x in (*a, *b) if x is not None]
+    largest = scale or max(numbers, default=1.0) or 1.0
+    for x, y in zip(a, b, strict=True):
+        if x is not None or y is not None:
+            zero = torch.zeros_like(x if x is not None else y)  # type: ignore[arg-type]
+            floor = torch.ones(1)  # so that `far` compares with the largest
+            first, second = (torch.cat(((zero if z is None else z).flatten() / largest, floor)) for z in (x, y))
+            yield first, second
+
+
+def two_models(cases: Cases) -> Iterator[Finding]:
+    """The policy gets no value gradient, and the value model no policy gradient."""
+    with_values, without = (
+        cases.run("train_ppo", num_ppo_epochs=1, value_coef=coefficient) for coefficient in (0.1, 0.0)
+    )
+    num_policy = len([*cases.policy().parameters()])
+    a, b = with_values.gradients[0], without.gradients[0]
+    shapes = [p.shape for p in cases.policy().parameters()]
+    if [p.shape for p in with_values.parameters[0][:num_policy]] != shapes:
+        raise CannotCheckError("the optimizer's first parameters are not the policy's")
+    if any(far(x, y) for x, y in paired(a[:num_policy], b[:num_policy])):
+        yield Finding(
+            name="two-models",
+            seen="The policy's gradient changes with --value-coef.",
+            means="The value loss reaches the policy, or the policy's loss is scaled by it.",
+            where="train_ppo.py (2.6)",
+            page="docs/troubleshooting.md#two-models",
+        )
+    if any(gradient is not None and gradient.abs().max() > 0 for gradient in b[num_policy:]):
+        yield Finding(
+            name="two-models",
+            seen="With --value-coef 0 the value model still has a gradient.",
+            means="The policy loss reaches the value model: the advantages are not detached.",
+            where="train_ppo.py (2.5 and 2.6)",
+            page="docs/troubleshooting.md#two-models",
+        )
+    moved = any(gradient is not None and gradient.abs().max() > 0 for gradient in a[num_policy:])
+    if not moved:
+        yield Finding(
+            name="two-models",
+            seen="The value model has no gradient.",
+            means="Its parameters are not in the optimizer, or its loss is detached.",
+            where="train_ppo.py (2.6)",
+            page="docs/troubleshooting.md#two-models",
+        )
+
+
+def with_older_policy(name: str) -> Callable[[], contextlib.AbstractContextManager]:
+    """Runs in which an older policy wrote the rollout: the ratios of row i begin at RATIOS[i % 4]."""
+
+    def change(read: Callable) -> Callable:
+        def reread(policy: Any, ref_policy: Any, batch: Any, *others: Any, **named: Any) -> Any:
+            logprobs, *rest = read(policy, ref_policy, batch, *others, **named)
+            ratios = torch.tensor(RATIOS).repeat(len(batch) // len(RATIOS))
+            return torch.where(batch.actions, logprobs - ratios.log()[:, None], logprobs), *rest
+
+        return reread
+
+    if not hasattr(script(name), "read_logprobs"):
+        raise CannotCheckError(f"{name}.py does not read the rollout by `read_logprobs`")
+    return lambda: replaced(script(name), "read_logprobs", change)
+
+
+def clipping(cases: Cases) -> Iterator[Finding]:
+    """A token that has gone far in the direction of its advantage has no gradient, and any other token has one."""
+    settings: dict[str, dict[str, Any]] = {
+        "train_ppo": PPO,
+        "train_grpo": {"algorithm": "dr_grpo", "reward_model": None, "num_epochs": 1},
+    }
+    for name, changes in settings.items():
+        changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0, "clip_range": 0.2}
+        run = cases.run(name, patches=with_older_policy(name), **changes)
+        rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
+        wrong: dict[str, int] = {}
+        num_tokens = num_silent = 0
+        num_silent_rows = 0
+        for row, advantages, found in rows:
+            ratio = RATIOS[row % len(RATIOS)]
+            with_advantage = advantages.abs() > 1e-3
+            gone_far = (ratio > 2) & (advantages > 0) | (ratio < 0.5) & (advantages < 0)
+            others = with_advantage & ~gone_far & (ratio < 100)  # a dual clip may stop those
+            silent = found.abs() < 1e-9
+            for what, mask in (
+                ("have gone far and still have a gradient", with_advantage & gone_far & ~silent),
+                ("are inside the clip range, or move back to it, and have no gradient", others & silent),
+                ("have a gradient of the wrong sign", others & (found.sign() == advantages.sign()) & ~silent),
+            ):
+                wrong[what] = wrong.get(what, 0) + int(mask.sum())
+            num_tokens += len(advantages)
+            num_silent += int((silent & with_advantage).sum())
+            num_silent_rows += bool((silent & with_advantage).any())
+        for what, count in wrong.items():
+            if count:
+                yield Finding(
+                    name="clipping",
+                    seen=f"With ratios of 1, 3, 0.3 and 200 in the first step of {name}.py, {count} tokens {what}.",
+                    means="The clipped loss is the larger of two, max(-A * ratio, -A * clip(ratio)), of the ratio to "
+                    "the rollout's own log-probabilities, and no token is left out for being far.",
+                    where=f"nanorlhf/ppo.py (policy_loss) and the call of it in {name}.py",
+                    page="docs/troubleshooting.md#clipping",
+                )
+                break
+        else:
+            logged = run.metrics[0].get("policy/clip_fraction")
+            shares = (num_silent / num_tokens, num_silent_rows / len(rows))
+            if logged is not None and min(abs(logged - share) for share in shares) > 0.02:
+                yield Finding(
+                    name="statistics",
+                    seen=f"{name}.py logs policy/clip_fraction as {logged:.3g} where {shares[0]:.3g} of the tokens in "
+                    f"{shares[1]:.3g} of the responses are clipped.",
+                    means="The statistic describes another clip than the loss.",
+                    where=f"{name}.py and nanorlhf/ppo.py (policy_loss)",
+                    page="docs/metrics.md",
+                )
+
+
+def baselines(cases: Cases) -> Iterator[Finding]:
+    """Among responses of equal scores nothing is to be learned; twice the scores give the same advantages, or twice."""
+    for algorithm in ALGORITHMS[:3]:
+        settings: dict[str, Any] = {
+            "algorithm": algorithm, "reward_model": None, "kl_coef": 0.0, "num_epochs": 1, "missing_eos_score": None,
+        }  # fmt: skip
+        constant = cases.run("train_grpo", reward=cases.world.rule("constant"), **settings)
+        largest = max((g.abs().max().item() for g in constant.gradients[0] if g is not None), default=0.0)
+        if largest > 1e-6:
+            yield Finding(
+                name="baseline",
+                seen=f"With --algorithm {algorithm} and the same score for every response the gradient is up to "
+                f"{largest:.2g}, and not 0.",
+                means="The baseline is not that of the response's own query, or something else than the score is "
+                "rewarded.",
+                where="train_grpo.py (1, the algorithms)",
+                page="docs/troubleshooting.md#baseline",
+            )
+        once, twice = (
+            cases.run("train_grpo", reward=cases.world.rule(rule), **settings).traces()[0][0]
+            for rule in ("score", "double")
+        )
+        a, b = (x["advantages"][x["actions"]] for x in (once, twice))
+        if a.abs().max() == 0:
+            raise CannotCheckError(f"all advantages of {algorithm} are 0")
+        if far(b, a) and far(b, 2 * a):
+            yield Finding(
+                name="baseline",
+                seen=f"With --algorithm {algorithm} twice the scores give advantages that are neither the same nor "
+                "twice as large.",
+                means="An advantage is linear in the scores, or divided by their standard deviation.",
+                where="train_grpo.py (1, the algorithms)",
+                page="docs/troubleshooting.md#baseline",
+            )
+
+
+# ----------------------------------------------------------------------------------------- the world of seven responses
+def letters(cases: Cases) -> tuple[int, int, int]:
+    """The three tokens that the policy of seven responses knows: EOS and two letters."""
+    (a,), (b,) = (cases.world.tokenizer.encode(letter) for letter in "xy")
+    return cases.world.tokenizer.eos_id, a, b
+
+
+def seven_policy(cases: Cases) -> GPT:
+    """A policy that ends with probability 1/2 and says x or y with 1/4 each, whatever came before."""
+    config = replace(small_config(cases.world.tokenizer.vocab_size), n_layer=1)
+    torch.manual_seed(0)
+    policy = GPT(config)
+    with torch.no_grad():
+        policy.get_parameter("transformer.norm.weight").zero_()  # a constant hidden state, (1, 0, ..., 0)
+        policy.get_parameter("transformer.norm.bias").copy_(torch.eye(config.d_model)[0])
+        policy.lm_head.weight.zero_()
+        policy.lm_head.weight[:, 0] = -80.0
+        for token, probability in zip(letters(cases), (1 / 2, 1 / 4, 1 / 4), strict=True):
+            policy.lm_head.weight[token, 0] = math.log(probability)
+    return policy
+
+
+SCORES = {"": 0.3, "x": 1.0, "y": -0.5, "xx": 0.2, "xy": 1.7, "yx": -1.1, "yy": 0.6}
+"""of the seven responses"""
+RULE_OF_SEVEN = f"""def score(queries, responses):
+    return [{SCORES}[text.strip()] for text in responses]
+"""
+
+
+def each_in_proportion(rand: Callable) -> Callable:
+    """Random numbers for 16 rows of two tokens that give each response as often as its probability says."""
+    table = torch.tensor([[first, second] for first in (0.1, 0.3, 0.6, 0.9) for second in (0.1, 0.3, 0.6, 0.9)])
+
+    def in_proportion(*size: Any, **named: Any) -> Tensor:
+        shape = tuple(size[0]) if size and isinstance(size[0], tuple | list | torch.Size) else size
+        return table.to(named.get("dtype", torch.float32)) if shape == (B, 2) else rand(*size, **named)
+
+    return in_proportion
+
+
+def seven_responses(cases: Cases) -> Iterator[Finding]:
+    """In a world of seven responses the gradient is that of the expected score, by enumeration."""
+    root = cases.world.root / "seven"
+    if not root.exists():
+        root.mkdir()
+        save(seven_policy(cases), root / "sft", cases.world.tokenizer)
+        (root / "rule.py").write_text(RULE_OF_SEVEN)
+    eos, x, y = letters(cases)
+    head = torch.tensor([math.log(1 / 2), math.log(1 / 4), math.log(1 / 4)], dtype=torch.float64, requires_grad=True)
+    logprobs = dict(zip((eos, x, y), head.log_softmax(0), strict=True))
+    expected_score = torch.zeros((), dtype=torch.float64)
+    for text, score in SCORES.items():
+        tokens = [x if letter == "x" else y for letter in text]
+        tokens += [eos] * (len(tokens) < 2)
+        expected_score = expected_score + sum(logprobs[token] for token in tokens).exp() * score  # type: ignore[union-attr]
+    (exact,) = torch.autograd.grad(-expected_score, head)
+
+    common: dict[str, Any] = {
+        "sft": str(root / "sft"), "reward_model": None, "reward": f"{root / 'rule.py'}:score", "response_length": 2,
+        "temperature": 1.0, "missing_eos_score": None, "kl_coef": 0.0,
+    }  # fmt: skip
+    runs = {
+        "train_ppo.py": ("train_ppo", common | {"lam": 1.0, "gamma": 1.0, "num_ppo_epochs": 1}),
+    } | {
+        f"train_grpo.py --algorithm {name}": (
+            "train_grpo", common | {"algorithm": name, "samples_per_query": 16, "num_epochs": 1}
+        )
+        for name in ALGORITHMS[1:]  # grpo's own mean over the tokens of a response favours short ones
+    }  # fmt: skip
+    for name, (module, settings) in runs.items():
+        patches = lambda: replaced(torch, "rand", each_in_proportion)  # noqa: E731
+        run = cases.run(module, patches=patches, **settings)
+        texts = sorted(len(row) for _, row in unpadded(run.traces()[0][0], cases.world.tokenizer.pad_id))
+        if texts != [1] * 8 + [2] * 8:
+            raise CannotCheckError(f"{name} does not sample by the numbers of torch.rand((B, T))")
+        gradient = head_gradient(run, cases.world.tokenizer.vocab_size)
+        estimate = gradient[torch.tensor([eos, x, y]), 0].double()
+        cosine = torch.nn.functional.cosine_similarity(estimate, exact, dim=0).item()
+        if not cosine > 0.999:
+            yield Finding(
+                name="exact-gradient",
+                seen=f"In a world of seven responses, each sampled in proportion to its probability, the gradient of "
+                f"{name} has the cosine {cosine:.3f} with that of the expected score.",
+                means="The estimate is biased: a token, a score or a baseline is counted wrongly.",
+                where=f"{name.partition(' ')[0]}, from the scores to the loss",
+                page="docs/troubleshooting.md#exact-gradient",
+            )
+
+
+def head_gradient(run: Record, vocab_size: int) -> Tensor:
+    """The gradient (V, C) of the policy's head in the first step."""
+    found = [g for g in run.gradients[0] if g is not None and g.ndim == 2 and len(g) == vocab_size]
+    if not found:
+        raise CannotCheckError("no parameter of the optimizer is the policy's head")
+    # the head and the embedding have one shape: the head's gradient lies in the first channel
+    return max(found, key=lambda g: g[:, 0].abs().sum().item())
+
+
+CHECKS = (first_ratio, slopes, micro_batches, two_models, clipping, baselines, seven_responses)

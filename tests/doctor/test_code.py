@@ -1,0 +1,200 @@
+"""`doctor code` finds nothing in our code, and each of the course's bugs in code that has it."""
+
+import importlib
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import train_ppo
+from course.bugs import BUGS, Bug, bug_named
+from course.copies import path_of
+from course.edit import replaced
+from nanorlhf.doctor import code, model_checks, rollout_checks, run_checks, stage_checks, update_checks
+from nanorlhf.doctor.__main__ import Args, Code, main
+from nanorlhf.doctor.cases import CannotCheckError, Cases
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.world import World, make_world
+from nanorlhf.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = (model_checks, rollout_checks, update_checks, stage_checks, run_checks)
+CHECKS = {check.__name__: check for module in MODULES for check in module.CHECKS}
+# bug -> a check that names it
+FOUND_BY = {
+    "positions-count-padding": "padding",
+    "stale-position-in-decoding": "sampling",
+    "stale-rotation-in-decoding": "sampling",
+    "padding-is-attended-to": "padding",
+    "dropout-on": "determinism",
+    "sampler-forgets-the-temperature": "sampling",
+    "filtered-rollouts": "readings",
+    "pad-can-be-sampled": "pad_token",
+    "eos-goes-unnoticed": "sampling",
+    "eos-is-masked": "masks",
+    "state-mask-off-by-one": "masks",
+    "mask-from-eos-only": "masks",
+    "pad-searched-in-the-query": "readings",
+    "score-before-eos": "readings",
+    "reward-of-all-tokens": "readings",
+    "normalisation-is-lost": "reward_bias",
+    "tie-is-right": "reward_model",
+    "rule-reads-the-query": "rule_inputs",
+    "penalty-is-added": "score_placement",
+    "trick-is-logged-only": "score_placement",
+    "cut-is-ignored": "cut_programs",
+    "kl-of-the-wrong-sign": "kl_penalty",
+    "k3-of-the-wrong-direction": "statistics",
+    "kl-is-averaged-over-padding": "statistics",
+    "adaptive-kl-runs-away": "controller",
+    "adaptive-kl-sees-another-kl": "controller",
+    "reference-is-trained": "reference",
+    "reference-keeps-the-updates": "reference",
+    "reference-at-temperature-1": "readings",
+    "score-one-too-late": "masks",
+    "score-at-every-slot-from-the-end": "score_placement",
+    "values-are-not-masked": "returns",
+    "bootstrap-after-the-end": "returns",
+    "discount-is-lambda-alone": "returns",
+    "rewards-for-returns": "returns",
+    "value-of-the-next-state": "readings",
+    "whitening-over-padding": "whitening",
+    "unmasked-mean-in-whitening": "whitening",
+    "update-at-temperature-1": "first_ratio",
+    "logprob-of-the-next-token": "padding",
+    "clipped-the-wrong-way": "clipping",
+    "nan-times-zero": "nan_after_the_end",
+    "mean-of-means": "micro_batches",
+    "mean-of-means-in-sft": "micro_batches",
+    "large-ratios-are-dropped": "clipping",
+    "old-logprobs-move": "clipping",
+    "ratio-over-padding": "first_ratio",
+    "eos-has-no-loss": "imitation",
+    "no-leading-blank": "seam",
+    "seed-is-ignored": "seeds",
+    "ranks-overlap": "processes",
+    "fresh-optimizer-on-resume": "resuming",
+    "logits-in-bfloat16": "sampling",
+    "dpo-by-mean": "pair_sums",
+}
+# bug -> why no check sees it
+UNSEEN = {
+    "judge-is-always-answered": "an LLM judge's answers are read after training, by no policy-gradient code",
+    "timeout-does-not-compile": "a verdict on executed programs, which no training reads",
+}
+FINDING = Finding(name="x", seen="A y.", means="B.", where="z", page="docs/doctor.md")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    return make_world(tmp_path_factory.mktemp("doctor") / "world")
+
+
+@pytest.fixture(scope="module")
+def healthy(world) -> Cases:
+    """Our own code, each run made once."""
+    return Cases(world)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_our_own_code_has_no_finding(name, healthy):
+    assert [*map(str, CHECKS[name](healthy))] == []
+
+
+@pytest.fixture
+def plant(monkeypatch) -> Iterator[Callable[[Bug], None]]:
+    """Put a bug into a function of this process, wherever it has been imported."""
+
+    def put_in(bug: Bug) -> None:
+        module_name, _, name = bug.where.partition(":")
+        path = ROOT / path_of(module_name)
+        source = replaced(path.read_text(encoding="utf-8"), name, bug.old, bug.new, bug.number)
+        sick = types.ModuleType(module_name)
+        sick.__file__ = str(path)
+        monkeypatch.setitem(importlib.sys.modules, f"{module_name} of {bug.name}", sick)
+        sick.__dict__["__name__"] = f"{module_name} of {bug.name}"
+        exec(compile(source, str(path), "exec"), sick.__dict__)  # noqa: S102
+        ours: object = importlib.import_module(module_name)
+        theirs: object = sick
+        for part in name.split("."):
+            if isinstance(ours, types.FunctionType):  # a function within a function: the outer one is replaced
+                break
+            ours, theirs = getattr(ours, part), getattr(theirs, part)
+            ours, theirs = (getattr(f, "__wrapped__", getattr(f, "__func__", f)) for f in (ours, theirs))
+        assert isinstance(ours, types.FunctionType) and isinstance(theirs, types.FunctionType)
+        monkeypatch.setattr(ours, "__code__", theirs.__code__)
+
+    yield put_in
+
+
+def test_every_bug_of_the_course_is_named_by_a_check_or_has_a_reason():
+    assert {bug.name for bug in BUGS} == FOUND_BY.keys() | UNSEEN.keys()
+    assert len(FOUND_BY) >= 50
+
+
+IN_PROCESS = [bug for bug in BUGS if FOUND_BY.get(bug.name) not in (None, "processes")]
+
+
+@pytest.mark.parametrize("bug", IN_PROCESS, ids=lambda bug: bug.name)
+def test_a_bug_of_the_course_is_found(bug, plant, world):
+    plant(bug)
+    assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
+
+
+@pytest.mark.slow
+def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path):
+    """A change that only several processes show, in a directory that holds nothing but the changed module."""
+    bug = bug_named("ranks-overlap")
+    module = tmp_path / "nanorlhf/distributed.py"
+    module.parent.mkdir()
+    source = (ROOT / "nanorlhf/distributed.py").read_text(encoding="utf-8")
+    module.write_text(replaced(source, "rank_slice", bug.old, bug.new), encoding="utf-8")
+    findings, unchecked = code.examine(tmp_path)
+    assert {finding.name for finding in findings} == {"processes"} and not unchecked
+
+
+def test_code_that_does_not_run_is_one_finding_that_names_the_line(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/__init__.py").write_text("gae = None\nraise KeyError('oh')\n")
+    findings, _ = code.examine(tmp_path)
+    assert len(findings) == 1
+    assert findings[0].name == "crash" and "KeyError: 'oh'" in findings[0].seen
+    assert findings[0].where.endswith('kernels/__init__.py", line 2, in <module>')
+
+
+def test_a_check_that_crashes_names_the_line_of_the_changed_code(world, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(train_ppo, "whiten", None)
+    with pytest.raises(TypeError) as caught:
+        Cases(world).run("train_ppo")
+    finding = code.crash("readings", caught.value)
+    assert finding.seen == "The check 'readings' ended with TypeError: 'NoneType' object is not callable"
+    lines = (ROOT / "train_ppo.py").read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, start=1) if "whiten(advantages" in line)
+    assert finding.where == f"train_ppo.py:{number} (main)"
+
+
+def test_a_script_without_what_a_check_reads_is_said_not_to_be_checked(world, monkeypatch):
+    monkeypatch.delattr(train_ppo, "read_logprobs")
+    with pytest.raises(CannotCheckError, match="does not read the rollout by `read_logprobs`"):
+        rollout_checks.with_other_reference(torch.zeros(8))
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_directory_without_scripts_is_refused(name, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=f"--scripts .*{name}"):
+        code.examine(tmp_path / name)
+
+
+@pytest.mark.parametrize("findings", [[], [FINDING]])
+def test_the_exit_status_says_whether_something_was_found(findings, monkeypatch, capsys):
+    monkeypatch.setattr(code, "examine", lambda scripts: (findings, ["processes: --processes needs Linux"]))
+    with pytest.raises(SystemExit) as stopped:
+        main(Args(command=Code()))
+    out = " ".join(capsys.readouterr().out.split())
+    assert stopped.value.code == len(findings)
+    said = "x: A y. B. Look at z. See docs/doctor.md." if findings else "nothing found"
+    assert out == f"not checked: processes: --processes needs Linux {said}"
