@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.doctor.record import Record, record, script
+from nanorlhf.doctor.watch import Watched, script, watch
 from nanorlhf.doctor.world import T, World
 from nanorlhf.model import GPT, ScalarModel
 
@@ -26,7 +26,7 @@ class Cases:
     """The world, and the runs in it by their settings."""
 
     world: World
-    records: dict[str, Record] = field(default_factory=dict)
+    runs: dict[str, Watched] = field(default_factory=dict)
 
     def run(
         self,
@@ -34,13 +34,13 @@ class Cases:
         stop_at: int | None = None,
         patches: Callable[[], AbstractContextManager] = nullcontext,
         **changes: Any,
-    ) -> Record:
-        """The record of a script with `changes` of its settings here; made once, but for a run with patches."""
+    ) -> Watched:
+        """What was seen of a script with `changes` of its settings here; made once, but for a run with patches."""
         key = f"{name} {stop_at} {sorted(changes.items())}"
-        if patches is not nullcontext or key not in self.records:
-            out = self.world.root / "runs" / f"{name}-{len(self.records)}"
-            self.records[key] = record(name, self.settings(name, **({"out": out} | changes)), stop_at, patches)
-        return self.records[key]
+        if patches is not nullcontext or key not in self.runs:
+            out = self.world.root / "runs" / f"{name}-{len(self.runs)}"
+            self.runs[key] = watch(name, self.settings(name, **({"out": out} | changes)), stop_at, patches)
+        return self.runs[key]
 
     def settings(self, name: str, **changes: Any) -> Any:
         """The settings of a script in this world."""

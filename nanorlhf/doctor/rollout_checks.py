@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import gae
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, unpadded
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, replaced, script
+from nanorlhf.doctor.watch import Watched, replaced, script
 
 PPO: dict[str, Any] = {"lam": 1.0, "gamma": 0.9, "reward_model": None, "num_ppo_epochs": 1}
 LONGER: dict[str, Any] = {"total_episodes": 3 * B, "save_every": 1}
@@ -22,7 +22,7 @@ LONGER: dict[str, Any] = {"total_episodes": 3 * B, "save_every": 1}
 SCRIPT = "train_ppo.py (2.3 to 2.5)"
 
 
-def usual(cases: Cases) -> Record:
+def usual(cases: Cases) -> Watched:
     """Three updates of PPO with a reward model, as most checks read them."""
     return cases.run("train_ppo", **LONGER)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, script
 from nanorlhf.doctor.rollout_checks import LONGER, usual
+from nanorlhf.doctor.watch import Watched, script
 
 CRASH = "nanorlhf/training/run.py and nanorlhf/training/resume.py"
 
@@ -92,7 +92,7 @@ def processes(cases: Cases) -> Iterator[Finding]:
             page="docs/troubleshooting.md#processes",
         )
         return
-    a, b = one.metrics[0], Record(out).metrics[0]
+    a, b = one.metrics[0], Watched(out).metrics[0]
     names = ("objective/score", "objective/entropy", "policy/loss", "value/loss", "response_length")
     odd = [name for name in names if abs(a.get(name, 0.0) - b.get(name, 0.0)) > 1e-3 * max(1.0, abs(a.get(name, 0.0)))]
     weights = zip(saved_weights(one.out), saved_weights(out), strict=True)

@@ -12,8 +12,8 @@ from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, record, replaced, script, silent
 from nanorlhf.doctor.rollout_checks import usual
+from nanorlhf.doctor.watch import Watched, replaced, script, silent, watch
 
 
 def imitation(cases: Cases) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
         sft=str(root / "sft"), discriminator=None, response_length=8, total_episodes=B, batch_size=B,
         micro_batch_size=B, max_query_length=40, seed=1,
     )  # fmt: skip
-    run = record("train_rlcf", settings, patches=lambda: replaced(module, "check_responses", listened))
+    run = watch("train_rlcf", settings, patches=lambda: replaced(module, "check_responses", listened))
     response, checked = calls[0]
     whole = (response != cases.world.tokenizer.pad_id).sum(1)  # (B,)
     expected = torch.where(checked.passes, whole, torch.minimum(checked.error_index + 1, whole)).sort().values
@@ -154,7 +154,7 @@ def held_out(cases: Cases) -> Iterator[Finding]:
     )  # fmt: skip
     with silent():
         module.main(settings)
-    read = {row["query"] for row in Record(out).samples}
+    read = {row["query"] for row in Watched(out).samples}
     if not read:
         raise CannotCheckError("the evaluation wrote no samples")
     if read - queries["validation"]:

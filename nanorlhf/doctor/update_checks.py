@@ -12,8 +12,8 @@ from torch import Tensor
 from nanorlhf.checkpoint import save
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, unpadded
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, replaced, script
 from nanorlhf.doctor.rollout_checks import PPO, usual
+from nanorlhf.doctor.watch import Watched, replaced, script
 from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT
 
@@ -66,7 +66,7 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def slopes_of_rows(run: Record, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:
+def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]]:
     """Row, advantages and slopes (t,) of each response of the first epoch whose text no other row has."""
     tensors, _ = run.traces()[0]
     texts = [tuple(query + response) for query, response in unpadded(tensors, pad_id)]
@@ -392,7 +392,7 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def head_gradient(run: Record, vocab_size: int) -> Tensor:
+def head_gradient(run: Watched, vocab_size: int) -> Tensor:
     """The gradient (V, C) of the policy's head in the first step."""
     found = [g for g in run.gradients[0] if g is not None and g.ndim == 2 and len(g) == vocab_size]
     if not found:

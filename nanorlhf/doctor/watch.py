@@ -40,7 +40,7 @@ class Slopes:
 
 
 @dataclass
-class Record:
+class Watched:
     """What one run did."""
 
     out: Path
@@ -80,19 +80,19 @@ def script(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def record(
+def watch(
     name: str,
     args: Any,
     stop_at: int | None = None,
     patches: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-) -> Record:
+) -> Watched:
     """Run `main` of a script with these settings; stop_at: the optimizer step before which the run ends, as by a crash.
 
     patches: a context in which it runs.
     """
     if not args.resume:
         shutil.rmtree(args.out, ignore_errors=True)
-    kept = Record(args.out)
+    kept = Watched(args.out)
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if stop_at is not None and len(kept.gradients) == stop_at:
@@ -118,7 +118,7 @@ def silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def listening(name: str, kept: Record) -> Iterator[None]:
+def listening(name: str, kept: Watched) -> Iterator[None]:
     """Keep what the script asks `response_logprobs` for, with the slope of the loss in each number."""
     module = script(name)
     if not hasattr(module, "response_logprobs"):
