@@ -53,7 +53,7 @@ def padding(cases: Cases) -> Iterator[Finding]:
                     f"up to {gap:.2g} nats.",
                     means="Positions count the padding, tokens attend to it, or labels are shifted by one.",
                     where="nanorlhf/model.py (position_ids, attention_mask) and nanorlhf/logprobs.py (response_hidden)",
-                    page="docs/troubleshooting.md#padding",
+                    page="docs/troubleshooting.md#ratio-and-sampling",
                 )
                 break
 
@@ -75,7 +75,7 @@ def determinism(cases: Cases) -> Iterator[Finding]:
                 seen=f"Two passes of a {name} model over the same text differ.",
                 means="Dropout is on: the policy that sampled and the policy that is updated are different functions.",
                 where="nanorlhf/model.py",
-                page="docs/troubleshooting.md#dropout",
+                page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return
 
@@ -101,7 +101,7 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                     seen=f"A {name} model went on writing after EOS.",
                     means="The sampler does not stop at EOS; what follows is scored or costs time.",
                     where="nanorlhf/generate.py (generate)",
-                    page="docs/troubleshooting.md#text-after-eos",
+                    page="docs/troubleshooting.md#ratio-and-sampling",
                 )
                 return
             alone = logprobs_alone(policy, queries[row], ids[:end], TEMPERATURE)
@@ -119,7 +119,7 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                 means="The KV cache, a position or the temperature differs between sampling and training, or logits "
                 "are rounded.",
                 where="nanorlhf/generate.py (generate) and nanorlhf/model.py (KVCache)",
-                page="docs/troubleshooting.md#sampler-logprobs",
+                page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return
         if num_strange:
@@ -129,7 +129,7 @@ def sampling(cases: Cases) -> Iterator[Finding]:
                 "random numbers give.",
                 means="Something filters or reshapes the distribution, so the ratio is taken against another one.",
                 where="nanorlhf/generate.py (draw, generate)",
-                page="docs/troubleshooting.md#sampler-distribution",
+                page="docs/troubleshooting.md#ratio-and-sampling",
             )
             return
 
@@ -157,7 +157,7 @@ def pad_token(cases: Cases) -> Iterator[Finding]:
             means="The head has rows that no token may come from and they are not forbidden: a response is cut where "
             "[PAD] is drawn.",
             where="nanorlhf/model.py (GPT.forbid)",
-            page="docs/troubleshooting.md#pad-sampled",
+            page="docs/troubleshooting.md#ratio-and-sampling",
         )
 
 
@@ -173,7 +173,7 @@ def reward_bias(cases: Cases) -> Iterator[Finding]:
             seen="A reward model's scores do not change when its normalisation does.",
             means="The bias that makes demonstrations score 0 is kept and never subtracted.",
             where="nanorlhf/model.py (ScalarModel.forward)",
-            page="docs/troubleshooting.md#normalisation",
+            page="docs/troubleshooting.md#rewards-and-scores",
         )
 
 
@@ -200,7 +200,7 @@ def masks(cases: Cases) -> Iterator[Finding]:
             seen=f"Of five responses written by hand {found}.",
             means="An index is off by one: EOS gets no gradient, or padding gets one.",
             where="nanorlhf/ppo.py (eos_masks) and nanorlhf/batch.py (Batch.of)",
-            page="docs/troubleshooting.md#masks",
+            page="docs/troubleshooting.md#masks-and-endings",
         )
 
 
@@ -220,7 +220,7 @@ def nan_after_the_end(cases: Cases) -> Iterator[Finding]:
             seen="A NaN after the end of a response reaches the loss.",
             means="Masked positions are multiplied by 0, and NaN * 0 is NaN: use torch.where.",
             where="nanorlhf/ppo.py (policy_loss, value_loss)",
-            page="docs/troubleshooting.md#nan-after-the-end",
+            page="docs/troubleshooting.md#masks-and-endings",
         )
 
 
@@ -235,7 +235,7 @@ def seam(cases: Cases) -> Iterator[Finding]:
                 seen=f"The ids of {query + ' ' + response!r} are not those of its query, its response and EOS.",
                 means="The blank between query and response is missing, or a token spans the two.",
                 where="nanorlhf/dataset.py (with_blank, response_ids)",
-                page="docs/troubleshooting.md#seam",
+                page="docs/troubleshooting.md#other-stages",
             )
             return
 

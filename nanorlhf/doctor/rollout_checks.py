@@ -73,7 +73,7 @@ def readings(cases: Cases) -> Iterator[Finding]:
                 seen=f"In the first rollout {said[name]} are up to {gap:.2g} off those of the same texts alone.",
                 means=means[name],
                 where=where.get(name, "nanorlhf/logprobs.py, nanorlhf/training/sampler.py, --temperature"),
-                page="docs/troubleshooting.md#readings",
+                page="docs/troubleshooting.md#ratio-and-sampling",
             )
 
 
@@ -97,7 +97,7 @@ def reference(cases: Cases) -> Iterator[Finding]:
                 "nats off those of the initial policy.",
                 means="The reference is not a frozen copy of the initial policy, so the KL means nothing.",
                 where="nanorlhf/peft.py (reference) and nanorlhf/training/models.py (prepare_policy)",
-                page="docs/troubleshooting.md#reference-moves",
+                page="docs/troubleshooting.md#kl",
             )
         elif moved < 1e-3:
             yield Finding(
@@ -105,7 +105,7 @@ def reference(cases: Cases) -> Iterator[Finding]:
                 seen=f"With --tune {tune} two updates did not change the policy.",
                 means="Its parameters are not those of the optimizer, or no gradient reaches them.",
                 where="the script's optimizer, and nanorlhf/peft.py (tune)",
-                page="docs/troubleshooting.md#policy-stays",
+                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -130,7 +130,7 @@ def kept_masks(cases: Cases) -> Iterator[Finding]:
                     seen=f"A response of update {about['update']} {found}.",
                     means="Tokens after EOS must have no KL, no reward and no gradient, and EOS must have all three.",
                     where="nanorlhf/ppo.py (eos_masks), nanorlhf/batch.py (Batch.of) and nanorlhf/generate.py",
-                    page="docs/troubleshooting.md#masks",
+                    page="docs/troubleshooting.md#masks-and-endings",
                 )
                 return
 
@@ -148,7 +148,7 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
                 f"{expected:.3g} of its text.",
                 means="The rule gets something else than the response: the query, or tokens after EOS.",
                 where="nanorlhf/reward.py (Rule)",
-                page="docs/troubleshooting.md#rule-inputs",
+                page="docs/troubleshooting.md#rewards-and-scores",
             )
             return
 
@@ -185,7 +185,7 @@ def score_placement(cases: Cases) -> Iterator[Finding]:
                     means="A score counts once, at the last state of its response; a response without EOS has the "
                     "penalty instead of its score, and nothing of both.",
                     where=f"{SCRIPT} and nanorlhf/batch.py (score_index)",
-                    page="docs/troubleshooting.md#score-placement",
+                    page="docs/troubleshooting.md#masks-and-endings",
                 )
                 break
 
@@ -223,7 +223,7 @@ def kl_penalty(cases: Cases) -> Iterator[Finding]:
             means="The reward of a token is -beta * (log policy - log reference): a wrong sign rewards leaving the "
             "reference, a wrong mask counts padding.",
             where=SCRIPT,
-            page="docs/troubleshooting.md#kl-penalty",
+            page="docs/troubleshooting.md#kl",
         )
 
 
@@ -247,7 +247,7 @@ def returns(cases: Cases) -> Iterator[Finding]:
             "rewards.",
             means="The targets are not returns, the discount is missing, or a value counts after the end.",
             where="train_ppo.py (2.5) and kernels/gae.py",
-            page="docs/troubleshooting.md#returns",
+            page="docs/troubleshooting.md#values-and-advantages",
         )
     excess = (tensors["raw_advantages"] - (tensors["returns"] - tensors["values"]))[states].abs().max().item()
     if not excess < 1e-3:
@@ -256,7 +256,7 @@ def returns(cases: Cases) -> Iterator[Finding]:
             seen=f"Advantages plus values are up to {excess:.2g} off the value model's targets.",
             means="Advantage and target come from different rewards or values.",
             where="train_ppo.py (2.5)",
-            page="docs/troubleshooting.md#returns",
+            page="docs/troubleshooting.md#values-and-advantages",
         )
     yield from gae_by_hand()
 
@@ -283,7 +283,7 @@ def gae_by_hand() -> Iterator[Finding]:
                 seen=f"GAE at gamma {gamma} and lambda {lam} is up to {gap:.2g} off {what}.",
                 means="The recursion is delta_t + gamma * lambda * A_(t+1); after the last state both are 0.",
                 where="kernels/gae.py",
-                page="docs/troubleshooting.md#gae",
+                page="docs/troubleshooting.md#values-and-advantages",
             )
             return
 
@@ -300,7 +300,7 @@ def whitening(cases: Cases) -> Iterator[Finding]:
             means="Mean and variance count padding, or states instead of tokens: the step's size then depends on "
             "--response-length.",
             where="train_ppo.py (2.5) and nanorlhf/ppo.py (whiten)",
-            page="docs/troubleshooting.md#whitening",
+            page="docs/troubleshooting.md#values-and-advantages",
         )
     plain, whitened = by_rule(cases), by_rule(cases, whiten_rewards=True)
     states = plain["states"]
@@ -313,7 +313,7 @@ def whitening(cases: Cases) -> Iterator[Finding]:
             f"{variance:.3g}.",
             means="Rewards are divided by their standard deviation over the states and keep their mean.",
             where="nanorlhf/ppo.py (whiten)",
-            page="docs/troubleshooting.md#whitening",
+            page="docs/troubleshooting.md#values-and-advantages",
         )
 
 
@@ -331,7 +331,7 @@ def controller(cases: Cases) -> Iterator[Finding]:
             f"{before:.6g} to {after:.6g}.",
             means="The error has the wrong sign, or the controller is given another KL than that of a response.",
             where="nanorlhf/ppo.py (KLCoefficient) and the last line of the script's loop",
-            page="docs/troubleshooting.md#kl-controller",
+            page="docs/troubleshooting.md#kl",
         )
 
 

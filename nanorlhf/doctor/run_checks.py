@@ -28,7 +28,7 @@ def seeds(cases: Cases) -> Iterator[Finding]:
             seen="The same settings and seed give other parameters after three updates.",
             means="Something draws random numbers outside the seed, or depends on time or on the order of a set.",
             where="the script's generators",
-            page="docs/troubleshooting.md#seeds",
+            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
     other = cases.run("train_ppo", seed=2)
     if first.traces()[0][1]["queries"] == other.traces()[0][1]["queries"]:
@@ -37,7 +37,7 @@ def seeds(cases: Cases) -> Iterator[Finding]:
             seen="Two seeds answer the same queries in the same order.",
             means="The order of the data does not depend on --seed, so a band over seeds is too narrow.",
             where="nanorlhf/dataset.py (batch_indices)",
-            page="docs/troubleshooting.md#seeds",
+            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
 
@@ -56,7 +56,7 @@ def resuming(cases: Cases) -> Iterator[Finding]:
             means="Something is saved and not loaded, or not saved: the optimizer's moments, a generator, a "
             "coefficient.",
             where=f"the script's `run.track`, {CRASH}",
-            page="docs/troubleshooting.md#resuming",
+            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
 
@@ -89,7 +89,7 @@ def processes(cases: Cases) -> Iterator[Finding]:
             seen=f"With --processes 2 train_ppo.py ends with: {(result.stderr.strip().splitlines() or ['?'])[-1]:.200}",
             means="Something waits for, or writes over, another process.",
             where="train_ppo.py and nanorlhf/distributed.py",
-            page="docs/troubleshooting.md#processes",
+            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
         return
     a, b = one.metrics[0], Watched(out).metrics[0]
@@ -106,7 +106,7 @@ def processes(cases: Cases) -> Iterator[Finding]:
             seen=f"In two processes {what}, for the same responses.",
             means="Ranks read the same rows, or each divides by its own count instead of that of all.",
             where="nanorlhf/distributed.py (rank_slice, all_sum, sum_gradients) and the script's counts",
-            page="docs/troubleshooting.md#processes",
+            page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
 

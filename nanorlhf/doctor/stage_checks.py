@@ -36,7 +36,7 @@ def imitation(cases: Cases) -> Iterator[Finding]:
                 f"surprise at its labels, EOS included, is {expected:.4f}.",
                 means="A label is missing or counted twice: without EOS among them the policy never learns to stop.",
                 where="train_sft.py (demonstration_loss, num_labels)",
-                page="docs/troubleshooting.md#imitation",
+                page="docs/troubleshooting.md#masks-and-endings",
             )
 
 
@@ -53,7 +53,7 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
             seen=f"After the normalisation the demonstrations score {mean:.3g} on average, and not 0.",
             means="The bias is not saved, not subtracted, or measured on other responses or positions.",
             where="train_rm.py (normalise)",
-            page="docs/troubleshooting.md#normalisation",
+            page="docs/troubleshooting.md#rewards-and-scores",
         )
     with torch.no_grad():
         model.score.weight.zero_()
@@ -66,7 +66,7 @@ def reward_model(cases: Cases) -> Iterator[Finding]:
             "the pairs right.",
             means="A tie counts as an agreement with the labeller.",
             where="train_rm.py (contrastive_loss)",
-            page="docs/troubleshooting.md#ties",
+            page="docs/troubleshooting.md#rewards-and-scores",
         )
 
 
@@ -87,7 +87,7 @@ def pair_sums(cases: Cases) -> Iterator[Finding]:
             "the sums over their tokens.",
             means="They are averaged over tokens, count the query, or one response of a pair sees the other.",
             where="nanorlhf/dpo.py (pair_logprobs)",
-            page="docs/troubleshooting.md#pair-sums",
+            page="docs/troubleshooting.md#other-stages",
         )
 
 
@@ -125,7 +125,7 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
             f"trained on {trained.tolist()}.",
             means="The response that was cut is dropped and the whole one is used.",
             where="train_rlcf.py (2.4)",
-            page="docs/troubleshooting.md#cut-programs",
+            page="docs/troubleshooting.md#masks-and-endings",
         )
 
 
@@ -144,7 +144,7 @@ def held_out(cases: Cases) -> Iterator[Finding]:
             seen="PPO sampled from a query that is not in the training file.",
             means="Rows that the evaluation needs are trained on.",
             where="train_ppo.py (1)",
-            page="docs/troubleshooting.md#held-out",
+            page="docs/troubleshooting.md#other-stages",
         )
     module, out = script("eval"), root / "runs" / "eval"
     settings = replace(
@@ -164,7 +164,7 @@ def held_out(cases: Cases) -> Iterator[Finding]:
             "validation file.",
             means="The evaluation measures what was memorised.",
             where="nanorlhf/evals/summaries.py",
-            page="docs/troubleshooting.md#held-out",
+            page="docs/troubleshooting.md#other-stages",
         )
 
 

@@ -42,7 +42,7 @@ def first_ratio(cases: Cases) -> Iterator[Finding]:
                 means="Rollout and update read the policy differently: temperature, dropout, padding or masks. Every "
                 "ratio is wrong.",
                 where=f"{name}, the two calls that read the policy",
-                page="docs/troubleshooting.md#first-ratio",
+                page="docs/troubleshooting.md#ratio-and-sampling",
             )
         logged = run.metrics[0].get("policy/first_ratio_error", 0.0)
         if gap < 1e-3 < logged:
@@ -97,7 +97,7 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 seen=f"With {name} the loss has a slope in log-probabilities after the end of a response.",
                 means="Tokens after EOS must not be trained on: the mask of the loss is wrong.",
                 where=f"{name.partition(' ')[0]}, the losses",
-                page="docs/troubleshooting.md#masks",
+                page="docs/troubleshooting.md#masks-and-endings",
             )
             continue
         rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
@@ -112,7 +112,7 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 means="A token that was better than expected must become likelier. EOS may be masked, or the loss has "
                 "a wrong sign.",
                 where=f"{name.partition(' ')[0]}, the losses, and nanorlhf/ppo.py (eos_masks)",
-                page="docs/troubleshooting.md#slopes",
+                page="docs/troubleshooting.md#the-update",
             )
         elif any(far(w, w[:1].expand_as(w)) for w in weights if len(w)):
             yield Finding(
@@ -121,7 +121,7 @@ def slopes(cases: Cases) -> Iterator[Finding]:
                 "advantage.",
                 means="Every token of a response has the same weight: its loss is a mean or a sum.",
                 where=f"{name.partition(' ')[0]}, the losses",
-                page="docs/troubleshooting.md#slopes",
+                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -143,7 +143,7 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
                 means="A micro-batch is divided by its own number of tokens, or looks at its own rows for a "
                 "statistic: divide by the count of the whole minibatch, and take statistics before the split.",
                 where=f"{name.partition(' ')[0]}, what each loss is divided by",
-                page="docs/troubleshooting.md#micro-batches",
+                page="docs/troubleshooting.md#the-update",
             )
 
 
@@ -177,7 +177,7 @@ def two_models(cases: Cases) -> Iterator[Finding]:
             seen="The policy's gradient changes with --value-coef.",
             means="The value loss reaches the policy, or the policy's loss is scaled by it.",
             where="train_ppo.py (2.6)",
-            page="docs/troubleshooting.md#two-models",
+            page="docs/troubleshooting.md#the-update",
         )
     if any(gradient is not None and gradient.abs().max() > 0 for gradient in b[num_policy:]):
         yield Finding(
@@ -185,7 +185,7 @@ def two_models(cases: Cases) -> Iterator[Finding]:
             seen="With --value-coef 0 the value model still has a gradient.",
             means="The policy loss reaches the value model: the advantages are not detached.",
             where="train_ppo.py (2.5 and 2.6)",
-            page="docs/troubleshooting.md#two-models",
+            page="docs/troubleshooting.md#the-update",
         )
     moved = any(gradient is not None and gradient.abs().max() > 0 for gradient in a[num_policy:])
     if not moved:
@@ -194,7 +194,7 @@ def two_models(cases: Cases) -> Iterator[Finding]:
             seen="The value model has no gradient.",
             means="Its parameters are not in the optimizer, or its loss is detached.",
             where="train_ppo.py (2.6)",
-            page="docs/troubleshooting.md#two-models",
+            page="docs/troubleshooting.md#the-update",
         )
 
 
@@ -250,7 +250,7 @@ def clipping(cases: Cases) -> Iterator[Finding]:
                     means="The clipped loss is the larger of two, max(-A * ratio, -A * clip(ratio)), of the ratio to "
                     "the rollout's own log-probabilities, and no token is left out for being far.",
                     where=f"nanorlhf/ppo.py (policy_loss) and the call of it in {name}.py",
-                    page="docs/troubleshooting.md#clipping",
+                    page="docs/troubleshooting.md#the-update",
                 )
                 break
         else:
@@ -283,7 +283,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 means="The baseline is not that of the response's own query, or something else than the score is "
                 "rewarded.",
                 where="train_grpo.py (1, the algorithms)",
-                page="docs/troubleshooting.md#baseline",
+                page="docs/troubleshooting.md#rewards-and-scores",
             )
         once, twice = (
             cases.run("train_grpo", reward=cases.world.rule(rule), **settings).traces()[0][0]
@@ -299,7 +299,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 "twice as large.",
                 means="An advantage is linear in the scores, or divided by their standard deviation.",
                 where="train_grpo.py (1, the algorithms)",
-                page="docs/troubleshooting.md#baseline",
+                page="docs/troubleshooting.md#rewards-and-scores",
             )
 
 
@@ -388,7 +388,7 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
                 f"{name} has the cosine {cosine:.3f} with that of the expected score.",
                 means="The estimate is biased: a token, a score or a baseline is counted wrongly.",
                 where=f"{name.partition(' ')[0]}, from the scores to the loss",
-                page="docs/troubleshooting.md#exact-gradient",
+                page="docs/troubleshooting.md#the-update",
             )
 
 
