@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nanorlhf.doctor.finding import Finding
@@ -52,7 +52,18 @@ def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
             found = json.loads(out.splitlines()[-1])
             findings += [Finding(**finding) for finding in found["findings"]]
             unchecked += found["unchecked"]
-    return list(dict.fromkeys(findings)), list(dict.fromkeys(unchecked))
+    return one_of_each(findings), list(dict.fromkeys(unchecked))
+
+
+def one_of_each(findings: Sequence[Finding]) -> list[Finding]:
+    """The first finding of each name, which says how many others have it: one bug can show in every script."""
+    by_name: dict[str, list[Finding]] = {}
+    for finding in dict.fromkeys(findings):
+        by_name.setdefault(finding.name, []).append(finding)
+    return [
+        first if not others else replace(first, seen=f"{first.seen} {len(others)} more like this.")
+        for first, *others in by_name.values()
+    ]
 
 
 def overlay(source: Path, tree: Path) -> None:

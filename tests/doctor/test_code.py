@@ -3,6 +3,7 @@
 import importlib
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,12 @@ def test_a_script_without_what_a_check_reads_is_said_not_to_be_checked(world, mo
     monkeypatch.delattr(train_ppo, "read_logprobs")
     with pytest.raises(CannotCheckError, match="does not read the rollout by `read_logprobs`"):
         rollout_checks.with_other_reference(torch.zeros(8))
+
+
+def test_findings_of_one_name_are_one_paragraph():
+    other, again = replace(FINDING, seen="B."), replace(FINDING, name="w")
+    found = code.one_of_each([FINDING, FINDING, again, other, replace(FINDING, seen="C.")])
+    assert found == [replace(FINDING, seen="A y. 2 more like this."), again]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
