@@ -21,7 +21,7 @@ from nanorlhf.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("train_*.py", "eval.py", "nanorlhf", "kernels", "data")
 """what is examined: scripts and packages"""
-PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks"))
+PARTS = (("model_checks", "rollout_checks", "run_checks"), ("update_checks", "stage_checks", "family_checks"))
 """modules of checks; each part has a process"""
 
 

@@ -13,15 +13,16 @@ import train_ppo
 from course.bugs import BUGS, Bug, bug_named
 from course.copies import path_of
 from course.edit import replaced
-from nanorlhf.doctor import code, model_checks, rollout_checks, run_checks, stage_checks, update_checks
+from nanorlhf.doctor import code, family_checks, model_checks, rollout_checks, run_checks, stage_checks, update_checks
 from nanorlhf.doctor.__main__ import Args, Code, main
 from nanorlhf.doctor.cases import CannotCheckError, Cases
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.world import World, make_world
 from nanorlhf.errors import InputError
+from nanorlhf.pretrained.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (model_checks, rollout_checks, update_checks, stage_checks, run_checks)
+MODULES = (model_checks, rollout_checks, update_checks, stage_checks, run_checks, family_checks)
 CHECKS = {check.__name__: check for module in MODULES for check in module.CHECKS}
 # bug -> a check that names it
 FOUND_BY = {
@@ -142,6 +143,13 @@ IN_PROCESS = [bug for bug in BUGS if FOUND_BY.get(bug.name) not in (None, "proce
 def test_a_bug_of_the_course_is_found(bug, plant, world):
     plant(bug)
     assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
+
+
+def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
+    fixed = FAMILIES["gpt_neox"].fixed | {"positions": "rotary_interleaved"}
+    monkeypatch.setitem(FAMILIES, "gpt_neox", replace(FAMILIES["gpt_neox"], fixed=fixed))
+    (finding,) = family_checks.families(Cases(world))
+    assert finding.seen.startswith("The logits of a gpt_neox model are up to ")
 
 
 @pytest.mark.slow

@@ -1,0 +1,59 @@
+"""Every family of pretrained models computes what `transformers` computes of the same weights."""
+
+import os
+from collections.abc import Iterator
+
+import torch
+
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.doctor.cases import CannotCheckError, Cases
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.pretrained.families import FAMILIES
+from nanorlhf.t5 import T5Config
+
+SIZES = {
+    "vocab_size": 60, "n_ctx": 64, "d_model": 32, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_mlp": 48,
+    "rotary_dim": 4,
+}  # fmt: skip
+OTHERS = {"gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 3}}
+"""settings of which a family's default does not fit two layers"""
+
+
+def families(cases: Cases) -> Iterator[Finding]:
+    """A model made and saved by transformers gives the same logits when we load it; T5 aside."""
+    try:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        import transformers
+    except ImportError as error:
+        raise CannotCheckError("transformers is not installed: pip install -e '.[test]'") from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(60, (2, 12), generator=generator)
+    for name, family in FAMILIES.items():
+        if family.config_class is T5Config:
+            continue
+        names = {ours: spec[0] if isinstance(spec, tuple) else spec for ours, spec in family.settings.items()}
+        sizes = {names[ours]: size for ours, size in SIZES.items() if ours in names}
+        config = transformers.AutoConfig.for_model(name, **sizes, **family.constants | OTHERS.get(name, {}))
+        theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in theirs.parameters():  # biases too are not 0
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        path = cases.world.root / "families" / name
+        theirs.save_pretrained(path)
+        ours = load_gpt(path)
+        with torch.no_grad():
+            gap = (ours.logits(ours(ids)) - theirs(ids).logits).abs().max().item()
+        if not gap < 1e-3:
+            yield Finding(
+                name="families",
+                seen=f"The logits of a {name} model are up to {gap:.2g} off those of transformers.",
+                means="A weight has another's name or layout, or a setting is read wrongly: rotary pairs, norms, "
+                "the order of attention and MLP, a bias.",
+                where="nanorlhf/pretrained/families.py",
+                page="docs/troubleshooting.md#other-stages",
+            )
+
+
+CHECKS = (families,)
