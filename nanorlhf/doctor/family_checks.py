@@ -12,7 +12,7 @@ from nanorlhf.pretrained.families import FAMILIES
 from nanorlhf.t5 import T5Config
 
 SIZES = {
-    "vocab_size": 60, "n_ctx": 64, "d_model": 32, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_mlp": 48,
+    "vocab_size": 60, "n_ctx": 64, "d_model": 64, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_mlp": 96,
     "rotary_dim": 4,
 }  # fmt: skip
 OTHERS = {"gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 3}}
