@@ -16,8 +16,7 @@
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
 # SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, LAB=, MISMATCH=, COMPARE=) where they write.
-# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
-# `make sentiment`, MODEL=dir the model.
+# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of both.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
 SEED ?= 1

@@ -4,7 +4,8 @@
     python -m nanorlhf.report.microscope --run runs/tiny/ppo
 
 The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula on the page derives
-from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. Out: RUN/microscope.html.
+from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. A number that was not used, as
+of a token that is dropped from the loss, has an empty cell. Out: RUN/microscope.html.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.cli import run_module
@@ -89,11 +91,26 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[
             ("{t} <= {eos_index} + 1",) if after else ("{t} <= {eos_index}",), "mask",
         ),
     ]  # fmt: skip
-    lines += ppo_lines(settings) if has_values else [group_line(algorithm)]
+    if has_values:
+        lines += ppo_lines(settings)
+    elif algorithm == "reinforce++":
+        lines += reinforce_lines(settings)
+    else:
+        lines.append(group_line(algorithm, settings))
     has_kl_loss = algorithm in ("grpo", "dr_grpo")
     for epoch in range(num_epochs):
         lines += epoch_lines(epoch, settings, script, has_values, has_kl_loss)
     return lines
+
+
+WHITENED = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
+
+
+def importance_weight(settings: dict[str, Any]) -> str:
+    """What the advantage is multiplied by with --sampler.correction tis."""
+    if settings["sampler.correction"] != "tis":
+        return ""
+    return " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
 
 
 def ppo_lines(settings: dict[str, Any]) -> list[Line]:
@@ -103,11 +120,7 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     if settings["whiten_rewards"]:
         whitened = "({}) / sqrt({{reward_var}} + 1e-8) + {{reward_mean}}"
         reward = tuple(whitened.format(f"{formula} - {{reward_mean}}") for formula in reward)
-    advantage = "{raw_advantages}"
-    if settings["whiten_advantages"]:
-        advantage = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
-    if settings["sampler.correction"] == "tis":
-        advantage += " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
+    advantage = (WHITENED if settings["whiten_advantages"] else "{raw_advantages}") + importance_weight(settings)
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
     return [
         Line(
@@ -144,26 +157,50 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     ]  # fmt: skip
 
 
-def group_line(algorithm: str) -> Line:
+def reinforce_lines(settings: dict[str, Any]) -> list[Line]:
+    """REINFORCE++: rewards, returns, whitening."""
+    rewards, advantages, script, kernel = "3. Rewards", "4. Advantages", "train_grpo.py", "kernels/gae.py"
+    recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
+    return [
+        Line(
+            "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
+            script, "rewards[torch.arange(len(scores)), actions.sum(1) - 1] += scores",
+            ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}"),
+        ),
+        Line(
+            "carried", "from the right", advantages, "gamma times the return of the next position",
+            kernel, recursion, ("{gamma} * {raw_advantages+1}", "{gamma} * 0"),
+        ),
+        Line(
+            "raw_advantages", "return", advantages, "the reward, and what comes from the right: GAE with V = 0 and "
+            "lambda = 1", kernel, recursion, ("{rewards} + {carried}",),
+        ),
+        Line(
+            "advantages", "whitened", advantages, "the advantage that the loss uses: the whole rollout is the baseline",
+            "nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)",
+            (WHITENED + importance_weight(settings),),
+        ),
+    ]  # fmt: skip
+
+
+def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
     """The advantage of GRPO and relatives, from the scores of the query's group."""
-    expression, formulas = {
+    expression, formula = {
         "grpo": (
             "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(kl)",
-            ("({score} - {group_mean}) / sqrt({group_var} + 1e-8)",),
+            "({score} - {group_mean}) / sqrt({group_var} + 1e-8)",
         ),
         "dr_grpo": (
             "return centred(scores, args.samples_per_query).view(-1, 1).expand_as(kl)",
-            ("{score} - {group_mean}",),
+            "({score} - {group_mean})",
         ),
         "rloo": (
             "return (centred(response_rewards, k) * (k / (k - 1))).view(-1, 1).expand_as(kl)",
-            ("({response_reward} - {group_mean}) * {k} / ({k} - 1)",),
+            "({score} - {kl_coef} * {response_kl} - {group_mean}) * {k} / ({k} - 1)",
         ),
-        "reinforce++": ("return whiten(returns, actions)", ()),
     }[algorithm]
     about = "how much better the response is than the others to its query"
-    if algorithm == "reinforce++":
-        about = "the score less beta times the KL from here on, whitened over the whole rollout"
+    formulas = (formula + importance_weight(settings),)
     return Line("advantages", "advantage", "3. Advantages", about, "train_grpo.py", expression, formulas)
 
 
@@ -256,44 +293,48 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
     for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"):
         put(name, doubles[name], actions)
     put("kl", logprobs - ref_logprobs, actions)
+    is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
+    cells.which["delta"] = cells.which["carried"] = is_last.long()
+    is_scored = t == tensors["score_index"][:, None]
+    cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
+    if "raw_advantages" in tensors:
+        put("rewards", doubles["rewards"], states)
+        raw_advantages = put("raw_advantages", doubles["raw_advantages"], states)
+        next_advantages = F.pad(raw_advantages[:, 1:], (0, 1)).masked_fill(is_last, 0.0)
+        put("carried", constants["gamma"] * constants.get("lam", 1.0) * next_advantages, states)
     if "values" in tensors:
-        for name in ("rewards", "values", "raw_advantages", "returns"):
-            put(name, doubles[name], states)
-        is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
-        zero = torch.zeros_like(logprobs[:, :1])
-        next_values = torch.cat((doubles["values"][:, 1:], zero), 1).masked_fill(is_last, 0.0)
-        next_advantages = torch.cat((doubles["raw_advantages"][:, 1:], zero), 1).masked_fill(is_last, 0.0)
-        put("delta", doubles["rewards"] + constants["gamma"] * next_values - doubles["values"], states)
-        put("carried", constants["gamma"] * constants["lam"] * next_advantages, states)
-        cells.which["delta"] = cells.which["carried"] = is_last.long()
-        is_scored = t == tensors["score_index"][:, None]
-        cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
+        values = put("values", doubles["values"], states)
+        put("returns", doubles["returns"], states)
+        next_values = F.pad(values[:, 1:], (0, 1)).masked_fill(is_last, 0.0)
+        put("delta", doubles["rewards"] + constants["gamma"] * next_values - values, states)
 
     eps, has_kl_loss = constants["clip_range"], algorithm in ("grpo", "dr_grpo")
     advantages = doubles["advantages"]
+    loss_actions, loss_states = actions & tensors["in_loss"], states & tensors["in_loss"]
     for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
         put(f"new_logprobs.{epoch}", new_logprobs, actions)
         ratio = put(f"ratio.{epoch}", (new_logprobs - logprobs).exp(), actions)
         unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - eps, 1 + eps)
-        put(f"policy_loss.{epoch}", torch.maximum(unclipped, clipped), actions)
+        put(f"policy_loss.{epoch}", torch.maximum(unclipped, clipped), loss_actions)
         is_active = clipped > unclipped
         kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
-        put(f"push.{epoch}", torch.where(is_active, 0.0, -unclipped) - kl_push, actions)
+        put(f"push.{epoch}", torch.where(is_active, 0.0, -unclipped) - kl_push, loss_actions)
         cells.which[f"push.{epoch}"] = is_active.long()
         side = torch.where(ratio > 1 + eps, 1, torch.where(ratio < 1 - eps, 2, 0))
-        cells.words[f"clip.{epoch}"] = in_words(side, is_active, actions)
-        if "new_values" not in tensors:
+        cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())
+        if "values" not in tensors:
             continue
         new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states)
         error = (new_values - doubles["returns"]) ** 2
         if (value_eps := constants.get("value_clip_range")) is not None:
-            old = doubles["values"]
-            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(old - value_eps, old + value_eps), states)
+            least, most = values - value_eps, values + value_eps
+            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(least, most), states)
             clipped_error = (clipped_values - doubles["returns"]) ** 2
-            side = torch.where(new_values > old + value_eps, 1, torch.where(new_values < old - value_eps, 2, 0))
-            cells.words[f"value_clip.{epoch}"] = in_words(side, clipped_error > error, states)
+            side = torch.where(new_values > most, 1, torch.where(new_values < least, 2, 0))
+            is_active = clipped_error > error
+            cells.words[f"value_clip.{epoch}"] = in_words(side, is_active, loss_states & ~error.isnan())
             error = torch.maximum(error, clipped_error)
-        put(f"value_loss.{epoch}", 0.5 * error, states)
+        put(f"value_loss.{epoch}", 0.5 * error, loss_states)
     return cells
 
 
@@ -314,8 +355,8 @@ def short(x: float) -> float | None:
 def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: float, k: int) -> list[dict[str, Any]]:
     """Of each response: its score, where it ends, and the statistics of its query's group."""
     found = []
-    doubles = tensors["scores"].double()
-    response_rewards = doubles - kl_coef * kl.nansum(1) if algorithm == "rloo" else doubles
+    doubles, response_kl = tensors["scores"].double(), kl.nansum(1)
+    response_rewards = doubles - kl_coef * response_kl if algorithm == "rloo" else doubles
     for i, group in enumerate((tensors["index"] // k).tolist()):
         of_response = {"score": short(doubles[i].item()), "eos_index": int(tensors["eos_index"][i])}
         if algorithm != "ppo":
@@ -325,6 +366,7 @@ def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: fl
                 "group_mean": short(members.mean().item()),
                 "group_var": short(members.var(correction=0).item()),
                 "response_reward": short(response_rewards[i].item()),
+                "response_kl": short(response_kl[i].item()),
             }
         found.append(of_response)
     return found

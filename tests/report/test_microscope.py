@@ -19,7 +19,7 @@ from nanorlhf.report import microscope
 from nanorlhf.report.microscope import Args, lines_of, main, page_data, source_line
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import SamplerSettings
-from nanorlhf.training.trace import read_traces
+from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path
 from tests.test_train_ppo import policy_that_stops
 
 FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "max": max, "min": min, "clip": lambda x, a, b: min(max(x, a), b)}
@@ -29,9 +29,11 @@ VARIANTS = {
     "ppo last token": {"score_at": "last_token", "whiten_rewards": True, "value_clip_range": None},
     "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
     "grpo": {},
+    "grpo tis": {"sampler": TIS},
     "dr_grpo": {},
     "rloo": {},
     "reinforce++": {},
+    "reinforce++ discounted": {"gamma": 0.9, "sampler": TIS},
 }
 
 
@@ -50,9 +52,9 @@ def runs(miniature, tmp_path_factory):
             train_grpo.RECIPES["tiny"][1],
             data=ppo.data, device="cpu", out=out, sft=sft, reward_model=ppo.reward_model, max_query_length=160,
             response_length=12, total_episodes=24, batch_size=12, micro_batch_size=4, num_epochs=2,
-            samples_per_query=3, lr=3e-3, trace=4, algorithm=name,
+            samples_per_query=3, lr=3e-3, trace=4, algorithm=name.split()[0],
         )  # fmt: skip
-        train_grpo.main(grpo)
+        train_grpo.main(replace(grpo, **settings))
     return root
 
 
@@ -199,6 +201,24 @@ def test_every_line_of_code_exists(runs, name):
         assert number, f"{line['key']}: no line of {file} holds {line['expression']}"
         text = (microscope.ROOT / file).read_text().splitlines()[int(number) - 1]
         assert line["expression"] in text
+
+
+def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
+    """A token dropped from the loss has a ratio and no gradient; a response that was not read has neither."""
+    shutil.copytree(runs / "ppo", tmp_path / "run")
+    path = trace_path(tmp_path / "run", 0)
+    tensors, about = read_trace(path)
+    tensors["in_loss"][0] = False
+    for name in ("new_logprobs", "new_values"):
+        tensors[name][1, 1] = torch.nan
+    save_trace(path, tensors, about)
+    dropped, unread = page_data(tmp_path / "run")["updates"][0]["responses"][:2]
+    of_loss = ("push", "policy_loss", "clip", "value_loss", "value_clip")
+    assert all(x in (None, "") for key in of_loss for epoch in "01" for x in dropped["cells"][f"{key}.{epoch}"])
+    assert None not in dropped["cells"]["ratio.1"][: len(dropped["texts"])]
+    for key in (*of_loss, "ratio", "new_logprobs", "new_values", "clipped_values"):
+        assert all(x in (None, "") for x in unread["cells"][f"{key}.1"]), key
+        assert unread["cells"][f"{key}.0"][0] not in (None, ""), key
 
 
 def test_an_expression_that_is_gone_shows_the_file_alone():
