@@ -20,20 +20,21 @@ from torch import Tensor
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_text, write_text
+from nanorlhf.files import parse_json, read_text, write_text
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.trace import Tensors, read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("microscope.html")
+OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "sampler.correction")  # settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     run: Path = Path("runs/tiny/ppo")
-    """directory of a run of train_ppo.py or train_grpo.py with --trace"""
+    """directory of a run of train_ppo.py or train_grpo.py with --trace, or a page that is made anew from its data"""
     out: Path | None = None
-    """the page; None: microscope.html in the run's directory"""
+    """the page; None: microscope.html in the run's directory, or the page itself"""
 
 
 # ------------------------------------------------------------------------------------------------------ 1. the formulas
@@ -420,41 +421,64 @@ def source_line(file: str, expression: str) -> str:
     return file
 
 
+def lines_data(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of a page's data, with the line numbers that the code has now."""
+    num_epochs = sum(key.startswith("ratio.") for key in data["updates"][0]["responses"][0]["cells"])
+    lines = lines_of(data["algorithm"], data["settings"], num_epochs)
+    return [asdict(line) | {"source": source_line(line.file, line.expression)} for line in lines]
+
+
+def embedded(page: Path) -> dict[str, Any]:
+    """The data of a page written earlier, with the lines of now. Raises InputError for another file."""
+    _, found, rest = read_text(page).partition('<script type="application/json" id="data">')
+    data = parse_json(rest.partition("</script>")[0].encode(), str(page)) if found else None
+    if not isinstance(data, dict) or not {"algorithm", "settings", "updates"} <= data.keys():
+        raise InputError(f"{page} is no page of the microscope: name one, or a run's directory.")
+    return data | {"lines": lines_data(data)}
+
+
 def page_data(run: Path) -> dict[str, Any]:
     """All that the page embeds. Raises InputError for a run without a trace, and for a damaged one."""
+    if run.is_file():
+        return embedded(run)
     traces = read_traces(run)
     first, about = traces[0]
     where = f"{run}/trace"
     settings = flat_settings(about["settings"])
     for name in ("clip_range", "temperature", "sampler.tis_clip"):
         field(settings, name, float, where)
-    algorithm, num_epochs = about["algorithm"], len(first["new_logprobs"])
+    algorithm = about["algorithm"]
     if algorithm not in ("ppo", "grpo", "dr_grpo", "rloo", "reinforce++"):
         raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
-    lines = lines_of(algorithm, settings, num_epochs)
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
         answers = [said["answers"][i] for _, said in traces]
         fixed.append({"query": query, "texts": texts, "logprobs": logprobs, "answers": answers})
-    return {
+    data = {
         "run": str(run),
         "algorithm": algorithm,
         "temperature": settings["temperature"],
-        "lines": [asdict(line) | {"source": source_line(line.file, line.expression)} for line in lines],
+        "settings": {name: settings[name] for name in OF_LINES if name in settings},
         "updates": [update_of(tensors, said, settings) for tensors, said in traces],
         "fixed": fixed,
     }
+    return data | {"lines": lines_data(data)}
+
+
+def page_of(data: dict[str, Any]) -> str:
+    """The page's HTML."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    # within <script> only "</" and "<!--" would end the data early
+    return read_text(TEMPLATE).replace("{{ data }}", text.replace("<", "\\u003c"))
 
 
 def main(args: Args) -> Path:
     """Write the page; returns its path."""
-    out = args.run / "microscope.html" if args.out is None else args.out
+    out = args.out or (args.run if args.run.is_file() else args.run / "microscope.html")
     if out.is_dir():
         raise InputError(f"--out {out} is a directory: name a file.")
-    data = json.dumps(page_data(args.run), separators=(",", ":"), allow_nan=False)
-    # within <script> only "</" and "<!--" would end the data early
-    page = read_text(TEMPLATE).replace("{{ data }}", data.replace("<", "\\u003c"))
+    page = page_of(page_data(args.run))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     print(f"written: {out}")

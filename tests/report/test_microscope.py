@@ -16,12 +16,13 @@ import train_ppo
 from nanorlhf.errors import InputError
 from nanorlhf.ppo import policy_loss, value_loss
 from nanorlhf.report import microscope
-from nanorlhf.report.microscope import Args, lines_of, main, page_data, source_line
+from nanorlhf.report.microscope import Args, lines_of, main, page_data, page_of, source_line
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import SamplerSettings
 from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path
 from tests.test_train_ppo import policy_that_stops
 
+DEMO = microscope.ROOT / "docs" / "microscope" / "demo.html"
 FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "max": max, "min": min, "clip": lambda x, a, b: min(max(x, a), b)}
 TIS = SamplerSettings(correction="tis", dtype="bfloat16")
 VARIANTS = {
@@ -95,9 +96,9 @@ def numbers_in(formula, key, t, response, update):
     return re.sub(r"\{([^}]+)\}", number, formula)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, "the demo"])
 def test_the_formulas_come_to_the_cells(runs, name):
-    data = page_data(runs / name.replace(" ", "_"))
+    data = page_data(DEMO if name == "the demo" else runs / name.replace(" ", "_"))
     checked, words = set(), set()
     for update in data["updates"]:
         for response in update["responses"]:
@@ -116,9 +117,11 @@ def test_the_formulas_come_to_the_cells(runs, name):
                         assert value == pytest.approx(cell, abs=2e-5, rel=2e-5), (key, t, formula)
                     checked.add((key, which[t] if which else 0))
     wanted = {(line["key"], i) for line in data["lines"] for i in range(len(line["formulas"]))}
-    rare = {(f"push.{epoch}", 1) for epoch in range(2)}  # a clipped token
+    rare = {(f"push.{epoch}", 1) for epoch in range(4)}  # a clipped token
     if name == "ppo last token":
         rare.add(("rewards", 2))  # the score at a state without an action
+    if name == "the demo":
+        rare.add(("rewards", 1))  # the score at a token: all of its responses end with EOS
     assert wanted - rare <= checked and "inside" in words
 
 
@@ -203,6 +206,46 @@ def test_every_line_of_code_exists(runs, name):
         assert line["expression"] in text
 
 
+def without_line_numbers(page):
+    return re.sub(r'("source":"[^":]+):[0-9]+"', r'\1"', page)
+
+
+def test_the_demos_page_is_the_one_that_its_data_give_now():
+    """Else: python -m nanorlhf.report.microscope --run docs/microscope/demo.html."""
+    text = DEMO.read_text()
+    assert without_line_numbers(page_of(page_data(DEMO))) == without_line_numbers(text)
+    assert len(text) < 500_000
+
+
+def test_a_page_made_anew_from_its_data_is_the_same(runs, tmp_path):
+    path = main(Args(run=runs / "ppo_tis", out=tmp_path / "page.html"))
+    old = path.read_text()
+    path.write_text(old.replace("<h1>Microscope</h1>", "<h1>Old</h1>").replace('"label":"ratio"', '"label":"old"'))
+    assert path.read_text() != old
+    assert main(Args(run=path)) == path and path.read_text() == old
+
+
+def test_the_example_in_the_docs_has_the_numbers_of_the_demos_page():
+    text = (microscope.ROOT / "docs" / "microscope.md").read_text()
+    block = re.search(r"The token ` Atlantis`:\n\n(.*?)\n\n", text, re.DOTALL)[1]
+    data = page_data(DEMO)
+    [update] = [update for update in data["updates"] if update["update"] == 6]
+    response = max(update["responses"], key=lambda response: response["clipped"])
+    t, cells, checked = response["texts"].index(" Atlantis"), response["cells"], 0
+    for line in block.splitlines():
+        epoch, label, value = re.match(r" *(?:epoch (\d) )? *(\D+?) +(-?\d+\.\d{3})", line).groups()
+        [key] = [
+            found["key"] for found in data["lines"]
+            if found["label"] == label and (epoch is None or found["key"].endswith(f".{int(epoch) - 1}"))
+        ]  # fmt: skip
+        assert value == f"{cells[key][t]:.3f}", line
+        checked += 1
+    assert checked == 10
+    for said in re.findall(r"^    update (\d+) +(.+)$", text, re.M):
+        [number] = [i for i, update in enumerate(data["updates"]) if update["update"] == int(said[0])]
+        assert data["fixed"][0]["answers"][number].strip() == said[1]
+
+
 def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
     """A token dropped from the loss has a ratio and no gradient; a response that was not read has neither."""
     shutil.copytree(runs / "ppo", tmp_path / "run")
@@ -261,6 +304,9 @@ def test_bad_input_is_one_sentence(runs, tmp_path):
         main(Args(run=tmp_path))
     with pytest.raises(InputError, match="is a directory: name a file"):
         main(Args(run=runs / "ppo", out=tmp_path))
+    (tmp_path / "other.html").write_text("<p>other</p>")
+    with pytest.raises(InputError, match="other.html is no page of the microscope: name one, or a run's directory"):
+        main(Args(run=tmp_path / "other.html"))
 
 
 def test_each_line_has_a_label_and_an_own_name():
