@@ -21,6 +21,7 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_text, write_text
+from nanorlhf.ppo import policy_loss
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.trace import Tensors, read_traces
 
@@ -296,18 +297,19 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
     put("kl", logprobs - ref_logprobs, actions)
     is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
     cells.which["delta"] = cells.which["carried"] = is_last.long()
+    values = doubles.get("values", torch.zeros_like(logprobs))  # REINFORCE++: V = 0
     is_scored = t == tensors["score_index"][:, None]
     cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
     if "raw_advantages" in tensors:
-        put("rewards", doubles["rewards"], states)
+        rewards = put("rewards", doubles["rewards"], states)
         raw_advantages = put("raw_advantages", doubles["raw_advantages"], states)
-        next_advantages = F.pad(raw_advantages[:, 1:], (0, 1)).masked_fill(is_last, 0.0)
-        put("carried", constants["gamma"] * constants.get("lam", 1.0) * next_advantages, states)
+        gamma, lam = constants["gamma"], constants.get("lam", 1.0)
+        delta, carried = gae_terms(rewards, values, raw_advantages, states, gamma, lam)
+        put("carried", carried, states)
     if "values" in tensors:
-        values = put("values", doubles["values"], states)
+        put("values", values, states)
         put("returns", doubles["returns"], states)
-        next_values = F.pad(values[:, 1:], (0, 1)).masked_fill(is_last, 0.0)
-        put("delta", doubles["rewards"] + constants["gamma"] * next_values - values, states)
+        put("delta", delta, states)
 
     eps, has_kl_loss = constants["clip_range"], algorithm in ("grpo", "dr_grpo")
     advantages = doubles["advantages"]
@@ -315,11 +317,10 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
     for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
         put(f"new_logprobs.{epoch}", new_logprobs, actions)
         ratio = put(f"ratio.{epoch}", (new_logprobs - logprobs).exp(), actions)
-        unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - eps, 1 + eps)
-        put(f"policy_loss.{epoch}", torch.maximum(unclipped, clipped), loss_actions)
-        is_active = clipped > unclipped
+        losses, is_active = policy_loss(new_logprobs, logprobs, advantages, loss_actions, eps)
+        put(f"policy_loss.{epoch}", losses, loss_actions)
         kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
-        put(f"push.{epoch}", torch.where(is_active, 0.0, -unclipped) - kl_push, loss_actions)
+        put(f"push.{epoch}", policy_push(advantages, ratio, eps) - kl_push, loss_actions)
         cells.which[f"push.{epoch}"] = is_active.long()
         side = torch.where(ratio > 1 + eps, 1, torch.where(ratio < 1 - eps, 2, 0))
         cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())
@@ -337,6 +338,31 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
             error = torch.maximum(error, clipped_error)
         put(f"value_loss.{epoch}", 0.5 * error, loss_states)
     return cells
+
+
+def gae_terms(
+    rewards: Tensor, values: Tensor, advantages: Tensor, states: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """The two terms of each advantage of GAE, before whitening: delta, and what comes from the right; all (n, T).
+
+        A_t = delta_t + carried_t,  delta_t = r_t + gamma V_{t+1} - V_t,  carried_t = gamma lam A_{t+1}
+
+    V and A are 0 after a response's last state, whatever the tensors hold there.
+    """
+    has_next = F.pad(states[:, 1:], (0, 1))
+    next_values = torch.where(has_next, F.pad(values[:, 1:], (0, 1)), 0.0)
+    next_advantages = torch.where(has_next, F.pad(advantages[:, 1:], (0, 1)), 0.0)
+    return rewards + gamma * next_values - values, gamma * lam * next_advantages
+
+
+def policy_push(advantages: Tensor, ratio: Tensor, clip_range: float) -> Tensor:
+    """Minus the slope of each token's clipped loss in its new log-probability; all (n, T).
+
+    Above 0 a step makes the token likelier. A token that is likelier than the clip range allows, and better than
+    expected, is not pushed further; nor is one that is less likely, and worse.
+    """
+    is_clipped = torch.where(advantages > 0, ratio > 1 + clip_range, ratio < 1 - clip_range)
+    return torch.where(is_clipped, 0.0, advantages * ratio)
 
 
 def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:

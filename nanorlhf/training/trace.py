@@ -219,7 +219,10 @@ class Trace:
 
 
 def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:
-    """(B, T) minus beta times the KL, and the score once."""
+    """Rewards (B, T): minus beta times the KL at each action, and the score once, at the response's score_index.
+
+    kl_coef: beta. `tensors` are named as the fields of Batch; log-probabilities may be NaN where there is no action.
+    """
     kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
     rewards = -kl_coef * kl
     rewards[torch.arange(len(rewards)), tensors["score_index"]] += tensors["scores"]

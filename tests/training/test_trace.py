@@ -15,7 +15,7 @@ from nanorlhf.logprobs import response_logprobs
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import SamplerSettings
-from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path, traced_updates
+from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path, traced_updates, unwhitened_rewards
 from tests.conftest import UNCLIPPED, interrupt_at, weights
 from tests.test_train_ppo import policy_that_stops
 from tests.two_processes import on_processes
@@ -230,6 +230,19 @@ def test_reward_statistics_are_traced_only_where_rewards_are_whitened(ppo, trace
         mean, std = about["reward_mean"], (about["reward_var"] + 1e-8) ** 0.5
         expected = torch.where(tensors["states"], (rewards - mean) / std + mean, 0.0)
         assert torch.allclose(tensors["rewards"].double(), expected, atol=1e-5)
+
+
+def test_rewards_are_minus_beta_times_kl_and_the_score_once():
+    """By hand: a response of two tokens, scored after them, and one of three, scored at its last token."""
+    tensors = {
+        "actions": torch.tensor([[True, True, False, False], [True, True, True, False]]),
+        "logprobs": torch.tensor([[-1.0, -2.0, torch.nan, torch.nan], [-3.0, -1.0, -2.0, torch.nan]]),
+        "ref_logprobs": torch.tensor([[-2.0, -2.5, torch.nan, torch.nan], [-1.0, -1.0, -4.0, torch.nan]]),
+        "scores": torch.tensor([7.0, -5.0]),
+        "score_index": torch.tensor([2, 2]),
+    }
+    expected = [[-0.5, -0.25, 7.0, 0.0], [1.0, 0.0, -6.0, 0.0]]
+    assert unwhitened_rewards(tensors, 0.5).tolist() == expected
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
