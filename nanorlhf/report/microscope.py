@@ -105,9 +105,6 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[
     return lines
 
 
-WHITENED = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
-
-
 def importance_weight(settings: dict[str, Any]) -> str:
     """What the advantage is multiplied by with --sampler.correction tis."""
     if settings["sampler.correction"] != "tis":
@@ -122,7 +119,9 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     if settings["whiten_rewards"]:
         whitened = "({}) / sqrt({{reward_var}} + 1e-8) + {{reward_mean}}"
         reward = tuple(whitened.format(f"{formula} - {{reward_mean}}") for formula in reward)
-    advantage = (WHITENED if settings["whiten_advantages"] else "{raw_advantages}") + importance_weight(settings)
+    advantage = "{raw_advantages}"
+    if settings["whiten_advantages"]:
+        advantage = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
     return [
         Line(
@@ -150,7 +149,7 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
             "advantages", "whitened", values, "the advantage that the loss uses",
             *(("nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)")
               if settings["whiten_advantages"] else (script, "batch.advantages = advantages * importance_weights")),
-            (advantage,),
+            (advantage + importance_weight(settings),),
         ),
         Line(
             "returns", "return", values, "what the value model should have said",
@@ -171,16 +170,16 @@ def reinforce_lines(settings: dict[str, Any]) -> list[Line]:
         ),
         Line(
             "carried", "from the right", advantages, "gamma times the return of the next position",
-            kernel, recursion, ("{gamma} * {raw_advantages+1}", "{gamma} * 0"),
+            kernel, recursion, ("{gamma} * {returns+1}", "{gamma} * 0"),
         ),
         Line(
-            "raw_advantages", "return", advantages, "the reward, and what comes from the right: GAE with V = 0 and "
+            "returns", "return", advantages, "the reward, and what comes from the right: GAE with V = 0 and "
             "lambda = 1", kernel, recursion, ("{rewards} + {carried}",),
         ),
         Line(
             "advantages", "whitened", advantages, "the advantage that the loss uses: the whole rollout is the baseline",
             "nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)",
-            (WHITENED + importance_weight(settings),),
+            ("({returns} - {return_mean}) / sqrt({return_var} + 1e-8)" + importance_weight(settings),),
         ),
     ]  # fmt: skip
 
@@ -300,15 +299,15 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
     values = doubles.get("values", torch.zeros_like(logprobs))  # REINFORCE++: V = 0
     is_scored = t == tensors["score_index"][:, None]
     cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
-    if "raw_advantages" in tensors:
-        rewards = put("rewards", doubles["rewards"], states)
-        raw_advantages = put("raw_advantages", doubles["raw_advantages"], states)
+    if "returns" in tensors:
+        rewards, returns = (put(name, doubles[name], states) for name in ("rewards", "returns"))
+        raw_advantages = doubles.get("raw_advantages", returns)  # A = R - V
         gamma, lam = constants["gamma"], constants.get("lam", 1.0)
         delta, carried = gae_terms(rewards, values, raw_advantages, states, gamma, lam)
         put("carried", carried, states)
     if "values" in tensors:
         put("values", values, states)
-        put("returns", doubles["returns"], states)
+        put("raw_advantages", raw_advantages, states)
         put("delta", delta, states)
 
     eps, has_kl_loss = constants["clip_range"], algorithm in ("grpo", "dr_grpo")

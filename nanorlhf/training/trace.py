@@ -7,14 +7,14 @@ n responses of T tokens, E epochs, the first traced update's N responses ("fixed
     index, scores, eos_index, score_index, has_eos                                    (n,)
     query (n, Q), response, actions, states, in_loss                                  (n, T)
     logprobs, ref_logprobs, sampled_logprobs, advantages                              (n, T)
-    rewards, raw_advantages                                  PPO and REINFORCE++:     (n, T)
-    values, returns                                                          PPO:     (n, T)
+    rewards, returns                                         PPO and REINFORCE++:     (n, T)
+    values, raw_advantages                                                   PPO:     (n, T)
     new_logprobs, and with a value model new_values; NaN: not read in this epoch      (E, n, T)
     fixed_logprobs    the policy before this update, of the fixed responses           (N, T)
 
-They are the run's own tensors, copied. Only REINFORCE++'s rewards, and its returns, which it whitens (raw_advantages),
-are computed again, as train_grpo.py does. The file's metadata holds `about` as JSON: texts, settings, the statistics
-that whitening used, and `answers`: a new response to each fixed query.
+They are the run's own tensors, copied; REINFORCE++'s rewards and returns are computed again, as train_grpo.py does.
+The file's metadata holds `about` as JSON: texts, settings, the statistics that whitening used, and `answers`: a new
+response to each fixed query.
 """
 
 import json
@@ -50,8 +50,8 @@ OF_BATCH = (
     *("index", "query", "response", "actions", "states", "in_loss", "eos_index", "score_index", "has_eos"),
     *("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"),
 )
-BEFORE_WHITENING = ("rewards", "raw_advantages")
-WITH_VALUES = (*BEFORE_WHITENING, "values", "returns", "new_values")
+WITH_RETURNS = ("rewards", "returns")
+WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
 Tensors = dict[str, Tensor]
 
 
@@ -140,7 +140,8 @@ class Trace:
         if about["algorithm"] == "reinforce++":
             rewards = unwhitened_rewards(tensors, about["kl_coef"])
             returns, _ = gae(rewards, torch.zeros_like(rewards), about["settings"]["gamma"], 1.0)
-            tensors |= {"rewards": rewards, "raw_advantages": returns}
+            tensors |= {"rewards": rewards, "returns": returns}
+            about |= whitening("return", returns[tensors["actions"]])
         if "raw_advantages" in tensors:
             about |= whitening("advantage", tensors["raw_advantages"][tensors["actions"]])
         if about["settings"].get("whiten_rewards"):
@@ -277,7 +278,7 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
     where = f"{path}: about"
     algorithm = field(about, "algorithm", str, where)
     needed = {*OF_BATCH, "scores", "new_logprobs", "fixed_logprobs"}
-    needed |= {"ppo": {*WITH_VALUES}, "reinforce++": {*BEFORE_WHITENING}}.get(algorithm, set())
+    needed |= {"ppo": {*WITH_VALUES}, "reinforce++": {*WITH_RETURNS}}.get(algorithm, set())
     if missing := sorted(needed - tensors.keys()):
         raise InputError(f"{path}: it lacks the tensor {missing[0]}: {again}.")
     n, T = tensors["response"].shape if tensors["response"].ndim == 2 else (-1, -1)

@@ -257,12 +257,12 @@ def test_reinforce_whitens_the_returns_that_are_traced(ppo, tmp_path, gamma):
             rewards = [-args.kl_coef * kl[t] + (t == end) * tensors["scores"][i].item() for t in range(end + 1)]
             returns = [sum(gamma ** (s - t) * rewards[s] for s in range(t, end + 1)) for t in range(end + 1)]
             assert tensors["rewards"][i, : end + 1].tolist() == pytest.approx(rewards, abs=1e-5)
-            assert tensors["raw_advantages"][i, : end + 1].tolist() == pytest.approx(returns, abs=1e-5)
+            assert tensors["returns"][i, : end + 1].tolist() == pytest.approx(returns, abs=1e-5)
             counted += returns
             rows.append(returns)
         mean = sum(counted) / len(counted)
         variance = sum((x - mean) ** 2 for x in counted) / len(counted)
-        assert (about["advantage_mean"], about["advantage_var"]) == pytest.approx((mean, variance), abs=1e-5)
+        assert (about["return_mean"], about["return_var"]) == pytest.approx((mean, variance), abs=1e-5)
         for i, returns in enumerate(rows):
             expected = [(x - mean) / (variance + 1e-8) ** 0.5 for x in returns]
             assert tensors["advantages"][i, : len(returns)].tolist() == pytest.approx(expected, abs=1e-4)
