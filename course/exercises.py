@@ -513,7 +513,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="group-advantages",
         functions=("train_grpo:centred", "train_grpo:grpo", "train_grpo:dr_grpo", "train_grpo:rloo"),
-        read="docs/algorithms.md, RLOO and GRPO",
+        read="docs/algorithms.md, RLOO and GRPO; docs/microscope.md shows a group of your own run with its numbers",
         hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
         "k is k / (k - 1) times the distance from the mean of all.",
         tests=(
