@@ -16,8 +16,7 @@
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
 # SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, LAB=, MISMATCH=, COMPARE=) where they write.
-# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of
-# `make sentiment`, MODEL=dir the model.
+# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of both.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
 SEED ?= 1
@@ -103,7 +102,8 @@ demo: .venv
 	$(PY) train_rm.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/rm" --seed $(SEED) $(SHARED) --overwrite
 	$(call say,50,4 of 6: PPO,The policy writes and the reward model scores until it tells what people left out.)
 	$(PY) train_ppo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --reward-model "$(RUNS)/rm" \
-	  --out "$(RUNS)/ppo" --seed $(SEED) $(SHARED) --overwrite
+	  --out "$(RUNS)/ppo" --trace 4 --seed $(SEED) $(SHARED) --overwrite
+	$(PY) -m nanorlhf.report.microscope --run "$(RUNS)/ppo"
 	$(call say,72,5 of 6: DPO,The same comparisons without a reward model to see what PPO's detour is worth.)
 	$(PY) train_dpo.py --data "$(RUNS)/data" --sft "$(RUNS)/sft" --out "$(RUNS)/dpo" --num-epochs 0.4 --lr 2e-4 \
 	  --seed $(SEED) $(SHARED) --overwrite
@@ -111,7 +111,8 @@ demo: .venv
 	$(PY) eval.py --data "$(RUNS)/data" --policies sft "$(RUNS)/sft" ppo "$(RUNS)/ppo" dpo "$(RUNS)/dpo" \
 	  --reward-model "$(RUNS)/rm" --implicit-rewards dpo --out "$(RUNS)/eval" --seed $(SEED) --overwrite
 	@echo "== done in $$(( $$(date +%s) - $$(cat "$(RUNS)/began") )) s. Open $(RUNS)/eval/report.html in a browser: first the"
-	@echo "samples (which facts does each policy tell?) then PPO's curves (score up and KL bounded). Try: make overoptimise"
+	@echo "samples (which facts does each policy tell?) then PPO's curves (score up and KL bounded). Then every number of a"
+	@echo "few of PPO's responses, token by token: $(RUNS)/ppo/microscope.html. Try: make overoptimise"
 
 overoptimise: .venv
 	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo

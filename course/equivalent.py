@@ -304,6 +304,11 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="The advantage is 0 there: any finite ratio does.",
     ),
     Equivalent(
+        function="nanorlhf.report.microscope:policy_push",
+        changes=("is_clipped = torch.where(advantages >= 0, ratio > 1 + clip_range, ratio < 1 - clip_range)",),
+        why="With an advantage of 0 the push is 0 on either side.",
+    ),
+    Equivalent(
         function="data.stackoverflow:regression_scores",
         changes=("return 1.0 if share >= bounds.high else -1.0",),
         why="A share outside the fences is not on one.",

@@ -390,10 +390,21 @@ EXERCISES: tuple[Exercise, ...] = (
         level=2,
     ),
     Exercise(
+        name="token-rewards",
+        functions=("nanorlhf.training.trace:unwhitened_rewards",),
+        read="docs/lecture.md, 3.2; the line `reward` of the microscope's page, docs/microscope.md",
+        hint="The score is added to what is there: at the last token that is minus beta times the KL. Where there is "
+        "no action the log-probabilities may be NaN: choose with torch.where.",
+        tests=("tests/training/test_trace.py::test_rewards_are_minus_beta_times_kl_and_the_score_once",),
+        points=1,
+        level=2,
+    ),
+    Exercise(
         name="gae-loop",
         functions=("kernels.gae:gae_loop",),
         read="Schulman et al. 2016, section 3; the module docstring of kernels/gae.py",
-        hint="From the last step to the first, carrying the advantage and the next value.",
+        hint="From the last step to the first, carrying the advantage and the next value. On the microscope's page "
+        "(docs/microscope.md) the lines delta and `from the right` show both.",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[loop]",
             "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[loop-gamma_lam0]",
@@ -401,6 +412,16 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         points=2,
         level=1,
+    ),
+    Exercise(
+        name="gae-terms",
+        functions=("nanorlhf.report.microscope:gae_terms",),
+        read="docs/lecture.md, 3.3; delta and `from the right` on the microscope's page, docs/microscope.md",
+        hint="Nothing has to be carried here: each advantage is given. At a response's last state nothing comes from "
+        "the right, and what the tensors hold after it may be NaN.",
+        tests=("tests/report/test_microscope.py::test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas",),
+        points=1,
+        level=2,
     ),
     Exercise(
         name="gae-scan",
@@ -427,6 +448,17 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         points=3,
         level=2,
+    ),
+    Exercise(
+        name="gradient-sign",
+        functions=("nanorlhf.report.microscope:policy_push",),
+        read="docs/lecture.md, 3.4; clip and gradient on the microscope's page, docs/microscope.md",
+        hint="d ratio / d log-probability is the ratio itself. Which side of the clip range counts depends on the sign "
+        "of the advantage.",
+        tests=("tests/report/test_microscope.py::test_the_push_is_minus_autograds_slope_of_the_policy_loss",),
+        points=1,
+        level=2,
+        needs=("policy-loss",),
     ),
     Exercise(
         name="value-loss",
@@ -481,7 +513,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="group-advantages",
         functions=("train_grpo:centred", "train_grpo:grpo", "train_grpo:dr_grpo", "train_grpo:rloo"),
-        read="docs/algorithms.md, RLOO and GRPO",
+        read="docs/algorithms.md, RLOO and GRPO; docs/microscope.md shows a group of your own run with its numbers",
         hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
         "k is k / (k - 1) times the distance from the mean of all.",
         tests=(

@@ -46,8 +46,8 @@ class Batch:
     values: Tensor = field(init=False)  # (B, T) of the value model
     advantages: Tensor = field(init=False)  # (B, T), or (B,) where a response has one
     returns: Tensor = field(init=False)  # (B, T)
-    # of each micro-batch: index (b,), new_logprobs and new_values (b, t); None: not traced
-    trace: list[tuple[Tensor, Tensor, Tensor | None]] | None = field(init=False, default=None)
+    # by epoch and micro-batch: index (b,), new_logprobs and new_values (b, t); None: not traced
+    trace: list[list[tuple[Tensor, Tensor, Tensor | None]]] | None = field(init=False, default=None)
 
     @classmethod
     def of(
@@ -130,7 +130,9 @@ class Batch:
         return some
 
     def shuffled(self, generator: torch.Generator) -> "Batch":
-        """All rows in a random order, the same on every rank."""
+        """All rows in a random order, the same on every rank; an epoch begins."""
+        if self.trace is not None:
+            self.trace.append([])
         return self[torch.randperm(len(self), generator=generator)]
 
     def split(self, num: int) -> "Iterator[Batch]":

@@ -50,7 +50,14 @@ def test_the_demo_says_what_each_stage_does_and_what_is_left() -> None:
     shares = [int(share) for share, _ in lines]
     assert shares == sorted(shares) and 0 < shares[0] and shares[-1] < 100
     programs = [command.program for command in commands_of("demo")]
-    assert programs == ["data.tiny", "train_sft.py", "train_rm.py", "train_ppo.py", "train_dpo.py", "eval.py"]
+    page = "nanorlhf.report.microscope"
+    assert programs == ["data.tiny", "train_sft.py", "train_rm.py", "train_ppo.py", page, "train_dpo.py", "eval.py"]
+
+
+def test_the_demo_ends_with_the_paths_of_its_pages() -> None:
+    done = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    said = done.stdout[done.stdout.rindex("== done in") :]
+    assert "runs/tiny/eval/report.html" in said and "runs/tiny/ppo/microscope.html" in said
 
 
 def test_the_demo_evaluates_what_it_has_trained() -> None:

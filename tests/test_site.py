@@ -1,5 +1,6 @@
 """`make docs`: the site builds without a warning, loads nothing from elsewhere, and each link leads somewhere."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -95,6 +96,17 @@ def test_every_link_of_the_site_leads_to_a_file_and_a_place_in_it(site, pages) -
             if not target.is_file() or (anchor and target in pages and anchor not in pages[target].ids):
                 lost.append(f"{path.relative_to(site)}: {link}")
     assert not lost
+
+
+@pytest.mark.slow
+def test_the_demos_microscope_names_the_lines_that_the_code_has_now(site, pages) -> None:
+    text = (site / "docs" / "microscope" / "demo.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    for line in data["lines"]:
+        file, _, number = line["source"].partition(":")
+        assert line["expression"] in (ROOT / file).read_text().splitlines()[int(number) - 1]
+    for name in ("lecture.html", "microscope.html"):
+        assert "microscope/demo.html" in pages[site / "docs" / name].links
 
 
 @pytest.mark.slow

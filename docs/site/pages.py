@@ -14,12 +14,14 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
+from nanorlhf.report import microscope
 from nanorlhf.report.details_index import with_lines
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "course/*.md", "docs/*.md", "kernels/README.md")
 STATIC = ("docs/*.png", "docs/*/*.png", "docs/*/*.svg", "docs/*.csv", "course/*.csv", "course/*.ipynb")
+MICROSCOPE = "docs/microscope/demo.html"
 SCRIPTS = ("nano.py", "train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo.py", "train_dpo.py", "train_rlcf.py")
 SCRIPTS += ("eval.py", "bench.py")
 PACKAGES = ("nanorlhf", "kernels", "data", "course", "tools")
@@ -41,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for pattern in (*PAGES, *STATIC):
         for path in sorted(ROOT.glob(pattern)):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    demo = microscope.page_of(microscope.page_data(ROOT / MICROSCOPE))  # its lines of code have the numbers of now
+    files.append(File.generated(config, MICROSCOPE, content=demo))
     for name in OF_SITE:
         files.append(File.generated(config, name, abs_src_path=str(HERE / name)))
     folders: dict[str, list[dict[str, str]]] = {}

@@ -4,7 +4,8 @@
     python -m nanorlhf.report.microscope --run runs/tiny/ppo
 
 The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula on the page derives
-from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. Out: RUN/microscope.html.
+from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. A number that was not used, as
+of a token that is dropped from the loss, has an empty cell. Out: RUN/microscope.html.
 """
 
 import json
@@ -13,25 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_text, write_text
+from nanorlhf.files import parse_json, read_text, write_text
+from nanorlhf.ppo import policy_loss
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.trace import Tensors, read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("microscope.html")
+OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "sampler.correction")  # settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     run: Path = Path("runs/tiny/ppo")
-    """directory of a run of train_ppo.py or train_grpo.py with --trace"""
+    """directory of a run of train_ppo.py or train_grpo.py with --trace, or a page that is made anew from its data"""
     out: Path | None = None
-    """the page; None: microscope.html in the run's directory"""
+    """the page; None: microscope.html in the run's directory, or the page itself"""
 
 
 # ------------------------------------------------------------------------------------------------------ 1. the formulas
@@ -89,11 +93,23 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[
             ("{t} <= {eos_index} + 1",) if after else ("{t} <= {eos_index}",), "mask",
         ),
     ]  # fmt: skip
-    lines += ppo_lines(settings) if has_values else [group_line(algorithm)]
+    if has_values:
+        lines += ppo_lines(settings)
+    elif algorithm == "reinforce++":
+        lines += reinforce_lines(settings)
+    else:
+        lines.append(group_line(algorithm, settings))
     has_kl_loss = algorithm in ("grpo", "dr_grpo")
     for epoch in range(num_epochs):
         lines += epoch_lines(epoch, settings, script, has_values, has_kl_loss)
     return lines
+
+
+def importance_weight(settings: dict[str, Any]) -> str:
+    """What the advantage is multiplied by with --sampler.correction tis."""
+    if settings["sampler.correction"] != "tis":
+        return ""
+    return " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
 
 
 def ppo_lines(settings: dict[str, Any]) -> list[Line]:
@@ -106,8 +122,6 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     advantage = "{raw_advantages}"
     if settings["whiten_advantages"]:
         advantage = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
-    if settings["sampler.correction"] == "tis":
-        advantage += " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
     return [
         Line(
@@ -135,7 +149,7 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
             "advantages", "whitened", values, "the advantage that the loss uses",
             *(("nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)")
               if settings["whiten_advantages"] else (script, "batch.advantages = advantages * importance_weights")),
-            (advantage,),
+            (advantage + importance_weight(settings),),
         ),
         Line(
             "returns", "return", values, "what the value model should have said",
@@ -144,26 +158,50 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     ]  # fmt: skip
 
 
-def group_line(algorithm: str) -> Line:
+def reinforce_lines(settings: dict[str, Any]) -> list[Line]:
+    """REINFORCE++: rewards, returns, whitening."""
+    rewards, advantages, script, kernel = "3. Rewards", "4. Advantages", "train_grpo.py", "kernels/gae.py"
+    recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
+    return [
+        Line(
+            "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
+            script, "rewards[torch.arange(len(scores)), actions.sum(1) - 1] += scores",
+            ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}"),
+        ),
+        Line(
+            "carried", "from the right", advantages, "gamma times the return of the next position",
+            kernel, recursion, ("{gamma} * {returns+1}", "{gamma} * 0"),
+        ),
+        Line(
+            "returns", "return", advantages, "the reward, and what comes from the right: GAE with V = 0 and "
+            "lambda = 1", kernel, recursion, ("{rewards} + {carried}",),
+        ),
+        Line(
+            "advantages", "whitened", advantages, "the advantage that the loss uses: the whole rollout is the baseline",
+            "nanorlhf/ppo.py", "whitened = (x - mean) * torch.rsqrt(variance + 1e-8)",
+            ("({returns} - {return_mean}) / sqrt({return_var} + 1e-8)" + importance_weight(settings),),
+        ),
+    ]  # fmt: skip
+
+
+def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
     """The advantage of GRPO and relatives, from the scores of the query's group."""
-    expression, formulas = {
+    expression, formula = {
         "grpo": (
             "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(kl)",
-            ("({score} - {group_mean}) / sqrt({group_var} + 1e-8)",),
+            "({score} - {group_mean}) / sqrt({group_var} + 1e-8)",
         ),
         "dr_grpo": (
             "return centred(scores, args.samples_per_query).view(-1, 1).expand_as(kl)",
-            ("{score} - {group_mean}",),
+            "({score} - {group_mean})",
         ),
         "rloo": (
             "return (centred(response_rewards, k) * (k / (k - 1))).view(-1, 1).expand_as(kl)",
-            ("({response_reward} - {group_mean}) * {k} / ({k} - 1)",),
+            "({score} - {kl_coef} * {response_kl} - {group_mean}) * {k} / ({k} - 1)",
         ),
-        "reinforce++": ("return whiten(returns, actions)", ()),
     }[algorithm]
     about = "how much better the response is than the others to its query"
-    if algorithm == "reinforce++":
-        about = "the score less beta times the KL from here on, whitened over the whole rollout"
+    formulas = (formula + importance_weight(settings),)
     return Line("advantages", "advantage", "3. Advantages", about, "train_grpo.py", expression, formulas)
 
 
@@ -256,45 +294,74 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
     for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"):
         put(name, doubles[name], actions)
     put("kl", logprobs - ref_logprobs, actions)
+    is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
+    cells.which["delta"] = cells.which["carried"] = is_last.long()
+    values = doubles.get("values", torch.zeros_like(logprobs))  # REINFORCE++: V = 0
+    is_scored = t == tensors["score_index"][:, None]
+    cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
+    if "returns" in tensors:
+        rewards, returns = (put(name, doubles[name], states) for name in ("rewards", "returns"))
+        raw_advantages = doubles.get("raw_advantages", returns)  # A = R - V
+        gamma, lam = constants["gamma"], constants.get("lam", 1.0)
+        delta, carried = gae_terms(rewards, values, raw_advantages, states, gamma, lam)
+        put("carried", carried, states)
     if "values" in tensors:
-        for name in ("rewards", "values", "raw_advantages", "returns"):
-            put(name, doubles[name], states)
-        is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
-        zero = torch.zeros_like(logprobs[:, :1])
-        next_values = torch.cat((doubles["values"][:, 1:], zero), 1).masked_fill(is_last, 0.0)
-        next_advantages = torch.cat((doubles["raw_advantages"][:, 1:], zero), 1).masked_fill(is_last, 0.0)
-        put("delta", doubles["rewards"] + constants["gamma"] * next_values - doubles["values"], states)
-        put("carried", constants["gamma"] * constants["lam"] * next_advantages, states)
-        cells.which["delta"] = cells.which["carried"] = is_last.long()
-        is_scored = t == tensors["score_index"][:, None]
-        cells.which["rewards"] = torch.where(is_scored, torch.where(actions, 1, 2), 0)
+        put("values", values, states)
+        put("raw_advantages", raw_advantages, states)
+        put("delta", delta, states)
 
     eps, has_kl_loss = constants["clip_range"], algorithm in ("grpo", "dr_grpo")
     advantages = doubles["advantages"]
+    loss_actions, loss_states = actions & tensors["in_loss"], states & tensors["in_loss"]
     for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
         put(f"new_logprobs.{epoch}", new_logprobs, actions)
         ratio = put(f"ratio.{epoch}", (new_logprobs - logprobs).exp(), actions)
-        unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - eps, 1 + eps)
-        put(f"policy_loss.{epoch}", torch.maximum(unclipped, clipped), actions)
-        is_active = clipped > unclipped
+        losses, is_active = policy_loss(new_logprobs, logprobs, advantages, loss_actions, eps)
+        put(f"policy_loss.{epoch}", losses, loss_actions)
         kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
-        put(f"push.{epoch}", torch.where(is_active, 0.0, -unclipped) - kl_push, actions)
+        put(f"push.{epoch}", policy_push(advantages, ratio, eps) - kl_push, loss_actions)
         cells.which[f"push.{epoch}"] = is_active.long()
         side = torch.where(ratio > 1 + eps, 1, torch.where(ratio < 1 - eps, 2, 0))
-        cells.words[f"clip.{epoch}"] = in_words(side, is_active, actions)
-        if "new_values" not in tensors:
+        cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())
+        if "values" not in tensors:
             continue
         new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states)
         error = (new_values - doubles["returns"]) ** 2
         if (value_eps := constants.get("value_clip_range")) is not None:
-            old = doubles["values"]
-            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(old - value_eps, old + value_eps), states)
+            least, most = values - value_eps, values + value_eps
+            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(least, most), states)
             clipped_error = (clipped_values - doubles["returns"]) ** 2
-            side = torch.where(new_values > old + value_eps, 1, torch.where(new_values < old - value_eps, 2, 0))
-            cells.words[f"value_clip.{epoch}"] = in_words(side, clipped_error > error, states)
+            side = torch.where(new_values > most, 1, torch.where(new_values < least, 2, 0))
+            is_active = clipped_error > error
+            cells.words[f"value_clip.{epoch}"] = in_words(side, is_active, loss_states & ~error.isnan())
             error = torch.maximum(error, clipped_error)
-        put(f"value_loss.{epoch}", 0.5 * error, states)
+        put(f"value_loss.{epoch}", 0.5 * error, loss_states)
     return cells
+
+
+def gae_terms(
+    rewards: Tensor, values: Tensor, advantages: Tensor, states: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """The two terms of each advantage of GAE, before whitening: delta, and what comes from the right; all (n, T).
+
+        A_t = delta_t + carried_t,  delta_t = r_t + gamma V_{t+1} - V_t,  carried_t = gamma lam A_{t+1}
+
+    V and A are 0 after a response's last state, whatever the tensors hold there.
+    """
+    has_next = F.pad(states[:, 1:], (0, 1))
+    next_values = torch.where(has_next, F.pad(values[:, 1:], (0, 1)), 0.0)
+    next_advantages = torch.where(has_next, F.pad(advantages[:, 1:], (0, 1)), 0.0)
+    return rewards + gamma * next_values - values, gamma * lam * next_advantages
+
+
+def policy_push(advantages: Tensor, ratio: Tensor, clip_range: float) -> Tensor:
+    """Minus the slope of each token's clipped loss in its new log-probability; all (n, T).
+
+    Above 0 a step makes the token likelier. A token that is likelier than the clip range allows, and better than
+    expected, is not pushed further; nor is one that is less likely, and worse.
+    """
+    is_clipped = torch.where(advantages > 0, ratio > 1 + clip_range, ratio < 1 - clip_range)
+    return torch.where(is_clipped, 0.0, advantages * ratio)
 
 
 def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
@@ -314,8 +381,8 @@ def short(x: float) -> float | None:
 def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: float, k: int) -> list[dict[str, Any]]:
     """Of each response: its score, where it ends, and the statistics of its query's group."""
     found = []
-    doubles = tensors["scores"].double()
-    response_rewards = doubles - kl_coef * kl.nansum(1) if algorithm == "rloo" else doubles
+    doubles, response_kl = tensors["scores"].double(), kl.nansum(1)
+    response_rewards = doubles - kl_coef * response_kl if algorithm == "rloo" else doubles
     for i, group in enumerate((tensors["index"] // k).tolist()):
         of_response = {"score": short(doubles[i].item()), "eos_index": int(tensors["eos_index"][i])}
         if algorithm != "ppo":
@@ -325,6 +392,7 @@ def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: fl
                 "group_mean": short(members.mean().item()),
                 "group_var": short(members.var(correction=0).item()),
                 "response_reward": short(response_rewards[i].item()),
+                "response_kl": short(response_kl[i].item()),
             }
         found.append(of_response)
     return found
@@ -378,41 +446,64 @@ def source_line(file: str, expression: str) -> str:
     return file
 
 
+def lines_data(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of a page's data, with the line numbers that the code has now."""
+    num_epochs = sum(key.startswith("ratio.") for key in data["updates"][0]["responses"][0]["cells"])
+    lines = lines_of(data["algorithm"], data["settings"], num_epochs)
+    return [asdict(line) | {"source": source_line(line.file, line.expression)} for line in lines]
+
+
+def embedded(page: Path) -> dict[str, Any]:
+    """The data of a page written earlier, with the lines of now. Raises InputError for another file."""
+    _, found, rest = read_text(page).partition('<script type="application/json" id="data">')
+    data = parse_json(rest.partition("</script>")[0].encode(), str(page)) if found else None
+    if not isinstance(data, dict) or not {"algorithm", "settings", "updates"} <= data.keys():
+        raise InputError(f"{page} is no page of the microscope: name one, or a run's directory.")
+    return data | {"lines": lines_data(data)}
+
+
 def page_data(run: Path) -> dict[str, Any]:
     """All that the page embeds. Raises InputError for a run without a trace, and for a damaged one."""
+    if run.is_file():
+        return embedded(run)
     traces = read_traces(run)
     first, about = traces[0]
     where = f"{run}/trace"
     settings = flat_settings(about["settings"])
     for name in ("clip_range", "temperature", "sampler.tis_clip"):
         field(settings, name, float, where)
-    algorithm, num_epochs = about["algorithm"], len(first["new_logprobs"])
+    algorithm = about["algorithm"]
     if algorithm not in ("ppo", "grpo", "dr_grpo", "rloo", "reinforce++"):
         raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
-    lines = lines_of(algorithm, settings, num_epochs)
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
         answers = [said["answers"][i] for _, said in traces]
         fixed.append({"query": query, "texts": texts, "logprobs": logprobs, "answers": answers})
-    return {
+    data = {
         "run": str(run),
         "algorithm": algorithm,
         "temperature": settings["temperature"],
-        "lines": [asdict(line) | {"source": source_line(line.file, line.expression)} for line in lines],
+        "settings": {name: settings[name] for name in OF_LINES if name in settings},
         "updates": [update_of(tensors, said, settings) for tensors, said in traces],
         "fixed": fixed,
     }
+    return data | {"lines": lines_data(data)}
+
+
+def page_of(data: dict[str, Any]) -> str:
+    """The page's HTML."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    # within <script> only "</" and "<!--" would end the data early
+    return read_text(TEMPLATE).replace("{{ data }}", text.replace("<", "\\u003c"))
 
 
 def main(args: Args) -> Path:
     """Write the page; returns its path."""
-    out = args.run / "microscope.html" if args.out is None else args.out
+    out = args.out or (args.run if args.run.is_file() else args.run / "microscope.html")
     if out.is_dir():
         raise InputError(f"--out {out} is a directory: name a file.")
-    data = json.dumps(page_data(args.run), separators=(",", ":"), allow_nan=False)
-    # within <script> only "</" and "<!--" would end the data early
-    page = read_text(TEMPLATE).replace("{{ data }}", data.replace("<", "\\u003c"))
+    page = page_of(page_data(args.run))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     print(f"written: {out}")

@@ -41,7 +41,7 @@ class UpdateStatistics:
         Where the update is traced, keep what the models say now.
         """
         if mb.trace is not None:
-            mb.trace.append((mb.index, new_logprobs.detach(), None if new_values is None else new_values.detach()))
+            mb.trace[-1].append((mb.index, new_logprobs.detach(), None if new_values is None else new_values.detach()))
         counted = mb.loss_actions
         ratio = torch.where(counted, new_logprobs - mb.logprobs, 0.0).exp()
         self.add("policy/approx_kl", k2(new_logprobs, mb.logprobs)[counted].sum() / count)

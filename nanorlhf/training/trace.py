@@ -5,14 +5,16 @@
 n responses of T tokens, E epochs, the first traced update's N responses ("fixed"):
 
     index, scores, eos_index, score_index, has_eos                                    (n,)
-    query (n, Q), response, actions, states                                           (n, T)
+    query (n, Q), response, actions, states, in_loss                                  (n, T)
     logprobs, ref_logprobs, sampled_logprobs, advantages                              (n, T)
-    rewards, values, raw_advantages, returns                                  PPO:    (n, T)
-    new_logprobs, and with a value model new_values                                   (E, n, T)
+    rewards, returns                                         PPO and REINFORCE++:     (n, T)
+    values, raw_advantages                                                   PPO:     (n, T)
+    new_logprobs, and with a value model new_values; NaN: not read in this epoch      (E, n, T)
     fixed_logprobs    the policy before this update, of the fixed responses           (N, T)
 
-They are the run's own tensors, copied. The file's metadata holds `about` as JSON: texts, settings, and the statistics
-that whitening used, and `answers`: a new response to each fixed query.
+They are the run's own tensors, copied; REINFORCE++'s rewards and returns are computed again, as train_grpo.py does.
+The file's metadata holds `about` as JSON: texts, settings, the statistics that whitening used, and `answers`: a new
+response to each fixed query.
 """
 
 import json
@@ -23,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels import gae
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import write_tensors
@@ -43,10 +47,11 @@ from nanorlhf.training.statistics import response_kl
 
 MOST_UPDATES = 10
 OF_BATCH = (
-    *("index", "query", "response", "actions", "states", "eos_index", "score_index", "has_eos"),
+    *("index", "query", "response", "actions", "states", "in_loss", "eos_index", "score_index", "has_eos"),
     *("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"),
 )
-WITH_VALUES = ("rewards", "values", "raw_advantages", "returns", "new_values")
+WITH_RETURNS = ("rewards", "returns")
+WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
 Tensors = dict[str, Tensor]
 
 
@@ -132,31 +137,33 @@ class Trace:
         tensors |= self.epochs(batch)
         tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
         about |= {"algorithm": getattr(self.args, "algorithm", "ppo"), "settings": asdict(self.args)}
-        if "raw_advantages" in tensors:  # of the whole rollout, as `whiten` has them
-            kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
-            rewards = -about["kl_coef"] * kl
-            rewards[torch.arange(len(batch)), tensors["score_index"]] += tensors["scores"]
-            whitened = {"advantage": ("raw_advantages", "actions"), "reward": ("", "states")}
-            for name, (of, mask) in whitened.items():
-                counted = (tensors[of] if of else rewards)[tensors[mask]]
-                about |= {f"{name}_mean": counted.mean().item(), f"{name}_var": counted.var(correction=0).item()}
+        if about["algorithm"] == "reinforce++":
+            rewards = unwhitened_rewards(tensors, about["kl_coef"])
+            returns, _ = gae(rewards, torch.zeros_like(rewards), about["settings"]["gamma"], 1.0)
+            tensors |= {"rewards": rewards, "returns": returns}
+            about |= whitening("return", returns[tensors["actions"]])
+        if "raw_advantages" in tensors:
+            about |= whitening("advantage", tensors["raw_advantages"][tensors["actions"]])
+        if about["settings"].get("whiten_rewards"):
+            about |= whitening("reward", unwhitened_rewards(tensors, about["kl_coef"])[tensors["states"]])
         return tensors, about
 
     def epochs(self, batch: Batch) -> Tensors:
-        """new_logprobs and, with a value model, new_values (E, B, T), of all ranks, 0 where a token does not count."""
-        rows_per_epoch = len(batch) // distributed.world_size()
+        """new_logprobs and, with a value model, new_values (E, B, T), of all ranks.
+
+        0 where a token does not count, NaN in rows that no step of an epoch read.
+        """
+        epochs = batch.trace or []
         pieces: list[tuple[int, Tensor, list[Tensor]]] = []  # of this rank: epoch, rows, what the models say
-        seen = 0
-        for index, *read in batch.trace or []:
-            pieces.append((seen // rows_per_epoch, index.cpu(), [x.float().cpu() for x in read if x is not None]))
-            seen += len(index)
-        pieces = distributed.all_gather_objects(pieces)
-        E = 1 + max(epoch for epoch, _, _ in pieces)
-        names = ("new_logprobs", "new_values")[: len(pieces[0][2])]
-        found = {name: torch.zeros((E, *batch.response.shape)) for name in names}
-        for epoch, rows, readings in pieces:
+        for epoch, micro_batches in enumerate(epochs):
+            for index, *read in micro_batches:
+                pieces.append((epoch, index.cpu(), [x.float().cpu() for x in read if x is not None]))
+        names = ("new_logprobs", "new_values") if hasattr(batch, "values") else ("new_logprobs",)
+        T = batch.response.size(1)
+        found = {name: torch.full((len(epochs), len(batch), T), torch.nan) for name in names}
+        for epoch, rows, readings in distributed.all_gather_objects(pieces):
             for name, x in zip(names, readings, strict=True):
-                found[name][epoch, rows, : x.size(1)] = x
+                found[name][epoch, rows] = F.pad(x, (0, T - x.size(1)))
         return found
 
     def choose(self, tensors: Tensors, batch: Batch) -> list[int]:
@@ -165,7 +172,8 @@ class Trace:
         kl = response_kl(batch)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
         clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
-        _, is_clipped = policy_loss(tensors["new_logprobs"], logprobs, tensors["advantages"], actions, clip_range)
+        counted = actions & tensors["in_loss"]
+        _, is_clipped = policy_loss(tensors["new_logprobs"], logprobs, tensors["advantages"], counted, clip_range)
         clipped = is_clipped.sum((0, 2))  # (B,)
         cut = (~tensors["has_eos"]).nonzero().flatten()[:1].tolist()
         wanted = [sizes.argmax().item(), clipped.argmax().item(), *cut, kl.argmax().item(), *range(len(batch))]
@@ -211,6 +219,22 @@ class Trace:
         return sampled
 
 
+def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:
+    """Rewards (B, T): minus beta times the KL at each action, and the score once, at the response's score_index.
+
+    kl_coef: beta. `tensors` are named as the fields of Batch; log-probabilities may be NaN where there is no action.
+    """
+    kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
+    rewards = -kl_coef * kl
+    rewards[torch.arange(len(rewards)), tensors["score_index"]] += tensors["scores"]
+    return rewards
+
+
+def whitening(name: str, counted: Tensor) -> dict[str, float]:
+    """What `whiten` subtracts and divides by, from all that counts in the rollout."""
+    return {f"{name}_mean": counted.mean().item(), f"{name}_var": counted.var(correction=0).item()}
+
+
 def traced_updates(num_updates: int) -> list[int]:
     """The first, the last, and evenly spread ones between.
 
@@ -248,8 +272,13 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
             metadata = file.metadata() or {}
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise InputError(f"{path}: damaged ({error}): {again}.") from error
+    about = parse_json(metadata.get("about", "").encode(), f"{path}: about")
+    if not isinstance(about, dict):
+        raise InputError(f"{path}: about must be an object: {again}.")
+    where = f"{path}: about"
+    algorithm = field(about, "algorithm", str, where)
     needed = {*OF_BATCH, "scores", "new_logprobs", "fixed_logprobs"}
-    needed |= {*WITH_VALUES} if "values" in tensors else set()
+    needed |= {"ppo": {*WITH_VALUES}, "reinforce++": {*WITH_RETURNS}}.get(algorithm, set())
     if missing := sorted(needed - tensors.keys()):
         raise InputError(f"{path}: it lacks the tensor {missing[0]}: {again}.")
     n, T = tensors["response"].shape if tensors["response"].ndim == 2 else (-1, -1)
@@ -257,13 +286,8 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
         shape = tuple(tensors[name].shape)
         if shape not in ((n,), (n, T), (len(tensors["new_logprobs"]), n, T)):
             raise InputError(f"{path}: {name} has the shape {shape}, and response {(n, T)}: {again}.")
-    about = parse_json(metadata.get("about", "").encode(), f"{path}: about")
-    if not isinstance(about, dict):
-        raise InputError(f"{path}: about must be an object: {again}.")
-    where = f"{path}: about"
     field(about, "update", int, where)
     field(about, "kl_coef", float, where)
-    field(about, "algorithm", str, where)
     field(about, "settings", dict, where)
     for name in ("queries", "texts"):
         if len(field(about, name, list, where)) != n:

@@ -16,12 +16,22 @@ import train_ppo
 from nanorlhf.errors import InputError
 from nanorlhf.ppo import policy_loss, value_loss
 from nanorlhf.report import microscope
-from nanorlhf.report.microscope import Args, lines_of, main, page_data, source_line
+from nanorlhf.report.microscope import (
+    Args,
+    gae_terms,
+    lines_of,
+    main,
+    page_data,
+    page_of,
+    policy_push,
+    source_line,
+)
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import SamplerSettings
-from nanorlhf.training.trace import read_traces
+from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path
 from tests.test_train_ppo import policy_that_stops
 
+DEMO = microscope.ROOT / "docs" / "microscope" / "demo.html"
 FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "max": max, "min": min, "clip": lambda x, a, b: min(max(x, a), b)}
 TIS = SamplerSettings(correction="tis", dtype="bfloat16")
 VARIANTS = {
@@ -29,9 +39,11 @@ VARIANTS = {
     "ppo last token": {"score_at": "last_token", "whiten_rewards": True, "value_clip_range": None},
     "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
     "grpo": {},
+    "grpo tis": {"sampler": TIS},
     "dr_grpo": {},
     "rloo": {},
     "reinforce++": {},
+    "reinforce++ discounted": {"gamma": 0.9, "sampler": TIS},
 }
 
 
@@ -50,9 +62,9 @@ def runs(miniature, tmp_path_factory):
             train_grpo.RECIPES["tiny"][1],
             data=ppo.data, device="cpu", out=out, sft=sft, reward_model=ppo.reward_model, max_query_length=160,
             response_length=12, total_episodes=24, batch_size=12, micro_batch_size=4, num_epochs=2,
-            samples_per_query=3, lr=3e-3, trace=4, algorithm=name,
+            samples_per_query=3, lr=3e-3, trace=4, algorithm=name.split()[0],
         )  # fmt: skip
-        train_grpo.main(grpo)
+        train_grpo.main(replace(grpo, **settings))
     return root
 
 
@@ -93,9 +105,9 @@ def numbers_in(formula, key, t, response, update):
     return re.sub(r"\{([^}]+)\}", number, formula)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, "the demo"])
 def test_the_formulas_come_to_the_cells(runs, name):
-    data = page_data(runs / name.replace(" ", "_"))
+    data = page_data(DEMO if name == "the demo" else runs / name.replace(" ", "_"))
     checked, words = set(), set()
     for update in data["updates"]:
         for response in update["responses"]:
@@ -114,9 +126,11 @@ def test_the_formulas_come_to_the_cells(runs, name):
                         assert value == pytest.approx(cell, abs=2e-5, rel=2e-5), (key, t, formula)
                     checked.add((key, which[t] if which else 0))
     wanted = {(line["key"], i) for line in data["lines"] for i in range(len(line["formulas"]))}
-    rare = {(f"push.{epoch}", 1) for epoch in range(2)}  # a clipped token
+    rare = {(f"push.{epoch}", 1) for epoch in range(4)}  # a clipped token
     if name == "ppo last token":
         rare.add(("rewards", 2))  # the score at a state without an action
+    if name == "the demo":
+        rare.add(("rewards", 1))  # the score at a token: all of its responses end with EOS
     assert wanted - rare <= checked and "inside" in words
 
 
@@ -201,6 +215,91 @@ def test_every_line_of_code_exists(runs, name):
         assert line["expression"] in text
 
 
+def test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas():
+    """Responses of 1 to 5 states; after the end the tensors hold NaN."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn((2, 5, 5), generator=generator, dtype=torch.float64)
+    states = torch.ones(5, 5).tril().bool()
+    for gamma, lam in ((0.9, 0.8), (1.0, 0.5)):
+        deltas, advantages = torch.full((2, 5, 5), torch.nan, dtype=torch.float64)
+        for i, t in states.nonzero().tolist():  # row i has i + 1 states
+            deltas[i, t] = rewards[i, t] + gamma * (values[i, t + 1] if t < i else 0.0) - values[i, t]
+        for i, t in states.nonzero().tolist():
+            advantages[i, t] = sum((gamma * lam) ** (s - t) * deltas[i, s] for s in range(t, i + 1))
+        given = (x.where(states, torch.nan) for x in (rewards, values, advantages))
+        delta, carried = gae_terms(*given, states, gamma, lam)
+        assert torch.allclose(delta[states], deltas[states])
+        assert torch.allclose((delta + carried)[states], advantages[states])
+
+
+def test_the_push_is_minus_autograds_slope_of_the_policy_loss():
+    """Ratios inside, at, below and above the clip range, each with good, neutral and bad tokens."""
+    ratio = torch.tensor([0.0, 0.3, 0.7, 0.75, 0.8, 1.0, 1.2, 1.25, 1.3, 4.0], dtype=torch.float64).repeat(5, 1)
+    advantages = torch.tensor([[2.0], [0.5], [0.0], [-0.5], [-3.0]], dtype=torch.float64).expand(5, 10)
+    new_logprobs = ratio.log().clamp(min=-50).requires_grad_(True)
+    losses, _ = policy_loss(new_logprobs, torch.zeros_like(ratio), advantages, ratio >= 0, 0.25)
+    losses.sum().backward()
+    assert torch.allclose(policy_push(advantages, ratio, 0.25), -new_logprobs.grad)
+
+
+def without_line_numbers(page):
+    return re.sub(r'("source":"[^":]+):[0-9]+"', r'\1"', page)
+
+
+def test_the_demos_page_is_the_one_that_its_data_give_now():
+    """Else: python -m nanorlhf.report.microscope --run docs/microscope/demo.html."""
+    text = DEMO.read_text()
+    assert without_line_numbers(page_of(page_data(DEMO))) == without_line_numbers(text)
+    assert len(text) < 500_000
+
+
+def test_a_page_made_anew_from_its_data_is_the_same(runs, tmp_path):
+    path = main(Args(run=runs / "ppo_tis", out=tmp_path / "page.html"))
+    old = path.read_text()
+    path.write_text(old.replace("<h1>Microscope</h1>", "<h1>Old</h1>").replace('"label":"ratio"', '"label":"old"'))
+    assert path.read_text() != old
+    assert main(Args(run=path)) == path and path.read_text() == old
+
+
+def test_the_example_in_the_docs_has_the_numbers_of_the_demos_page():
+    text = (microscope.ROOT / "docs" / "microscope.md").read_text()
+    block = re.search(r"The token ` Atlantis`:\n\n(.*?)\n\n", text, re.DOTALL)[1]
+    data = page_data(DEMO)
+    [update] = [update for update in data["updates"] if update["update"] == 6]
+    response = max(update["responses"], key=lambda response: response["clipped"])
+    t, cells, checked = response["texts"].index(" Atlantis"), response["cells"], 0
+    for line in block.splitlines():
+        epoch, label, value = re.match(r" *(?:epoch (\d) )? *(\D+?) +(-?\d+\.\d{3})", line).groups()
+        [key] = [
+            found["key"] for found in data["lines"]
+            if found["label"] == label and (epoch is None or found["key"].endswith(f".{int(epoch) - 1}"))
+        ]  # fmt: skip
+        assert value == f"{cells[key][t]:.3f}", line
+        checked += 1
+    assert checked == 10
+    for said in re.findall(r"^    update (\d+) +(.+)$", text, re.M):
+        [number] = [i for i, update in enumerate(data["updates"]) if update["update"] == int(said[0])]
+        assert data["fixed"][0]["answers"][number].strip() == said[1]
+
+
+def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
+    """A token dropped from the loss has a ratio and no gradient; a response that was not read has neither."""
+    shutil.copytree(runs / "ppo", tmp_path / "run")
+    path = trace_path(tmp_path / "run", 0)
+    tensors, about = read_trace(path)
+    tensors["in_loss"][0] = False
+    for name in ("new_logprobs", "new_values"):
+        tensors[name][1, 1] = torch.nan
+    save_trace(path, tensors, about)
+    dropped, unread = page_data(tmp_path / "run")["updates"][0]["responses"][:2]
+    of_loss = ("push", "policy_loss", "clip", "value_loss", "value_clip")
+    assert all(x in (None, "") for key in of_loss for epoch in "01" for x in dropped["cells"][f"{key}.{epoch}"])
+    assert None not in dropped["cells"]["ratio.1"][: len(dropped["texts"])]
+    for key in (*of_loss, "ratio", "new_logprobs", "new_values", "clipped_values"):
+        assert all(x in (None, "") for x in unread["cells"][f"{key}.1"]), key
+        assert unread["cells"][f"{key}.0"][0] not in (None, ""), key
+
+
 def test_an_expression_that_is_gone_shows_the_file_alone():
     assert source_line("train_ppo.py", "no such expression") == "train_ppo.py"
     assert source_line("no_such_file.py", "x") == "no_such_file.py"
@@ -241,6 +340,9 @@ def test_bad_input_is_one_sentence(runs, tmp_path):
         main(Args(run=tmp_path))
     with pytest.raises(InputError, match="is a directory: name a file"):
         main(Args(run=runs / "ppo", out=tmp_path))
+    (tmp_path / "other.html").write_text("<p>other</p>")
+    with pytest.raises(InputError, match="other.html is no page of the microscope: name one, or a run's directory"):
+        main(Args(run=tmp_path / "other.html"))
 
 
 def test_each_line_has_a_label_and_an_own_name():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from nanorlhf.checkpoint import load_gpt
 from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.sampler import Sampler
 from nanorlhf.training.settings import SamplerSettings
-from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path, traced_updates
+from nanorlhf.training.trace import read_trace, read_traces, save_trace, trace_path, traced_updates, unwhitened_rewards
 from tests.conftest import UNCLIPPED, interrupt_at, weights
 from tests.test_train_ppo import policy_that_stops
 from tests.two_processes import on_processes
@@ -182,6 +184,90 @@ def test_importance_weights_multiply_the_traced_advantages(ppo, tmp_path):
     assert torch.allclose(tensors["advantages"], expected, atol=1e-4)
 
 
+def train_on(responses, args):
+    """train_ppo, as a script would that drops all other responses of each rollout."""
+
+    def correct(sampler, batch):
+        batch.in_loss[[i for i in range(len(batch)) if i not in responses]] = False
+        return 1.0, {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sampler, "correct", correct)
+        train_ppo.main(args)
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_response_that_no_step_read_has_no_numbers_and_shifts_no_epoch(ppo, tmp_path, processes):
+    """One response of 8 counts: a step per epoch reads it and one that is dropped; the other steps are left out."""
+    args = replace(ppo, out=tmp_path / "run", num_minibatches=4, trace=8, num_ppo_epochs=3)
+    if processes == 1:
+        train_on([5], args)
+    else:
+        on_processes(partial(train_on, [5]), args, tmp_path)
+    for tensors, _ in read_traces(args.out):
+        read = ~tensors["new_logprobs"].isnan().any(2)  # (E, n)
+        assert (read == ~tensors["new_values"].isnan().any(2)).all()
+        assert read.sum(1).tolist() == [2, 2, 2] and read[:, 5].all()
+        gap = ((tensors["new_logprobs"][:, 5] - tensors["logprobs"][5]).abs() * tensors["actions"][5]).amax(1)
+        assert gap[0] < 1e-4 < gap[1] < gap[2]
+
+
+def test_a_run_that_drops_every_response_ends_with_its_trace(ppo, tmp_path):
+    args = replace(ppo, out=tmp_path / "run")
+    train_on([], args)
+    for tensors, _ in read_traces(args.out):
+        assert tensors["new_logprobs"].shape == tensors["new_values"].shape == (2, 4, 12)
+        assert tensors["new_logprobs"].isnan().all() and not tensors["in_loss"].any()
+
+
+def test_reward_statistics_are_traced_only_where_rewards_are_whitened(ppo, traced, tmp_path):
+    """Whitened again with them, the rewards are the run's."""
+    assert not [name for _, about in traced for name in about if name.startswith("reward_")]
+    train_ppo.main(replace(ppo, out=tmp_path / "run", whiten_rewards=True))
+    for tensors, about in read_traces(tmp_path / "run"):
+        rewards = -about["kl_coef"] * (tensors["logprobs"].double() - tensors["ref_logprobs"]) * tensors["actions"]
+        rewards[range(4), tensors["score_index"]] += tensors["scores"]
+        mean, std = about["reward_mean"], (about["reward_var"] + 1e-8) ** 0.5
+        expected = torch.where(tensors["states"], (rewards - mean) / std + mean, 0.0)
+        assert torch.allclose(tensors["rewards"].double(), expected, atol=1e-5)
+
+
+def test_rewards_are_minus_beta_times_kl_and_the_score_once():
+    """By hand: a response of two tokens, scored after them, and one of three, scored at its last token."""
+    tensors = {
+        "actions": torch.tensor([[True, True, False, False], [True, True, True, False]]),
+        "logprobs": torch.tensor([[-1.0, -2.0, torch.nan, torch.nan], [-3.0, -1.0, -2.0, torch.nan]]),
+        "ref_logprobs": torch.tensor([[-2.0, -2.5, torch.nan, torch.nan], [-1.0, -1.0, -4.0, torch.nan]]),
+        "scores": torch.tensor([7.0, -5.0]),
+        "score_index": torch.tensor([2, 2]),
+    }
+    expected = [[-0.5, -0.25, 7.0, 0.0], [1.0, 0.0, -6.0, 0.0]]
+    assert unwhitened_rewards(tensors, 0.5).tolist() == expected
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_reinforce_whitens_the_returns_that_are_traced(ppo, tmp_path, gamma):
+    """Returns of all responses by a double loop in float64, their mean and variance by hand."""
+    args = replace(grpo_settings(ppo, tmp_path / "run"), algorithm="reinforce++", gamma=gamma, trace=12)
+    train_grpo.main(args)
+    for tensors, about in read_traces(args.out):
+        counted, rows = [], []
+        for i, end in enumerate(tensors["eos_index"].tolist()):
+            kl = (tensors["logprobs"][i].double() - tensors["ref_logprobs"][i]).tolist()
+            rewards = [-args.kl_coef * kl[t] + (t == end) * tensors["scores"][i].item() for t in range(end + 1)]
+            returns = [sum(gamma ** (s - t) * rewards[s] for s in range(t, end + 1)) for t in range(end + 1)]
+            assert tensors["rewards"][i, : end + 1].tolist() == pytest.approx(rewards, abs=1e-5)
+            assert tensors["returns"][i, : end + 1].tolist() == pytest.approx(returns, abs=1e-5)
+            counted += returns
+            rows.append(returns)
+        mean = sum(counted) / len(counted)
+        variance = sum((x - mean) ** 2 for x in counted) / len(counted)
+        assert (about["return_mean"], about["return_var"]) == pytest.approx((mean, variance), abs=1e-5)
+        for i, returns in enumerate(rows):
+            expected = [(x - mean) / (variance + 1e-8) ** 0.5 for x in returns]
+            assert tensors["advantages"][i, : len(returns)].tolist() == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["none", "fsdp"])
 def test_two_processes_trace_what_one_does(ppo, tmp_path, shard):
@@ -209,6 +295,7 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         ("scores", "it lacks the tensor scores"),
         ("returns", "it lacks the tensor returns"),
         ("update", "update"),
+        ("algorithm", "algorithm"),
         ("texts", "texts"),
     ):
         kept = {name: x for name, x in tensors.items() if name != missing}
