@@ -12,6 +12,7 @@ SCRIPTS = ("train_sft", "train_rm", "train_dpo", "train_ppo", "train_grpo", "tra
 # a room imports from its own row and from those below it
 FLOORS = (
     {"course", "tools"},
+    {"nanorlhf.doctor"},
     {"scripts"},
     {"data"},
     {"nanorlhf.stackoverflow", "nanorlhf.rlcf", "nanorlhf.selfrank"},
@@ -20,9 +21,12 @@ FLOORS = (
     {"nanorlhf.metrics"},
     {"nanorlhf.recipes"},
     {"nanorlhf.training"},
+    {"nanorlhf.doctor.rules"},
     {"nanorlhf"},
     {"kernels"},
 )
+
+OF_RULES = ("finding", "record", "thresholds")  # and all that ends in _rules
 
 
 def module_of(path: Path) -> str:
@@ -55,7 +59,10 @@ def imports(module: str) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    """The folder of a module. What reads other people's files is the core's, which it needs and which needs it."""
+    """The folder of a module. What reads other people's files is the core's, which it needs and which needs it.
+
+    The doctor has two: its programs, and its rules, which training programs run at their end.
+    """
     parts = module.split(".")
     if module in SCRIPTS:
         return "scripts"
@@ -63,6 +70,8 @@ def room(module: str) -> str:
         return parts[0]
     if parts[1:2] == ["pretrained"]:
         return "nanorlhf"
+    if parts[1:2] == ["doctor"] and (parts[-1] in OF_RULES or parts[-1].endswith("_rules")):
+        return "nanorlhf.doctor.rules"
     return ".".join(parts[:2]) if (ROOT / "nanorlhf" / Path(*parts[1:2])).is_dir() and len(parts) > 1 else "nanorlhf"
 
 

@@ -1,0 +1,51 @@
+"""The cheap half of `doctor run`: what metrics and settings alone say. Training prints it at its end."""
+
+import math
+
+from nanorlhf.doctor import kl_rules, ratio_rules, response_rules, reward_rules, supervised_rules
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record
+
+NOT_FINITE = ("loss", "validation_loss", "policy/loss", "value/loss", "objective/kl", "objective/score")
+
+
+def not_finite(record: Record) -> Finding | None:
+    bad = [(name, row["step"]) for row in record.rows for name in NOT_FINITE if not math.isfinite(row.get(name, 0.0))]
+    if not bad:
+        return None
+    name, step = bad[0]
+    return Finding(
+        name="not-finite",
+        seen=f"{name} is not a finite number at step {step:g}, the first of {len(bad)} such values.",
+        means="A logarithm of 0, a division by a count of 0, or steps so large that the weights overflow.",
+        where="--lr and --dtype, and what was logged in the steps before",
+        page="docs/metrics.md",
+    )
+
+
+def skipped_steps(record: Record) -> Finding | None:
+    rows = record.having("skipped_steps")
+    skipped = max((row["skipped_steps"] for row in rows), default=0)
+    if not skipped > 0:
+        return None
+    return Finding(
+        name="skipped-steps",
+        seen=f"{skipped:g} optimizer steps were skipped in {len(rows)} logged ones: loss or gradient was not finite.",
+        means="NaN or infinity in a masked position that is multiplied by 0, an overflow of bfloat16, or a learning "
+        "rate that is too high.",
+        where="--lr and --dtype, and the losses in nanorlhf/ppo.py",
+        page="docs/metrics.md",
+    )
+
+
+def examine_metrics(record: Record) -> list[Finding]:
+    """A rule is silent where a run lacks its metrics. Raises InputError for a setting that is no number."""
+    rules = (
+        *(not_finite, skipped_steps),
+        *kl_rules.RULES,
+        *ratio_rules.RULES,
+        *response_rules.RULES,
+        *reward_rules.RULES,
+        *supervised_rules.RULES,
+    )
+    return [finding for rule in rules if (finding := rule(record)) is not None]

@@ -1,0 +1,70 @@
+"""What a run has written, as the rules read it: settings, one row of metrics per step, the summary."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanorlhf.doctor.thresholds import limit
+from nanorlhf.errors import InputError
+
+Rows = Sequence[dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    settings: dict[str, Any]
+    """of args.json, in one level: `sampler.top_p`"""
+    rows: Rows
+    """of metrics.jsonl"""
+    summary: dict[str, Any]
+    """of summary.json; empty while the run goes on"""
+
+    def number(self, name: str, default: float) -> float:
+        """A setting; InputError where it is none. `default` for a script that lacks it, and for None."""
+        value = self.settings.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"args.json: the field {name!r} must be a number, not {value!r:.80}.")
+        return value
+
+    def having(self, *names: str) -> Rows:
+        """The rows that hold all of these metrics."""
+        return [row for row in self.rows if all(name in row for name in names)]
+
+    def quarters(self, *names: str) -> tuple[Rows, Rows]:
+        """The first and the last quarter of them; both empty where there are too few to speak of a trend."""
+        rows = self.having(*names)
+        size = len(rows) // 4 if len(rows) >= limit("rows") else 0
+        return rows[:size], rows[len(rows) - size :]
+
+    @property
+    def is_float32(self) -> bool:
+        return self.settings.get("dtype", "float32") == "float32"
+
+    @property
+    def sampler(self) -> str:
+        """What samples: `policy`; `rounded`, nearly the policy; or `other`, another distribution."""
+        is_stale = self.number("sampler.sync_every", 1) > 1
+        if self.settings.get("sampler.url") is not None or self.number("sampler.top_p", 1.0) < 1 or is_stale:
+            return "other"
+        return "policy" if self.settings.get("sampler.dtype", "same") == "same" else "rounded"
+
+    @property
+    def ratio_is_to_the_sampler(self) -> bool:
+        return self.settings.get("sampler.correction") == "sampler_logprobs" and self.sampler != "policy"
+
+    @property
+    def steps_per_update(self) -> float:
+        return self.number("num_minibatches", 1) * self.number("num_ppo_epochs", self.number("num_epochs", 1))
+
+
+def mean(rows: Rows, name: str) -> float:
+    """NaN without rows."""
+    return sum(row[name] for row in rows) / len(rows) if rows else math.nan
+
+
+def pooled_error(std: float, num_responses: float) -> float:
+    """How far chance takes a mean over so many responses: `chance` standard errors."""
+    return limit("chance") * std / math.sqrt(max(1.0, num_responses))

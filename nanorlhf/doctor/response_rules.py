@@ -1,0 +1,71 @@
+"""What becomes of the responses: their ends, their length, their variety. Of PPO, GRPO and RLCF, by metrics."""
+
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record, mean
+from nanorlhf.doctor.thresholds import limit
+
+
+def eos_rate(record: Record) -> Finding | None:
+    first, last = record.quarters("eos_rate")
+    if any("compile_rate" in row for row in record.rows):  # a program that is cut at its error has no EOS
+        return None
+    before, after = mean(first, "eos_rate"), mean(last, "eos_rate")
+    if not (after < before - limit("eos_fall") or after < limit("eos_rate")):
+        return None
+    trick = record.settings.get("missing_eos_score")
+    return Finding(
+        name="eos-rate",
+        seen=f"{after:.0%} of the responses end in EOS, at the start {before:.0%} (--missing-eos-score {trick}).",
+        means="The policy is not taught to stop: EOS is masked, the score of an unfinished response is not replaced, "
+        "or --response-length is too short. From the start on: the policy of stage 1 has never learned it.",
+        where="eos_masks in nanorlhf/ppo.py, the EOS trick in the training script, demonstration_loss in train_sft.py",
+        page="docs/details.md",
+    )
+
+
+def length_collapse(record: Record) -> Finding | None:
+    first, last = record.quarters("response_length")
+    before, after = mean(first, "response_length"), mean(last, "response_length")
+    if not after < limit("length_collapse") * before:
+        return None
+    return Finding(
+        name="length-collapse",
+        seen=f"Responses shrink from {before:.3g} to {after:.3g} tokens.",
+        means="The reward is highest for saying nothing: each token's KL costs more than the score gives, or the score "
+        "does not read the response.",
+        where="--kl-coef, and the scores in samples.jsonl",
+        page="docs/metrics.md",
+    )
+
+
+def length_limit(record: Record) -> Finding | None:
+    first, last = record.quarters("response_length")
+    before, after = mean(first, "response_length"), mean(last, "response_length")
+    longest = record.number("response_length", 0)
+    if not after > limit("length_limit") * longest > 0 or not before < 0.8 * longest:
+        return None
+    return Finding(
+        name="length-limit",
+        seen=f"Responses grow from {before:.3g} to {after:.3g} tokens, the limit being {longest:g}.",
+        means="Nothing makes the policy stop: the score favours length, or a response without EOS keeps its score.",
+        where="--missing-eos-score, and the scores in samples.jsonl",
+        page="docs/details.md",
+    )
+
+
+def entropy_gone(record: Record) -> Finding | None:
+    first, last = record.quarters("policy/entropy")
+    before, after = mean(first, "policy/entropy"), mean(last, "policy/entropy")
+    if not after < limit("entropy_left") * before:
+        return None
+    return Finding(
+        name="entropy-gone",
+        seen=f"policy/entropy fell from {before:.2g} to {after:.2g} nats per token.",
+        means="The policy says one thing only: the learning rate is too high, the KL's weight too low, or the "
+        "advantages are of one sign.",
+        where="--lr, --kl-coef, and whiten in nanorlhf/ppo.py",
+        page="docs/metrics.md",
+    )
+
+
+RULES = (eos_rate, length_collapse, length_limit, entropy_gone)

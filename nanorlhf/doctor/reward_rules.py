@@ -1,0 +1,162 @@
+"""What scores and values say: of PPO, GRPO and RLCF, by metrics."""
+
+import math
+
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record, Rows, mean, pooled_error
+from nanorlhf.doctor.thresholds import limit
+
+
+def quarters_of_scores(record: Record) -> tuple[Rows, Rows, float, float]:
+    """First and last quarter, the scores' standard deviation, and what chance makes of a difference of means."""
+    names = ("objective/score", "objective/score_std", "objective/kl", "objective/rlhf_reward")
+    first, last = record.quarters(*names)
+    std = mean(last, "objective/score_std")
+    chance = math.sqrt(2) * pooled_error(std, len(last) * record.number("batch_size", 1))
+    return first, last, std, chance
+
+
+def scores_alike(record: Record) -> Finding | None:
+    rows = record.having("objective/score_std")
+    if len(rows) < 2 or record.number("batch_size", 1) < 2 or any(row["objective/score_std"] > 0 for row in rows):
+        return None
+    return Finding(
+        name="scores-alike",
+        seen=f"All responses of each of {len(rows)} rollouts have the same score (objective/score_std is 0).",
+        means="The reward says nothing: it does not read the response, it is saturated, or no response has an EOS and "
+        "each gets --missing-eos-score. Advantages are then noise, or 0.",
+        where="the reward (--reward or --reward-model), and samples.jsonl",
+        page="docs/algorithms.md",
+    )
+
+
+def score_flat(record: Record) -> Finding | None:
+    first, last, std, chance = quarters_of_scores(record)
+    gain = mean(last, "objective/score") - mean(first, "objective/score")
+    kl = mean(last, "objective/kl")
+    if not (kl > 1 and std > 0 and chance < 0.5 * std and gain < limit("score_gain") * std):
+        return None
+    return Finding(
+        name="score-flat",
+        seen=f"The policy has moved {kl:.3g} nats from the reference, and the score changed by {gain:+.2g} (its "
+        f"standard deviation is {std:.2g}).",
+        means="What the policy learns from is not the score: a wrong sign, a score that lands where it is masked away "
+        "or that is read before the response, or a KL penalty that pays.",
+        where="the rewards in train_ppo.py, end_scores in nanorlhf/reward.py, score_index in nanorlhf/batch.py",
+        page="docs/metrics.md",
+    )
+
+
+def reward_falls(record: Record) -> Finding | None:
+    first, last, std, chance = quarters_of_scores(record)
+    before, after = mean(first, "objective/rlhf_reward"), mean(last, "objective/rlhf_reward")
+    if not before - after > limit("reward_fall") * std + chance or record.settings.get("kl_target") is not None:
+        return None  # an adaptive coefficient changes what is maximised
+    return Finding(
+        name="reward-falls",
+        seen=f"What is maximised, the score minus the KL penalty, fell from {before:.3g} to {after:.3g}; the KL is "
+        f"{mean(last, 'objective/kl'):.3g} nats.",
+        means="The gradient goes the wrong way for the score or for the KL, or steps are so large that the policy "
+        "falls apart.",
+        where="the rewards in train_ppo.py, policy_loss in nanorlhf/ppo.py, --lr",
+        page="docs/metrics.md",
+    )
+
+
+def overoptimised(record: Record) -> Finding | None:
+    """The gold score falls from its best quarter on, and the score that is trained on does not."""
+    rows = record.having("gold_score", "objective/score")
+    size = len(rows) // 4 if len(rows) >= limit("rows") else 0
+    if not size:
+        return None
+    quarters = [rows[i * size : (i + 1) * size] for i in range(3)] + [rows[-size:]]
+    gold = [mean(quarter, "gold_score") for quarter in quarters]
+    score = [mean(quarter, "objective/score") for quarter in quarters]
+    best = max(range(4), key=gold.__getitem__)
+    # noise of one update's mean, as its differences from the next show it
+    steps = [after["gold_score"] - row["gold_score"] for row, after in zip(rows, rows[1:], strict=False)]
+    noise = math.sqrt(sum(step * step for step in steps) / len(steps) / 2)
+    fall = gold[best] - gold[3]
+    enough = limit("gold_fall") * max(0.0, gold[best] - gold[0]) + limit("chance") * noise * math.sqrt(2 / size)
+    if not (fall > enough and score[3] >= score[best]):
+        return None
+    return Finding(
+        name="over-optimised",
+        seen=f"By quarters of the run gold_score went {', '.join(f'{x:.3g}' for x in gold)}, and the trained score "
+        f"{', '.join(f'{x:.3g}' for x in score)}.",
+        means="The policy exploits the reward model's errors: the score still rises, and what it stands for falls.",
+        where="--kl-coef (larger), --lr (smaller), --total-episodes (fewer), or a better reward model",
+        page="docs/metrics.md",
+    )
+
+
+def value_explains_nothing(record: Record) -> Finding | None:
+    first, last = record.quarters("value/loss", "objective/score_std")
+    variance = mean(last, "objective/score_std") * mean(last, "objective/score_std")
+    error, start = 2 * mean(last, "value/loss"), 2 * mean(first, "value/loss")
+    if not error > max(limit("value_error") * variance, limit("value_fall") * start):
+        return None
+    if record.settings.get("whiten_rewards"):  # they have another unit than the scores
+        return None
+    return Finding(
+        name="value-explains-nothing",
+        seen=f"In the last quarter the values' squared error, {error:.2g}, is larger than the scores' variance, "
+        f"{variance:.2g} (first quarter: {start:.2g}): the scores' mean would do better.",
+        means="The value model learns no return: its targets, mask or position are wrong, or its steps are too small.",
+        where="value_loss in nanorlhf/ppo.py, response_values in nanorlhf/logprobs.py, --value-coef and --lr",
+        page="docs/metrics.md",
+    )
+
+
+def value_vanishes(record: Record) -> Finding | None:
+    first, _ = record.quarters("value/loss", "objective/score_std")
+    best = min(first, key=lambda row: row["value/loss"], default=None)
+    if best is None or record.settings.get("whiten_rewards"):
+        return None
+    variance = best["objective/score_std"] * best["objective/score_std"]
+    if not 2 * best["value/loss"] < limit("value_vanishes") * variance:
+        return None
+    return Finding(
+        name="value-vanishes",
+        seen=f"value/loss falls to {best['value/loss']:.2g} at update {best['step']:g}, where the scores' variance is "
+        f"{variance:.2g}.",
+        means="Returns can't be foreseen so well so soon. The targets are something else: a token's reward, or the "
+        "values.",
+        where="returns, the second result of gae in kernels/gae.py, and value_loss's arguments in the script",
+        page="docs/metrics.md",
+    )
+
+
+def start_score(record: Record, reward_model: Record) -> Finding | None:
+    """The initial policy scores about like demonstrations, whose mean the reward model was shifted to 0 by."""
+    shift, std = (reward_model.summary.get(name) for name in ("reward_mean_before_normalisation", "reward_std"))
+    row = next((row for row in record.having("objective/score", "eos_rate") if row["step"] == 0), None)
+    is_shifted = reward_model.number("num_normalisation", 1) != 0
+    if row is None or row["eos_rate"] < 0.9 or not is_shifted:
+        return None
+    if not isinstance(shift, int | float) or not isinstance(std, int | float) or not std > 0:
+        return None
+    score = row["objective/score"]
+    is_lost = abs(shift) > 0.5 * std and abs(score - shift) < 0.5 * abs(shift)
+    if not (is_lost or abs(score) > limit("start_score") * std):
+        return None
+    return Finding(
+        name="start-score",
+        seen=f"Before any step responses score {score:.3g} on average. The reward model gives demonstrations 0 (it was "
+        f"shifted by {shift:.3g}; their standard deviation is {std:.3g}).",
+        means="The normalisation is lost: its bias is saved and never subtracted."
+        if is_lost
+        else "The scores are not read where the reward model was trained: another token, padding side or template.",
+        where="ScalarModel.forward in nanorlhf/model.py, normalise in train_rm.py, end_scores in nanorlhf/reward.py",
+        page="docs/details.md",
+    )
+
+
+RULES = (
+    scores_alike,
+    score_flat,
+    reward_falls,
+    overoptimised,
+    value_explains_nothing,
+    value_vanishes,
+)

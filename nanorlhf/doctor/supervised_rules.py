@@ -1,0 +1,123 @@
+"""What the metrics of SFT, reward models and DPO say."""
+
+import math
+
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record, mean
+from nanorlhf.doctor.thresholds import limit
+
+
+def loss_flat(record: Record) -> Finding | None:
+    first, last = record.quarters("loss")
+    before, after = mean(first, "loss"), mean(last, "loss")
+    if len(first) < 5 or not after > (1 - limit("loss_fall")) * before:  # a step's loss is of a few rows: noise
+        return None
+    return Finding(
+        name="loss-flat",
+        seen=f"The training loss is {before:.4g} in the first quarter and {after:.4g} in the last.",
+        means="The model learns nothing: the learning rate is too small or far too large, the labels are masked, or "
+        "chosen and rejected are mixed up.",
+        where="--lr and --warmup-steps, and the loss in the training script",
+        page="docs/data.md",
+    )
+
+
+def overfit(record: Record) -> Finding | None:
+    losses = [row["validation_loss"] for row in record.having("validation_loss")]
+    if len(losses) < 2 or not losses[-1] > (1 + limit("overfit")) * min(losses):
+        return None
+    return Finding(
+        name="over-fitting",
+        seen=f"The validation loss rises: {min(losses):.4g} at its lowest, {losses[-1]:.4g} at the end.",
+        means="The model learns its training rows by heart, or the learning rate is too high.",
+        where="--num-epochs and --lr; OUT/best holds the checkpoint of the lowest validation loss",
+        page="docs/data.md",
+    )
+
+
+def sft_eos(record: Record) -> Finding | None:
+    rate = record.summary.get("eos_rate")
+    if "validation_loss" not in record.summary or not isinstance(rate, int | float) or not rate < limit("eos_rate"):
+        return None
+    return Finding(
+        name="sft-eos-rate",
+        seen=f"After SFT {rate:.0%} of the samples end in EOS.",
+        means="Nobody teaches the policy to stop: EOS has no loss, as where labels are masked by comparing with a "
+        "[PAD] that is EOS, or the data's responses are longer than --max-response-length. A few steps may also be too "
+        "few.",
+        where="demonstration_loss in train_sft.py, and --num-epochs",
+        page="docs/details.md",
+    )
+
+
+def at_chance(record: Record) -> Finding | None:
+    """Of a reward model, or of DPO's implicit one."""
+    rows = record.having("validation_accuracy", "num_validation_pairs")
+    if not rows or rows[-1]["num_validation_pairs"] < 100:
+        return None
+    accuracy, count = rows[-1]["validation_accuracy"], rows[-1]["num_validation_pairs"]
+    chance = 0.5 + 3 * math.sqrt(0.25 / count)
+    if not accuracy < max(limit("accuracy"), chance):
+        return None
+    return Finding(
+        name="accuracy-at-chance",
+        seen=f"Of {count:g} validation pairs {accuracy:.1%} are ranked like their labels.",
+        means="The model can't tell chosen from rejected: their scores are read at the wrong token, the pairs are "
+        "mixed up, or the learning rate does not fit.",
+        where="the loss in the training script, end_scores in nanorlhf/reward.py, and --lr",
+        page="docs/data.md",
+    )
+
+
+def padding_difference(record: Record) -> Finding | None:
+    rows = record.having("padding_difference", "reward_std")
+    name = "padding_difference" if record.is_float32 else "padding_difference_bfloat16"
+    if not rows or not rows[-1]["padding_difference"] > limit(name) * rows[-1]["reward_std"]:
+        return None
+    return Finding(
+        name="padding-difference",
+        seen=f"Padded on the left as in PPO, demonstrations score {rows[-1]['padding_difference']:.2g} otherwise than "
+        f"padded on the right (standard deviation {rows[-1]['reward_std']:.2g}).",
+        means="Scores depend on padding: the mask, the position ids, or the token at which the score is read.",
+        where="end_index in nanorlhf/reward.py, attention_mask and position_ids in nanorlhf/model.py",
+        page="docs/details.md",
+    )
+
+
+def dpo_start(record: Record) -> Finding | None:
+    row = next((row for row in record.having("margin", "chosen_reward", "loss") if row["step"] == 0), None)
+    beta = record.number("beta", 1.0)
+    # nats of a response of a hundred tokens
+    rounding = 100 * beta * limit("first_kl" if record.is_float32 else "first_kl_bfloat16")
+    if row is None or not max(abs(row["margin"]), abs(row["chosen_reward"])) > rounding:
+        return None
+    return Finding(
+        name="first-margin",
+        seen=f"Before any step the margin is {row['margin']:.3g} and the chosen responses' reward "
+        f"{row['chosen_reward']:.3g}.",
+        means="Policy and reference are still the same model, so both must be 0: the two read the pairs in two ways.",
+        where="pair_logprobs in nanorlhf/dpo.py, and the reference in train_dpo.py",
+        page="docs/details.md",
+    )
+
+
+def chosen_falls(record: Record) -> Finding | None:
+    rows = record.having("validation_chosen_reward", "validation_margin")
+    if not rows:
+        return None
+    chosen, margin = rows[-1]["validation_chosen_reward"], rows[-1]["validation_margin"]
+    beta = record.number("beta", math.nan)
+    if not (-chosen > limit("chosen_fall") * max(0.0, margin) and -chosen > 10 * beta):
+        return None
+    return Finding(
+        name="chosen-falls",
+        seen=f"The chosen responses' reward fell to {chosen:.3g}, {chosen / beta:.3g} nats per response, for a margin "
+        f"of {margin:.3g}.",
+        means="DPO lowers both responses of a pair, and the chosen ones here far more than it sets them apart: the "
+        "policy forgets how to write them.",
+        where="--lr (smaller), --beta (larger) and --num-epochs of train_dpo.py",
+        page="docs/details.md",
+    )
+
+
+RULES = (loss_flat, overfit, sft_eos, at_chance, padding_difference, dpo_start, chosen_falls)

@@ -1,0 +1,373 @@
+"""What the kept tensors of a traced run say: each formula recomputed in float64 from the tensors that go into it.
+
+The settings are those in the trace. A rule looks at one traced update of n responses and T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nanorlhf.doctor.finding import Finding
+from nanorlhf.doctor.record import Record
+from nanorlhf.doctor.thresholds import limit
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import Tokenizer
+
+PAGE = "docs/microscope.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    update: int
+    kl_coef: float
+    algorithm: str
+    statistics: dict[str, float]
+    """of the whole rollout: advantage_mean, advantage_var; with --whiten-rewards also reward_mean, reward_var"""
+    tensors: dict[str, Tensor]
+    """as nanorlhf/training/trace.py lists them, floats as float64"""
+    record: Record
+    """the settings; no rows"""
+    tokenizer: Tokenizer | None
+    """None: the run has saved none yet"""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def column(self) -> Tensor:
+        """(T,) 0, 1, 2, ..."""
+        return torch.arange(self["response"].size(1))
+
+    @property
+    def after_end(self) -> Tensor:
+        """(n, T)"""
+        return self.column > self["eos_index"][:, None]
+
+    @property
+    def at_score(self) -> Tensor:
+        """(n, T) True where a response's score becomes a reward."""
+        return self.column == self["score_index"][:, None]
+
+    @property
+    def kl(self) -> Tensor:
+        """(n, T) k1, 0 where there is no action."""
+        return torch.where(self["actions"], self["logprobs"] - self["ref_logprobs"], 0.0)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the kept advantages are multiplied by importance weights."""
+        return self.record.settings.get("sampler.correction") == "tis"
+
+    def differs(self, found: Tensor, expected: Tensor, mask: Tensor) -> float | None:
+        """The largest difference where the mask is True, if rounding does not explain it."""
+        found, expected = found[mask], expected[mask]
+        if not len(found):
+            return None
+        difference = (found - expected).abs().max().item()
+        most = limit("rounding") * max(1.0, expected.abs().max().item())
+        if not self.record.is_float32:
+            most *= 10
+        return None if difference <= most else difference
+
+
+# ----------------------------------------------------------------------------------------------------- 1. the rollout
+def text_after_eos(trace: Traced) -> Finding | None:
+    after = trace["response"][trace.after_end]
+    pad = None if trace.tokenizer is None else trace.tokenizer.pad_id
+    if not len(after) or not (after != (after[0] if pad is None else pad)).any():
+        return None
+    rows = (trace.after_end & (trace["response"] != (after[0] if pad is None else pad))).any(1).sum()
+    return Finding(
+        name="text-after-eos",
+        seen=f"{rows} of {len(trace['response'])} kept responses go on after their end, where only [PAD] may stand.",
+        means="The sampler does not notice EOS. Masks cut there, but the reward model reads what follows.",
+        where="generate in nanorlhf/generate.py: a row that has ended gets [PAD]",
+        page="docs/details.md",
+    )
+
+
+def masks(trace: Traced) -> Finding | None:
+    """actions: up to EOS, which is an action; states: with the finished response, if the score falls due after EOS."""
+    extra = 1 if trace.record.settings.get("score_at") == "after_eos" else 0
+    expected = {
+        "actions": trace.column <= trace["eos_index"][:, None],
+        "states": trace.column <= trace["eos_index"][:, None] + extra,
+    }
+    problems = [
+        f"{name} is True at {trace[name].sum()} positions, which should be {mask.sum()}"
+        for name, mask in expected.items()
+        if (trace[name] != mask).any()
+    ]
+    if trace.tokenizer is not None:
+        is_eos = trace["response"] == trace.tokenizer.eos_id
+        first = torch.where(is_eos, trace.column, trace.column[-1:] + 1).amin(1)  # T without EOS
+        wrong = trace["has_eos"] & (first != trace["eos_index"])
+        problems += [f"eos_index is not the first EOS in {wrong.sum()} responses"] if wrong.any() else []
+    due = (trace["eos_index"] + extra).clamp(max=len(trace.column) - 1)
+    if (trace["score_index"] != due).any():
+        problems += [f"score_index is {trace['score_index'].tolist()}, which should be {due.tolist()}"]
+    if not problems:
+        return None
+    return Finding(
+        name="masks",
+        seen=f"Of {len(trace['response'])} kept responses {'; '.join(problems)}.",
+        means="EOS is the last action: masked out, nobody learns when to stop. Beyond it there are only pads, which no "
+        "loss may count.",
+        where="eos_masks in nanorlhf/ppo.py, and Batch.of in nanorlhf/batch.py",
+        page="docs/lecture.md",
+    )
+
+
+def first_epoch(trace: Traced) -> Finding | None:
+    """In one minibatch per epoch, the first epoch reads the parameters that wrote the rollout."""
+    if trace.record.number("num_minibatches", 1) > 1 or trace.record.ratio_is_to_the_sampler:
+        return None
+    new = trace["new_logprobs"][:1]
+    log_ratio = torch.where(trace["actions"] & ~new.isnan(), new - trace["logprobs"], 0.0)
+    error = (log_ratio.exp() - 1).abs().max().item() if log_ratio.numel() else 0.0
+    if error <= limit("first_ratio" if trace.record.is_float32 else "first_ratio_bfloat16"):
+        return None
+    return Finding(
+        name="first-ratio",
+        seen=f"In the first epoch, before any step, a kept token's ratio is off 1 by {error:.2g}.",
+        means="The update computes other log-probabilities than the rollout for the same tokens and the same weights: "
+        "another temperature, mask or position, or dropout.",
+        where="response_logprobs in nanorlhf/logprobs.py and its two callers, read_logprobs and the training script",
+        page=PAGE,
+    )
+
+
+def first_reference(trace: Traced) -> Finding | None:
+    if trace.update != 0 or trace.record.ratio_is_to_the_sampler:
+        return None
+    kl = trace.kl.abs()[trace["actions"]]
+    name = "first_kl" if trace.record.is_float32 else "first_kl_bfloat16"
+    if not len(kl) or not kl.mean() > limit(name):
+        return None
+    return Finding(
+        name="first-kl",
+        seen=f"Before any step policy and reference differ by {kl.mean():.2g} nats per kept token.",
+        means="They are still the same model, so they are read in two ways: at two temperatures, with two masks or "
+        "positions, or from two checkpoints.",
+        where="read_logprobs in nanorlhf/logprobs.py, and reference in nanorlhf/peft.py",
+        page=PAGE,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ 2. scores and rewards
+def missing_eos(trace: Traced) -> Finding | None:
+    score = trace.record.settings.get("missing_eos_score")
+    cut = ~trace["has_eos"]
+    if not isinstance(score, int | float) or trace.differs(trace["scores"], 0 * trace["scores"] + score, cut) is None:
+        return None
+    return Finding(
+        name="missing-eos-score",
+        seen=f"Kept responses without EOS score {', '.join(f'{x:.4g}' for x in trace['scores'][cut].tolist())}, with "
+        f"--missing-eos-score {score:g}.",
+        means="The reward model never saw such an ending, so its score means nothing: it has to be replaced, not "
+        "lowered.",
+        where="the EOS trick in the training script",
+        page="docs/details.md",
+    )
+
+
+def score_at_the_end(trace: Traced) -> Finding | None:
+    """PPO's value model starts as a copy of the reward model: at EOS both read the same number, the score."""
+    reward_model, value_model = (trace.record.settings.get(name) for name in ("reward_model", "value_model"))
+    one = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
+    if trace.update != 0 or "values" not in trace.tensors or value_model is not None or not one:
+        return None
+    # the state after EOS is the one that has read it
+    reads_eos = trace["has_eos"] & (trace["score_index"] == trace["eos_index"] + 1)
+    value = torch.where(trace.at_score, trace["values"], 0.0).sum(1)
+    difference = trace.differs(value, trace["scores"], reads_eos)
+    if difference is None:
+        return None
+    return Finding(
+        name="score-at-the-end",
+        seen=f"Before any step the score of a finished response and its value after EOS differ by {difference:.2g}.",
+        means="The value model is still a copy of the reward model, so both are the same number, read at the same "
+        "token. One of them is read elsewhere: in the query, before EOS, over all tokens, or one column off.",
+        where="end_scores and end_index in nanorlhf/reward.py, response_values in nanorlhf/logprobs.py",
+        page=PAGE,
+    )
+
+
+def reward_sum(trace: Traced) -> Finding | None:
+    """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts."""
+    if "values" not in trace.tensors:
+        return None
+    states = trace["states"]
+    rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
+    if trace.record.settings.get("whiten_rewards"):
+        average, variance = trace.statistics["reward_mean"], trace.statistics["reward_var"]
+        rewards = (rewards - average) / (variance + 1e-8) ** 0.5 + average
+    # summed over what counts, and with the score even where its position does not
+    expected = torch.where(states | trace.at_score, rewards, 0.0).sum(1)
+    found = torch.where(states, trace["rewards"], 0.0).sum(1)
+    difference = trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))
+    if difference is None:
+        return None
+    return Finding(
+        name="reward-sum",
+        seen=f"A kept response's rewards sum to {difference:.3g} more or less than its score minus beta "
+        f"({trace.kl_coef:.3g}) times its KL.",
+        means="The KL has the wrong sign, a token's KL or the score counts twice or never, or the score lies where it "
+        "is masked away.",
+        where="the rewards in train_ppo.py, and score_index in nanorlhf/batch.py",
+        page=PAGE,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- 3. advantages
+def gae_recursion(trace: Traced) -> Finding | None:
+    """A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; after the last state all is 0."""
+    if "values" not in trace.tensors:
+        return None
+    gamma, lam = trace.record.number("gamma", 1.0), trace.record.number("lam", 1.0)
+    states = trace["states"]
+    rewards, values = (torch.where(states, trace[name], 0.0) for name in ("rewards", "values"))
+    expected = torch.zeros_like(rewards)
+    next_advantage = next_value = torch.zeros(len(rewards), dtype=torch.float64)
+    for t in reversed(range(rewards.size(1))):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = delta + gamma * lam * next_advantage
+        next_value = values[:, t]
+        expected[:, t] = next_advantage
+    difference = trace.differs(trace["raw_advantages"], expected, states)
+    if difference is None:
+        return None
+    return Finding(
+        name="gae",
+        seen=f"Advantages are up to {difference:.2g} off the recursion of GAE, from the kept rewards and values, gamma "
+        f"{gamma:g} and lambda {lam:g}.",
+        means="What comes after the end enters the sum, a discount is missing, or the next value is not the next.",
+        where="gae in kernels/gae.py",
+        page=PAGE,
+    )
+
+
+def returns(trace: Traced) -> Finding | None:
+    if "values" not in trace.tensors:
+        return None
+    difference = trace.differs(trace["returns"], trace["raw_advantages"] + trace["values"], trace["states"])
+    if difference is None:
+        return None
+    return Finding(
+        name="returns",
+        seen=f"The value model's targets are up to {difference:.2g} off advantage plus value.",
+        means="It learns something else than returns: rewards, whitened advantages, or another column.",
+        where="gae in kernels/gae.py, and what becomes of its two results in the training script",
+        page=PAGE,
+    )
+
+
+def whitened_advantages(trace: Traced) -> Finding | None:
+    """(A - mean) / sqrt(variance + 1e-8), both over the actions of the whole rollout."""
+    if "raw_advantages" not in trace.tensors or trace.has_weights:
+        return None
+    expected = trace["raw_advantages"]
+    if trace.record.settings.get("whiten_advantages", True):
+        average, variance = trace.statistics["advantage_mean"], trace.statistics["advantage_var"]
+        expected = (expected - average) / (variance + 1e-8) ** 0.5
+    difference = trace.differs(trace["advantages"], expected, trace["actions"])
+    if difference is None:
+        return None
+    return Finding(
+        name="whitening",
+        seen=f"The loss's advantages are up to {difference:.2g} off those that mean and variance over the rollout's "
+        "actions give.",
+        means="The statistics count padding, are those of a minibatch or a rank, or --whiten-advantages is ignored.",
+        where="whiten in nanorlhf/ppo.py, and its mask in the training script",
+        page=PAGE,
+    )
+
+
+def groups_of(trace: Traced) -> Tensor | None:
+    """Scores (G, k) of the kept groups; None where groups are not whole, or the algorithm has none."""
+    k = int(trace.record.number("samples_per_query", 1))
+    index = trace["index"]
+    if k < 2 or len(index) % k or (index // k != index[::k].repeat_interleave(k) // k).any():
+        return None
+    return trace["scores"].view(-1, k)
+
+
+def group_advantages(trace: Traced) -> Finding | None:
+    """A response against the others of its query, as the four papers have it; REINFORCE++ has no groups."""
+    groups = groups_of(trace)
+    if groups is None or trace.has_weights or trace.algorithm not in ("grpo", "dr_grpo", "rloo"):
+        return None
+    k = groups.size(1)
+    if trace.algorithm == "rloo":
+        groups = groups - trace.kl_coef * trace.kl.sum(1).view(-1, k)
+    expected = groups - groups.mean(1, keepdim=True)
+    if trace.algorithm == "grpo":
+        expected = expected / (expected.square().mean(1, keepdim=True) + 1e-8) ** 0.5
+    if trace.algorithm == "rloo":
+        expected = expected * k / (k - 1)
+    expected = expected.view(-1, 1).expand_as(trace["advantages"])
+    difference = trace.differs(trace["advantages"], expected, trace["actions"])
+    if difference is None:
+        return None
+    return Finding(
+        name="group-advantages",
+        seen=f"Advantages are up to {difference:.2g} off those that {trace.algorithm} gives the kept groups' scores.",
+        means="Groups are not the k responses to one query, or mean, deviation or KL are another algorithm's.",
+        where=f"{trace.algorithm} in train_grpo.py",
+        page="docs/algorithms.md",
+    )
+
+
+RULES = (
+    *(text_after_eos, masks, first_epoch, first_reference, missing_eos, score_at_the_end, reward_sum),
+    *(gae_recursion, returns, whitened_advantages, group_advantages),
+)
+
+
+def groups_alike(traces: Sequence[Traced]) -> Finding | None:
+    groups = [row for trace in traces if (found := groups_of(trace)) is not None for row in found]
+    alike = sum((group == group[0]).all().item() for group in groups)
+    if len(groups) < 5 or not alike > limit("groups_alike") * len(groups):
+        return None
+    return Finding(
+        name="groups-alike",
+        seen=f"In {alike} of {len(groups)} kept groups all responses have the same score.",
+        means="Such a group has no advantages, so nothing is learned: the reward is 0 or 1 for all, the temperature is "
+        "too low, or the responses of a query are copies.",
+        where="--temperature and --samples-per-query, and the uniforms of the sampler",
+        page="docs/algorithms.md",
+    )
+
+
+def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
+    """The first finding of each rule, which says of which update it is."""
+    findings = []
+    for rule in RULES:
+        found = [(trace.update, finding) for trace in traces if (finding := rule(trace)) is not None]
+        if found:
+            update, finding = found[0]
+            seen = f"Update {update} (the first of {len(found)} of {len(traces)} traced): {finding.seen}"
+            findings.append(replace(finding, seen=seen))
+    alike = groups_alike(traces)
+    return findings if alike is None else [*findings, alike]
+
+
+def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None, where: str) -> Traced:
+    """From what `read_trace` returns. Raises InputError for statistics that are missing."""
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+    needed = ["advantage_mean", "advantage_var"] if "raw_advantages" in tensors else []
+    needed += ["reward_mean", "reward_var"] if record.settings.get("whiten_rewards") else []
+    for name in needed:
+        if not isinstance(about.get(name), int | float):
+            raise InputError(f"{where}: about: the field {name!r} must be a number.")
+    return Traced(
+        update=about["update"],
+        kl_coef=about["kl_coef"],
+        algorithm=about["algorithm"],
+        statistics={name: about[name] for name in needed},
+        tensors=wide,
+        record=record,
+        tokenizer=tokenizer,
+    )

@@ -1,0 +1,157 @@
+"""Each rule finds a run that is sick in one number, and is silent about healthy ones."""
+
+import math
+
+import pytest
+
+from nanorlhf.doctor.metric_rules import examine_metrics
+from nanorlhf.doctor.record import Record
+from nanorlhf.errors import InputError
+from nanorlhf.training.run_directory import flat_settings
+from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, dpo_rows, ppo_rows, rm_rows, supervised_rows
+
+
+def found(settings: dict, rows: list[dict], summary: dict | None = None) -> list[str]:
+    findings = examine_metrics(Record(settings=flat_settings(settings), rows=rows, summary=summary or {}))
+    return [finding.name for finding in findings]
+
+
+def ppo(change=None, **settings) -> list[str]:
+    """Findings of the healthy PPO run with other settings, each row passed through `change`."""
+    rows = ppo_rows()
+    for row in rows:
+        row |= change(row) if change is not None else {}
+    return found(PPO_SETTINGS | settings, rows)
+
+
+def sampler(**settings) -> dict:
+    return {"sampler": PPO_SETTINGS["sampler"] | settings}
+
+
+HEALTHY = {
+    "ppo": (PPO_SETTINGS, ppo_rows()),
+    "ppo, just begun": (PPO_SETTINGS, ppo_rows()[:1]),
+    "no row": (PPO_SETTINGS, []),
+    "grpo": (PPO_SETTINGS, [{k: v for k, v in row.items() if k != "value/loss"} for row in ppo_rows()]),
+    "rm": (RM_SETTINGS, rm_rows()),
+    "dpo": (RM_SETTINGS | {"beta": 0.05}, dpo_rows()),
+    "sft": (RM_SETTINGS, supervised_rows()),
+    "another program's": ({}, [{"step": 0, "loss": 1.0, "discriminator/accuracy": 0.5}]),
+}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_nothing_is_found_in_a_healthy_run(kind):
+    assert found(*HEALTHY[kind], {"eos_rate": 1.0, "validation_loss": 0.9}) == []
+
+
+SICK = {
+    "first-kl": lambda row: {"objective/kl": 0.8} if row["step"] == 0 else {},
+    "kl-stays-zero": lambda row: dict.fromkeys(("objective/kl", "objective/kl_k3", "objective/kl_exact"), 0.0),
+    "kl-negative": lambda row: {"objective/kl": -0.2 * row["step"]},
+    "kl-estimators": lambda row: {"objective/kl": row["objective/kl"] * row["response_length"] / 24},
+    "kl-exploding": lambda row: {
+        name: 10 * row[name] for name in ("objective/kl", "objective/kl_k3", "objective/kl_exact")
+    },
+    "first-ratio": lambda row: {"policy/first_ratio_error": 0.01},
+    "mean-ratio": lambda row: {"policy/ratio": 1.2},
+    "sampler-gap": lambda row: {"policy/sampler_gap": 0.01},
+    "sampled-entropy": lambda row: {"objective/entropy": 0.4 * row["objective/entropy"]},
+    "clip-never": lambda row: {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.02},
+    "clip-often": lambda row: {"policy/clip_fraction": 0.5},
+    "policy-rests": lambda row: {"policy/approx_kl": 0.0},
+    "eos-rate": lambda row: {"eos_rate": 1 - row["step"] / 20},
+    "length-collapse": lambda row: (
+        {"response_length": 1.5, "objective/entropy": 1.5 * row["policy/entropy"]} if row["step"] > 8 else {}
+    ),
+    "length-limit": lambda row: (
+        {"response_length": 24.0, "objective/entropy": 24 * row["policy/entropy"]} if row["step"] > 8 else {}
+    ),
+    "entropy-gone": lambda row: {"policy/entropy": 1e-4, "objective/entropy": 1e-3} if row["step"] > 8 else {},
+    "scores-alike": lambda row: {"objective/score_std": 0.0},
+    "score-flat": lambda row: {"objective/score": 0.4, "objective/rlhf_reward": 0.4 - 0.1 * row["objective/kl"]},
+    "reward-falls": lambda row: {"objective/rlhf_reward": -0.2 * row["step"]},
+    "over-optimised": lambda row: {"gold_score": 2.5 - 0.3 * row["step"]},
+    "value-explains-nothing": lambda row: {"value/loss": 2.0},
+    "value-vanishes": lambda row: {"value/loss": 0.01},
+    "not-finite": lambda row: {"policy/loss": math.nan} if row["step"] == 5 else {},
+    "skipped-steps": lambda row: {"skipped_steps": 1} if row["step"] > 5 else {},
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_one_changed_number_is_found(name):
+    assert ppo(SICK[name]) == [name]
+
+
+def test_k3_of_the_other_direction_is_found():
+    assert ppo(lambda row: {"objective/kl_k3": 4 * row["objective/kl_exact"]}) == ["kl-estimators"]
+
+
+def test_samples_less_likely_than_the_policy_makes_them_are_found():
+    assert ppo(lambda row: {"objective/entropy": 3 * row["objective/entropy"]}) == ["sampled-entropy"]
+
+
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("sampled-entropy", sampler(top_p=0.5)),
+        ("kl-negative", sampler(top_p=0.5)),
+        ("kl-estimators", sampler(sync_every=4)),
+        ("sampler-gap", sampler(dtype="int8")),
+        ("sampler-gap", {"dtype": "bfloat16"}),
+        ("first-ratio", {"dtype": "bfloat16"}),
+        ("first-ratio", sampler(dtype="int8", correction="sampler_logprobs")),
+        ("first-kl", sampler(dtype="int8", correction="sampler_logprobs")),
+        ("kl-exploding", {"kl_coef": 0.0}),
+        ("clip-never", {"clip_range": 10.0}),
+        ("policy-rests", {"num_ppo_epochs": 1}),
+        ("value-explains-nothing", {"whiten_rewards": True}),
+    ],
+)
+def test_a_setting_that_explains_the_number_silences_its_rule(name, settings):
+    assert ppo(SICK[name], **settings) == []
+
+
+def test_the_noise_of_a_small_batch_is_no_finding():
+    def noisy(row: dict) -> dict:
+        return {"objective/kl": 0.5 * row["objective/kl_exact"], "objective/kl_k3": 1.6 * row["objective/kl_exact"]}
+
+    assert ppo(noisy, batch_size=2) == [] and ppo(noisy) == ["kl-estimators"]
+
+
+def test_a_controller_that_lowers_beta_above_the_target_is_found():
+    def adaptive(sign: float) -> list[str]:
+        return ppo(lambda row: {"objective/kl_coef": 0.1 * (1 + sign * 0.01) ** row["step"]}, kl_target=0.1)
+
+    assert adaptive(-1) == ["kl-controller"] and adaptive(1) == []
+
+
+def test_programs_that_are_cut_need_no_eos():
+    assert ppo(lambda row: SICK["eos-rate"](row) | {"compile_rate": 0.5}) == []
+
+
+SUPERVISED = {
+    "loss-flat": (supervised_rows, lambda row: {"loss": 2.0} if "loss" in row else {}),
+    "over-fitting": (supervised_rows, lambda row: {"validation_loss": 1.6} if row["step"] == 39 else {}),
+    "accuracy-at-chance": (rm_rows, lambda row: {"validation_accuracy": 0.51} if row["step"] == 40 else {}),
+    "padding-difference": (rm_rows, lambda row: {"padding_difference": 0.1} if row["step"] == 40 else {}),
+    "first-margin": (dpo_rows, lambda row: {"margin": 0.2} if row["step"] == 0 else {}),
+    "chosen-falls": (dpo_rows, lambda row: {"validation_chosen_reward": -2.0} if row["step"] == 40 else {}),
+}
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_one_changed_number_of_a_supervised_run_is_found(name):
+    rows_of, change = SUPERVISED[name]
+    rows = [row | change(row) for row in rows_of()]
+    assert found(RM_SETTINGS | {"beta": 0.05}, rows) == [name]
+
+
+def test_a_policy_that_does_not_stop_after_sft_is_found():
+    assert found(RM_SETTINGS, supervised_rows(), {"eos_rate": 0.0, "validation_loss": 0.9}) == ["sft-eos-rate"]
+
+
+def test_a_setting_that_is_no_number_is_refused():
+    with pytest.raises(InputError, match="args.json: the field 'batch_size' must be a number, not 'many'."):
+        ppo(batch_size="many")

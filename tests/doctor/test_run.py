@@ -1,0 +1,123 @@
+"""From the files of runs to findings: what is read; what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import train_ppo
+from nanorlhf.doctor.run import examine
+from nanorlhf.errors import InputError
+from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
+
+
+def names(*runs: Path) -> list[str]:
+    return [finding.name for finding in examine(runs)]
+
+
+# ------------------------------------------------------------------------------------------------- 1. a run's own files
+def test_nothing_is_found_in_healthy_files(tmp_path):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows(), {"seconds": 1.0})
+    assert names(run) == []
+
+
+def test_a_running_run_is_examined_without_its_unfinished_row(tmp_path):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, [row | {"policy/first_ratio_error": 0.5} for row in ppo_rows()])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 12, "objec')
+    assert names(run) == ["first-ratio"]
+
+
+def test_of_several_runs_each_finding_names_its_own(tmp_path):
+    sick = [row | {"policy/first_ratio_error": 0.5} for row in ppo_rows()]
+    runs = [write_run(tmp_path / "a", PPO_SETTINGS, ppo_rows()), write_run(tmp_path / "b", PPO_SETTINGS, sick)]
+    (finding,) = examine(runs)
+    assert finding.seen.startswith(f"{tmp_path / 'b'}: Before any step")
+
+
+@pytest.mark.parametrize(
+    "file, text, sentence",
+    [
+        ("metrics.jsonl", "", "metrics.jsonl holds no row yet"),
+        ("metrics.jsonl", '{"step": 0, "lr": "high"}\n', "metrics.jsonl:1: the field 'lr' must be a number"),
+        ("metrics.jsonl", '{"step"\n{"step": 1}\n', "metrics.jsonl:1: malformed JSON"),
+        ("args.json", "[]", "args.json holds no JSON object"),
+        ("args.json", '{"batch_size": "many"}', "args.json: the field 'batch_size' must be a number, not 'many'"),
+        ("summary.json", "{", "summary.json:1: malformed JSON"),
+        ("tokenizer.json", "{}", "tokenizer.json"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, file, text, sentence):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
+    (run / file).write_text(text)
+    with pytest.raises(InputError, match=sentence) as refused:
+        examine([run])
+    assert str(run) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="args.json does not exist"):
+        examine([tmp_path])
+
+
+# ------------------------------------------------------------------------------------- 2. the run of its reward model
+SHIFTED = {"reward_mean_before_normalisation": -1.8, "reward_std": 1.5}
+
+
+def start(score: float) -> list[dict]:
+    """The healthy run with all scores shifted, so that the first is this one."""
+    shift = score - ppo_rows()[0]["objective/score"]
+    names = ("objective/score", "objective/rlhf_reward")
+    return [row | {name: row[name] + shift for name in names} for row in ppo_rows()]
+
+
+def test_a_lost_normalisation_is_found_by_the_reward_models_summary(tmp_path):
+    rm = write_run(tmp_path / "rm", RM_SETTINGS, rm_rows(), SHIFTED)
+    ppo = PPO_SETTINGS | {"reward_model": str(rm)}
+    assert names(write_run(tmp_path / "healthy", ppo, start(0.3))) == []
+    assert names(write_run(tmp_path / "lost", ppo, start(0.3 - 1.8))) == ["start-score"]
+    assert names(write_run(tmp_path / "far", ppo, start(7.0))) == ["start-score"]
+
+
+def test_the_reward_model_is_also_found_beside_the_run_and_among_the_given_ones(tmp_path):
+    rm = write_run(tmp_path / "family" / "rm", RM_SETTINGS, rm_rows(), SHIFTED)
+    settings = PPO_SETTINGS | {"reward_model": "runs/elsewhere/rm"}
+    assert names(write_run(tmp_path / "family" / "ppo", settings, start(-1.5))) == ["start-score"]
+    away = write_run(tmp_path / "away" / "ppo", settings, start(-1.5))
+    assert names(away) == [] and names(away, rm) == ["start-score"]
+
+
+def test_a_reward_model_that_was_not_normalised_says_nothing_about_scores(tmp_path):
+    rm = write_run(tmp_path / "rm", RM_SETTINGS | {"num_normalisation": 0}, rm_rows(), SHIFTED)
+    assert names(write_run(tmp_path / "ppo", PPO_SETTINGS | {"reward_model": str(rm)}, start(-1.5))) == []
+
+
+# ----------------------------------------------------------------------------------------- 3. samples, traces
+@pytest.fixture(scope="module")
+def traced_run(miniature, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("traced") / "ppo"
+    train_ppo.main(replace(miniature.ppo, out=out, trace=4))
+    return out
+
+
+def test_a_traced_run_is_healthy_but_for_the_eos_that_it_has_not_learned(traced_run):
+    assert names(traced_run) in ([], ["eos-rate"])
+
+
+def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_path):
+    rows = [row | {"response_length": 3.0, "objective/entropy": 3 * row["policy/entropy"]} for row in ppo_rows()]
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, rows)
+    (run / "tokenizer.json").write_bytes((traced_run / "tokenizer.json").read_bytes())
+    for text, expected in ((" a", []), (" then they cut the cable and sold the car", ["text-after-eos"])):
+        (run / "samples.jsonl").write_text(20 * (json.dumps({"step": 0, "response": text}) + "\n"))
+        assert names(run) == expected
+
+
+def test_a_damaged_trace_is_refused(traced_run, tmp_path):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
+    (run / "trace").mkdir()
+    path = sorted((traced_run / "trace").iterdir())[0]
+    (run / "trace" / path.name).write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="damaged"):
+        examine([run])

@@ -1,0 +1,24 @@
+import re
+from pathlib import Path
+
+from nanorlhf.doctor.thresholds import THRESHOLDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_pages_table_is_the_one_in_code():
+    page = (ROOT / "docs" / "doctor.md").read_text().partition("## Thresholds")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.+) \| (.+) \|$", page, re.M)
+    assert rows == [(name, f"{x.value:g}", x.unit, x.source) for name, x in THRESHOLDS.items()]
+
+
+def test_every_threshold_is_used():
+    code = "".join(path.read_text() for path in (ROOT / "nanorlhf" / "doctor").glob("*.py"))
+    for name in THRESHOLDS:
+        assert len(re.findall(rf'"{name}"', code)) > 1, name
+
+
+def test_every_finding_names_a_page_that_exists_and_files_that_exist():
+    for path in (ROOT / "nanorlhf" / "doctor").glob("*_rules.py"):
+        for file in re.findall(r"\b((?:docs|nanorlhf|kernels)/[\w/]+\.(?:md|py)|train_\w+\.py)", path.read_text()):
+            assert (ROOT / file).exists(), f"{path.name}: {file}"
