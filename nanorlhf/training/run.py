@@ -32,13 +32,15 @@ from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import save, to_disk
 from nanorlhf.cli import check_ranges
 from nanorlhf.dataset import write_jsonl
+from nanorlhf.doctor.metric_rules import examine_metrics
+from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
 from nanorlhf.files import write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.resume import forget, load_state, save_state, states
-from nanorlhf.training.run_directory import whole_rows
+from nanorlhf.training.run_directory import flat_settings, read_metrics, read_settings, whole_rows
 from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.signals import StopSignals
 
@@ -254,7 +256,19 @@ class Run:
             self.opened().close()
             cost = {"seconds": self.seconds, "peak_resident_bytes": peak_resident_bytes()}
             write_json(self.out / "summary.json", {**summary, **cost})
+            self.diagnose(summary)
         return summary
+
+    def diagnose(self, summary: dict[str, float]) -> None:
+        """Print what the metrics say is wrong, if anything: the part of `nanorlhf.doctor run` that costs nothing."""
+        try:
+            settings = flat_settings(read_settings(self.out))
+            findings = examine_metrics(Record(settings=settings, rows=read_metrics(self.out), summary=summary))
+        except Exception as error:  # whatever it is: advice must not end a run that is finished
+            self.print(f"the doctor can't read {self.out}: {type(error).__name__}: {error}")
+            return
+        for finding in findings:
+            self.print(f"\n{finding}")
 
 
 def snapshot(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From the files of runs to findings: what is read; what is refused."""
+"""From the files of runs to findings: what is read, what is refused, what training prints at its end."""
 
 import json
 from dataclasses import replace
@@ -9,6 +9,7 @@ import pytest
 import train_ppo
 from nanorlhf.doctor.run import examine
 from nanorlhf.errors import InputError
+from nanorlhf.training import run as training_run
 from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
 
 
@@ -93,7 +94,7 @@ def test_a_reward_model_that_was_not_normalised_says_nothing_about_scores(tmp_pa
     assert names(write_run(tmp_path / "ppo", PPO_SETTINGS | {"reward_model": str(rm)}, start(-1.5))) == []
 
 
-# ----------------------------------------------------------------------------------------- 3. samples, traces
+# ----------------------------------------------------------------------------------------- 3. samples, traces, training
 @pytest.fixture(scope="module")
 def traced_run(miniature, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("traced") / "ppo"
@@ -121,3 +122,21 @@ def test_a_damaged_trace_is_refused(traced_run, tmp_path):
     (run / "trace" / path.name).write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match="damaged"):
         examine([run])
+
+
+def test_training_prints_what_its_metrics_say_at_the_end(miniature, tmp_path, capsys):
+    """With a learning rate of 0 nothing is wrong; one of 1e-12 moves nothing."""
+    train_ppo.main(replace(miniature.ppo, out=tmp_path / "still", lr=0.0, total_episodes=16))
+    assert "policy-rests" not in capsys.readouterr().out
+    train_ppo.main(replace(miniature.ppo, out=tmp_path / "rests", lr=1e-12, total_episodes=16))
+    assert "\npolicy-rests: The policy does not move" in capsys.readouterr().out
+    assert (tmp_path / "rests" / "summary.json").exists()
+
+
+def test_a_doctor_that_fails_does_not_end_the_run(miniature, tmp_path, capsys, monkeypatch):
+    def broken(record):
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr(training_run, "examine_metrics", broken)
+    assert train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8))
+    assert "the doctor can't read" in capsys.readouterr().out
