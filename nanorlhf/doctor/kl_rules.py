@@ -20,7 +20,7 @@ def first_kl(record: Record) -> Finding | None:
                 name="first-kl",
                 seen=f"Before any step the KL is not 0: {shown} nats per response.",
                 means="Policy and reference are still the same model, so they are read in two ways: at two "
-                "temperatures, with two masks or positions, or from two checkpoints.",
+                "temperatures, with two masks or positions, with dropout, or from two checkpoints.",
                 where="read_logprobs in nanorlhf/logprobs.py, and reference in nanorlhf/peft.py",
                 page="docs/metrics.md",
             )
@@ -67,10 +67,10 @@ def kl_estimators(record: Record) -> Finding | None:
     """k1 and k3 estimate what kl_exact computes: their sums over a run agree."""
     rows = record.having(*ESTIMATES)
     exact = sum(row["objective/kl_exact"] for row in rows)
-    nats = exact * record.number("batch_size", 1)  # of all responses: their number of samples, in effect
+    nats = exact * record.number("batch_size", 1)  # of all responses; the variance of their k1 is about twice that
     if not nats > 0 or record.sampler == "other" or record.ratio_is_to_the_sampler or kl_negative(record) is not None:
         return None
-    chance = pooled_error(math.sqrt(2), nats)
+    chance = limit("chance") * math.sqrt(2 / nats)
     k1, k3 = (sum(row[name] for row in rows) / exact for name in ESTIMATES[:2])
     if abs(k1 - 1) > limit("kl_agreement") + chance:
         name, ratio = "objective/kl", k1

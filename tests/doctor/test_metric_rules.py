@@ -120,6 +120,16 @@ def test_the_noise_of_a_small_batch_is_no_finding():
     assert ppo(noisy, batch_size=2) == [] and ppo(noisy) == ["kl-estimators"]
 
 
+def test_a_kl_that_has_hardly_begun_is_no_finding():
+    """Of 128 responses the policy has moved by 0.001 nats: chance alone makes k1 larger."""
+
+    def begun(row: dict) -> dict:
+        return {"objective/kl": 0.01, "objective/kl_k3": 1e-3, "objective/kl_exact": 1e-3} if row["step"] else {}
+
+    rows = [row | begun(row) for row in ppo_rows()[:2]]
+    assert found(PPO_SETTINGS, rows) == []
+
+
 def test_a_controller_that_lowers_beta_above_the_target_is_found():
     def adaptive(sign: float) -> list[str]:
         return ppo(lambda row: {"objective/kl_coef": 0.1 * (1 + sign * 0.01) ** row["step"]}, kl_target=0.1)
