@@ -8,9 +8,12 @@ from nanorlhf.doctor.thresholds import limit
 
 
 def loss_flat(record: Record) -> Finding | None:
+    """A new model's loss falls far. A pretrained one's may fall within the first steps only: it must not rise."""
+    is_new = "architecture" in record.settings and record.settings.get("model") is None
     first, last = record.quarters("loss")
     before, after = mean(first, "loss"), mean(last, "loss")
-    if len(first) < 5 or not after > (1 - limit("loss_fall")) * before:  # a step's loss is of a few rows: noise
+    factor = 1 - limit("loss_fall") if is_new else 1 + limit("loss_rise")
+    if len(first) < 5 or not record.having("validation_loss") or not after > factor * before:
         return None
     return Finding(
         name="loss-flat",

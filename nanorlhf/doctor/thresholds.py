@@ -1,8 +1,9 @@
 """How far a healthy run goes, and where the doctor speaks: the one table of its thresholds (docs/doctor.md shows it).
 
 Healthy runs: 28 of train_ppo.py and train_grpo.py on the demo's world, with nine seeds and 19 other settings, and two
-of train_sft.py, train_rm.py and train_dpo.py each. All have models of half a million parameters. What a larger model, a GPU or another batch size adds is a guess, so thresholds lie far
-from what was seen: a false alarm costs more than a missed finding.
+of train_sft.py, train_rm.py and train_dpo.py each. All have models of half a million parameters. What a larger
+model, a GPU or another batch size adds is a guess, so thresholds lie far from what was seen: a false alarm costs more
+than a missed finding.
 """
 
 from dataclasses import dataclass
@@ -106,9 +107,12 @@ THRESHOLDS = {
     "groups_alike": Threshold(value=0.9, unit="of the traced groups", source="healthy: 0.03"),
     # ------------------------------------------------------------------------------------------------------ supervised
     "loss_fall": Threshold(
-        value=0.02,
-        unit="of the first loss",
-        source="first to last quarter; healthy: SFT 0.8, reward model 0.3, DPO 0.15",
+        value=0.05,
+        unit="of the first quarter's loss",
+        source="of SFT of a new model, to the last quarter; healthy: 0.8",
+    ),
+    "loss_rise": Threshold(
+        value=0.05, unit="of the first quarter's loss", source="of other models; healthy: a fall, of DPO by 0.15"
     ),
     "overfit": Threshold(value=0.05, unit="of the lowest validation loss", source="healthy: 0"),
     "accuracy": Threshold(value=0.53, unit="of the pairs", source="of 100 and more; healthy: 0.84 and more"),

@@ -142,7 +142,7 @@ def test_programs_that_are_cut_need_no_eos():
 
 
 SUPERVISED = {
-    "loss-flat": (supervised_rows, lambda row: {"loss": 2.0} if "loss" in row else {}),
+    "loss-flat": (supervised_rows, lambda row: {"loss": 2 + 0.01 * row["step"]} if "loss" in row else {}),
     "over-fitting": (supervised_rows, lambda row: {"validation_loss": 1.6} if row["step"] == 39 else {}),
     "accuracy-at-chance": (rm_rows, lambda row: {"validation_accuracy": 0.51} if row["step"] == 40 else {}),
     "padding-difference": (rm_rows, lambda row: {"padding_difference": 0.1} if row["step"] == 40 else {}),
@@ -156,6 +156,12 @@ def test_one_changed_number_of_a_supervised_run_is_found(name):
     rows_of, change = SUPERVISED[name]
     rows = [row | change(row) for row in rows_of()]
     assert found(RM_SETTINGS | {"beta": 0.05}, rows) == [name]
+
+
+def test_a_new_models_loss_must_fall_and_a_pretrained_ones_may_stay():
+    flat = [row | {"loss": 2.0} for row in supervised_rows()]
+    sft = RM_SETTINGS | {"architecture": "gpt"}
+    assert found(sft | {"model": None}, flat) == ["loss-flat"] and found(sft | {"model": "gpt2"}, flat) == []
 
 
 def test_a_policy_that_does_not_stop_after_sft_is_found():
