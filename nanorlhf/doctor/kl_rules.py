@@ -98,7 +98,7 @@ def kl_exploding(record: Record) -> Finding | None:
     _, rows = record.quarters(*ESTIMATES, "response_length")
     kl, length = mean(rows, "objective/kl"), mean(rows, "response_length")
     beta = record.number("kl_coef", 0.0)
-    if not kl > limit("kl_per_token") * length or beta == 0:
+    if not kl > limit("kl_per_token") * length > 0 or beta == 0:
         return None
     return Finding(
         name="kl-exploding",

@@ -7,6 +7,11 @@ from nanorlhf.doctor.record import Record, mean
 from nanorlhf.doctor.thresholds import limit
 
 
+def typical_log_ratio(approx_kl: float) -> float:
+    """sqrt(mean(x^2)) of the log ratios x, from half that mean."""
+    return math.sqrt(2 * max(0.0, approx_kl))
+
+
 def first_ratio(record: Record) -> Finding | None:
     rows = record.having("policy/first_ratio_error")
     error = max((row["policy/first_ratio_error"] for row in rows), default=math.nan)
@@ -29,7 +34,7 @@ def mean_ratio(record: Record) -> Finding | None:
     rows = [row for row in record.having("policy/ratio", "policy/approx_kl") if row["policy/approx_kl"] < 0.01]
 
     def excess(row: dict[str, float]) -> float:
-        return abs(row["policy/ratio"] - 1) - math.sqrt(2 * max(0.0, row["policy/approx_kl"]))
+        return abs(row["policy/ratio"] - 1) - typical_log_ratio(row["policy/approx_kl"])
 
     off = [row for row in rows if excess(row) > limit("mean_ratio")]
     if len(off) < 2 or 2 * len(off) < len(rows):
@@ -38,7 +43,8 @@ def mean_ratio(record: Record) -> Finding | None:
     return Finding(
         name="mean-ratio",
         seen=f"policy/ratio is {worst['policy/ratio']:.4g} where policy/approx_kl, {worst['policy/approx_kl']:.2g}, "
-        f"allows at most {math.sqrt(2 * worst['policy/approx_kl']):.2g} off 1 (in {len(off)} of {len(rows)} updates).",
+        f"allows at most {typical_log_ratio(worst['policy/approx_kl']):.2g} off 1; {len(off)} of {len(rows)} updates "
+        "are like this.",
         means="The mean is not over the tokens that count: padding, where the ratio is 1, is summed but not counted, "
         "or the other way round.",
         where="UpdateStatistics.add_tokens in nanorlhf/training/statistics.py",
@@ -91,7 +97,7 @@ def sampled_entropy(record: Record) -> Finding | None:
 
 def clip_never(record: Record) -> Finding | None:
     rows = record.having("policy/clip_fraction", "policy/approx_kl")
-    log_range = math.log1p(record.number("clip_range", math.inf))
+    log_range = math.log1p(max(0.0, record.number("clip_range", math.inf)))
     furthest = max((row["policy/approx_kl"] for row in rows), default=math.nan)
     enough = limit("clip_never") * log_range * log_range / 2
     if not furthest > enough or any(row["policy/clip_fraction"] != 0 for row in rows):
@@ -99,7 +105,7 @@ def clip_never(record: Record) -> Finding | None:
     return Finding(
         name="clip-never",
         seen=f"No token was ever clipped in {len(rows)} updates, although policy/approx_kl reached {furthest:.2g}: "
-        f"ratios off 1 by {math.sqrt(2 * furthest):.2g} on average.",
+        f"ratios off 1 by {typical_log_ratio(furthest):.2g} on average.",
         means="The ratio in the loss is taken to log-probabilities that move along with the policy, so it is always 1 "
         "and nothing holds the policy near its rollout.",
         where="the arguments of policy_loss in the training script: the rollout's log-probabilities, without change",

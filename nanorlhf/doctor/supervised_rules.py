@@ -110,7 +110,7 @@ def chosen_falls(record: Record) -> Finding | None:
         return None
     chosen, margin = rows[-1]["validation_chosen_reward"], rows[-1]["validation_margin"]
     beta = record.number("beta", math.nan)
-    if not (-chosen > limit("chosen_fall") * max(0.0, margin) and -chosen > 10 * beta):
+    if not (-chosen > limit("chosen_fall") * max(0.0, margin) and -chosen > 10 * beta > 0):
         return None
     return Finding(
         name="chosen-falls",

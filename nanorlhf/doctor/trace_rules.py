@@ -16,6 +16,15 @@ from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer
 
 PAGE = "docs/microscope.md"
+PER_ROW = (
+    "index",
+    "scores",
+    "eos_index",
+    "score_index",
+    "has_eos",
+)  # (n,); new_* have an epoch more, the others (n, T)
+MASKS = ("actions", "states", "in_loss", "has_eos")
+IDS = ("query", "response", "index", "eos_index", "score_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +364,16 @@ def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
 
 
 def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None, where: str) -> Traced:
-    """From what `read_trace` returns. Raises InputError for statistics that are missing."""
+    """From what `read_trace` returns. Raises InputError for tensors of another kind, and for missing statistics."""
+    for name, x in tensors.items():
+        kind = "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
+        dimensions = 1 if name in PER_ROW else 3 if name.startswith("new_") else 2
+        wanted = "bool" if name in MASKS else "int" if name in IDS else "float"
+        if kind != wanted or x.ndim != dimensions:
+            raise InputError(
+                f"{where}: {name} has {x.ndim} dimensions of {kind}, not {dimensions} of {wanted}: delete the file, or "
+                "train again with --trace."
+            )
     wide = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
     needed = ["advantage_mean", "advantage_var"] if "raw_advantages" in tensors else []
     needed += ["reward_mean", "reward_var"] if record.settings.get("whiten_rewards") else []
