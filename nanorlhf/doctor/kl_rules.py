@@ -81,7 +81,10 @@ def kl_estimators(record: Record) -> Finding | None:
         where = "response_kl in nanorlhf/training/statistics.py"
     elif k3 - 1 > limit("k3_excess") + chance:
         name, ratio = "objective/kl_k3", k3
-        means = "k3 with the sign of its log ratio swapped is not the KL from policy to reference: it grows far faster."
+        means = (
+            "With the sign of its log ratio swapped k3 is not the KL from policy to reference and grows far faster. "
+            "Samples of another distribution than the policy's do the same."
+        )
         where = "k3 in kernels/kl.py"
     else:
         return None

@@ -42,8 +42,8 @@ def examine_metrics(record: Record) -> list[Finding]:
     """A rule is silent where a run lacks its metrics. Raises InputError for a setting that is no number."""
     rules = (
         *(not_finite, skipped_steps),
-        *kl_rules.RULES,
         *ratio_rules.RULES,
+        *kl_rules.RULES,
         *response_rules.RULES,
         *reward_rules.RULES,
         *supervised_rules.RULES,

@@ -87,9 +87,11 @@ def sampled_entropy(record: Record) -> Finding | None:
         name="sampled-entropy",
         seen=f"Over {len(rows)} updates the samples' objective/entropy is {sampled / expected:.2g} of policy/entropy "
         "times response_length.",
-        means="Samples are likelier than the policy makes them: they are filtered (top-p, top-k, greedy)."
+        means="Samples are likelier than the update's policy makes them: they are filtered (top-p, top-k, greedy), or "
+        "the update reads the policy at a higher temperature."
         if is_low
-        else "Samples are less likely than the policy makes them: another temperature, or labels that are shifted.",
+        else "Samples are less likely than the update's policy makes them: they are drawn at a higher temperature, or "
+        "their labels are shifted.",
         where="Sampler.writer in nanorlhf/training/sampler.py, and generate in nanorlhf/generate.py",
         page="docs/mismatch.md",
     )

@@ -137,16 +137,15 @@ def start_score(record: Record, reward_model: Record) -> Finding | None:
     if not isinstance(shift, int | float) or not isinstance(std, int | float) or not std > 0:
         return None
     score = row["objective/score"]
-    is_lost = abs(shift) > 0.5 * std and abs(score - shift) < 0.5 * abs(shift)
-    if not (is_lost or abs(score) > limit("start_score") * std):
+    is_unshifted = abs(shift) > 0.5 * std and abs(score - shift) < 0.5 * abs(shift)
+    if not (is_unshifted or abs(score) > limit("start_score") * std):
         return None
     return Finding(
         name="start-score",
         seen=f"Before any step responses score {score:.3g} on average. The reward model gives demonstrations 0 (it was "
         f"shifted by {shift:.3g}; their standard deviation is {std:.3g}).",
-        means="The normalisation is lost: its bias is saved and never subtracted."
-        if is_lost
-        else "The scores are not read where the reward model was trained: another token, padding side or template.",
+        means="The scores are not those that the reward model was trained for: its normalisation is lost (the bias is "
+        "saved and never subtracted), or they are read at another token, padding side or template.",
         where="ScalarModel.forward in nanorlhf/model.py, normalise in train_rm.py, end_scores in nanorlhf/reward.py",
         page="docs/details.md",
     )

@@ -55,7 +55,7 @@ THRESHOLDS = {
         unit="above sqrt(2 policy/approx_kl)",
         source="the mean of small log ratios is below that root; healthy: always below",
     ),
-    "sampler_gap": Threshold(value=1e-3, unit="nats per token", source="healthy: 2e-7, the sampler is the policy"),
+    "sampler_gap": Threshold(value=1e-4, unit="nats per token", source="healthy: 2e-7, the sampler is the policy"),
     "sampler_gap_rounded": Threshold(
         value=0.2, unit="nats per token", source="a rounded, filtered or bfloat16 sampler; healthy: 0.02"
     ),
