@@ -137,7 +137,8 @@ def start_score(record: Record, reward_model: Record) -> Finding | None:
     if not isinstance(shift, int | float) or not isinstance(std, int | float) or not std > 0:
         return None
     score = row["objective/score"]
-    is_unshifted = abs(shift) > 0.5 * std and abs(score - shift) < 0.5 * abs(shift)
+    # a policy that is somewhat worse than demonstrations scores below 0 as well: only a large shift tells
+    is_unshifted = abs(shift) > std and abs(score - shift) < limit("start_shift") * abs(shift)
     if not (is_unshifted or abs(score) > limit("start_score") * std):
         return None
     return Finding(

@@ -104,6 +104,9 @@ THRESHOLDS = {
     "start_score": Threshold(
         value=4, unit="standard deviations", source="of the reward model on demonstrations; healthy: 0.4"
     ),
+    "start_shift": Threshold(
+        value=0.33, unit="of the reward model's shift", source="the first score is as near to it; healthy: 1.1 off"
+    ),
     "groups_alike": Threshold(value=0.9, unit="of the traced groups", source="healthy: 0.03"),
     # ------------------------------------------------------------------------------------------------------ supervised
     "loss_fall": Threshold(
