@@ -113,6 +113,7 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
+    "nanorlhf.doctor": "tests/doctor/test_run.py",
     "nano.py": "tests/test_nano.py",
     "tools.nano_page": "tests/test_nano_page.py",
     "tools.fuzz": "tests/test_bad_input.py",

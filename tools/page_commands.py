@@ -43,6 +43,7 @@ INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchru
 
 # ---------------------------------------------------------------------------------- which settings name files, and how
 READ = {
+    "directories",
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
     *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run"),
@@ -57,7 +58,9 @@ NO_PATHS = {
     *("hub_id", "summarisers", "against"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
+    "scripts",  # of the doctor: a tree that a reader has changed
 }
+OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs whose settings are those of one of several commands
 BOTH = ("train", "validation")
 JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.tiny": {"sft": BOTH, "comparisons": BOTH},
@@ -166,7 +169,7 @@ def settings_of(command: Command) -> Any:
         name = name.removesuffix(".py")
     elif importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
         raise Wrong(f"there is no module {name}")
-    module = importlib.import_module(name + ".__main__" if name == "course" else name)
+    module = importlib.import_module(name + ".__main__" if name in OF_COMMANDS else name)
     if not hasattr(module, "RECIPES") and not hasattr(module, "Args"):
         check_by_argparse(module, command)
         return None
@@ -180,7 +183,7 @@ def settings_of(command: Command) -> Any:
                 run_module(lambda args: given.append(args), module.Args)
         except SystemExit:
             raise Wrong(said.getvalue().strip()) from None
-    return given[0].command if name == "course" else given[0]
+    return given[0].command if name in OF_COMMANDS else given[0]
 
 
 def check_by_argparse(module: ModuleType, command: Command) -> None:

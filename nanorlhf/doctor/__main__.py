@@ -15,8 +15,9 @@ from typing import Annotated
 import tyro
 
 from nanorlhf.cli import run_module
-from nanorlhf.doctor import code
+from nanorlhf.doctor import code, run
 from nanorlhf.doctor.finding import report
+from nanorlhf.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,21 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Run:
+    """Read what runs have written, finished or not."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """of runs; a reward model's run says what PPO's first scores should be"""
+
+    def run(self) -> int:
+        if not self.directories:
+            raise InputError("nanorlhf.doctor run: name the directory of a run.")
+        return report(run.examine(self.directories))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Args:
-    command: Annotated[Code, tyro.conf.OmitSubcommandPrefixes, tyro.conf.arg(name="")]
+    command: Annotated[Code | Run, tyro.conf.OmitSubcommandPrefixes, tyro.conf.arg(name="")]
 
 
 def main(args: Args) -> None:

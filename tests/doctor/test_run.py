@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import train_ppo
+from nanorlhf.doctor.__main__ import Args, Run, main
 from nanorlhf.doctor.run import examine
 from nanorlhf.errors import InputError
 from nanorlhf.training import run as training_run
@@ -61,6 +62,21 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, file, text, sentence)
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="args.json does not exist"):
         examine([tmp_path])
+
+
+@pytest.mark.parametrize("error, status", [(2e-6, 0), (0.5, 1)])
+def test_the_command_exits_by_what_it_finds(tmp_path, capsys, error, status):
+    rows = [row | {"policy/first_ratio_error": error} for row in ppo_rows()]
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, rows)
+    with pytest.raises(SystemExit) as stopped:
+        main(Args(command=Run(directories=(run,))))
+    assert stopped.value.code == status
+    assert capsys.readouterr().out.startswith("first-ratio: " if status else "nothing found")
+
+
+def test_the_command_needs_a_run():
+    with pytest.raises(InputError, match="name the directory of a run"):
+        main(Args(command=Run(directories=())))
 
 
 # ------------------------------------------------------------------------------------- 2. the run of its reward model
