@@ -33,7 +33,8 @@ class Traced:
     kl_coef: float
     algorithm: str
     statistics: dict[str, float]
-    """of the whole rollout: advantage_mean, advantage_var; with --whiten-rewards also reward_mean, reward_var"""
+    """of the whole rollout: advantage_mean, advantage_var, for REINFORCE++ return_mean, return_var; with
+    --whiten-rewards also reward_mean, reward_var"""
     tensors: dict[str, Tensor]
     """as nanorlhf/training/trace.py lists them, floats as float64"""
     record: Record
@@ -274,12 +275,13 @@ def returns(trace: Traced) -> Finding | None:
 
 
 def whitened_advantages(trace: Traced) -> Finding | None:
-    """(A - mean) / sqrt(variance + 1e-8), both over the actions of the whole rollout."""
-    if "raw_advantages" not in trace.tensors or trace.has_weights:
+    """(A - mean) / sqrt(variance + 1e-8), both over the actions of the whole rollout; REINFORCE++ whitens returns."""
+    of, name = ("returns", "return") if trace.algorithm == "reinforce++" else ("raw_advantages", "advantage")
+    if of not in trace.tensors or trace.has_weights:
         return None
-    expected = trace["raw_advantages"]
+    expected = trace[of]
     if trace.record.settings.get("whiten_advantages", True):
-        average, variance = trace.statistics["advantage_mean"], trace.statistics["advantage_var"]
+        average, variance = trace.statistics[f"{name}_mean"], trace.statistics[f"{name}_var"]
         expected = (expected - average) / (variance + 1e-8) ** 0.5
     difference = trace.differs(trace["advantages"], expected, trace["actions"])
     if difference is None:
@@ -376,6 +378,7 @@ def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: T
             )
     wide = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
     needed = ["advantage_mean", "advantage_var"] if "raw_advantages" in tensors else []
+    needed += ["return_mean", "return_var"] if about["algorithm"] == "reinforce++" else []
     needed += ["reward_mean", "reward_var"] if record.settings.get("whiten_rewards") else []
     for name in needed:
         if not isinstance(about.get(name), int | float):

@@ -193,6 +193,16 @@ def test_advantages_of_a_group_by_hand(algorithm, advantages):
     assert names(swapped) == ["group-advantages"]
 
 
+def test_reinforce_plus_plus_whitens_its_returns():
+    settings = {"samples_per_query": 2, "score_at": None}
+    tensors = of_groups([0.5, -0.5], [3.0, 1.0])
+    tensors["returns"] = tensors["scores"][:, None].clone()  # mean 2, variance 4 in the rollout
+    for average, expected in ((2.0, []), (1.0, ["whitening"])):
+        trace = trace_of(tensors, algorithm="reinforce++", **settings)
+        trace.statistics.update(return_mean=average, return_var=4.0)
+        assert names(trace) == expected
+
+
 def test_groups_whose_scores_are_all_alike_are_found():
     settings = {"samples_per_query": 2, "score_at": None}
     alike = trace_of(of_groups([0.0] * 10, [3.0, 3.0] * 5), algorithm="grpo", **settings)
