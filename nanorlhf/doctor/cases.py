@@ -57,7 +57,10 @@ class Cases:
             "train_dpo": pairs | sft,
         }
         recipe = next(iter(script(name).RECIPES.values()))[1]
-        return replace(recipe, **common | of_script[name] | changes)
+        settings = common | of_script[name] | changes
+        if unknown := settings.keys() - vars(recipe).keys():
+            raise CannotCheckError(f"{name}.py has no setting {sorted(unknown)[0]}")
+        return replace(recipe, **settings)
 
     def policy(self) -> GPT:
         """The policy from which the scripts start, and their reference."""

@@ -197,6 +197,11 @@ def test_findings_of_one_name_are_one_paragraph():
     assert found == [replace(FINDING, seen="A y. 2 more like this."), again]
 
 
+def test_a_setting_that_a_script_has_no_more_is_said_not_to_be_checked(world):
+    with pytest.raises(CannotCheckError, match="train_grpo.py has no setting lower_clip"):
+        Cases(world).run("train_grpo", lower_clip=0.2)
+
+
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
 def test_a_directory_without_scripts_is_refused(name, tmp_path):
     (tmp_path / "empty").mkdir()

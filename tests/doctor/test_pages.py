@@ -1,0 +1,63 @@
+"""What the pages say of the doctor is what the doctor says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from course.bugs import BUGS
+from course.copies import path_of
+from course.edit import replaced
+from tools.doctor import Verdict, stages_of, summary
+from tools.other_bugs import OTHER_BUGS
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [*(ROOT / "nanorlhf/doctor").glob("*.py")]
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_finding_has_a_row_of_the_troubleshooting_page_and_every_row_a_finding():
+    named = {name for path in SOURCES for name in re.findall(r'\bname="([a-z0-9-]+)"', path.read_text())}
+    rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)]
+    assert named == set(listed)
+
+
+def test_the_pages_that_findings_name_exist_with_their_sections():
+    pages = {page for path in SOURCES for page in re.findall(r'"(docs/[\w./#-]+)"', path.read_text())}
+    assert len(pages) > 10
+    for page in pages:
+        file, _, anchor = page.partition("#")
+        assert (ROOT / file).is_file(), page
+        assert not anchor or anchor in anchors(ROOT / file), page
+
+
+@pytest.mark.parametrize("bug", OTHER_BUGS, ids=lambda bug: bug.name)
+def test_a_new_bug_can_be_planted(bug):
+    module, _, name = bug.where.partition(":")
+    source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+    assert replaced(source, name, bug.old, bug.new, bug.number) != source
+    assert bug.name not in {other.name for other in BUGS}
+
+
+def test_the_summary_counts_each_form_and_names_what_neither_finds():
+    verdicts = [
+        Verdict("1", "seen", False, 1, ["masks"], ["eos-rate"], [], 1.0),
+        Verdict("2", "unseen", False, 3, [], [], [], 1.0),
+        Verdict("3", "fresh", True, 2, [], ["gae"], [], 1.0),
+    ]
+    assert summary(verdicts).splitlines() == [
+        "the course's bugs: 2, named by code 1, by run 1, by neither: ['unseen']",
+        "those of level 1: 1, named by code 1, by run 1, by neither: none",
+        "new bugs: 1, named by code 0, by run 1, by neither: none",
+    ]
+
+
+def test_a_bug_of_the_reward_model_is_looked_for_in_its_run_too():
+    stages = {bug.name: stages_of(bug) for bug in BUGS}
+    assert stages["reward-of-all-tokens"] == ("rm", "ppo") and stages["eos-has-no-loss"] == ("sft",)
+    assert stages["kl-of-the-wrong-sign"] == ("ppo",) and stages["judge-is-always-answered"] == ()
