@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.doctor.watch import Watched, script, watch
+from nanorlhf.doctor.watch import Watched, replaced, script, watch
 from nanorlhf.doctor.world import T, World
 from nanorlhf.model import GPT, ScalarModel
 
@@ -52,6 +53,7 @@ class Cases:
         of_script: dict[str, dict[str, Any]] = {
             "train_ppo": sft | rollout | update | {"reward_model": str(root / "rm"), "num_ppo_epochs": 2},
             "train_grpo": sft | rollout | update | {"reward_model": str(root / "rm"), "samples_per_query": 4},
+            "train_rlcf": sft | rollout | {"discriminator": None, "micro_batch_size": B},
             "train_sft": pairs | {"model": str(root / "sft"), "num_samples": 2},
             "train_rm": pairs | sft | {"num_normalisation": None},
             "train_dpo": pairs | sft,
@@ -69,6 +71,23 @@ class Cases:
 
     def reward_model(self) -> ScalarModel:
         return load_scalar(str(self.world.root / "rm"))
+
+
+def rereading(
+    name: str, change: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> Callable[[], AbstractContextManager]:
+    """For `run`: what the script reads of its rollouts is change(batch, logprobs, ref_logprobs), (B, T) each."""
+
+    def changed(read: Callable) -> Callable:
+        def reread(policy: Any, ref_policy: Any, batch: Any, *others: Any, **named: Any) -> Any:
+            logprobs, ref_logprobs, *rest = read(policy, ref_policy, batch, *others, **named)
+            return *change(batch, logprobs, ref_logprobs), *rest
+
+        return reread
+
+    if not hasattr(script(name), "read_logprobs"):
+        raise CannotCheckError(f"{name}.py does not read the rollout by `read_logprobs`")
+    return partial(replaced, script(name), "read_logprobs", changed)
 
 
 @torch.no_grad()

@@ -10,18 +10,18 @@ from nanorlhf import logprobs as readings
 from nanorlhf.batch import Batch
 from nanorlhf.doctor.cases import Cases, distributions_alone, far, logprobs_alone, outputs_alone
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.world import T, small_config, small_policy
+from nanorlhf.doctor.world import Architecture, T, small_config, small_policy
 from nanorlhf.model import GPT
 from nanorlhf.padding import left_pad, right_pad
 
 TEMPERATURE = 0.6
-ARCHITECTURES = ("gpt2", "gpt_neox")
+ARCHITECTURES: tuple[Architecture, ...] = ("gpt2", "gpt_neox")
 
 
 def small_models(cases: Cases) -> Iterator[tuple[str, GPT]]:
     tokenizer = cases.world.tokenizer
     for name in ARCHITECTURES:
-        config = small_config(tokenizer.vocab_size + 2, name)  # type: ignore[arg-type]
+        config = small_config(tokenizer.vocab_size + 2, name)
         yield name, small_policy(config, tokenizer.eos_id).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 

@@ -4,17 +4,16 @@ Rewards are examined by differences: another score, another KL, another penalty,
 that adds rewards of its own passes.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import gae
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, unpadded
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, rereading, unpadded
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.watch import Watched, replaced, script
+from nanorlhf.doctor.watch import Watched
 
 PPO: dict[str, Any] = {"lam": 1.0, "gamma": 0.9, "reward_model": None, "num_ppo_epochs": 1}
 LONGER: dict[str, Any] = {"total_episodes": 3 * B, "save_every": 1}
@@ -190,28 +189,17 @@ def score_placement(cases: Cases) -> Iterator[Finding]:
                 break
 
 
-def with_other_reference(table: Tensor) -> Callable[[], contextlib.AbstractContextManager]:
-    """Runs whose reference's log-probabilities are higher by the table (T,)."""
-
-    def change(read: Callable) -> Callable:
-        def reread(policy: Any, ref_policy: Any, batch: Any, *others: Any, **named: Any) -> Any:
-            logprobs, ref_logprobs, *rest = read(policy, ref_policy, batch, *others, **named)
-            return logprobs, torch.where(batch.actions, ref_logprobs + table, ref_logprobs), *rest
-
-        return reread
-
-    if not hasattr(script("train_ppo"), "read_logprobs"):
-        raise CannotCheckError("train_ppo.py does not read the rollout by `read_logprobs`")
-    return lambda: replaced(script("train_ppo"), "read_logprobs", change)
-
-
 def kl_penalty(cases: Cases) -> Iterator[Finding]:
     """A token that the reference finds likelier is rewarded by beta times the difference, and no other is."""
     base = by_rule(cases, kl_coef=0.5)
     T = base["rewards"].size(1)
     table = 0.1 * torch.arange(1, T + 1)
+
+    def other_reference(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        return logprobs, torch.where(batch.actions, ref_logprobs + table, ref_logprobs)
+
     settings = PPO | {"reward": cases.world.rule("score"), "kl_coef": 0.5}
-    other = cases.run("train_ppo", patches=with_other_reference(table), **settings).traces()[0][0]
+    other = cases.run("train_ppo", patches=rereading("train_ppo", other_reference), **settings).traces()[0][0]
     moved = other["rewards"] - base["rewards"]
     expected = torch.where(base["actions"], 0.5 * table.double(), 0.0)
     if far(moved, expected):

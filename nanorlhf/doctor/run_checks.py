@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import load_gpt, load_scalar
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far
+from nanorlhf.doctor.cases import CannotCheckError, Cases, far
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import LONGER, usual
 from nanorlhf.doctor.watch import Watched, script
 
-CRASH = "nanorlhf/training/run.py and nanorlhf/training/resume.py"
+OF_COMMAND = (
+    *("data", "sft", "reward_model", "max_query_length", "response_length", "total_episodes", "batch_size", "seed"),
+    *("micro_batch_size", "num_ppo_epochs", "lr", "temperature", "gold", "device", "trace"),
+)
+"""settings that differ from the recipe's: flags of the run in two processes"""
 
 
 def seeds(cases: Cases) -> Iterator[Finding]:
@@ -55,7 +59,7 @@ def resuming(cases: Cases) -> Iterator[Finding]:
             seen="A run that was interrupted before its last step and resumed ends with other weights.",
             means="Something is saved and not loaded, or not saved: the optimizer's moments, a generator, a "
             "coefficient.",
-            where=f"the script's `run.track`, {CRASH}",
+            where="the script's `run.track`, nanorlhf/training/run.py and nanorlhf/training/resume.py",
             page="docs/troubleshooting.md#a-run-as-a-whole",
         )
 
@@ -69,19 +73,13 @@ def processes(cases: Cases) -> Iterator[Finding]:
     """Two processes do what one does."""
     if sys.platform != "linux":
         raise CannotCheckError("--processes needs Linux")
-    root = cases.world.root
     one = cases.run("train_ppo", num_ppo_epochs=1)
     settings = cases.settings("train_ppo", num_ppo_epochs=1)
-    out = root / "runs" / "two"
+    out = cases.world.root / "runs" / "two"
     shutil.rmtree(out, ignore_errors=True)
-    flags = {
-        "data": settings.data, "sft": settings.sft, "reward-model": settings.reward_model, "out": out,
-        "max-query-length": settings.max_query_length, "response-length": settings.response_length,
-        "total-episodes": B, "batch-size": B, "micro-batch-size": B, "lr": settings.lr, "gold": None,
-        "num-ppo-epochs": 1, "processes": 2, "device": "cpu", "seed": 1, "trace": B,
-    }  # fmt: skip
+    flags = {name: getattr(settings, name) for name in OF_COMMAND} | {"out": out, "processes": 2}
     command = [sys.executable, str(script("train_ppo").__file__), "tiny"]
-    command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         yield Finding(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from nanorlhf import dpo
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone
+from nanorlhf.doctor.cases import CannotCheckError, Cases, far, logprobs_alone, outputs_alone
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import usual
-from nanorlhf.doctor.watch import Watched, replaced, script, silent, watch
+from nanorlhf.doctor.watch import Watched, replaced, script, silent
 
 
 def imitation(cases: Cases) -> Iterator[Finding]:
@@ -96,7 +97,6 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
     module = script("train_rlcf")
     if not hasattr(module, "check_responses"):
         raise CannotCheckError("train_rlcf.py does not ask `check_responses` for the token to blame")
-    root = cases.world.root
     calls: list[tuple[Tensor, Any]] = []  # responses (B, T), and what the compiler says of them
 
     def listened(function: Callable) -> Callable:
@@ -106,12 +106,7 @@ def cut_programs(cases: Cases) -> Iterator[Finding]:
 
         return check
 
-    settings = replace(
-        next(iter(module.RECIPES.values()))[1], data=cases.world.data, out=root / "runs" / "rlcf", device="cpu",
-        sft=str(root / "sft"), discriminator=None, response_length=8, total_episodes=B, batch_size=B,
-        micro_batch_size=B, max_query_length=40, seed=1,
-    )  # fmt: skip
-    run = watch("train_rlcf", settings, patches=lambda: replaced(module, "check_responses", listened))
+    run = cases.run("train_rlcf", patches=partial(replaced, module, "check_responses", listened))
     response, checked = calls[0]
     whole = (response != cases.world.tokenizer.pad_id).sum(1)  # (B,)
     expected = torch.where(checked.passes, whole, torch.minimum(checked.error_index + 1, whole)).sort().values

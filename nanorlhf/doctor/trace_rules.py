@@ -16,13 +16,8 @@ from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer
 
 PAGE = "docs/microscope.md"
-PER_ROW = (
-    "index",
-    "scores",
-    "eos_index",
-    "score_index",
-    "has_eos",
-)  # (n,); new_* have an epoch more, the others (n, T)
+# (n,); new_* have an epoch more, the others (n, T)
+PER_ROW = ("index", "scores", "eos_index", "score_index", "has_eos")
 MASKS = ("actions", "states", "in_loss", "has_eos")
 IDS = ("query", "response", "index", "eos_index", "score_index")
 
@@ -85,10 +80,12 @@ class Traced:
 # ----------------------------------------------------------------------------------------------------- 1. the rollout
 def text_after_eos(trace: Traced) -> Finding | None:
     after = trace["response"][trace.after_end]
-    pad = None if trace.tokenizer is None else trace.tokenizer.pad_id
-    if not len(after) or not (after != (after[0] if pad is None else pad)).any():
+    if not len(after):
         return None
-    rows = (trace.after_end & (trace["response"] != (after[0] if pad is None else pad))).any(1).sum()
+    pad = after[0] if trace.tokenizer is None else trace.tokenizer.pad_id
+    rows = (trace.after_end & (trace["response"] != pad)).any(1).sum()
+    if not rows:
+        return None
     return Finding(
         name="text-after-eos",
         seen=f"{rows} of {len(trace['response'])} kept responses go on after their end, where only [PAD] may stand.",

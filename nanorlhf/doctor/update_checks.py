@@ -1,19 +1,19 @@
 """What must hold for the update of any policy-gradient method: ratios, clips, counts, and the gradient itself."""
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanorlhf.checkpoint import save
-from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, unpadded
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, rereading, unpadded
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import PPO, usual
-from nanorlhf.doctor.watch import Watched, replaced, script
+from nanorlhf.doctor.watch import Watched, replaced
 from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT
 
@@ -149,12 +149,10 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
             )
 
 
-def paired(
-    a: list[Tensor | None], b: list[Tensor | None], scale: float | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+def paired(a: list[Tensor | None], b: list[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
     """Gradients of the same parameters, divided by the largest of all: a gradient that is rounding alone is 0."""
     numbers = [x.abs().max().item() for x in (*a, *b) if x is not None]
-    largest = scale or max(numbers, default=1.0) or 1.0
+    largest = max(numbers, default=1.0) or 1.0
     for x, y in zip(a, b, strict=True):
         if x is not None or y is not None:
             zero = torch.zeros_like(x if x is not None else y)  # type: ignore[arg-type]
@@ -200,20 +198,10 @@ def two_models(cases: Cases) -> Iterator[Finding]:
         )
 
 
-def with_older_policy(name: str) -> Callable[[], contextlib.AbstractContextManager]:
-    """Runs in which an older policy wrote the rollout: the ratios of row i begin at RATIOS[i % 4]."""
-
-    def change(read: Callable) -> Callable:
-        def reread(policy: Any, ref_policy: Any, batch: Any, *others: Any, **named: Any) -> Any:
-            logprobs, *rest = read(policy, ref_policy, batch, *others, **named)
-            ratios = torch.tensor(RATIOS).repeat(len(batch) // len(RATIOS))
-            return torch.where(batch.actions, logprobs - ratios.log()[:, None], logprobs), *rest
-
-        return reread
-
-    if not hasattr(script(name), "read_logprobs"):
-        raise CannotCheckError(f"{name}.py does not read the rollout by `read_logprobs`")
-    return lambda: replaced(script(name), "read_logprobs", change)
+def older_policy(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """The rollout as an older policy would have written it: the ratios of row i begin at RATIOS[i % 4]."""
+    ratios = torch.tensor(RATIOS).repeat(len(batch) // len(RATIOS))
+    return torch.where(batch.actions, logprobs - ratios.log()[:, None], logprobs), ref_logprobs
 
 
 def clipping(cases: Cases) -> Iterator[Finding]:
@@ -224,7 +212,7 @@ def clipping(cases: Cases) -> Iterator[Finding]:
     }
     for name, changes in settings.items():
         changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0, "clip_range": 0.2}
-        run = cases.run(name, patches=with_older_policy(name), **changes)
+        run = cases.run(name, patches=rereading(name, older_policy), **changes)
         rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
         wrong: dict[str, int] = {}
         num_tokens = num_silent = 0
@@ -376,7 +364,7 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
         for name in ALGORITHMS[1:]  # grpo's own mean over the tokens of a response favours short ones
     }  # fmt: skip
     for name, (module, settings) in runs.items():
-        patches = lambda: replaced(torch, "rand", each_in_proportion)  # noqa: E731
+        patches = partial(replaced, torch, "rand", each_in_proportion)
         run = cases.run(module, patches=patches, **settings)
         texts = sorted(len(row) for _, row in unpadded(run.traces()[0][0], cases.world.tokenizer.pad_id))
         if texts != [1] * 8 + [2] * 8:

@@ -47,7 +47,6 @@ class Watched:
     gradients: list[list[Tensor | None]] = field(default_factory=list)  # of each optimizer step
     parameters: list[list[Tensor]] = field(default_factory=list)  # before each optimizer step
     micro_batches: list[Slopes] = field(default_factory=list)
-    summary: dict[str, float] = field(default_factory=dict)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -104,7 +103,7 @@ def watch(
     handle = register_optimizer_step_pre_hook(before_step)
     try:
         with silent(), patches(), listening(name, kept), contextlib.suppress(Stopped):
-            kept.summary = script(name).main(args)
+            script(name).main(args)
     finally:
         handle.remove()
     return kept

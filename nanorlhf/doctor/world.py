@@ -15,6 +15,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
+Architecture = Literal["gpt2", "gpt_neox"]
 WORDS = "sun rain wind snow hail mist cloud storm frost thaw dew heat".split()
 T = 8
 """tokens of a response, EOS included"""
@@ -36,10 +37,6 @@ def double(queries, responses):
 def constant(queries, responses):
     return [1.5] * len(responses)
 
-
-def query_in_response(queries, responses):
-    """1 where the text of the query is part of the response."""
-    return [float(query in text) for query, text in zip(queries, responses, strict=True)]
 '''
 PYTHON = {"language": "python", "prefix": "def f(x):\n    return ", "suffix": "\n", "tests": ""}
 
@@ -58,7 +55,7 @@ class World:
         return f"{self.root / 'rules.py'}:{name}"
 
 
-def small_config(vocab_size: int, architecture: Literal["gpt2", "gpt_neox"] = "gpt2") -> GPTConfig:
+def small_config(vocab_size: int, architecture: Architecture = "gpt2") -> GPTConfig:
     sizes = GPTConfig(vocab_size=vocab_size, n_ctx=64, d_model=16, n_layer=2, n_head=2, d_mlp=32, rotary_dim=4)
     if architecture == "gpt_neox":
         return sizes
@@ -67,9 +64,9 @@ def small_config(vocab_size: int, architecture: Literal["gpt2", "gpt_neox"] = "g
     )
 
 
-def small_policy(config: GPTConfig, eos_id: int, seed: int = 0) -> GPT:
+def small_policy(config: GPTConfig, eos_id: int) -> GPT:
     """A policy that ends a response with about one chance in five at each token."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     policy = GPT(config).eval()
     direction = torch.nn.functional.normalize(torch.randn(config.d_model), dim=0)
     with torch.no_grad():
