@@ -15,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from nanorlhf.cli import run_module
-from nanorlhf.doctor import code, run
+from nanorlhf.doctor import code
 from nanorlhf.doctor.finding import report
 from nanorlhf.errors import InputError
 
@@ -44,6 +44,8 @@ class Run:
     def run(self) -> int:
         if not self.directories:
             raise InputError("nanorlhf.doctor run: name the directory of a run.")
+        from nanorlhf.doctor import run  # imports PyTorch, and code that the other form may find broken
+
         return report(run.examine(self.directories))
 
 

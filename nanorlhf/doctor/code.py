@@ -1,7 +1,7 @@
 """Examine scripts and a package that somebody has changed: run them in a small world, and check what must hold.
 
-The checks are not ours of the text: they hold for any correct policy-gradient code. They run in a process of their own,
-in a copy of this tree with the changed files in place of ours.
+The checks hold for any correct policy-gradient code: none compares a text with ours. They run in processes of their
+own, in a copy of this tree with the changed files in place of ours.
 """
 
 import json
