@@ -10,6 +10,7 @@ docs/doctor.csv, the table.
 """
 
 import csv
+import functools
 import hashlib
 import json
 import os
@@ -79,11 +80,16 @@ class Verdict:
     seconds: float
 
 
-def key_of(bug: Bug) -> str:
-    digest = hashlib.sha256(repr(bug).encode())
+@functools.cache
+def digest_of_code() -> bytes:
+    digest = hashlib.sha256()
     for path in sorted([*ROOT.glob("train_*.py"), *ROOT.glob("nanorlhf/**/*.py"), *ROOT.glob("kernels/*.py")]):
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.digest()
+
+
+def key_of(bug: Bug) -> str:
+    return hashlib.sha256(digest_of_code() + repr(bug).encode()).hexdigest()[:16]
 
 
 def stages_of(bug: Bug) -> Sequence[str]:
@@ -169,9 +175,8 @@ def main(args: Args) -> None:
             raise InputError(f"--bugs {name}: there is no such bug.")
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "verdicts.jsonl"
-    found = {v.key: v for v in (Verdict(**json.loads(line)) for line in file.read_text().splitlines())} if (
-        file.exists()
-    ) else {}  # fmt: skip
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = {verdict.key: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
     bugs = [bug for name, bug in known.items() if not args.bugs or name in args.bugs]
     open_ = [bug for bug in bugs if key_of(bug) not in found]
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(open_), desc="bugs") as bar:
@@ -189,8 +194,8 @@ def main(args: Args) -> None:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(("bug", "from", "level", "code", "run"))
             writer.writerows(table_rows(verdicts))
-    number, alarms = false_alarms(args.healthy)
     if args.healthy:
+        number, alarms = false_alarms(args.healthy)
         print(f"{number} healthy runs, {len(alarms)} false alarms", *alarms, sep="\n")
 
 
