@@ -136,7 +136,7 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
         whole, parts = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
         if not whole.gradients or not parts.gradients:
             raise CannotCheckError(f"{name} took no step of an optimizer")
-        # the second one too: before the first step DPO's margins, and what KTO compares them with, are all 0
+        # the second one too: before the first step DPO's margins are all 0, and so is any mean of them
         steps = zip(whole.gradients[:2], parts.gradients[:2], strict=True)
         if any(far(a, b, 1e-2) for x, y in steps for a, b in paired(x, y)):
             yield Finding(
