@@ -292,6 +292,7 @@ mutants: .venv .venv/test
 doctor: .venv .venv/test
 	test -f "$(RUNS)/ppo/summary.json" || $(MAKE) demo
 	$(PY) -m tools.doctor --demo "$(RUNS)" --out runs/doctor --healthy "$(RUNS)" --jobs $(JOBS)
+	$(PY) -m tools.sick_runs --demo "$(RUNS)" --doctor runs/doctor
 
 gpu: .venv .venv/test
 	$(PY) -m tools.gpu --out runs/gpu

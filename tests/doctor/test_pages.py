@@ -1,5 +1,6 @@
 """What the pages say of the doctor is what the doctor says."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -55,6 +56,21 @@ def test_the_summary_counts_each_form_and_names_what_neither_finds():
         "those of level 1: 1, named by code 1, by run 1, by neither: none",
         "new bugs: 1, named by code 0, by run 1, by neither: none",
     ]
+
+
+def test_the_table_has_a_row_per_bug_and_the_page_counts_it():
+    with (ROOT / "docs/doctor.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["bug"] for row in rows] == [bug.name for bug in (*BUGS, *OTHER_BUGS)]
+    course = [row for row in rows if row["from"] == "course"]
+    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+    easy, new = [row for row in course if row["level"] == "1"], [row for row in rows if row["from"] == "new"]
+    for group in (course, easy, new):
+        by_code, by_run = sum(bool(row["code"]) for row in group), sum(bool(row["run"]) for row in group)
+        neither = sum(not row["code"] and not row["run"] for row in group)
+        assert f"| {len(group)} | {by_code} | {by_run} | {neither} |" in page
+    assert sum(bool(row["code"]) for row in course) >= 50
+    assert sum(bool(row["run"]) for row in easy) >= 14
 
 
 def test_a_bug_of_the_reward_model_is_looked_for_in_its_run_too():
