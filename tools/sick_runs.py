@@ -1,6 +1,6 @@
 """Curves of healthy and of sick runs side by side: docs/troubleshooting.png, from the runs that `make doctor` trains.
 
-    python -m tools.sick_runs --demo runs/tiny --doctor runs/doctor
+python -m tools.sick_runs --demo runs/tiny --doctor runs/doctor
 """
 
 from dataclasses import dataclass
