@@ -50,7 +50,7 @@ def side_by_side(demo: Path, doctor: Path) -> Figure:
     for axes, panel in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         for run, label, color in (
             (demo / "ppo", "healthy", BLUE),
-            (doctor / "runs" / panel.bug / "ppo", panel.bug, ORANGE),
+            (doctor / "runs" / panel.bug / "ppo", "sick", ORANGE),
         ):
             rows = read_metrics(run)
             if not rows:
