@@ -38,6 +38,7 @@ STAGES = {  # module, or module:function -> the stages in which its bugs show; e
     "train_sft": ("sft",),
     "nanorlhf.training.supervised": ("sft",),
     "nanorlhf.dataset:with_blank": ("sft",),
+    "nanorlhf.training.optimizer:lr_factor": ("sft",),  # PPO has no warm-up
     "train_rm": ("rm",),
     "nanorlhf.model:ScalarModel.forward": ("rm", "ppo"),
     "nanorlhf.reward:end_scores": ("rm", "ppo"),

@@ -1,6 +1,8 @@
-"""Curves of healthy and of sick runs side by side: docs/troubleshooting.png, from the runs that `make doctor` trains.
+"""Curves of healthy and of sick runs side by side, from the runs that `make doctor` trains.
 
-python -m tools.sick_runs --demo runs/tiny --doctor runs/doctor
+    python -m tools.sick_runs --demo runs/tiny --doctor runs/doctor
+
+Out: docs/troubleshooting.png.
 """
 
 from dataclasses import dataclass
@@ -13,8 +15,6 @@ from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.report.page import BLUE, ORANGE, draw, label_axes
 from nanorlhf.training.run_directory import read_metrics
-
-PICTURE = Path("docs/troubleshooting.png")
 
 
 class Panel(NamedTuple):
@@ -41,7 +41,7 @@ class Args:
     """directory of the demo's runs, of which ppo is the healthy one"""
     doctor: Path = Path("runs/doctor")
     """what `make doctor` wrote: runs/BUG/ppo"""
-    out: Path = PICTURE
+    out: Path = Path("docs/troubleshooting.png")
 
 
 def side_by_side(demo: Path, doctor: Path) -> Figure:
