@@ -116,6 +116,8 @@ ELSEWHERE = {
     "nanorlhf.doctor": "tests/doctor/test_run.py",
     "nano.py": "tests/test_nano.py",
     "tools.nano_page": "tests/test_nano_page.py",
+    "tools.doctor": "tests/doctor/test_judging.py",
+    "tools.sick_runs": "tests/doctor/test_judging.py",
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
     "tools.kills": "tests/test_kills.py",

@@ -46,7 +46,7 @@ READ = {
     "directories",
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
-    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run"),
+    *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run", "doctor"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
@@ -59,6 +59,7 @@ NO_PATHS = {
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
     "scripts",  # of the doctor: a tree that a reader has changed
+    *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
 }
 OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs whose settings are those of one of several commands
 BOTH = ("train", "validation")
