@@ -1,20 +1,22 @@
-"""DPO: a policy learns from comparisons, without a reward model and without sampling.
+"""DPO: a policy learns from preferences, without a reward model and without sampling.
 
 Papers: The N+ Implementation Details of RLHF with PPO, detail 19 and Table 6; Direct preference
-optimization (Rafailov et al. 2023), and other losses of the same margin: IPO, robust DPO, hinge.
-In: comparisons.{train,validation}.jsonl and the policy of stage 1. Out: a policy, which is its own
-reward model.
+optimization (Rafailov et al. 2023); its relatives by --loss: IPO, robust DPO, hinge, KTO, ORPO and
+SimPO (docs/algorithms.md). In: comparisons.{train,validation}.jsonl, for kto_unpaired unpaired.*,
+and the policy of stage 1. Out: a policy, which is its own reward model.
 
     python train_dpo.py                                       # the embedded default, recipe tiny
     python train_dpo.py tldr --sft runs/tldr/sft              # writes runs/tldr/dpo
     torchrun --nproc-per-node 8 train_dpo.py tldr --sft runs/tldr/sft
-    python train_dpo.py tldr --loss ipo --out runs/tldr/ipo
+    python train_dpo.py tldr --loss kto --out runs/tldr/kto
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +24,19 @@ from torch import Tensor
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import PositiveFloat, PositiveInt, Range, command_line
-from nanorlhf.dataset import Comparison, Rows, batch_indices, load_comparisons
-from nanorlhf.dpo import implicit_pair_rewards, pair_logprobs
+from nanorlhf.cli import PositiveFloat, PositiveInt, command_line
+from nanorlhf.dataset import Comparison, Rows, batch_indices, load_comparisons, load_unpaired
+from nanorlhf.dpo import (
+    Labels,
+    kto_loss,
+    log_odds,
+    log_ratio_sum,
+    mismatched,
+    pair_logprobs,
+    pair_means,
+)
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT
-from nanorlhf.padding import micro_batches
 from nanorlhf.peft import reference, tune
 from nanorlhf.recipes import recipes
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
@@ -36,9 +45,11 @@ from nanorlhf.training.models import loading_device, prepare_models
 from nanorlhf.training.optimizer import adamw_steps, check_warmup, lr_factor
 from nanorlhf.training.run import Run, begin, with_plan, write_checkpoint
 from nanorlhf.training.settings import SupervisedArgs
-from nanorlhf.training.supervised import autocast, check_length, evaluate, number_of_steps
+from nanorlhf.training.supervised import backward, check_length, evaluate, number_of_steps
 
-Loss = Literal["sigmoid", "ipo", "robust", "hinge"]
+Loss = Literal["sigmoid", "ipo", "robust", "hinge", "kto", "kto_unpaired", "orpo", "simpo"]
+KTO = ("kto", "kto_unpaired")
+NO_REFERENCE = ("orpo", "simpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +59,13 @@ class Args(SupervisedArgs):
     sft: str = "runs/tldr/sft"
     """the initial policy and the reference: checkpoint directory or Hub id"""
     beta: PositiveFloat = 0.05
-    """implicit reward per nat of log(policy / reference); more stays closer to the reference"""
+    """implicit reward per nat of log(policy / reference); more stays closer to the reference. simpo:
+    per nat of the mean log-probability of a token; orpo: weight of the odds ratio"""
     loss: Loss = "sigmoid"
     """sigmoid: DPO's own; ipo: squared distance to a margin; robust: corrects for flipped labels;
-    hinge: SLiC"""
-    label_smoothing: Annotated[float, Range("at least 0, below 0.5", lambda x: 0 <= x < 0.5)] = 0.0
-    """share of labels assumed to be flipped: with sigmoid conservative DPO; robust needs it"""
+    hinge: SLiC; kto: each response against a reference point; kto_unpaired: the same, of responses
+    labelled one by one; orpo, simpo: without a reference"""
+    labels: Labels = Labels()
     micro_batch_size: PositiveInt = 8
     # lengths and validation (the same in train_rm.py)
     max_response_length: PositiveInt = 169
@@ -64,8 +76,6 @@ class Args(SupervisedArgs):
 
 
 RECIPES = recipes("dpo", Args)
-
-STATISTICS = ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward")
 
 
 def margin_loss(margin: Tensor, beta: float, loss: Loss, label_smoothing: float) -> Tensor:
@@ -94,47 +104,83 @@ def margin_loss(margin: Tensor, beta: float, loss: Loss, label_smoothing: float)
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
 
 
-def pair_sums(loss: Tensor, chosen_rewards: Tensor, rejected_rewards: Tensor) -> tuple[Tensor, ...]:
-    """STATISTICS, summed over pairs: (B,) each -> scalars. A tie is ranked wrong."""
-    correct = chosen_rewards > rejected_rewards
-    margin = chosen_rewards - rejected_rewards
-    statistics = loss, correct, margin, chosen_rewards, rejected_rewards
-    return tuple(statistic.detach().sum() for statistic in statistics)
-
-
-@with_plan(lambda args: dpo_plan(args, args.sft))
+@with_plan(lambda args: dpo_plan(args, args.sft, args.loss not in NO_REFERENCE))
 def main(args: Args) -> dict[str, float]:
     # -------------------------------------------------------------------------------------- 1. data
-    if args.loss in ("ipo", "hinge") and args.label_smoothing > 0:
-        raise InputError(f"--label-smoothing is for --loss sigmoid and robust, not {args.loss}.")
-    if args.loss == "robust" and args.label_smoothing == 0:
-        raise InputError("--loss robust needs --label-smoothing, the share of flipped labels.")
+    args.labels.check(args.loss)
+    if args.loss in KTO and args.batch_size < 2:
+        raise InputError("--batch-size 1: KTO needs another row's response to each query.")
     if args.out is None:
         args = replace(args, out=args.data.parent / "dpo")
     device = begin(args, "batch_size")
     tokenizer = load_tokenizer(args.sft)
     pad_id = tokenizer.pad_id
     limits = tokenizer, args.max_query_length, args.max_response_length
-    path = args.data / "comparisons.train.jsonl"
-    train = load_comparisons(path, *limits)
-    validation = load_comparisons(args.data / "comparisons.validation.jsonl", *limits)
+    load, kind, counted = load_comparisons, "comparisons", "pairs"
+    if args.loss == "kto_unpaired":
+        load, kind, counted = load_unpaired, "unpaired", "rows"
+    path = args.data / f"{kind}.train.jsonl"
+    train = load(path, *limits)
+    validation = load(args.data / f"{kind}.validation.jsonl", *limits)
+    watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
     num_steps = number_of_steps(args.num_epochs, len(train), args.batch_size, path)
     check_warmup(args.warmup_steps, num_steps)
 
     # -------------------------------------------------------------- 2. the policy and the reference
     policy = load_gpt(args.sft, loading_device(args.shard, device))
     check_vocabulary(tokenizer, policy.config.vocab_size, args.sft)
-    check_length((train, validation), policy.config, f"comparisons in {args.data}", args.sft)
+    files = (train, validation)
+    check_length(files, policy.config, f"{kind} in {args.data}", args.sft, args.loss in KTO)
     policy.forbid(pad_id, tokenizer.vocab_size)
     tune(policy, args.tune, args.lora_rank, args.lora_targets)
-    if args.tune == "lora" and args.shard == "none":
+    if args.loss in NO_REFERENCE:
+        ref_policy = None
+    elif args.tune == "lora" and args.shard == "none":
         ref_policy = reference(policy)  # the policy's frozen weights, without the updates
     else:  # never sharded: each rank holds all of it
         ref_policy = load_gpt(args.sft, device, getattr(torch, args.dtype)).requires_grad_(False)
         ref_policy.forbid(pad_id, tokenizer.vocab_size)
     prepare_models(args, device, [policy])
 
-    # ------------------------------------------------------------- 3. the optimizer, the validation
+    # ------------------------------------------------------------------------------- 3. the loss
+    def row_sums(model: GPT, rows: list[Comparison], z0: Tensor) -> tuple[Tensor, ...]:
+        """Summed over rows: loss, right rankings, both rewards, responses of both kinds."""
+        # 3.1 log-probabilities of the responses, summed over their tokens: (b,) each
+        chosen, rejected = pair_logprobs(model, rows, pad_id)
+        lengths = torch.tensor([(len(row.chosen), len(row.rejected)) for row in rows]).T.to(device)
+        present = lengths > 0  # (2, b): unpaired rows have one of the two
+        if ref_policy is None:  # ORPO, SimPO: means over the tokens, EOS included
+            chosen, rejected = torch.stack((chosen, rejected)) / lengths
+        else:
+            with torch.no_grad():
+                ref_chosen, ref_rejected = pair_logprobs(ref_policy, rows, pad_id)
+            chosen, rejected = chosen - ref_chosen, rejected - ref_rejected
+        # 3.2 [N+ 19] implicit rewards: expect both to fall, the rejected one's faster
+        chosen_rewards, rejected_rewards = args.beta * chosen, args.beta * rejected
+        if args.loss == "orpo":
+            chosen_rewards, rejected_rewards = log_odds(chosen), log_odds(rejected)
+        # 3.3 the loss of a reward model, -log sigmoid(margin), or a relative
+        margin = chosen_rewards - rejected_rewards
+        if args.loss in KTO:
+            rewards = torch.stack((chosen_rewards, rejected_rewards))  # (2, b)
+            loss, margin = kto_loss(rewards, present, args.beta * z0, args.labels)
+        else:
+            above = margin - args.labels.target_margin  # SimPO's gamma, 0 for the others
+            loss = margin_loss(above, args.beta, args.loss, args.labels.smoothing)
+        if args.loss == "orpo":  # SFT on the chosen response; beta weighs the odds ratio
+            loss = args.beta * loss - chosen
+        statistics = margin > 0, chosen_rewards, rejected_rewards, *present  # a tie is ranked wrong
+        return loss.sum(), *(statistic.detach().sum() for statistic in statistics)
+
+    def reference_point(rows: Sequence[Comparison]) -> Tensor:
+        """[KTO 4.1] z0: KL to the reference in nats, by queries with another row's response."""
+        if ref_policy is None or args.loss not in KTO:
+            return torch.zeros(())
+        sums = partial(log_ratio_sum, ref_policy=ref_policy, pad_id=pad_id)
+        found = evaluate(policy, mismatched(rows), sums, 2, args.read_size, args.dtype)
+        return (found[0] / found[1]).clamp(min=0)
+
+    # ------------------------------------------------------------- 4. the optimizer, the validation
     parameters = list(policy.parameters())
     # optimizer (the same in train_sft.py, train_rm.py)
     steps = adamw_steps(args, parameters, args.decay_vectors)  # [N+ 9, 10]
@@ -143,54 +189,29 @@ def main(args: Args) -> dict[str, float]:
     def write(directory: Path) -> None:
         write_checkpoint(policy, directory, tokenizer, args.sft)
 
-    def validation_sums(full: GPT, rows: list[Comparison]) -> tuple[Tensor, ...]:
-        chosen_rewards, rejected_rewards = implicit_pair_rewards(
-            full, ref_policy, rows, pad_id, args.beta
-        )
-        margin = chosen_rewards - rejected_rewards
-        loss = margin_loss(margin, args.beta, args.loss, args.label_smoothing)
-        return pair_sums(loss, chosen_rewards, rejected_rewards)
-
     def validate(rows: Rows) -> dict[str, float]:
-        """The means of STATISTICS over the rows."""
-        num_sums = len(STATISTICS)
-        sums = evaluate(policy, rows, validation_sums, num_sums, args.read_size, args.dtype)
-        means = (sums / len(rows)).tolist()
-        return {f"validation_{name}": mean for name, mean in zip(STATISTICS, means, strict=True)}
+        """The means over the rows."""
+        sums = partial(row_sums, z0=reference_point(watched))
+        found = evaluate(policy, rows, sums, 6, args.read_size, args.dtype) / len(rows)
+        return {f"validation_{name}": mean for name, mean in pair_means(found).items()}
 
-    watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
     run = Run(args, "DPO", lambda: write(args.out))
     run.track(policy=policy, steps=steps, best=best)
     run.print(
-        f"DPO: {sum(p.numel() for p in parameters):,} parameters, {len(train):,} pairs, "
+        f"DPO: {sum(p.numel() for p in parameters):,} parameters, {len(train):,} rows of {kind}, "
         f"{num_steps} steps of {args.batch_size} in micro-batches of {args.micro_batch_size}, "
         f"{distributed.world_size()} process(es)"
     )
 
-    # ---------------------------------------------------------------------------------- 4. the loop
+    # ---------------------------------------------------------------------------------- 5. the loop
     for step in run.steps(num_steps):
         batch = [train[i] for i in batch_indices(len(train), args.batch_size, step, args.seed)]
-        batch = batch[distributed.rank_slice(len(batch))]  # this rank's pairs
-        means = torch.zeros(len(STATISTICS), device=device)
-        policy.zero_grad()
-        for rows in micro_batches(batch, args.micro_batch_size):
-            with autocast(args.dtype, device):
-                # 4.1 log-probabilities of the responses, summed over their tokens: (b,) each
-                with torch.no_grad():
-                    ref_chosen, ref_rejected = pair_logprobs(ref_policy, rows, pad_id)
-                chosen, rejected = pair_logprobs(policy, rows, pad_id)
-                # 4.2 [N+ 19] implicit rewards: expect both to fall, the rejected one's faster
-                chosen_rewards = args.beta * (chosen - ref_chosen)
-                rejected_rewards = args.beta * (rejected - ref_rejected)
-                # 4.3 the loss of a reward model, -log sigmoid(margin), or a relative
-                margin = chosen_rewards - rejected_rewards
-                loss = margin_loss(margin, args.beta, args.loss, args.label_smoothing)
-                sums = pair_sums(loss, chosen_rewards, rejected_rewards)
-            (loss.sum() / args.batch_size).backward()
-            means += torch.stack(sums) / args.batch_size
-        distributed.sum_gradients(policy)
-        means = distributed.all_sum(means)
-        metrics = dict(zip(STATISTICS, means.tolist(), strict=True))
+        z0 = reference_point(batch)  # of all micro-batches and ranks, without a gradient
+        batch_loss = partial(row_sums, z0=z0)
+        sums = backward(policy, batch, batch_loss, len(batch), args.micro_batch_size, args.dtype)
+        metrics = pair_means(sums)
+        if args.loss in KTO:
+            metrics["reference_point"] = z0.item()
 
         # optimizer step (the same in train_sft.py, train_rm.py)
         lr = args.lr * lr_factor(args.schedule, step, num_steps, args.warmup_steps)
@@ -206,9 +227,9 @@ def main(args: Args) -> dict[str, float]:
 
         run.log(step, metrics, loss=f"{metrics['loss']:.3f}", accuracy=f"{metrics['accuracy']:.2f}")
 
-    # ----------------------------------------------------------------------------- 5. measure, save
+    # ----------------------------------------------------------------------------- 6. measure, save
     summary = validate(validation)
-    summary |= {"num_validation_pairs": len(validation), "steps": num_steps}
+    summary |= {f"num_validation_{counted}": len(validation), "steps": num_steps}
     run.log(num_steps, summary)
     run.finish(summary)
     run.print("DPO: " + ", ".join(f"{name} {value:.4g}" for name, value in summary.items()))

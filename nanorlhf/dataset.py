@@ -3,6 +3,7 @@
     sft.{train,validation}.jsonl          {"query": str, "response": str}
     comparisons.{train,validation}.jsonl  {"query": str, "chosen": str, "rejected": str}
     scored.{train,validation}.jsonl       {"query": str, "response": str, "score": float}
+    unpaired.{train,validation}.jsonl     {"query": str, "response": str, "label": bool}
     code.{train,validation,test}.jsonl    {"query": str, "response": str, "prefix": str,
                                            "suffix": str, "tests": str, "language": str}
     in all of them                        "meta": {...}, which training does not read
@@ -63,7 +64,7 @@ class Scored(Demonstration):
 @dataclass(frozen=True)
 class Comparison:
     query: list[int]
-    chosen: list[int]  # both end in EOS
+    chosen: list[int]  # both end in EOS; of an unpaired row one is empty
     rejected: list[int]
     record: dict
 
@@ -260,6 +261,36 @@ def load_comparisons(
     limits = (max_query_length, max_response_length, max_response_length)
     texts = partial(text_rows, names=names)
     return load_rows(path, tokenizer, "comparisons", Comparison, texts, names, limits)
+
+
+def load_unpaired(
+    path: str | Path,
+    tokenizer: Tokenizer,
+    max_query_length: int | None,
+    max_response_length: int | None,
+) -> "Rows[Comparison]":
+    """Read an unpaired file: a row with the label true has a chosen response and no rejected one.
+
+    Limits as in `load_demonstrations`. Raises InputError if all rows have the same label.
+    """
+
+    def one_sided(query: list[int], response: list[int], record: dict) -> Comparison:
+        chosen, rejected = (response, []) if record["label"] else ([], response)
+        return Comparison(query, chosen, rejected, record)
+
+    def texts(records: Iterable[tuple[str, dict]]) -> Texts:
+        labels = set()
+        for where, record in records:
+            labels.add(field(record, "label", bool, where))
+            yield from text_rows([(where, record)], names)
+        if len(labels) == 1:
+            [label] = labels
+            raise InputError(
+                f"{path}: every row has the label {json.dumps(label)}: KTO needs both kinds."
+            )
+
+    names, limits = ("query", "response"), (max_query_length, max_response_length)
+    return load_rows(path, tokenizer, "unpaired", one_sided, texts, names, limits)
 
 
 def text_rows(

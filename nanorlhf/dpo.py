@@ -6,16 +6,51 @@ beta * log(policy / reference), up to a constant per query, which cancels in a c
 `train_dpo.py` trains by them, the evaluations rank by them.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from kernels import linear_logprobs
 from nanorlhf import distributed
+from nanorlhf.cli import NonNegativeFloat, Range
 from nanorlhf.dataset import Comparison, Demonstration
+from nanorlhf.errors import InputError
 from nanorlhf.logprobs import response_logprobs, unpack
 from nanorlhf.model import GPT
 from nanorlhf.padding import join_pairs, left_pad, right_pad
 from nanorlhf.t5 import T5Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What some losses make of the labels; those that don't use a setting refuse it."""
+
+    smoothing: Annotated[float, Range("at least 0, below 0.5", lambda x: 0 <= x < 0.5)] = 0.0
+    """share of labels assumed to be flipped: sigmoid becomes conservative DPO; robust needs it"""
+    desirable_weight: NonNegativeFloat = 1.0
+    """kto: lambda_D, weight of the chosen or desirable responses"""
+    undesirable_weight: NonNegativeFloat = 1.0
+    """kto: lambda_U, weight of the rejected or undesirable responses"""
+    target_margin: NonNegativeFloat = 0.0
+    """simpo: gamma, the margin at which the loss is log 2, in units of the rewards"""
+
+    def check(self, loss: str) -> None:
+        """Raise InputError for a setting that the loss doesn't use, or lacks."""
+        users = {
+            "smoothing": ("sigmoid", "robust"),
+            "desirable_weight": ("kto", "kto_unpaired"),
+            "undesirable_weight": ("kto", "kto_unpaired"),
+            "target_margin": ("simpo",),
+        }
+        for name, losses in users.items():
+            if loss not in losses and getattr(self, name) != getattr(Labels(), name):
+                flag = f"--labels.{name.replace('_', '-')}"
+                raise InputError(f"{flag} is for --loss {' and '.join(losses)}, not {loss}.")
+        if loss == "robust" and self.smoothing == 0:
+            raise InputError("--loss robust needs --labels.smoothing, the share of flipped labels.")
 
 
 def summed_logprobs(
@@ -55,6 +90,71 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
     return chosen, rejected
 
 
+def kto_loss(
+    rewards: Tensor, present: Tensor, reference_point: Tensor, labels: Labels
+) -> tuple[Tensor, Tensor]:
+    """The loss of KTO (Ethayarajh et al. 2024, equation 8), and the margins, (B,) each.
+
+    A row has a desirable response, an undesirable one or both: rewards (2, B), implicit ones,
+    desirable first; present (2, B), True = there is one. reference_point: z0 in units of rewards.
+
+    The loss is the mean over a row's responses of
+
+        lambda_D - lambda_D * sigmoid(reward - reference_point)     desirable
+        lambda_U - lambda_U * sigmoid(reference_point - reward)     undesirable
+
+    A margin is the difference of the two rewards; the reference point stands in for a missing one.
+    """
+    desirable, undesirable = torch.where(present, rewards, reference_point)  # (B,) each
+    losses = torch.stack(
+        (
+            labels.desirable_weight * torch.sigmoid(reference_point - desirable),  # 1 - sigmoid(x)
+            labels.undesirable_weight * torch.sigmoid(undesirable - reference_point),
+        )
+    )
+    loss = torch.where(present, losses, 0).sum(0) / present.sum(0)
+    return loss, desirable - undesirable
+
+
+def pair_means(sums: Tensor) -> dict[str, float]:
+    """Loss, accuracy, mean reward of each kind of response, and the difference of the two.
+
+    sums (6,), divided by the number of rows: losses, rows ranked as labelled, chosen rewards,
+    rejected rewards, chosen responses, rejected responses. Where rows have no response of one kind,
+    its reward and the margin are left out.
+    """
+    loss, accuracy, chosen, rejected, num_chosen, num_rejected = sums.tolist()
+    means = {"loss": loss, "accuracy": accuracy}
+    if num_chosen > 0:
+        means["chosen_reward"] = chosen / num_chosen
+    if num_rejected > 0:
+        means["rejected_reward"] = rejected / num_rejected
+    if num_chosen > 0 and num_rejected > 0:
+        means["margin"] = means["chosen_reward"] - means["rejected_reward"]
+    return means
+
+
+def mismatched(rows: Sequence[Comparison]) -> list[Comparison]:
+    """Each row's query with the responses of the next row, the last row's with those of the first.
+
+    By them KTO estimates its reference point: responses that have nothing to do with the query.
+    """
+    following = [*rows[1:], rows[0]]
+    return [
+        Comparison(row.query, other.chosen, other.rejected, {})
+        for row, other in zip(rows, following, strict=True)
+    ]
+
+
+def log_odds(logprobs: Tensor) -> Tensor:
+    """log(p / (1 - p)) from log p (Hong et al. 2024, equation 4), elementwise.
+
+    A p that float32 can't tell from 1 counts as exp(-1e-6), so that the result is finite.
+    """
+    logprobs = logprobs.clamp(max=-1e-6)
+    return logprobs - torch.log(-torch.expm1(logprobs))
+
+
 @torch.no_grad()
 def implicit_pair_rewards(
     policy: GPT, ref_policy: GPT, rows: list[Comparison], pad_id: int, beta: float
@@ -76,3 +176,12 @@ def implicit_rewards(
     logprobs = summed_logprobs(policy, queries, responses, pad_id)  # (B,)
     ref_logprobs = summed_logprobs(ref_policy, queries, responses, pad_id)  # (B,)
     return beta * (logprobs - ref_logprobs)
+
+
+def log_ratio_sum(
+    policy: GPT, rows: list[Comparison], ref_policy: GPT, pad_id: int
+) -> tuple[Tensor, Tensor]:
+    """log(policy / reference) in nats, summed over all responses of the rows; their number."""
+    log_ratios = torch.stack(implicit_pair_rewards(policy, ref_policy, rows, pad_id, beta=1.0))
+    present = [bool(response) for row in rows for response in (row.chosen, row.rejected)]
+    return log_ratios.sum(), log_ratios.new_tensor(sum(present))

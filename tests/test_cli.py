@@ -166,7 +166,7 @@ ABSURD = {
     "train_rm": {"batch_size": (0,), "micro_batch_size": (0, -4), "lr": (-1.0,), "num_epochs": (0,),
                  "num_normalisation": (-1,), "seed": (-1,), "save_every": (0,), "max_response_length": (-1,)},
     "train_dpo": {"batch_size": (0,), "micro_batch_size": (0,), "lr": (-1.0,), "beta": (0.0, -0.1),
-                  "label_smoothing": (-0.1, 0.5), "num_validation": (0,), "seed": (-1,)},
+                  "num_validation": (0,), "seed": (-1,)},
     "train_ppo": {"batch_size": (0, -64), "num_minibatches": (0, -1), "micro_batch_size": (0, -1),
                   "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
                   "temperature": (0.0, -1.0), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0), "gamma": (-0.1, 1.1),

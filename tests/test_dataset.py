@@ -15,6 +15,7 @@ from nanorlhf.dataset import (
     load_demonstrations,
     load_programs,
     load_scored,
+    load_unpaired,
     response_ids,
     with_blank,
     write_jsonl,
@@ -101,6 +102,41 @@ def test_a_broken_program_names_file_line_and_reason(tmp_path, row, reason):
     path = write(tmp_path / "code.train.jsonl", PROGRAM, row)
     with pytest.raises(InputError, match=rf"code.train.jsonl:2: {reason}"):
         load_programs(path, TOKENIZER, 12, 12, needs_response=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"query": "a", "response": "b"}, "the field 'label' is missing"),
+        ({"query": "a", "response": "b", "label": 1}, "the field 'label' must be bool, not int"),
+        ({"query": "a", "response": "b", "label": "true"}, "the field 'label' must be bool, not str"),
+        ({"query": "a", "response": "b", "label": None}, "the field 'label' must be bool, not NoneType"),
+        ({"query": "a", "response": " ", "label": True}, "the field 'response' is empty"),
+        ({"query": "a", "chosen": "b", "rejected": "c", "label": True}, "the field 'response' is missing"),
+    ],
+)
+def test_a_broken_unpaired_row_names_file_line_and_reason(tmp_path, row, reason):
+    good = DEMONSTRATION | {"label": False}
+    with pytest.raises(InputError, match=f"a:2: {reason}"):
+        load_unpaired(write(tmp_path / "a", good, row), TOKENIZER, None, None)
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_an_unpaired_file_of_one_label_is_refused(tmp_path, label):
+    path = write(tmp_path / "a", *[DEMONSTRATION | {"label": label}] * 2)
+    with pytest.raises(InputError, match=f"a: every row has the label {str(label).lower()}: KTO needs both"):
+        load_unpaired(path, TOKENIZER, None, None)
+
+
+def test_an_unpaired_row_has_one_response_chosen_or_rejected_by_its_label(tmp_path):
+    path = write(tmp_path / "a", *(DEMONSTRATION | {"label": label} for label in (True, False)))
+    for _ in range(2):  # tokenised, and from the cache
+        good, bad = load_unpaired(path, TOKENIZER, None, None)
+        response = response_ids("TL;DR:", "my cat", TOKENIZER)
+        assert (good.chosen, good.rejected) == (response, []) and (bad.chosen, bad.rejected) == ([], response)
+        assert good.query == bad.query == TOKENIZER.encode("TL;DR:") and bad.record["meta"] == {"id": 7}
+    with pytest.raises(InputError, match="a:1: the field 'response' has .* --max-response-length is 2"):
+        load_unpaired(path, TOKENIZER, None, 2)
 
 
 def test_missing_and_empty_files_get_one_sentence(tmp_path):

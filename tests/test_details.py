@@ -92,7 +92,7 @@ N_PLUS_LENGTHS = {"max_query_length": 512, "max_response_length": 169}
         ("tldr", "rm", N_PLUS_ADAMW | {"num_epochs": 1, "batch_size": 64, "schedule": "cosine", "warmup_steps": 0}),
         ("tldr", "rm", N_PLUS_LENGTHS),
         ("tldr", "dpo", N_PLUS_ADAMW | {"num_epochs": 1, "batch_size": 64, "schedule": "cosine", "warmup_steps": 0}),
-        ("tldr", "dpo", N_PLUS_LENGTHS | {"beta": 0.05, "loss": "sigmoid", "label_smoothing": 0.0}),
+        ("tldr", "dpo", N_PLUS_LENGTHS | {"beta": 0.05, "loss": "sigmoid", "labels.smoothing": 0.0}),
         ("tldr", "ppo", N_PLUS_ADAMW | {"total_episodes": 1_000_000, "batch_size": 512, "schedule": "linear"}),
         ("tldr", "ppo", {"num_minibatches": 1, "num_ppo_epochs": 4, "clip_range": 0.2, "value_clip_range": 0.2}),
         ("tldr", "ppo", {"value_coef": 0.1, "kl_coef": 0.05, "kl_target": None, "gamma": 1.0, "lam": 0.95}),

@@ -50,7 +50,7 @@ def flags_of(args) -> list[str]:
 
 STAGES = {
     "sft": load_gpt, "rm": load_scalar, "regression": load_scalar, "dpo": load_gpt, "ppo": load_gpt, "lora": load_gpt,
-    "grpo": load_gpt,
+    "grpo": load_gpt, "kto": load_gpt,
 }  # fmt: skip
 SHARDED = [
     ("sft", "fsdp"),
@@ -59,6 +59,7 @@ SHARDED = [
     ("ppo", "fsdp"),
     ("lora", "fsdp"),
     ("grpo", "fsdp"),
+    ("kto", "fsdp"),
 ]
 ROLLOUTS = ("ppo", "lora", "grpo")
 
@@ -73,6 +74,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
         "rm": (train_rm.main, replace(miniature.rm, micro_batch_size=3)),
         "regression": (train_rm.main, replace(scored, micro_batch_size=3, max_grad_norm=0.5)),
         "dpo": (train_dpo.main, replace(miniature.dpo, micro_batch_size=3)),
+        "kto": (train_dpo.main, replace(miniature.dpo, micro_batch_size=3, loss="kto", beta=0.5, lr=3e-3)),
         "ppo": (train_ppo.main, replace(ppo, **UNCLIPPED)),
         "lora": (train_ppo.main, replace(ppo, **UNCLIPPED, tune="lora", lr=1e-2)),
         "grpo": (

@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.errors import InputError
-from tools.experiments import Compare, Lab, Mismatch, Run, commands, execute, flag, main, phases, points, stage
+from tools.experiments import (
+    Compare,
+    Lab,
+    Mismatch,
+    Run,
+    algorithm,
+    commands,
+    execute,
+    flag,
+    main,
+    phases,
+    points,
+    stage,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +78,7 @@ def test_a_table_entry_becomes_flags() -> None:
     assert flag("summarisers/terse,lead") == ("--summarisers", "terse", "lead") and flag("base") == ()
     assert points(Compare(lrs=("1e-3",), kl_coefs=("0", "1")), "rloo") == ["lr/1e-3/kl-coef/0", "lr/1e-3/kl-coef/1"]
     assert points(Compare(lrs=("1e-3",)), "dpo") == ["lr/1e-3/beta/0.02", "lr/1e-3/beta/0.1"]
+    assert algorithm("simpo", Path("here"))[5:] == ("--loss", "simpo", "--labels.target-margin", 1)
 
 
 def test_the_comparison_goes_on_with_the_best_point_of_its_grid(here) -> None:

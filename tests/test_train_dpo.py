@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import train_dpo
 import train_rm
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.dataset import batch_indices, load_comparisons
+from nanorlhf.dataset import batch_indices, iter_jsonl, load_comparisons, load_unpaired, write_jsonl
+from nanorlhf.dpo import Labels
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
 from tests.conftest import interrupt_at, read_metrics
@@ -49,6 +50,7 @@ def test_the_other_losses_are_those_of_their_papers(log_ratios, beta, share):
     """In Python floats, from h = log(policy / reference) of the chosen response less that of the rejected one."""
     h = torch.tensor([log_ratios], dtype=torch.float64, requires_grad=True)
     margin = beta * log_ratios
+    assume(abs(margin - 1) > 1e-6)  # the kink of hinge, which has no slope
     right, wrong = minus_log_sigmoid(margin), minus_log_sigmoid(-margin)
     expected = {  # the loss and its slope by h
         ("ipo", 0.0): ((log_ratios - 1 / (2 * beta)) ** 2, 2 * (log_ratios - 1 / (2 * beta))),
@@ -87,39 +89,111 @@ def test_ipo_leads_the_log_ratios_to_half_the_inverse_of_beta():
     assert h.item() == pytest.approx(2.0)
 
 
-def test_the_first_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path, monkeypatch, gradients):  # noqa: F811
-    """Padding, micro-batches and the frozen reference change nothing."""
+def write_unpaired(miniature, directory):
+    """The miniature's comparisons as an unpaired file: of each the chosen response, or of each third the rejected."""
+    directory.mkdir()
+    for split in ("train", "validation"):
+        rows = []
+        for i, (_, row) in enumerate(iter_jsonl(miniature.root / "data" / f"comparisons.{split}.jsonl")):
+            is_good = i % 3 != 2
+            response = row["chosen" if is_good else "rejected"]
+            rows.append({"query": row["query"], "response": response, "label": is_good})
+        write_jsonl(directory / f"unpaired.{split}.jsonl", rows)
+    return directory
+
+
+WEIGHTS = Labels(desirable_weight=1.25, undesirable_weight=0.75)
+CASES = {
+    "sigmoid": {},
+    "kto": {"labels": WEIGHTS},
+    "kto_unpaired": {"labels": WEIGHTS},
+    "orpo": {},
+    "simpo": {"labels": Labels(target_margin=0.3)},
+}
+
+
+def log_sigmoid(x):
+    return -torch.log(1 + torch.exp(-x))
+
+
+def loss_of_the_paper(args, rows, ratios_of, logprob_of) -> tuple[torch.Tensor, float]:
+    """The mean loss of a batch, one response after the other, and z0 of KTO.
+
+    ratios_of, logprob_of: (query, response) -> log(policy / reference), log policy, of one text without padding.
+    """
+    if args.loss.startswith("kto"):
+        unrelated = []
+        for i, row in enumerate(rows):
+            other = rows[(i + 1) % len(rows)]
+            unrelated += [ratios_of(row.query, y).item() for y in (other.chosen, other.rejected) if y]
+        z0 = max(0.0, sum(unrelated) / len(unrelated))
+        losses = []
+        for row in rows:
+            if row.chosen:
+                value = torch.sigmoid(args.beta * (ratios_of(row.query, row.chosen) - z0))
+                losses.append(args.labels.desirable_weight * (1 - value))
+            if row.rejected:
+                value = torch.sigmoid(args.beta * (z0 - ratios_of(row.query, row.rejected)))
+                losses.append(args.labels.undesirable_weight * (1 - value))
+        return sum(losses) / len(losses), z0
+    losses = []
+    for row in rows:
+        chosen, rejected = (logprob_of(row.query, y) / len(y) for y in (row.chosen, row.rejected))
+        if args.loss == "orpo":
+            odds_w, odds_l = (torch.exp(mean) / (1 - torch.exp(mean)) for mean in (chosen, rejected))
+            losses.append(-chosen - args.beta * log_sigmoid(torch.log(odds_w / odds_l)))
+        elif args.loss == "simpo":
+            losses.append(-log_sigmoid(args.beta * chosen - args.beta * rejected - args.labels.target_margin))
+        else:
+            ratios = [ratios_of(row.query, y) for y in (row.chosen, row.rejected)]
+            losses.append(-log_sigmoid(args.beta * (ratios[0] - ratios[1])))
+    return sum(losses) / len(losses), 0.0
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_gradient_equals_that_of_single_texts_in_float64(miniature, tmp_path, monkeypatch, gradients, kind):  # noqa: F811
+    """Padding, micro-batches and the frozen reference change nothing, and KTO's reference point has no gradient."""
     loaded = []
 
     def load(path, *_):
         """The policy first, and then a reference that differs from it."""
         model = load_gpt(path).double()
         for parameter in model.parameters():
-            parameter.data += 0.1 * len(loaded) * torch.sin(parameter)
+            parameter.data -= 0.1 * len(loaded) * torch.sin(parameter)
         loaded.append(copy.deepcopy(model))
         return model
 
     monkeypatch.setattr(train_dpo, "load_gpt", load)
+    settings = {"loss": kind, "beta": 0.5, "num_epochs": 0.125} | CASES[kind]
+    if kind == "kto_unpaired":
+        settings["data"] = write_unpaired(miniature, tmp_path / "data")
     for size in (1, 3):
         loaded.clear()
-        args = replace(miniature.dpo, out=tmp_path / str(size), micro_batch_size=size, beta=0.5, num_epochs=0.125)
+        args = replace(miniature.dpo, out=tmp_path / str(size), micro_batch_size=size, **settings)
         train_dpo.main(args)
-    policy, ref_policy = loaded
     tokenizer = load_tokenizer(args.sft)
-    rows = load_comparisons(args.data / "comparisons.train.jsonl", tokenizer, None, None)
-    total = 0.0
-    for i in batch_indices(len(rows), args.batch_size, 0, args.seed):
-        ratios = []
-        for response in (rows[i].chosen, rows[i].rejected):
-            models = [model.forbid(tokenizer.pad_id, tokenizer.vocab_size) for model in loaded]
-            logprob, ref_logprob = (float64_sum(model, rows[i].query, response) for model in models)
-            ratios.append(logprob - ref_logprob.detach())
-        total = total + torch.log(1 + torch.exp(-0.5 * (ratios[0] - ratios[1])))
-    (total / args.batch_size).backward()
-    expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
-    assert read_metrics(args.out)[0]["loss"] == pytest.approx(total.item() / args.batch_size, abs=1e-6)
+    models = [model.forbid(tokenizer.pad_id, tokenizer.vocab_size) for model in loaded]
+    assert len(models) == (1 if kind in ("orpo", "simpo") else 2)  # ORPO and SimPO hold no reference
+    if kind == "kto_unpaired":
+        rows = load_unpaired(args.data / "unpaired.train.jsonl", tokenizer, None, None)
+    else:
+        rows = load_comparisons(args.data / "comparisons.train.jsonl", tokenizer, None, None)
+    batch = [rows[i] for i in batch_indices(len(rows), args.batch_size, 0, args.seed)]
+
+    def log_ratio(query, response):
+        logprob, ref_logprob = (float64_sum(model, query, response) for model in models)
+        return logprob - ref_logprob.detach()
+
+    loss, z0 = loss_of_the_paper(args, batch, log_ratio, lambda query, y: float64_sum(models[0], query, y))
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in models[0].parameters()])
+    [first] = [row for row in read_metrics(args.out) if row.get("episode") == args.batch_size]
+    assert first["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    if kind.startswith("kto"):
+        assert z0 > 0.1 and first["reference_point"] == pytest.approx(z0, abs=1e-5)
     assert len(gradients) == 2 and expected.abs().max() > 1e-2
-    assert all(torch.allclose(gradient, expected, atol=1e-9) for gradient in gradients)
+    # z0 is a float32
+    assert all(torch.allclose(gradient, expected, atol=1e-6 if z0 else 1e-9) for gradient in gradients)
 
 
 # ----------------------------------------------------------------------------------------------------------- the script
@@ -142,16 +216,24 @@ def test_the_first_step_starts_at_log_2_and_the_policy_learns_the_labels(dpo):
     assert {"validation_loss", "validation_accuracy", "validation_margin"} <= rows[4].keys()
 
 
-@pytest.mark.parametrize("kind", ["ipo", "robust", "hinge"])
+FIRST_LOSSES = {"ipo": 1.0, "robust": math.log(2), "hinge": 1.0, "kto": 0.5, "kto_unpaired": 0.5}
+
+
+@pytest.mark.parametrize("kind", [*FIRST_LOSSES, "orpo", "simpo"])
 def test_the_script_trains_by_the_loss_it_is_told(miniature, tmp_path, kind):
-    """At a margin of 0 before the first step, and less on all pairs after some."""
-    smoothing = {"robust": 0.1}.get(kind, 0.0)
-    args = replace(miniature.dpo, loss=kind, label_smoothing=smoothing, beta=0.5)
-    train_dpo.main(replace(args, out=tmp_path / "dpo", num_epochs=4, lr=3e-3))
+    """At a margin of 0 before the first step where there is a reference, and less on all rows after some."""
+    labels = {"robust": Labels(smoothing=0.1), "simpo": Labels(target_margin=0.5)}.get(kind, Labels())
+    args = replace(miniature.dpo, loss=kind, labels=labels, beta=2.0 if kind == "simpo" else 0.5)
+    if kind == "kto_unpaired":
+        args = replace(args, data=write_unpaired(miniature, tmp_path / "data"))
+    summary = train_dpo.main(replace(args, out=tmp_path / "dpo", num_epochs=4, lr=3e-3))
     rows = [row for row in read_metrics(tmp_path / "dpo") if "lr" in row]
-    assert rows[0]["loss"] == pytest.approx({"ipo": 1.0, "robust": math.log(2), "hinge": 1.0}[kind], abs=1e-5)
-    last = sum(row["loss"] for row in rows[-8:]) / 8
-    assert last < 0.98 * rows[0]["loss"] and sum(row["margin"] for row in rows[-8:]) > 0, last
+    if kind in FIRST_LOSSES:
+        assert rows[0]["loss"] == pytest.approx(FIRST_LOSSES[kind], abs=1e-5)
+    first, last = (sum(row["loss"] for row in some) / len(some) for some in (rows[:4], rows[-8:]))
+    assert last < 0.98 * first and sum(row["margin"] for row in rows[-8:]) > 0, last
+    counted = "num_validation_rows" if kind == "kto_unpaired" else "num_validation_pairs"
+    assert counted in summary and ("reference_point" in rows[0]) == kind.startswith("kto")
 
 
 def test_validation_metrics_equal_a_recount_over_the_reward_models_pairs(dpo, miniature):
@@ -205,9 +287,20 @@ def test_resuming_equals_the_uninterrupted_run(dpo, monkeypatch, tmp_path):
     ("change", "sentence"),
     [
         ({"beta": 0.0}, "--beta 0.0: it must be above 0"),
-        ({"loss": "robust"}, "--loss robust needs --label-smoothing"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "--label-smoothing is for --loss sigmoid and robust, not ipo"),
-        ({"label_smoothing": 0.5}, "--label-smoothing 0.5: it must be at least 0, below 0.5"),
+        ({"loss": "robust"}, "--loss robust needs --labels.smoothing"),
+        (
+            {"loss": "ipo", "labels": Labels(smoothing=0.1)},
+            "--labels.smoothing is for --loss sigmoid and robust, not ipo",
+        ),
+        ({"labels": Labels(smoothing=0.5)}, "--labels.smoothing 0.5: it must be at least 0, below 0.5"),
+        ({"labels": Labels(smoothing=-0.1)}, "--labels.smoothing -0.1: it must be at least 0, below 0.5"),
+        ({"labels": Labels(target_margin=1.0)}, "--labels.target-margin is for --loss simpo, not sigmoid"),
+        (
+            {"loss": "orpo", "labels": Labels(desirable_weight=2.0)},
+            "--labels.desirable-weight is for --loss kto and kto_unpaired, not orpo",
+        ),
+        ({"loss": "kto", "batch_size": 1}, "--batch-size 1: KTO needs another row's response to each query"),
+        ({"loss": "kto_unpaired"}, r"unpaired\.train\.jsonl does not exist"),
         ({"batch_size": 1000}, "--batch-size 1000 is more than the 64 rows"),
         ({"warmup_steps": 100}, "--warmup-steps 100 is not shorter than the 8 steps of the schedule"),
     ],

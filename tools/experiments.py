@@ -60,7 +60,11 @@ class Lab(Args):
 @dataclass(frozen=True, kw_only=True)
 class Compare(Args):
     out: Path = Path("runs/compare")
-    algorithms: Words = ("ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "dpo", "rejection")
+    algorithms: Words = (
+        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++"),
+        *("dpo", "kto", "orpo", "simpo"),
+        "rejection",
+    )
     seeds: tuple[int, ...] = (1, 2, 3, 4)
     grid_seed: int = 5
     """seed of the world in which the learning rate and the KL coefficient are chosen"""
@@ -236,7 +240,7 @@ def lab(args: Lab) -> Iterator[list[Run]]:
 
 # ------------------------------------------------------------------------------------------------- 3. the comparison
 GROUPED = ("train_grpo.py", "--num-epochs", 2, "--samples-per-query")
-# 1,024 responses each; DPO has none, but as many steps as its comparisons give
+# 1,024 responses each
 ON_POLICY = {
     "ppo": ("train_ppo.py", "--num-ppo-epochs", 2),
     "rloo": (*GROUPED, 4, "--algorithm", "rloo"),
@@ -244,15 +248,29 @@ ON_POLICY = {
     "dr-grpo": (*GROUPED, 4, "--algorithm", "dr_grpo"),
     "reinforce++": (*GROUPED, 1, "--algorithm", "reinforce++"),
 }
-# what keeps the policy near its start, where that is not the KL coefficient
-CONSTRAINTS = {"dpo": ("beta", ("0.02", "0.1")), "rejection": ("num-epochs", ("4", "16"))}
+# no responses, but as many steps as the comparisons give
+OFFLINE = {
+    "dpo": (),
+    "kto": ("--loss", "kto"),
+    "orpo": ("--loss", "orpo"),
+    "simpo": ("--loss", "simpo", "--labels.target-margin", 1),
+}
+# what keeps the policy near its start, where that is not the KL coefficient; of ORPO and SimPO their beta, which
+# scales something else
+CONSTRAINTS = {
+    "dpo": ("beta", ("0.02", "0.1")),
+    "kto": ("beta", ("0.02", "0.1")),
+    "orpo": ("beta", ("0.1", "1")),
+    "simpo": ("beta", ("2", "10")),
+    "rejection": ("num-epochs", ("4", "16")),
+}
 
 
 def algorithm(name: str, place: Path) -> tuple[object, ...]:
     """The command of an algorithm in the world at `place`."""
     data, sft = place / "data", place / "sft"
-    if name == "dpo":
-        return "train_dpo.py", "--data", data, "--sft", sft
+    if name in OFFLINE:
+        return "train_dpo.py", "--data", data, "--sft", sft, *OFFLINE[name]
     if name == "rejection":
         return "train_sft.py", "--model", sft, "--data", place / "winners", "--warmup-steps", 0
     script, *flags = ON_POLICY[name]

@@ -220,7 +220,7 @@ def path_fields(settings: type) -> Iterator[str]:
 def files_read(program: str, args: Any) -> list[str]:
     """Of the directory --data, the files that this stage reads."""
     if program in ("train_rm.py", "train_dpo.py"):
-        rows = "scored" if args.loss == "regression" else "comparisons"
+        rows = {"regression": "scored", "kto_unpaired": "unpaired"}.get(args.loss, "comparisons")
         files = [f"{rows}.train", f"{rows}.validation"]
         if args.loss == "contrastive" and args.num_normalisation != 0:
             files.append("sft.train")
@@ -249,6 +249,8 @@ def paths_read(program: str, args: Any) -> list[str]:
     found = files_read(program, args) if "data" in names else []
     for name in sorted(names & (READ | READ_PAIRS)):
         value = getattr(args, name)
+        if is_dataclass(value):  # a group of settings by a name that is a path elsewhere
+            continue
         values = value if isinstance(value, tuple) else (value,)
         found += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
     for name in sorted(names & READ_FUNCTIONS):

@@ -11,9 +11,10 @@ from torch import Tensor
 from nanorlhf import dpo
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.dataset import batch_indices, load_comparisons, load_demonstrations
-from nanorlhf.doctor.cases import CannotCheckError, Cases, far, logprobs_alone, outputs_alone
+from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.rollout_checks import usual
+from nanorlhf.doctor.update_checks import paired
 from nanorlhf.doctor.watch import Watched, replaced, script, silent
 
 
@@ -92,6 +93,33 @@ def pair_sums(cases: Cases) -> Iterator[Finding]:
         )
 
 
+def reference_point(cases: Cases) -> Iterator[Finding]:
+    """KTO compares rewards with one reference point for the whole batch, whatever the size of a micro-batch.
+
+    It is 0 at the start and wherever the policy makes unrelated responses less likely, and then nothing can be seen.
+    With no weight on undesirable responses all responses of this world become likelier, and it is above 0 from the
+    second step on.
+    """
+    if not hasattr(dpo, "Labels"):
+        raise CannotCheckError("nanorlhf/dpo.py has no `Labels`, by which KTO weighs its responses")
+    labels = dpo.Labels(undesirable_weight=0.0)
+    whole, parts = (
+        cases.run("train_dpo", loss="kto", labels=labels, beta=1.0, lr=1e-2, micro_batch_size=size) for size in (B, 3)
+    )
+    if not any(row.get("reference_point", 1.0) > 0 for row in whole.metrics):
+        raise CannotCheckError("KTO's reference point is 0 in every step")
+    steps = zip(whole.gradients, parts.gradients, strict=True)
+    if any(far(a, b, 1e-2) for x, y in steps for a, b in paired(x, y)):
+        yield Finding(
+            name="reference-point",
+            seen="With --loss kto the gradient changes with --micro-batch-size.",
+            means="The reference point is estimated from the rows of a micro-batch or of a rank: estimate it from the "
+            "whole batch, before the split.",
+            where="train_dpo.py (reference_point, and the loop)",
+            page="docs/troubleshooting.md#other-stages",
+        )
+
+
 def cut_programs(cases: Cases) -> Iterator[Finding]:
     """RLCF trains no token after the one that a compiler blames."""
     module = script("train_rlcf")
@@ -163,4 +191,4 @@ def held_out(cases: Cases) -> Iterator[Finding]:
         )
 
 
-CHECKS = (imitation, reward_model, pair_sums, cut_programs, held_out)
+CHECKS = (imitation, reward_model, pair_sums, reference_point, cut_programs, held_out)

@@ -87,12 +87,19 @@ def padding_difference(record: Record) -> Finding | None:
     )
 
 
+def has_reference(record: Record) -> bool:
+    """Whether the implicit rewards of train_dpo.py are log-ratios: ORPO's and SimPO's are not."""
+    return record.settings.get("loss") not in ("orpo", "simpo")
+
+
 def dpo_start(record: Record) -> Finding | None:
     row = next((row for row in record.having("margin", "chosen_reward", "loss") if row["step"] == 0), None)
     beta = record.number("beta", 1.0)
     # nats of a response of a hundred tokens
     rounding = 100 * beta * limit("first_kl" if record.is_float32 else "first_kl_bfloat16")
-    if row is None or not max(abs(row["margin"]), abs(row["chosen_reward"])) > rounding:
+    if row is None or not has_reference(record):
+        return None
+    if not max(abs(row["margin"]), abs(row["chosen_reward"])) > rounding:
         return None
     return Finding(
         name="first-margin",
@@ -106,7 +113,7 @@ def dpo_start(record: Record) -> Finding | None:
 
 def chosen_falls(record: Record) -> Finding | None:
     rows = record.having("validation_chosen_reward", "validation_margin")
-    if not rows:
+    if not rows or not has_reference(record):
         return None
     chosen, margin = rows[-1]["validation_chosen_reward"], rows[-1]["validation_margin"]
     beta = record.number("beta", math.nan)

@@ -132,6 +132,7 @@ def micro_batches(cases: Cases) -> Iterator[Finding]:
         scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", {"algorithm": algorithm, "num_epochs": 1})
     for name in ("train_sft", "train_rm", "train_dpo"):
         scripts[f"{name}.py"] = (name, {})
+    scripts["train_dpo.py --loss orpo"] = ("train_dpo", {"loss": "orpo"})
     for name, (module, changes) in scripts.items():
         whole, parts = (cases.run(module, micro_batch_size=size, **changes) for size in (B, 3))
         if not whole.gradients or not parts.gradients:

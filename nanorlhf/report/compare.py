@@ -159,8 +159,10 @@ def costs(run: ComparedRun) -> Numbers:
 
 
 def models_held(settings: dict) -> float:
-    """At once: the policy, its reference, reward models, a value model; DPO's policy and reference; while the best of n
-    are sampled the policy and the reward model."""
+    """At once: the policy, its reference, reward models, a value model; DPO's policy and reference, of ORPO and SimPO
+    the policy alone; while the best of n are sampled the policy and the reward model."""
+    if settings.get("loss") in ("orpo", "simpo"):
+        return 1.0
     if "total_episodes" not in settings:
         return 2.0
     reward_models = settings.get("reward_model")

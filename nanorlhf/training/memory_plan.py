@@ -295,11 +295,13 @@ def rm_plan(args: SupervisedArgs, sft: str, loss: str) -> str:
     return supervised_plan(args, rows, {"reward": sized(ScalarModel, config, rows, args)}, READ_FACTOR)
 
 
-def dpo_plan(args: SupervisedArgs, sft: str) -> str:
+def dpo_plan(args: SupervisedArgs, sft: str, has_reference: bool = True) -> str:
     rows = Rows(args.max_query_length, 2 * args.max_response_length, args.dtype)
     config = shape_of("--sft", sft, args.max_query_length + args.max_response_length)
-    reference = sized(GPT, config, rows, shares_policy=args.tune == "lora")
-    return supervised_plan(args, rows, {"policy": sized(GPT, config, rows, args), "reference": reference}, READ_FACTOR)
+    models = {"policy": sized(GPT, config, rows, args)}
+    if has_reference:
+        models["reference"] = sized(GPT, config, rows, shares_policy=args.tune == "lora")
+    return supervised_plan(args, rows, models, READ_FACTOR)
 
 
 def supervised_plan(args: SupervisedArgs, rows: Rows, models: dict[str, Model], times: int, *others: Phase) -> str:

@@ -106,11 +106,17 @@ def new_config(
     return config
 
 
-def check_length(files: Sequence[Rows], config: GPTConfig, data: str, model: str) -> None:
-    """Raise InputError if the longest query and response have more tokens than the model has positions."""
-    longest = max(int((rows.lengths[:, 0] + rows.lengths[:, 1:].max(1)).max()) for rows in files)
-    if longest > config.n_ctx:
-        raise InputError(
-            f"a row of {data} has {longest} tokens, more than the {config.n_ctx} positions of {model}: "
-            "lower --max-query-length where the data is made."
-        )
+def check_length(files: Sequence[Rows], config: GPTConfig, data: str, model: str, mismatched: bool = False) -> None:
+    """Raise InputError if the longest query and response have more tokens than the model has positions.
+
+    Those of one row, or, where queries are read with the responses of other rows (mismatched), of any two.
+    """
+    for rows in files:
+        queries, responses = rows.lengths[:, 0], rows.lengths[:, 1:].max(1)
+        longest = int(queries.max() + responses.max() if mismatched else (queries + responses).max())
+        if longest > config.n_ctx:
+            pair = "the longest query and the longest response" if mismatched else "a row"
+            raise InputError(
+                f"{pair} of {data} {'have' if mismatched else 'has'} {longest} tokens, more than the {config.n_ctx} "
+                f"positions of {model}: lower --max-query-length where the data is made."
+            )

@@ -144,6 +144,19 @@ def test_a_bug_of_the_course_is_found(bug, plant, world):
     assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
 
 
+def test_a_reference_point_of_each_micro_batch_is_found(plant, world):
+    bug = replace(
+        bug_named("dpo-by-mean"),
+        name="reference-point-of-the-micro-batch",
+        where="train_dpo:main",
+        old="args.beta * z0",
+        new="args.beta * reference_point(rows)",
+    )
+    plant(bug)
+    (finding,) = stage_checks.reference_point(Cases(world))
+    assert finding.name == "reference-point"
+
+
 def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
     fixed = FAMILIES["gpt_neox"].fixed | {"positions": "rotary_interleaved"}
     monkeypatch.setitem(FAMILIES, "gpt_neox", replace(FAMILIES["gpt_neox"], fixed=fixed))

@@ -227,6 +227,11 @@ def test_bad_input_is_one_sentence_and_writes_nothing(runs: Path, tmp_path: Path
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("loss", "number"), [("sigmoid", 2), ("kto", 2), ("orpo", 1), ("simpo", 1)])
+def test_orpo_and_simpo_hold_the_policy_alone(loss, number):
+    assert models_held({"loss": loss, "beta": 0.1}) == number
+
+
 # ------------------------------------------------------------------------------------ the table of tools/experiments.py
 def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of_its_own() -> None:
     commands = commands_of("compare")
@@ -241,10 +246,13 @@ def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of
             leash = next(getattr(args, key) for key in ("kl_coef", "beta", "num_epochs") if hasattr(args, key))
             points.setdefault(name, set()).add((args.lr, leash))
             assert args.seed == 5
-    assert set(points) == {"ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "dpo", "rejection"}
-    rejection = points.pop("rejection")
+    assert set(points) == {
+        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++"), *("dpo", "kto", "orpo", "simpo"), "rejection"
+    }  # fmt: skip
+    with_own_values = [points.pop(name) for name in ("rejection", "orpo", "simpo")]
     [same] = {frozenset(of_one) for of_one in points.values()}
-    assert len(same) == len(rejection) == 4 and {lr for lr, _ in same} == {lr for lr, _ in rejection}
+    for own in with_own_values:
+        assert len(same) == len(own) == 4 and {lr for lr, _ in same} == {lr for lr, _ in own}
     [final] = {frozenset(args.seed for _, args in settings if str(args.out).endswith(f"/{name}")) for name in points}
     assert final == {1, 2, 3, 4}
     [sampled] = {settings_of(c) for c in commands if c.program == "data.best_of" and "runs/compare/1/data" in c.words}
