@@ -59,8 +59,8 @@ class Args(SupervisedArgs):
     sft: str = "runs/tldr/sft"
     """the initial policy and the reference: checkpoint directory or Hub id"""
     beta: PositiveFloat = 0.05
-    """implicit reward per nat of log(policy / reference); more stays closer to the reference. simpo:
-    per nat of the mean log-probability of a token; orpo: weight of the odds ratio"""
+    """implicit reward per nat of log(policy / reference): more stays closer to the reference; of
+    simpo per nat of the mean log-probability of a token; of orpo the weight of the odds ratio"""
     loss: Loss = "sigmoid"
     """sigmoid: DPO's own; ipo: squared distance to a margin; robust: corrects for flipped labels;
     hinge: SLiC; kto: each response against a reference point; kto_unpaired: the same, of responses

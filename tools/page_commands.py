@@ -24,7 +24,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
