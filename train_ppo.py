@@ -8,7 +8,7 @@ In: queries, the policy of stage 1, the reward model of stage 2. Out: a policy, 
     python train_ppo.py                                     # the embedded default, recipe tiny
     torchrun --nproc-per-node 8 train_ppo.py tldr --sft runs/tldr/sft --reward-model runs/tldr/rm
     python train_ppo.py stackoverflow --reward-model runs/stackoverflow/rm_regression
-    python train_ppo.py --reward my_rule.py:score           # any function of two lists of texts
+    python train_ppo.py --reward my_rule.py:score           # a function: docs/rewards.md
 """
 
 import copy
@@ -78,7 +78,7 @@ RECIPES = recipes("ppo", Args)
 
 def check(args: Args) -> int:
     """Refuse settings that don't fit together; returns the number of updates."""
-    checks.check_reward(args.reward_model, args.reward, args.ensemble)
+    checks.check_reward(args.reward_model, args.reward, args.reward_weights)
     checks.check_value_model(args.value_model, args.tune, args.shard)
     checks.check_sampler(args)
     return checks.number_of_updates(
@@ -97,7 +97,7 @@ def main(args: Args) -> dict[str, float]:
     rows = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, args.max_query_length)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T, args.value_model)
     checks.check_reward_models(args, tokenizer, longest)
-    reward, gold, frozen = models.load_reward(args, tokenizer, loading)
+    reward, gold, frozen = models.load_reward(args, tokenizer, loading, rows)
     if reward.models and args.value_model is None:
         value_model = copy.deepcopy(reward.models[0]).requires_grad_(True)  # [N+ 22]
     else:
@@ -130,10 +130,10 @@ def main(args: Args) -> dict[str, float]:
             batch = sampler.sample([rows[i] for i in indices], uniforms, update)
             # 2.2 each model reads the whole batch once: scores are (B,), all else (B, T)
             gold_scores = None if gold is None else gold.score(batch)
-            scores = reward.score(batch)
             batch.logprobs, batch.ref_logprobs, exact_kl = read_logprobs(
                 policy, ref_policy, batch, args.temperature, args.read_size
             )
+            scores, batch.token_rewards = reward.score(batch)
             batch.values = read_values(value_model, batch, args.read_size)
         checks.check_scores(scores, reward.name, update, args.out)
         importance_weights, sampler_metrics = sampler.correct(batch)  # 1 for the policy itself
@@ -147,6 +147,7 @@ def main(args: Args) -> dict[str, float]:
         rewards = -beta.value * kl
         rewards[torch.arange(B), batch.score_index] += scores
 
+        rewards += batch.token_rewards  # of a process reward or a teacher; otherwise 0
         if args.whiten_rewards:  # [N+ 24] over the whole rollout; their mean stays
             rewards = whiten(rewards, batch.states, shift_mean=False)
 

@@ -92,7 +92,7 @@ def demonstration_loss(model: GPT, rows: list[Demonstration], pad_id: int, loss_
     # (B, S, C) position i predicts token i + 1
     hidden = model(ids, real, last=ids.size(1) - start + 1, query_length=query_length)[:, :-1]
     head = model.lm_head.weight, labels[counts], model.head_bias
-    logprobs, _ = linear_logprobs(hidden[counts], *head)
+    logprobs, _ = linear_logprobs(hidden[counts], *head, cap=model.config.logit_cap)
     return -logprobs.sum()
 
 

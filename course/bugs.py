@@ -193,7 +193,7 @@ BUGS: tuple[Bug, ...] = (
         guard=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
     ),
     Bug(
-        name="rule-reads-the-query", level=3, where="nanorlhf.reward:Rule._score",
+        name="rule-reads-the-query", level=3, where="nanorlhf.rewards.rule:Rule._score",
         old="[self.tokenizer.decode(ids) for ids in batch.response.tolist()]",
         new="[self.tokenizer.decode(ids) for ids in batch.query_response.tolist()]",
         symptom="With --reward, scores of a rule that counts words are far from what the samples show.",
@@ -291,8 +291,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="reference-at-temperature-1", level=1, where="nanorlhf.logprobs:compared_logprobs",
-        old="linear_logprobs(ref_hidden, *ref_head, temperature)",
-        new="linear_logprobs(ref_hidden, *ref_head, 1.0)",
+        old="linear_logprobs(ref_hidden, *ref_head, temperature, ref_cap)",
+        new="linear_logprobs(ref_hidden, *ref_head, 1.0, ref_cap)",
         symptom="objective/kl is not 0 in the first update, where policy and reference are equal; objective/kl_exact "
         "is.",
         cause="The reference's log-probabilities are taken at another temperature than the policy's.",
@@ -507,8 +507,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="logits-in-bfloat16", level=3, where="nanorlhf.model:GPT.logits",
-        old="wide_linear(hidden, head, self.head_bias)", new="wide_linear(hidden, head, "
-        "self.head_bias).bfloat16().float()",
+        old="wide_linear(hidden, head, self.head_bias, self.config.logit_cap)",
+        new="wide_linear(hidden, head, self.head_bias, self.config.logit_cap).bfloat16().float()",
         symptom="policy/sampler_gap is about 0.01 and policy/clip_fraction is not 0; at a low temperature samples "
         "change.",
         cause="The sampler's logits are rounded to bfloat16.",

@@ -305,7 +305,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.report.microscope:policy_push",
-        changes=("is_clipped = torch.where(advantages >= 0, ratio > 1 + clip_range, ratio < 1 - clip_range)",),
+        changes=("is_clipped = torch.where(advantages >= 0, ratio > most, ratio < least)",),
         why="With an advantage of 0 the push is 0 on either side.",
     ),
     Equivalent(

@@ -395,7 +395,7 @@ EXERCISES: tuple[Exercise, ...] = (
         read="docs/lecture.md, 3.2; the line `reward` of the microscope's page, docs/microscope.md",
         hint="The score is added to what is there: at the last token that is minus beta times the KL. Where there is "
         "no action the log-probabilities may be NaN: choose with torch.where.",
-        tests=("tests/training/test_trace.py::test_rewards_are_minus_beta_times_kl_and_the_score_once",),
+        tests=("tests/training/test_trace.py::test_rewards_are_a_tokens_own_minus_beta_times_kl_and_the_score_once",),
         points=1,
         level=2,
     ),
@@ -512,7 +512,7 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="group-advantages",
-        functions=("train_grpo:centred", "train_grpo:grpo", "train_grpo:dr_grpo", "train_grpo:rloo"),
+        functions=tuple(f"nanorlhf.training.grpo:{name}" for name in ("centred", "grpo", "dr_grpo", "rloo")),
         read="docs/algorithms.md, RLOO and GRPO; docs/microscope.md shows a group of your own run with its numbers",
         hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
         "k is k / (k - 1) times the distance from the mean of all.",

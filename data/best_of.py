@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -31,15 +31,15 @@ from data.prepare import converted_files
 from data.sampling import SPLITS, SamplingArgs, load_policy, longest_query, read_queries
 from nanorlhf import launch
 from nanorlhf.batch import Batch
-from nanorlhf.cli import Fraction, PositiveInt, Range, check_ranges, run_module
-from nanorlhf.dataset import field, response_ids, sampled_rows, write_jsonl
+from nanorlhf.cli import FiniteFloat, Fraction, NumWorkers, PositiveInt, Range, check_ranges, run_module
+from nanorlhf.dataset import Demonstration, field, iter_jsonl, response_ids, sampled_rows, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
 from nanorlhf.generate import sample_answers
 from nanorlhf.metrics.best_of import best_of_n_bound
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
-from nanorlhf.reward import Ensemble, Reward, RewardModel, Rule, reward_model_paths
+from nanorlhf.rewards.combined import Rewards, load_rewards, scoring_models
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.checks import check_other_model, check_reward
 from nanorlhf.training.run import peak_resident_bytes, write_json
@@ -54,10 +54,13 @@ class Args(SamplingArgs):
     """policy that answers: checkpoint directory or Hub id"""
     reward_model: str | tuple[str, ...] | None = "runs/tiny/rm"
     """scores the answers; several paths: an ensemble"""
-    ensemble: Ensemble = "mean"
-    """score of several reward models: mean, lowest, or mean - 0.1 * variance"""
-    reward: str | None = None
-    """FILE.py:FUNCTION scores instead of a model: function(queries, responses), two lists of texts -> numbers"""
+    reward: str | tuple[str, ...] | None = None
+    """scores instead, one or several of: FILE.py:FUNCTION, a reward model's directory, judge:FILE.toml"""
+    reward_weights: Literal["mean", "min", "uncertainty"] | tuple[FiniteFloat, ...] | None = None
+    """what makes one score of several: a weight for each (None: 1); of several reward models their mean (None), min, or
+    uncertainty, mean - 0.1 * variance"""
+    reward_workers: NumWorkers = 0
+    """processes that call the functions of --reward; 0: this one"""
     data: Path = Path("runs/tiny/data")
     """directory of sft.{train,validation}.jsonl with the queries"""
     out: Path = Path("runs/tiny/best_of")
@@ -81,18 +84,23 @@ class Args(SamplingArgs):
 # ---------------------------------------------------------------------------------------------------- 1. the best of n
 @torch.no_grad()
 def best_answers(
-    queries: dict[str, bool], policy: GPT, reward: Reward, tokenizer: Tokenizer, args: Args, seed: int
-) -> tuple[list[dict | None], int]:
-    """A row of sft.jsonl for each query, None if no answer can win; and the number of sampled tokens."""
+    queries: dict[str, bool], records: dict[str, dict], policy: GPT, reward: Rewards, tokenizer: Tokenizer, args: Args,
+    seed: int,
+) -> tuple[list[dict | None], int]:  # fmt: skip
+    """A row of sft.jsonl for each query, None if no answer can win; and the number of sampled tokens.
+
+    records: query -> its row, in which a function finds what it asks for
+    """
     ids = [tokenizer.encode(query, chat) for query, chat in queries.items()]
     query, response = sample_answers(
         policy, ids, tokenizer, args.num_samples, args.response_length, args.batch_size, seed, args.temperature,
         top_p=args.top_p,
     )  # fmt: skip
-    records = [{"query": text} for text in queries for _ in range(args.num_samples)]
+    repeated = [records[text] for text in queries for _ in range(args.num_samples)]
     no_logprobs = torch.zeros_like(response, dtype=torch.float32)
-    batch = Batch.of(records, query, response, no_logprobs, tokenizer.eos_id, tokenizer.pad_id, "last_token")
-    scores = reward.score(batch)  # (B * n,)
+    batch = Batch.of(repeated, query, response, no_logprobs, tokenizer.eos_id, tokenizer.pad_id, "last_token")
+    scores, token_rewards = reward.score(batch)
+    scores = scores + token_rewards.sum(1)  # (B * n,)
     if not scores.isfinite().all():
         raise InputError(f"{reward.name} gave a score that is not finite.")
     samples = zip(response.tolist(), scores.tolist(), strict=True)
@@ -109,6 +117,11 @@ def best_answers(
         meta = {"score": best[0], "mean_score": mean, "num_samples": len(group)}
         rows.append({"query": text, "response": best[1], **({"chat": True} if chat else {}), "meta": meta})
     return rows, int((response != tokenizer.pad_id).sum())
+
+
+def rows_by_query(path: Path) -> dict[str, dict]:
+    """The rows of a file; of equal queries the last."""
+    return {record["query"]: record for _, record in iter_jsonl(path)}
 
 
 def answer_text(query: str, ids: list[int], tokenizer: Tokenizer, chat: bool, response_length: int) -> str | None:
@@ -129,7 +142,7 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
         raise InputError(f"--resume: {path} does not exist.")
     if path.exists() and not args.resume and not args.overwrite and path.read_bytes().count(b"\n") > 1:
         raise InputError(f"--out {args.out} holds an interrupted sampling: pass --resume or --overwrite.")
-    names = ("policy", "reward_model", "ensemble", "reward", "data", "tokenizer", "num_queries")
+    names = ("policy", "reward_model", "reward", "reward_weights", "data", "tokenizer", "num_queries")
     names += ("num_validation_queries", "num_samples", "temperature", "top_p", "response_length", "seed")
     settings = {name: str(getattr(args, name)) for name in names}
     rows = sampled_rows(path, settings) if args.resume else []
@@ -144,7 +157,9 @@ def begin_sampling(args: Args, path: Path) -> list[dict]:
 def main(args: Args) -> None:
     check_ranges(args)
     check_out(args.out)
-    check_reward(args.reward_model, args.reward, args.ensemble)
+    check_reward(args.reward_model, args.reward, args.reward_weights)
+    if any(kind is GPT for _, _, kind in scoring_models(args.reward, args.reward_model)):
+        raise InputError("--reward teacher: it rewards a policy that is trained: name a reward model or a function.")
     if args.out.resolve() == args.data.resolve():
         raise InputError(f"--out {args.out} is --data: the winners would replace the demonstrations.")
     most = {"train": args.num_queries, "validation": args.num_validation_queries or args.num_queries}
@@ -153,14 +168,13 @@ def main(args: Args) -> None:
     tokenizer = load_tokenizer(args.tokenizer or args.policy)
     policy = load_policy(args.policy, tokenizer, device)
     longest = longest_query(queries, tokenizer, args.response_length, policy, args.policy)
-    if args.reward is None:
-        paths = reward_model_paths(args.reward_model)
-        for model_path in paths:
-            check_other_model("--reward-model", model_path, tokenizer, longest + args.response_length, args.policy)
-        size = args.batch_size
-        reward: Reward = RewardModel(paths, tokenizer, device, size, args.ensemble)
-    else:
-        reward = Rule(args.reward, tokenizer, args.batch_size)
+    for flag, model_path, _ in scoring_models(args.reward, args.reward_model):
+        check_other_model(flag, model_path, tokenizer, longest + args.response_length, args.policy)
+    records = {split: rows_by_query(args.data / f"sft.{split}.jsonl") for split in SPLITS}
+    reward = load_rewards(
+        args.reward, args.reward_model, args.reward_weights, tokenizer, device, args.batch_size,
+        workers=args.reward_workers, rows=[Demonstration([], [], record) for record in records["train"].values()],
+    )  # fmt: skip
 
     path = args.out / PARTIAL
     chunks = begin_sampling(args, path)
@@ -174,7 +188,7 @@ def main(args: Args) -> None:
         for split, number, some in to_answer[len(chunks) :]:
             seed = int(np.random.default_rng((args.seed, SPLITS.index(split), number)).integers(2**63))
             start = time.perf_counter()
-            rows, num_tokens = best_answers(some, policy, reward, tokenizer, args, seed)
+            rows, num_tokens = best_answers(some, records[split], policy, reward, tokenizer, args, seed)
             seconds = time.perf_counter() - start
             chunks.append({"split": split, "rows": rows, "num_tokens": num_tokens, "seconds": seconds})
             file.write(json.dumps(chunks[-1]) + "\n")

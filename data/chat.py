@@ -22,11 +22,15 @@ A long query loses its oldest turns (a user's message and the replies to it), bu
 turn. Conversations that can't be used are left out, and the reasons printed: among others the name of a special token
 in a message, which in a query would become that token, and a reply that the template changes.
 
+meta has the messages of the query and the record's other fields that are a text, a number or a boolean, such as
+`answer`: a reward function may ask for them (docs/rewards.md).
+
 The path of a file names its split; test becomes validation, and meta tells them apart. Without such a name, and with
 --resplit, a seeded hash of the first user message draws the split: equal first messages share a split.
 """
 
 import json
+import math
 import re
 import resource
 import signal
@@ -51,6 +55,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import MAX_LINE, read_text
 from nanorlhf.tokenizer import PAD, Tokenizer, load_tokenizer
 
+LAYOUT = ("messages", "prompt", "completion", "chosen", "rejected")
 COLUMNS = {1: ("response",), 2: ("chosen", "rejected")}  # by number of replies
 ROLES = ("system", "user", "assistant")
 PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
@@ -327,6 +332,16 @@ def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], lis
     return [(messages[:i], [messages[i]]) for i in (ends if turns == "all" else ends[-1:])]
 
 
+def other_fields(record: dict) -> dict[str, str | int | float | bool]:
+    """What a record says beside its conversation, where it is one text, number or boolean."""
+    others = {name: value for name, value in record.items() if name not in LAYOUT}
+    return {
+        name: value
+        for name, value in others.items()
+        if isinstance(value, str) or (isinstance(value, int | float) and -math.inf < value < math.inf)
+    }
+
+
 def main(args: Args) -> None:
     check_ranges(args)
     tokenizer = load_tokenizer(args.tokenizer)
@@ -367,7 +382,8 @@ def main(args: Args) -> None:
                     opening = next(message["content"] for message in messages if message["role"] == "user")
                     split = "train" if prepare.split_of(published, opening, args) == "train" else "validation"
                     texts = dict(zip(COLUMNS[len(replies)], responses, strict=True))
-                    meta = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
+                    own = {"batch": path.name.split(".")[0], "split": published, "num_messages": len(frame.messages)}
+                    meta = other_fields(record) | own | {"messages": frame.messages}
                     row = {"query": frame.query, "chat": True} | texts | {"meta": meta}
                     sft_too = len(replies) == 2 and args.sft_from_pairs
                     if write(split, row, "--max-response-length", args.max_response_length, sft_too):

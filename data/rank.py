@@ -30,7 +30,7 @@ from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_range
 from nanorlhf.dataset import field, iter_jsonl, list_of, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
-from nanorlhf.reward import load_function
+from nanorlhf.rewards.function import load_function
 from nanorlhf.selfrank.text_rank import rank_order
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"

@@ -303,7 +303,11 @@ def label_triad(post: Post, rng: random.Random, labellers: Labellers) -> list[di
 def demonstrate(post: Post, rng: random.Random) -> dict:
     """A row of sft.jsonl."""
     response = POLICIES["reference"](post, rng)
-    meta = {"policy": "reference", "gold": gold_score(post.query, response)}
+    meta = {
+        "policy": "reference",
+        "gold": gold_score(post.query, response),
+        **dict(zip(SLOTS, post.facts, strict=True)),
+    }
     return {"query": post.query, "response": response, "meta": meta}
 
 

@@ -1,4 +1,4 @@
-"""Two parts of attention that PyTorch has no fast form of: rotary positions, and one new token.
+"""What PyTorch's attention lacks, or does slowly: rotary positions, one new token, capped logits.
 
 Letters in shapes: B batch, S tokens of this call, L tokens so far, H heads of the queries, K heads
 of the keys and values (each shared by H / K queries), D width of a head, r channels that are
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels.linear import soft_cap
 
 
 # -------------------------------------------------------------------------------- rotary positions
@@ -140,3 +142,21 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> T
     bias = bias.reshape(B * K, -1, bias.size(-1))  # (B * K, H / K, L)
     logits = torch.baddbmm(bias, rows, k.flatten(0, 1).mT, alpha=scale)
     return torch.bmm(logits.softmax(-1), v.flatten(0, 1)).view_as(q)
+
+
+# ----------------------------------------------------------------------------------- capped logits
+def attend_capped(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, cap: float
+) -> Tensor:
+    """softmax(cap * tanh(scale * q k^T / cap) + bias) v, in float32 at least. (Gemma 2)
+
+    q (B, H, S, D), k and v (B, K, L, D), bias (B, 1 or H, S, L) -> (B, H, S, D). No fused kernel
+    caps its logits: these are stored, (B, H, S, L).
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    group = q.size(1) // k.size(1)
+    with torch.autocast(q.device.type, enabled=False):
+        keys = k.to(wide).repeat_interleave(group, dim=1)  # (B, H, L, D)
+        values = v.to(wide).repeat_interleave(group, dim=1)
+        logits = soft_cap(q.to(wide) @ keys.mT * scale, cap) + bias
+        return (logits.softmax(-1) @ values).to(q.dtype)

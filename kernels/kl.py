@@ -61,16 +61,20 @@ def linear_kl_divergence(
     bias: Tensor | None = None,
     ref_bias: Tensor | None = None,
     temperature: float = 1.0,
+    cap: float | None = None,
+    ref_cap: float | None = None,
 ) -> Tensor:
     """`kl_divergence` from hidden states; the backward pass recomputes the logits, chunk by chunk.
 
-    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,).
+    hidden (N, C), weight (V, C), bias (V,); the reference may have another width -> KL (N,). The
+    caps are those of `linear_logprobs`.
     Autocast rounds the factors of the products, not the logits.
     """
     hidden, weight, ref_hidden, ref_weight = cast(hidden, weight, ref_hidden.detach(), ref_weight)
 
     def chunk(h: Tensor, r: Tensor) -> Tensor:
-        logits, ref_logits = wide_linear(h, weight, bias), wide_linear(r, ref_weight, ref_bias)
+        logits = wide_linear(h, weight, bias, cap)
+        ref_logits = wide_linear(r, ref_weight, ref_bias, ref_cap)
         return kl_divergence(logits / temperature, ref_logits / temperature)
 
     rows = max(1, CHUNK // len(weight))

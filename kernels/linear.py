@@ -109,13 +109,24 @@ def cast_head(weight: Tensor | Packed) -> Tensor | Packed:
     return head if head.is_cuda else head.to(weight.dtype)  # no CPU product widens its factors
 
 
-def wide_linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap): x where it is small, and never beyond -cap or cap. (Gemma 2)"""
+    return (x / cap).tanh() * cap
+
+
+def wide_linear(
+    x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, cap: float | None = None
+) -> Tensor:
     """x weight^T + bias, differentiable, summed and returned in float32, also from bfloat16.
 
-    x (..., K), weight (N, K), bias (N,) or None -> (..., N); float64 from float64. For logits:
+    x (..., K), weight (N, K), bias (N,) or None -> (..., N); float64 from float64. `cap` bounds the
+    product, before the bias is added, which is -inf where an id is forbidden. For logits:
     rounded to bfloat16 they are off by up to 0.4%, and divided by a low temperature that is another
     distribution. Autocast must be off: it would round them.
     """
+    if cap is not None:
+        y = soft_cap(wide_linear(x, weight), cap)
+        return y if bias is None else y + bias
     if isinstance(weight, Packed):
         return linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -14,6 +14,9 @@ limit.
 The online softmax keeps, over the blocks so far, the maximum m, total = sum of exp(l - m) and
 moment = sum of exp(l - m) * l. A block with a larger maximum m' first scales both sums by
 exp(m - m'). At the end Z = m + log(total) and sum_v p_v l_v = moment / total.
+
+With a cap c (Gemma 2) the product z = hidden @ weight.T becomes c * tanh(z / c), whose gradient is
+the above times 1 - tanh(z / c)^2.
 """
 
 import torch
@@ -39,8 +42,12 @@ def linear_logprobs(
     labels: Tensor,
     bias: Tensor | None = None,
     temperature: float = 1.0,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies, in nats; logits = (hidden @ weight.T + bias) / temperature.
+
+    With a cap: (cap * tanh(hidden @ weight.T / cap) + bias) / temperature. A bias has no gradient
+    then.
 
     hidden (N, C), weight (V, C), labels (N,), bias (V,) or None -> logprobs (N,), entropy (N,),
     both float32 (float64 from float64). A logit of -inf, an id that can't be emitted, means p = 0.
@@ -49,7 +56,7 @@ def linear_logprobs(
     """
     hidden, weight = cast(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
-        return LinearLogprobs.apply(hidden, weight, labels, bias, temperature)
+        return LinearLogprobs.apply(hidden, weight, labels, bias, temperature, cap)
 
 
 # -------------------------------------------------------------------------------- the specification
@@ -70,13 +77,14 @@ class LinearLogprobs(torch.autograd.Function):
     """All rows at once, the vocabulary in blocks: BLAS products on a CPU, tiles on a GPU."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, bias, temperature):
+    def forward(ctx, hidden, weight, labels, bias, temperature, cap):
         ctx.kept = [] if any(ctx.needs_input_grad) else None
         forward = linear_forward_triton if runs_triton(hidden) else linear_forward_cpu
-        normaliser, moment, chosen = forward(hidden, weight, labels, bias, temperature, ctx.kept)
+        inputs = hidden, weight, labels, bias, temperature, cap
+        normaliser, moment, chosen = forward(*inputs, ctx.kept)
         entropy = normaliser - moment
         ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.cap = temperature, cap
         ctx.set_materialize_grads(False)  # None if the entropy is only logged
         return torch.where(is_label(labels, len(weight)), chosen - normaliser, 0.0), entropy
 
@@ -85,7 +93,8 @@ class LinearLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs, grad_entropy):
         *inputs, normaliser, entropy = ctx.saved_tensors
         hidden, weight, labels, bias = inputs
-        for_hidden, for_weight, _, for_bias, _ = ctx.needs_input_grad
+        for_hidden, for_weight, _, for_bias, _, _ = ctx.needs_input_grad
+        assert ctx.cap is None or not for_bias
         V = len(weight)
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normaliser)
@@ -99,7 +108,8 @@ class LinearLogprobs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if for_bias else None
         backward = linear_backward_triton if runs_triton(hidden) else linear_backward_cpu
         for ids in vocabulary_blocks(hidden, V):
-            grad = backward(*inputs, ctx.temperature, normaliser, entropy, grads, ids, ctx.kept)
+            settings = ctx.temperature, ctx.cap
+            grad = backward(*inputs, *settings, normaliser, entropy, grads, ids, ctx.kept)
             if for_bias:
                 grad_bias[ids] = grad.sum(0)
             grad = grad.to(hidden.dtype)
@@ -109,7 +119,7 @@ class LinearLogprobs(torch.autograd.Function):
                 matmul_into(grad_weight[ids], grad.T, hidden.T)
         if for_hidden:
             grad_hidden = grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, None, grad_bias, None
+        return grad_hidden, grad_weight, None, grad_bias, None, None
 
 
 def runs_triton(x: Tensor) -> bool:
@@ -133,15 +143,30 @@ def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 # ---------------------------------------------------------------------------------------------- CPU
 def block_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, ids: slice
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    cap: float | None,
+    ids: slice,
 ) -> Tensor:
     """The logits (N, v) of a block of ids, in float32 (float64 from float64)."""
-    logits = wide_linear(hidden, weight[ids])
+    logits = wide_linear(hidden, weight[ids], cap=cap)
     if bias is not None:
         logits = logits.add_(bias[ids])
     if temperature != 1:
         logits = logits.div_(temperature)
     return logits if bias is None else logits.clamp_(min=LOWEST)
+
+
+def cap_slope(
+    logits: Tensor, bias: Tensor | None, temperature: float, cap: float, ids: slice
+) -> Tensor:
+    """d capped product / d product, (N, v), from the logits of a block; 0 at forbidden ids."""
+    capped = logits * temperature
+    if bias is not None:
+        capped = (capped - bias[ids]).clamp_(-cap, cap)
+    return 1 - (capped / cap).square()
 
 
 def linear_forward_cpu(
@@ -150,6 +175,7 @@ def linear_forward_cpu(
     labels: Tensor,
     bias: Tensor | None,
     temperature: float,
+    cap: float | None,
     kept: list | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each.
@@ -161,7 +187,7 @@ def linear_forward_cpu(
     )
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
-        logits = block_logits(hidden, weight, bias, temperature, ids)  # (N, v)
+        logits = block_logits(hidden, weight, bias, temperature, cap, ids)  # (N, v)
         if kept is not None and len(hidden) * ids.stop <= KEPT:
             kept.append(logits)
         new_maximum = torch.maximum(maximum, logits.amax(1))
@@ -176,14 +202,15 @@ def linear_forward_cpu(
 
 def linear_backward_cpu(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
-    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice,
-    kept: list | None,
+    cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
+    ids: slice, kept: list | None,
 ) -> Tensor:  # fmt: skip
     """d loss / d (hidden @ weight.T), (N, v), for a block of ids, in the memory of its logits.
 
-    g_l * (onehot - p) - g_e * p * (log p + entropy)
+    g_l * (onehot - p) - g_e * p * (log p + entropy), times the cap's slope
     """
-    logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, ids)
+    logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, cap, ids)
+    slope = None if cap is None else cap_slope(logits, bias, temperature, cap, ids)
     log_p = logits.sub_(normaliser[:, None])
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     if grad_entropy is None:
@@ -192,7 +219,8 @@ def linear_backward_cpu(
         factor = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs)
         grad = log_p.exp_().mul_(factor.neg_())
     here, index = labels_in(ids, labels)
-    return grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
+    grad = grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
+    return grad if slope is None else grad.mul_(slope)
 
 
 # ------------------------------------------------------------------------------------------- Triton
@@ -202,6 +230,7 @@ def linear_forward_triton(
     labels: Tensor,
     bias: Tensor | None,
     temperature: float,
+    cap: float | None,
     kept: list | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `linear_forward_cpu`, but ignores `kept`.
@@ -217,8 +246,9 @@ def linear_forward_triton(
     if N:
         linear_forward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), num_splits)](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
-            normalisers, moments, chosen, N, V, C, 1 / temperature, HAS_BIAS=bias is not None,
-            SPLIT=SPLIT, PRECISION=precision_of(hidden),
+            normalisers, moments, chosen, N, V, C, 1 / temperature, cap or 0.0,
+            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, SPLIT=SPLIT,
+            PRECISION=precision_of(hidden),
         )  # fmt: skip
     normaliser = normalisers.logsumexp(0)
     return normaliser, ((normalisers - normaliser).exp() * moments).sum(0), chosen.sum(0)
@@ -226,8 +256,8 @@ def linear_forward_triton(
 
 def linear_backward_triton(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
-    normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None], ids: slice,
-    kept: list | None,
+    cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
+    ids: slice, kept: list | None,
 ) -> Tensor:  # fmt: skip
     """As `linear_backward_cpu`, in the dtype of hidden: a tile of logits becomes its gradient."""
     (N, C), v = hidden.shape, ids.stop - ids.start
@@ -240,8 +270,8 @@ def linear_backward_triton(
     if N:
         linear_backward_kernel[grid](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
-            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, 1 / temperature,
-            HAS_BIAS=bias is not None, PRECISION=precision_of(hidden),
+            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, 1 / temperature, cap or 0.0,
+            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, PRECISION=precision_of(hidden),
         )  # fmt: skip
     return grad
 
@@ -286,13 +316,18 @@ if triton is not None:
         stop,  # ids from here on are masked
         C,
         inverse_temperature,
+        cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
+        HAS_CAP: tl.constexpr,
         PRECISION: tl.constexpr,
         BLOCK_N: tl.constexpr,
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
     ):
-        """(BLOCK_N, BLOCK_V) in float32, whatever the dtype of the inputs; -1e30 for -inf."""
+        """Logits, -1e30 for -inf, and the slope of the cap; float32 whatever the inputs' dtype.
+
+        (BLOCK_N, BLOCK_V) each.
+        """
         tile = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
         for start in range(0, C, BLOCK_C):
             c = start + tl.arange(0, BLOCK_C)
@@ -309,9 +344,13 @@ if triton is not None:
             if PRECISION == "ieee":
                 h, w = h.to(tl.float32), w.to(tl.float32)
             tile = tl.dot(h, w, tile, input_precision=PRECISION)
+        slope = tl.full((BLOCK_N, BLOCK_V), 1.0, tl.float32)
+        if HAS_CAP:
+            tanh = 2 * tl.sigmoid(2 * tile / cap) - 1
+            tile, slope = cap * tanh, 1 - tanh * tanh
         if HAS_BIAS:
             tile += tl.load(bias + ids, mask=ids < stop, other=0.0).to(tl.float32)[None, :]
-        return tl.maximum(tile * inverse_temperature, -1e30)
+        return tl.maximum(tile * inverse_temperature, -1e30), slope
 
     @triton.autotune(TILES, key=["V", "C"])
     @triton.jit
@@ -327,7 +366,9 @@ if triton is not None:
         V,
         C,
         inverse_temperature,
+        cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
+        HAS_CAP: tl.constexpr,
         PRECISION: tl.constexpr,
         SPLIT: tl.constexpr,
         BLOCK_N: tl.constexpr,
@@ -345,9 +386,9 @@ if triton is not None:
         # online softmax over tiles of the split
         for start in range(first, stop, BLOCK_V):
             ids = start + tl.arange(0, BLOCK_V)
-            tile = tile_of_logits(
-                hidden, weight, bias, rows, ids, N, stop, C, inverse_temperature, HAS_BIAS,
-                PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
+            tile, _ = tile_of_logits(
+                hidden, weight, bias, rows, ids, N, stop, C, inverse_temperature, cap, HAS_BIAS,
+                HAS_CAP, PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
             )  # fmt: skip
             tile = tl.where(ids[None, :] < stop, tile, -1e30)
             new_maximum = tl.maximum(maximum, tl.max(tile, 1))
@@ -383,7 +424,9 @@ if triton is not None:
         V,
         C,
         inverse_temperature,
+        cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
+        HAS_CAP: tl.constexpr,
         PRECISION: tl.constexpr,
         BLOCK_N: tl.constexpr,
         BLOCK_V: tl.constexpr,
@@ -392,9 +435,9 @@ if triton is not None:
         rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         index = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
         ids, is_row = first + index, rows < N
-        tile = tile_of_logits(
-            hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, HAS_BIAS,
-            PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
+        tile, slope = tile_of_logits(
+            hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, cap, HAS_BIAS,
+            HAS_CAP, PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
         )  # fmt: skip
         # g_l * (onehot - p) - g_e * p * (log p + entropy)
         log_p = tile - tl.load(normalisers + rows, mask=is_row, other=0.0)[:, None]
@@ -405,5 +448,7 @@ if triton is not None:
         label = tl.load(labels + rows, mask=is_row, other=-1)
         onehot = tl.where(ids[None, :] == label[:, None], 1.0, 0.0)
         result = g_l * (onehot - p) - g_e * p * (log_p + entropy)
+        if HAS_CAP:
+            result *= slope
         out = grad + rows[:, None].to(tl.int64) * V + index[None, :]
         tl.store(out, result.to(grad.dtype.element_ty), mask=is_row[:, None] & (index[None, :] < V))

@@ -26,7 +26,7 @@ class Batch:
                               actions    x  x  x  .  .      a token was chosen here
                               states     x  x  x  x  .      with the finished response: after_eos
 
-    The script sets the fields after `sampled_logprobs`, in the order of the algorithm.
+    The script sets the fields after `token_rewards`, in the order of the algorithm.
     """
 
     index: Tensor  # (B,) a row's number in the rollout
@@ -41,6 +41,7 @@ class Batch:
     score_index: Tensor  # (B,) the position whose reward contains the score
     has_eos: Tensor  # (B,) bool
     sampled_logprobs: Tensor  # (B, T) of the distribution that was sampled from, after its filters
+    token_rewards: Tensor  # (B, T) a reward's for single tokens, without the score; 0 until read
     logprobs: Tensor = field(init=False)  # (B, T) of the policy, as the update computes them
     ref_logprobs: Tensor = field(init=False)  # (B, T) of the reference policy
     values: Tensor = field(init=False)  # (B, T) of the value model
@@ -81,6 +82,7 @@ class Batch:
             score_index=after if score_at == "after_eos" else eos_index,
             has_eos=(response == eos_id).any(1),
             sampled_logprobs=sampled_logprobs,
+            token_rewards=torch.zeros_like(response, dtype=torch.float),
         )
 
     def __len__(self) -> int:
@@ -128,6 +130,18 @@ class Batch:
         for name, value in vars(self).items():
             setattr(some, name, cut(name, value))
         return some
+
+    def replace(self, rows: Tensor, other: "Batch") -> None:
+        """Put the responses of `other` in the place of those of some rows (b,), in this batch.
+
+        The queries must be equal, row by row, and T too. Rows of `other` after the first b are
+        left out.
+        """
+        T = self.response.size(1)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name not in ("index", "query", "real"):
+                value[rows] = getattr(other, name)[: len(rows)]
+        self.real[rows, -T:] = self.actions[rows]
 
     def shuffled(self, generator: torch.Generator) -> "Batch":
         """All rows in a random order, the same on every rank; an epoch begins."""

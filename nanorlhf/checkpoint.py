@@ -37,7 +37,9 @@ from nanorlhf.pretrained.layout import (
     check_fits,
     config_object,
     from_family,
+    fuse_gates,
     parse_config,
+    split_gates,
     tensor_names,
     to_family,
     with_prefix,
@@ -115,7 +117,7 @@ def load(
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         tensors |= read_tensors(shard)
-    tensors = with_prefix(tensors, config, file)
+    tensors = split_gates(with_prefix(tensors, config, file), config)
     tie_head(tensors, config, model_class is GPT, file)
 
     stored: dict[str, list[Tensor]] = {}  # our name -> the tensors in the files that it is made of
@@ -254,6 +256,7 @@ def save(
             theirs = to_family(name, tensor.detach().cpu(), config)
             names = tensor_names(name, config)
             tensors |= zip(names, [tensor.contiguous() for tensor in theirs], strict=True)
+    tensors = fuse_gates(tensors, config)
 
     is_new = not directory.exists()
     partial = directory / ".partial"

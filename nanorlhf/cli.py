@@ -36,12 +36,14 @@ NonNegativeInt = Annotated[int, Range("at least 0", lambda x: x >= 0), _COUNTABL
 Count = Annotated[int, Range("from 1 to a million", lambda x: 1 <= x <= 10**6)]  # of rows in memory
 Epochs = Annotated[float, Range("above 0, a million at most", lambda x: 0 < x <= 10**6)]
 PositiveFloat = Annotated[float, Range("above 0", lambda x: x > 0)]
+ClipRange = PositiveFloat | tuple[PositiveFloat, PositiveFloat]  # one, or below and above
 NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]
 Fraction = Annotated[float, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
 Beta = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]
 FiniteFloat = Annotated[float, Range("a finite number", math.isfinite)]
 Seconds = Annotated[float, Range("above 0, an hour at most", lambda x: 0 < x <= 3600)]
 Workers = Annotated[int, Range("from 1 to 500", lambda x: 1 <= x <= 500)]
+NumWorkers = Annotated[int, Range("from 0 to 500", lambda x: 0 <= x <= 500)]  # 0: this process
 Seed = Annotated[int, Range("from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63)]
 
 

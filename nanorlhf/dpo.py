@@ -84,7 +84,7 @@ def pair_logprobs(model: GPT, rows: list[Comparison], pad_id: int) -> tuple[Tens
             # (N, C) of the tokens that count: column `before` predicts the token
             hidden = hidden[pairs.row[:, None], pairs.before - pairs.first][actions]
             head = model.lm_head.weight, response[actions], model.head_bias
-            logprobs, _ = linear_logprobs(hidden, *head)  # (N,)
+            logprobs, _ = linear_logprobs(hidden, *head, cap=model.config.logit_cap)  # (N,)
             sums = unpack(logprobs, actions).sum(1)  # (2B,)
     chosen, rejected = sums.chunk(2)
     return chosen, rejected

@@ -32,7 +32,8 @@ def response_logprobs(
     hidden = response_hidden(model, query_response, real, actions)  # (N, C)
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
     head = model.lm_head.weight, labels, model.head_bias
-    logprobs, entropies = linear_logprobs(hidden, *head, temperature)  # (N,) each
+    cap = model.config.logit_cap
+    logprobs, entropies = linear_logprobs(hidden, *head, temperature, cap)  # (N,) each
     return unpack(logprobs, actions), unpack(entropies, actions)
 
 
@@ -54,8 +55,9 @@ def compared_logprobs(
     ref_hidden = response_hidden(ref_policy, query_response, real, actions)  # (N, C)
     head = policy.lm_head.weight, labels, policy.head_bias
     ref_head = ref_policy.lm_head.weight, labels, ref_policy.head_bias
-    logprobs, _ = linear_logprobs(hidden, *head, temperature)  # (N,)
-    ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature)  # (N,)
+    cap, ref_cap = policy.config.logit_cap, ref_policy.config.logit_cap
+    logprobs, _ = linear_logprobs(hidden, *head, temperature, cap)  # (N,)
+    ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature, ref_cap)  # (N,)
     with torch.no_grad():
         kl = linear_kl_divergence(
             hidden,
@@ -65,6 +67,8 @@ def compared_logprobs(
             policy.head_bias,
             ref_policy.head_bias,
             temperature,
+            cap,
+            ref_cap,
         )  # (N,)
     return unpack(logprobs, actions), unpack(ref_logprobs, actions), unpack(kl, actions)
 

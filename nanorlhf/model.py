@@ -1,4 +1,4 @@
-"""One GPT, by hand: GPT-2, Pythia, CodeGen, Llama, Mistral and Qwen are settings of `GPTConfig`.
+"""One GPT, by hand: GPT-2, Pythia, Llama, Qwen, Gemma and others are settings of `GPTConfig`.
 
 Two models are built on the trunk: `GPT` with a head over the vocabulary, `ScalarModel` with one
 number per token (reward and value model).
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.attention import (
     RotaryScaling,
+    attend_capped,
     attend_one,
     rotary_tables,
     rotated_heads,
@@ -31,6 +32,10 @@ from kernels.attention import (
 )
 from kernels.cuda_graph import replays
 from kernels.linear import Packed, cast, cast_head, linear, matmul_dtype, wide_linear
+
+RotarySettings = tuple[float, RotaryScaling | None]  # base and scaling
+# cos and sin, (B, S, 1, rotary_dim / 2) each
+RotaryTables = dict[RotarySettings, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +58,18 @@ class GPTConfig:
     """down(activation(gate(x)) * up(x)): SwiGLU with silu"""
     mlp_bias: bool = True
     norm: str = "layer"
-    """layer, or rms: divided by the root mean square alone, without bias"""
+    """layer, rms: divided by the root mean square alone, without bias, or rms_offset: rms with
+    1 + weight in place of weight (Gemma)"""
+    pre_norm: bool = True
+    """norm the input of attention and of the MLP"""
+    post_norm: bool = False
+    """norm their output before it is added to the residual stream (Gemma; OLMo 2: this alone)"""
     qk_norm: bool = False
     """an RMS norm over the D channels of each head of q and of k (Qwen 3)"""
+    qk_norm_joint: bool = False
+    """qk_norm over all heads of q and all heads of k at once (OLMo 2)"""
+    embedding_scale: float = 1.0
+    """multiplies the embeddings (Gemma: sqrt(d_model))"""
     positions: str = "rotary_half"
     """learned (GPT-2, GPT-Neo), rotary_half (NeoX: pairs i, i + r/2), rotary_interleaved (CodeGen:
     pairs 2i, 2i + 1), relative (T5, t5.py)"""
@@ -63,6 +77,8 @@ class GPTConfig:
     """number of a head's D channels that are rotated; the rest carry no position"""
     rotary_base: float = 10000.0
     rotary_scaling: RotaryScaling | None = None
+    local_rotary_base: float | None = None
+    """base in the layers with a window, which then have no scaling (Gemma 3); None: rotary_base"""
     parallel_residual: bool = True
     """x + attention(norm1(x)) + mlp(norm2(x)) instead of attention first, then MLP"""
     shared_norm: bool = False
@@ -72,6 +88,10 @@ class GPTConfig:
     (GPT-Neo alternates)"""
     scale_attention: bool = True
     """divide attention logits by sqrt(D); GPT-Neo does not"""
+    attention_divisor: int | None = None
+    """the square root of this divides attention logits; None: of D (Gemma)"""
+    attention_cap: float | None = None
+    """bounds attention logits: cap * tanh(logit / cap) (Gemma 2)"""
     qkv_bias: bool = True
     attention_out_bias: bool = True
     head_bias: bool = False
@@ -80,6 +100,8 @@ class GPTConfig:
     """the LM head is the embedding matrix"""
     head_scale: float = 1.0
     """multiplies the hidden states before the LM head (T5 with a tied one: 1 / sqrt(d_model))"""
+    logit_cap: float | None = None
+    """bounds the LM head's logits: cap * tanh(logit / cap) (Gemma 2)"""
     adapter_size: int = 0
     """bottleneck width of the adapter after each attention and each MLP; 0: no adapters"""
     norm_eps: float = 1e-5
@@ -106,11 +128,20 @@ class GPTConfig:
         """By layer."""
         return [*(self.attention_windows or [None] * self.n_layer)]
 
-    def rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """cos and sin of the angles at positions (B, S): (B, S, 1, rotary_dim / 2) each."""
+    @property
+    def rotary_settings(self) -> list[RotarySettings]:
+        """Base and scaling, by layer."""
+        usual = local = self.rotary_base, self.rotary_scaling
+        if self.local_rotary_base is not None:
+            local = self.local_rotary_base, None
+        return [usual if window is None else local for window in self.windows]
+
+    def rotary_tables(self, positions: Tensor) -> RotaryTables:
+        """Tables of the angles at positions (B, S), by base and scaling; {} if none rotate."""
         if not self.positions.startswith("rotary"):
-            return None
-        return rotary_tables(positions, self.rotary_dim, self.rotary_base, self.rotary_scaling)
+            return {}
+        settings = set(self.rotary_settings)
+        return {each: rotary_tables(positions, self.rotary_dim, *each) for each in settings}
 
     def trunk(self) -> "Transformer":
         """All below the head, with new random weights; T5's is an encoder and a decoder (t5.py)."""
@@ -199,12 +230,14 @@ def positions_and_biases(
           its last layer, if last < L      attention_mask  the causal kernel takes L queries
         several responses per row          branch_mask     no response may see another
         padding before the text, windows,
-          both directions, a CPU           attention_mask  it says what each token may see
+          capped logits, a CPU,
+          both directions                  attention_mask  it says what each token may see
 
     A decode step has its own: `KVCache.next_token`.
     """
     L = ids.size(1)
-    only_causal = config.causal and not any(config.attention_windows or ()) and branch is None
+    is_plain = not any(config.windows) and config.attention_cap is None
+    only_causal = config.causal and is_plain and branch is None
     if mask is None and only_causal and last == L:
         return torch.arange(L, device=ids.device).expand_as(ids), [None] * config.n_layer
     if mask is None:
@@ -270,7 +303,7 @@ class KVCache:
         self.bias = torch.zeros((B, config.n_head, 1, Q + num_new), device=device, dtype=dtype)
         self.bias.masked_fill_(~mask[:, None, None, :] | (self.index >= Q), -torch.inf)
 
-    def next_token(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor]]:
+    def next_token(self) -> tuple[Tensor, RotaryTables, list[Tensor]]:
         """The next token's positions (B, 1), rotary tables, and bias in each layer (B, H, 1, L)."""
         self.bias.index_fill_(3, self.at, 0.0)
         bias = self.bias[..., : self.end]
@@ -279,10 +312,9 @@ class KVCache:
             if window is not None and window not in biases:
                 too_far = self.index[: self.end] <= self.at - window
                 biases[window] = bias.masked_fill(too_far, -torch.inf)
-        rotary = None
-        if self.rotary is not None:
-            cos, sin = self.rotary
-            rotary = cos.index_select(1, self.at), sin.index_select(1, self.at)
+        rotary = {}
+        for settings, (cos, sin) in self.rotary.items():
+            rotary[settings] = cos.index_select(1, self.at), sin.index_select(1, self.at)
         positions = self.positions.index_select(1, self.at)
         return positions, rotary, [biases[window] for window in self.config.windows]
 
@@ -311,9 +343,8 @@ class KVCache:
         """Keep only these rows: the others have ended."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.positions, self.bias = self.positions[rows], self.bias[rows]
-        if self.rotary is not None:
-            cos, sin = self.rotary
-            self.rotary = cos[rows], sin[rows]
+        for settings, (cos, sin) in self.rotary.items():
+            self.rotary[settings] = cos[rows], sin[rows]
 
 
 # ----------------------------------------------------------------------------------------- a block
@@ -361,19 +392,32 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.float()).to(x.dtype)
 
 
-def norm(config: GPTConfig) -> nn.LayerNorm | RMSNorm:
-    kind = {"layer": nn.LayerNorm, "rms": RMSNorm}[config.norm]
-    return kind(config.d_model, eps=config.norm_eps)
+class OffsetRMSNorm(RMSNorm):
+    """An RMS norm with 1 + weight in place of weight: weight decay draws the factor to 1."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 1 + self.weight.float()
+        return F.rms_norm(x.float(), self.normalized_shape, weight, self.eps).to(x.dtype)
+
+
+def norm(config: GPTConfig, width: int | None = None) -> nn.LayerNorm | RMSNorm:
+    """A norm over `width` channels; None: over the d_model of the residual stream."""
+    kind = {"layer": nn.LayerNorm, "rms": RMSNorm, "rms_offset": OffsetRMSNorm}[config.norm]
+    return kind(width or config.d_model, eps=config.norm_eps)
 
 
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        H, D = config.n_head, config.head_width
+        H, K, D = config.n_head, config.kv_heads, config.head_width
         self.qkv = Linear(config.d_model, sum(config.qkv_rows), bias=config.qkv_bias)
-        self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        joint = config.qk_norm_joint
+        self.q_norm = norm(config, H * D if joint else D) if config.qk_norm else None
+        self.k_norm = norm(config, K * D if joint else D) if config.qk_norm else None
         self.out = Linear(H * D, config.d_model, bias=config.attention_out_bias)
         if config.adapter_size:
             self.out = AdaptedLinear(self.out, config.adapter_size)
@@ -392,7 +436,12 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(B, S, H + 2 * K, D)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split([H, K, K], dim=2)
-            qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=2)
+            if self.config.qk_norm_joint:
+                q = self.q_norm(q.flatten(2)).view_as(q)
+                k = self.k_norm(k.flatten(2)).view_as(k)
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
+            qkv = torch.cat((q, k, v), dim=2)
         if rotary is None:
             q, k, v = split_heads(qkv, H)  # (B, H, S, D), (B, K, S, D) twice
         else:
@@ -403,8 +452,11 @@ class Attention(nn.Module):
         if last < S:
             assert bias is not None
             q, bias = q[:, :, -last:], bias[:, :, -last:]
-        scale = q.size(-1) ** -0.5 if self.config.scale_attention else 1.0
-        if cache is not None and cache.length and not q.is_cuda:
+        scale = (self.config.attention_divisor or D) ** -0.5 if self.config.scale_attention else 1.0
+        if self.config.attention_cap is not None:
+            assert bias is not None
+            y = attend_capped(q, k, v, bias, scale, self.config.attention_cap)
+        elif cache is not None and cache.length and not q.is_cuda:
             assert bias is not None
             y = attend_one(q, k, v, bias, scale)
         else:
@@ -433,10 +485,13 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.parallel = config.parallel_residual
-        self.norm1 = norm(config)
+        self.shared_norm = config.shared_norm
+        self.norm1 = norm(config) if config.pre_norm else nn.Identity()
         self.attention = Attention(config)
-        self.norm2 = None if config.shared_norm else norm(config)
+        self.post_norm1 = norm(config) if config.post_norm else nn.Identity()
+        self.norm2 = norm(config) if config.pre_norm and not config.shared_norm else nn.Identity()
         self.mlp = MLP(config)
+        self.post_norm2 = norm(config) if config.post_norm else nn.Identity()
 
     def forward(
         self,
@@ -449,13 +504,13 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, S, C) -> (B, last, C): the last tokens, which still attend to the earlier ones."""
         normed = self.norm1(x)
-        attended = self.attention(normed, bias, rotary, cache, layer, last)
+        attended = self.post_norm1(self.attention(normed, bias, rotary, cache, layer, last))
         x, normed = x[:, -last:], normed[:, -last:]
         if self.parallel:
-            return x + attended + self.mlp(normed if self.norm2 is None else self.norm2(x))
-        assert self.norm2 is not None
+            normed = normed if self.shared_norm else self.norm2(x)
+            return x + attended + self.post_norm2(self.mlp(normed))
         x = x + attended
-        return x + self.mlp(self.norm2(x))
+        return x + self.post_norm2(self.mlp(self.norm2(x)))
 
 
 class Blocks(nn.ModuleList):
@@ -537,11 +592,15 @@ class Transformer(nn.Module):
             if mask is not None:
                 ids = ids.masked_fill(~mask, 0)  # [PAD] may lie outside the embedding
         x = self.embedding(ids)  # (B, S, C)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
         if self.positions is not None:
             x = x + self.positions(positions)
+        tables = [rotary.get(settings) for settings in self.config.rotary_settings]
         for layer, (block, bias) in enumerate(zip(self.blocks, biases, strict=True)):
             is_last_block = layer + 1 == self.config.n_layer
-            x = self.run(block, x, bias, rotary, cache, layer, last if is_last_block else S)
+            num = last if is_last_block else S
+            x = self.run(block, x, bias, tables[layer], cache, layer, num)
         if cache is not None:
             cache.advance(S)
         return self.norm(x)
@@ -608,7 +667,7 @@ class GPT(nn.Module):
         head = cast_head(self.lm_head.weight) if head is None else head
         (hidden,) = cast(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            return wide_linear(hidden, head, self.head_bias)
+            return wide_linear(hidden, head, self.head_bias, self.config.logit_cap)
 
 
 class ScalarModel(nn.Module):

@@ -28,7 +28,7 @@ from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, param_like
 from nanorlhf.pretrained.families import FAMILIES
-from nanorlhf.pretrained.layout import tensor_names, to_family
+from nanorlhf.pretrained.layout import GATED, tensor_names, to_family
 from nanorlhf.t5 import DecoderBlock, T5Config
 
 M = TypeVar("M", bound=GPT | ScalarModel)
@@ -213,10 +213,13 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
     """Write LoRA's updates as the library peft does, which loads them on top of checkpoint `base`.
 
     Where a family stores q, k and v as one tensor, peft has one update of it: ours concatenated,
-    with the sum of their ranks, and zeros at the rows that the one or the other leaves alone.
+    with the sum of their ranks, and zeros at the rows that the one or the other leaves alone. The
+    same where it stores gate and up as one.
     """
     config: GPTConfig = model.config
-    tensors, ranks = {}, {}
+    family = FAMILIES[config.architecture]
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
     for path, layer in model.named_modules():
         if not isinstance(layer, LoRALinear):
             continue
@@ -236,8 +239,17 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
             names = [names[stops.index(some.stop)] for some in layer.rows]
         for name, down, up in zip(names, downs, ups, strict=True):
             module = name.removesuffix(".weight")
-            tensors[f"base_model.model.{module}.lora_A.weight"] = down.contiguous()
-            tensors[f"base_model.model.{module}.lora_B.weight"] = up.contiguous()
+            ours = ".".join(path.split(".")[-2:])
+            if family.fused_gate is not None and ours in GATED:
+                module = module.replace(family.modules[ours], family.fused_gate)
+            down_name, up_name = (f"base_model.model.{module}.lora_{x}.weight" for x in "AB")
+            if family.fused_gate is not None and ours in GATED:
+                other = torch.zeros_like(up)  # the rows of the tensor's other half
+                up = torch.cat((up, other) if ours == GATED[0] else (other, up))
+                if down_name in tensors:
+                    down = torch.cat((tensors[down_name], down))
+                    up = torch.cat((tensors[up_name], up), dim=1)
+            tensors |= {down_name: down.contiguous(), up_name: up.contiguous()}
             ranks[".".join(module.split(".")[-2:])] = len(down)
         rank = layer.rank  # the same in all
     others = {module: number for module, number in ranks.items() if number != rank}
@@ -250,7 +262,7 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "target_modules": sorted(ranks),
         "rank_pattern": others,
         "alpha_pattern": {module: LORA_SCALE * number for module, number in others.items()},
-        "fan_in_fan_out": FAMILIES[config.architecture].transposed,
+        "fan_in_fan_out": family.transposed,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from nanorlhf.padding import first_true_index
 
+ClipRange = float | tuple[float, float]
+"""how far a ratio may leave 1 before it is clipped: in both directions, or below and above"""
+
 
 def eos_masks(response: Tensor, eos_id: int, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where each response ends, and the two masks that follow from it (True = counts).
@@ -53,8 +56,18 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     return torch.where(mask, whitened, 0.0)
 
 
+def ratio_bounds(clip_range: ClipRange) -> tuple[float, float]:
+    """The least and the most a ratio counts as: 1 - eps and 1 + eps; eps may be two numbers."""
+    lower, upper = clip_range if isinstance(clip_range, tuple | list) else (clip_range, clip_range)
+    return 1 - lower, 1 + upper
+
+
 def policy_loss(
-    new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, actions: Tensor, clip_range: float
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    actions: Tensor,
+    clip_range: ClipRange,
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate of each token: max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps)).
 
@@ -62,11 +75,55 @@ def policy_loss(
     which tokens are clipped; 0 and False where there is no action. What they are divided by is the
     algorithm's choice, and a count over all ranks and micro-batches.
     """
+    least, most = ratio_bounds(clip_range)
     ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()
     advantages = torch.where(actions, advantages, 0.0)
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)
+    clipped = -advantages * ratio.clamp(least, most)
     return torch.maximum(unclipped, clipped), clipped > unclipped
+
+
+def response_mean(x: Tensor, actions: Tensor) -> Tensor:
+    """The mean of x (..., T) over the actions of each response, at each of its tokens (..., T)."""
+    lengths = actions.sum(-1, keepdim=True).clamp(min=1)
+    means = torch.where(actions, x, 0.0).sum(-1, keepdim=True) / lengths
+    return torch.where(actions, means, 0.0)
+
+
+def gspo_loss(
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    actions: Tensor,
+    clip_range: ClipRange,
+) -> tuple[Tensor, Tensor]:
+    """`policy_loss` with one ratio per response, s = exp(mean over its tokens of new - old).
+
+    The same at each of its tokens, so that the mean over them is the response's loss. Zheng et al.
+    2025, Group Sequence Policy Optimization, equations 5 and 7.
+    """
+    new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)
+    return policy_loss(new, old, advantages, actions, clip_range)
+
+
+def cispo_loss(
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    actions: Tensor,
+    clip_range: ClipRange,
+) -> tuple[Tensor, Tensor]:
+    """-A * w * new_logprobs, w = clip(ratio, 1 - eps, 1 + eps) without a gradient, of each token.
+
+    A clipped weight is a smaller step, never none. Arguments and results as in `policy_loss`.
+    MiniMax 2025, MiniMax-M1, equations 4 and 5.
+    """
+    least, most = ratio_bounds(clip_range)
+    new_logprobs = torch.where(actions, new_logprobs, 0.0)
+    ratio = (new_logprobs.detach() - torch.where(actions, logprobs, 0.0)).exp()
+    weights = ratio.clamp(least, most)
+    losses = -torch.where(actions, advantages, 0.0) * weights * new_logprobs
+    return losses, weights != ratio
 
 
 def value_loss(

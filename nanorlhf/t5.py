@@ -166,7 +166,7 @@ class DecoderBlock(Block):
         memory_bias: Tensor | None = None,  # (B, 1 or H, 1, Q)
     ) -> Tensor:
         """x (B, S, C) -> (B, S, C)"""
-        assert self.norm2 is not None and memory_bias is not None
+        assert memory_bias is not None
         assert cache is None or isinstance(cache, DecoderCache)
         x = x + self.attention(self.norm1(x), bias, rotary, cache, layer, last)
         if memory is None:

@@ -167,6 +167,11 @@ def test_a_checkpoint_of_another_shape_is_named(miniature, tmp_path, stage, conf
     refused(start_from(stage, args, checkpoint), stage, rf"{tmp_path / 'checkpoint'}.*{sentence}")
 
 
+def test_a_reward_model_that_is_not_there_says_what_to_do(miniature, tmp_path):
+    sentence = "--reward-model no/such/model/here: no such file .*: train one with train_rm.py, or pass --reward"
+    refused(replace(miniature.ppo, reward_model="no/such/model/here", out=tmp_path / "out"), "ppo", sentence)
+
+
 def test_a_reward_model_is_no_policy_and_a_policy_no_reward_model(miniature, tmp_path):
     sft, rm = str(miniature.root / "sft"), str(miniature.root / "rm")
     args = replace(miniature.ppo, out=tmp_path / "out")
@@ -223,11 +228,11 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(miniature, tmp_path,
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
-        ("[float('nan')] + [0.0] * (len(r) - 1)", "--reward .*:score gave a score that is not finite at update 0"),
-        ("[float('inf')] * len(r)", "--reward .*:score gave a score that is not finite at update 0"),
-        ("[1.0]", r"--reward .*:score returned shape \(1,\) for 8 responses"),
-        ("['good'] * len(r)", "--reward .*:score must return one number per response, not"),
-        ("None", "--reward .*:score must return one number per response, not None"),
+        ("[float('nan')] + [0.0] * (len(r) - 1)", "--reward .*:score: .*rule.py:1 returned nan for the response"),
+        ("[float('inf')] * len(r)", "--reward .*:score: .*rule.py:1 returned inf for the response"),
+        ("[1.0]", r"--reward .*:score: .*rule.py:1 returned 1 values for 2 responses"),
+        ("['good'] * len(r)", "--reward .*:score: .*rule.py:1 returned 'good' for the response"),
+        ("None", "--reward .*:score: .*rule.py:1 must return a list, one value per response, not None"),
     ],
 )
 def test_a_rule_that_gives_no_finite_numbers_is_named(miniature, tmp_path, rule, sentence):
@@ -240,7 +245,7 @@ def test_a_rule_that_gives_no_finite_numbers_is_named(miniature, tmp_path, rule,
 
 def test_a_reward_that_stops_being_finite_leaves_the_checkpoint_of_the_update_before(miniature, tmp_path):
     path = tmp_path / "rule.py"
-    path.write_text("n = 0\ndef score(q, r):\n    global n\n    n += 1\n    return [1e39 if n > 2 else 1.0] * len(r)\n")
+    path.write_text("n = 0\ndef score(q, r):\n    global n\n    n += 1\n    return [1e39 if n > 3 else 1.0] * len(r)\n")
     args = replace(miniature.ppo, reward=f"{path}:score", out=tmp_path / "out", save_every=1, missing_eos_score=None)
     with pytest.raises(InputError, match="not finite at update 2; .* keeps the last checkpoint"):
         train_ppo.main(args)

@@ -1,4 +1,4 @@
-"""Parity of four families with `transformers` on random weights, in both directions; errors of broken checkpoints."""
+"""All families but T5 against `transformers` on random weights, in both directions; errors of broken checkpoints."""
 
 import json
 import os
@@ -47,11 +47,28 @@ FAMILIES = {
     "mistral": lambda **changes: transformers.MistralConfig(**LLAMA | {"sliding_window": 5} | changes),
     "qwen2": lambda **changes: transformers.Qwen2Config(**LLAMA | changes),
     "qwen3": lambda **changes: transformers.Qwen3Config(**LLAMA | {"head_dim": 10} | changes),
+    "gptj": lambda **changes: transformers.GPTJConfig(
+        **{
+            "vocab_size": VOCAB, "n_positions": N_CTX, "n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 6,
+        } | changes
+    ),
+    "olmo2": lambda **changes: transformers.Olmo2Config(**LLAMA | changes),
+    "phi3": lambda **changes: transformers.Phi3Config(**LLAMA | {"pad_token_id": 0} | changes),
+    "gemma2": lambda **changes: transformers.Gemma2Config(**LLAMA | GEMMA | CAPS | changes),
+    "gemma3_text": lambda **changes: transformers.Gemma3TextConfig(
+        **LLAMA | GEMMA | {"sliding_window_pattern": 2} | changes
+    ),
 }  # fmt: skip
 LLAMA = {
     "vocab_size": VOCAB, "max_position_embeddings": N_CTX, "hidden_size": 24, "intermediate_size": 34,
     "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
+GEMMA = {"head_dim": 10, "sliding_window": 5, "query_pre_attn_scalar": 7}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+BY_KIND = {
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.5,
@@ -90,6 +107,22 @@ CASES = [
     ("qwen2", {"layer_types": ["sliding_attention", "full_attention"] * 2} | WINDOWS | {"num_hidden_layers": 4}),
     ("qwen3", {}),  # norms of q and k, and heads wider than hidden_size / heads
     ("qwen3", {"attention_bias": True, "head_dim": 6, "rope_parameters": YARN} | WINDOWS),
+    ("gptj", {}),
+    ("gptj", {"rotary_dim": 12, "tie_word_embeddings": True, "n_inner": 17}),
+    ("olmo2", {}),  # norms after attention and MLP, and over all of q and of k
+    ("olmo2", {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
+    ("olmo2", {"rope_parameters": YARN}),
+    ("phi3", {}),  # q, k, v in one tensor, gate and up in another
+    ("phi3", {"sliding_window": 5, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 90.0, "partial_rotary_factor": 0.7}}),
+    ("gemma2", {}),  # logits that the caps bend, windows shorter than the sequence
+    ("gemma2", {"attn_logit_softcapping": None, "sliding_window": 64, "attention_bias": True}),
+    ("gemma2", {"final_logit_softcapping": None, "tie_word_embeddings": False, "num_key_value_heads": 4}),
+    ("gemma2", {"layer_types": ["full_attention"] * 3, "hidden_activation": "silu"}),
+    ("gemma3_text", {}),  # layers with a window have a rotary base of their own
+    ("gemma3_text", {"rope_parameters": BY_KIND, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),
+    ("gemma3_text", {"layer_types": ["sliding_attention"] * 3, "rope_parameters": BY_KIND}),
+    ("gemma3_text", {"sliding_window_pattern": 1, "attention_bias": True}),
 ]
 
 
@@ -303,6 +336,47 @@ def test_a_broken_checkpoint_is_one_sentence_that_names_the_file(written, breaka
     with pytest.raises(InputError, match=sentence) as error:
         load_gpt(written)
     assert str(written) in str(error.value) and "\n" not in str(error.value)
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "sentence"),
+    [
+        ("phi3", {"rope_parameters": None, "rope_scaling": LONGROPE}, "'longrope'.* isn't implemented, only rope_type"),
+        ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "'linear'.* isn't implemented"),
+        ("phi3", {"rope_parameters": None, "partial_rotary_factor": 2.0}, "12 rotary channels don't fit a head of"),
+        ("phi3", {"model_type": "phimoe"}, "model_type 'phimoe' isn't one of gpt2, "),
+        ("olmo2", {"model_type": "olmoe"}, "model_type 'olmoe' isn't one of gpt2, "),
+        ("olmo2", {"num_key_value_heads": 3}, "num_key_value_heads 3 must divide num_attention_heads 4"),
+        ("gptj", {"rotary_dim": 7}, "7 rotary channels don't fit a head of width 12"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim must be an integer of at least 2"),
+        ("gemma2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.* isn't implemented"),
+        ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping must be a number of at least 0.001"),
+        ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping must be a number"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be an integer of at least 1"),
+        ("gemma2", {"layer_types": ["sliding_attention"]}, "layer_types .* must name the kinds of 3 layers"),
+        ("gemma3_text", {"model_type": "gemma3", "text_config": {}}, "model_type 'gemma3' isn't one of .*gemma3_text"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True isn't implemented"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping isn't implemented for Gemma 3"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "must be by kind, full_attention and sliding"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 7}}, "must be by kind, full_attention and sliding"),
+        (
+            "gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "'linear'.* isn't implemented, only rope_type default",
+        ),
+        ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern must be an int"),
+    ],
+)  # fmt: skip
+def test_a_config_that_is_not_implemented_is_one_sentence(family, changes, sentence, tmp_path) -> None:
+    settings = FAMILIES[family]().to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    read_config(tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(InputError, match=sentence) as error:
+        read_config(tmp_path)
+    assert str(error.value).startswith(str(tmp_path / "config.json")) and "\n" not in str(error.value)
 
 
 def test_a_tied_checkpoint_with_another_head_is_refused(tmp_path) -> None:

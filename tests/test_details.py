@@ -19,7 +19,7 @@ from nanorlhf.evals import reward_models, summaries
 from nanorlhf.recipes import PAGES
 from nanorlhf.report.details_index import INDEX, ROOT, ROW, line_of, tags_of
 from nanorlhf.report.summary_report import details_section
-from nanorlhf.reward import load_function
+from nanorlhf.rewards.function import load_function
 from nanorlhf.rlcf import evaluation as programs
 from nanorlhf.rlcf import train_baselines, train_discriminator
 from nanorlhf.selfrank import evaluation as replies
@@ -197,8 +197,8 @@ def test_the_readmes_rule_scores_texts(tmp_path) -> None:
     rule = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
     (tmp_path / "my_rule.py").write_text(rule)
     score = load_function("--reward", f"{tmp_path / 'my_rule.py'}:score")
-    responses = [" what i saw", " a long long story"]
-    assert score(responses, responses) == pytest.approx([1 - 3 / 20, -4 / 20])
+    responses = [" my boss in Paris", " a long long story"]
+    assert score(responses, responses, ["Paris", "Oslo"]) == pytest.approx([1 - 4 / 20, -4 / 20])
 
 
 def test_the_glossary_explains_every_metric_that_ppo_logs(miniature) -> None:

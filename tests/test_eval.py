@@ -331,7 +331,7 @@ def test_a_larger_reward_model_may_be_the_gold_score(args) -> None:
         ({"shift_base": "base"}, "--shift-base base"),
         ({"dpo_beta": 0.0}, "--dpo-beta 0.0"),
         ({"policies": ("sft", "no/such/checkpoint/here")}, "no/such/checkpoint/here"),
-        ({"reward_model": "no/such/checkpoint/here"}, "no/such/checkpoint/here"),
+        ({"reward_model": "no/such/checkpoint"}, "without one, pass --reward-model None"),
         ({"num_queries": 0}, "--num-queries 0"),
         ({"temperature": -1.0}, "--temperature -1.0"),
         ({"kl_temperature": 0.0}, "--kl-temperature 0.0"),

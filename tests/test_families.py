@@ -1,4 +1,4 @@
-"""A model with shared keys and values, RMS norms and SwiGLU goes through all stages, as Pythia does."""
+"""Models with shared keys and values, RMS norms, windows and soft caps go through all stages, as Pythia does."""
 
 import math
 from dataclasses import replace
@@ -20,14 +20,20 @@ QWEN3 = GPTConfig(
     norm="rms", gated_mlp=True, activation="silu", parallel_residual=False, qk_norm=True, qkv_bias=False,
     attention_out_bias=False, mlp_bias=False, attention_windows=(None, 40), architecture="qwen3",
 )  # fmt: skip
+GEMMA2 = replace(  # caps that bend the logits of a small model too
+    QWEN3, qk_norm=False, norm="rms_offset", post_norm=True, activation="gelu_new", embedding_scale=4.0,
+    attention_divisor=3, attention_cap=0.5, logit_cap=1.0, attention_windows=(40, None), tied_head=True,
+    architecture="gemma2",
+)  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("config", [QWEN3, GEMMA2], ids=["qwen3", "gemma2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_qwen_goes_through_all_stages(miniature, tmp_path, dtype) -> None:
+def test_a_family_goes_through_all_stages(miniature, tmp_path, config, dtype) -> None:
     torch.manual_seed(0)
-    save(GPT(QWEN3), tmp_path / "qwen", load_tokenizer(miniature.root / "data"))
-    sft = replace(miniature.sft, model=str(tmp_path / "qwen"), tune="lora", out=tmp_path / "sft", dtype=dtype)
+    save(GPT(config), tmp_path / "model", load_tokenizer(miniature.root / "data"))
+    sft = replace(miniature.sft, model=str(tmp_path / "model"), tune="lora", out=tmp_path / "sft", dtype=dtype)
     train_sft.main(sft)
     train_rm.main(replace(miniature.rm, sft=str(sft.out), out=tmp_path / "rm", dtype=dtype))
     ppo = replace(miniature.ppo, sft=str(sft.out), reward_model=str(tmp_path / "rm"), out=tmp_path / "ppo", dtype=dtype)
@@ -35,7 +41,7 @@ def test_a_qwen_goes_through_all_stages(miniature, tmp_path, dtype) -> None:
     first, *_, last = read_metrics(ppo.out)
     assert first["policy/first_ratio_error"] <= (1e-6 if dtype == "float32" else 0.02)
     assert abs(first["objective/kl"]) < 1e-4 if dtype == "float32" else math.isfinite(last["objective/kl"])
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(ppo.out).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(ppo.out, attn_implementation="eager").eval()
     ours, ids = load_gpt(ppo.out), torch.arange(2, 32)[None]
     with torch.no_grad():
         assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5

@@ -1,10 +1,13 @@
 """Lines stay narrow enough for a wall, and tools/house.py counts what it says."""
 
 import ast
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
+import train_grpo
+import train_ppo
 from tools import house
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +24,15 @@ def test_local_names_and_imports_are_counted_within_functions_too() -> None:
     )
     assert house.local_names(house.main_function(tree)) == {"args", "x", "y", "z"}
     assert house.imported(tree) == ({"kernels"}, {"gae"})
+
+
+@pytest.mark.parametrize("script", [train_ppo, train_grpo])
+def test_as_many_flags_are_counted_as_help_lists(script) -> None:
+    def leaves(settings) -> int:
+        values = [getattr(settings, field.name) for field in fields(settings)]
+        return sum(leaves(value) if is_dataclass(value) else 1 for value in values)
+
+    assert house.flags(ROOT, Path(script.__file__)) == leaves(script.Args())
 
 
 def test_every_line_of_the_product_is_in_one_room() -> None:

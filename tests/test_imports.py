@@ -22,6 +22,7 @@ FLOORS = (
     {"nanorlhf.recipes"},
     {"nanorlhf.training"},
     {"nanorlhf.doctor.rules"},
+    {"nanorlhf.rewards"},
     {"nanorlhf"},
     {"kernels"},
 )

@@ -17,6 +17,7 @@ from nanorlhf.model import (
     GPT,
     GPTConfig,
     KVCache,
+    OffsetRMSNorm,
     RMSNorm,
     ScalarModel,
     attention_mask,
@@ -26,6 +27,7 @@ from nanorlhf.model import (
 
 SHAPE = {"vocab_size": 41, "n_ctx": 48, "d_model": 24, "n_layer": 3, "n_head": 3, "d_mlp": 40}
 LLAMA = {"n_head": 4, "norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False}
+GEMMA = LLAMA | {"norm": "rms_offset", "post_norm": True, "embedding_scale": 24**0.5, "attention_divisor": 5}
 CONFIGS = {
     "gpt2": GPTConfig(**SHAPE, positions="learned", parallel_residual=False, tied_head=True, architecture="gpt2"),
     "gpt_neo": GPTConfig(
@@ -39,7 +41,18 @@ CONFIGS = {
     "qwen3": GPTConfig(
         **SHAPE | LLAMA, n_kv_head=1, d_head=10, rotary_dim=10, qk_norm=True, attention_windows=(None, 5, 2)
     ),
-}
+    "olmo2": GPTConfig(
+        **SHAPE | LLAMA, n_kv_head=2, rotary_dim=6, pre_norm=False, post_norm=True, qk_norm=True, qk_norm_joint=True
+    ),
+    "gemma2": GPTConfig(
+        **SHAPE | GEMMA, n_kv_head=2, rotary_dim=6, attention_windows=(5, None, 5), attention_cap=2.0, logit_cap=3.0
+    ),
+    "gemma3": GPTConfig(
+        **SHAPE | GEMMA, n_kv_head=1, d_head=10, rotary_dim=10, attention_windows=(5, 5, None), qk_norm=True,
+        local_rotary_base=50.0, rotary_scaling=RotaryScaling(kind="linear", factor=1.5),
+    ),
+    "capped": GPTConfig(**SHAPE, rotary_dim=4, attention_cap=1.5),  # without windows
+}  # fmt: skip
 
 
 def model_of(config: GPTConfig, kind: type = GPT) -> GPT | ScalarModel:
@@ -132,7 +145,10 @@ def test_the_causal_kernel_gives_what_the_bias_gives(gpt, monkeypatch, padding, 
         (hidden * torch.arange(hidden.numel()).view_as(hidden).cos()).sum().backward()
         results.append((hidden.detach(), *(p.grad for p in gpt.transformer.parameters())))
     causal = suffices and gpt.config.attention_windows is None
-    assert spy == [False] * 3 + [causal, causal, causal and last is None]
+    if gpt.config.attention_cap is None:
+        assert spy == [False] * 3 + [causal, causal, causal and last is None]
+    else:  # no kernel caps its logits
+        assert not spy
     assert (results[0][0] - results[1][0]).abs().max() < 1e-6
     for biased, unbiased in zip(*results, strict=True):
         assert (biased - unbiased).abs().max() <= 1e-6 * biased.abs().max().clamp(min=1)
@@ -362,6 +378,28 @@ def test_an_rms_norm_is_its_formula_in_float64_and_float32_inside_autocast() -> 
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(norm(x), norm.float()(x)) and norm(x).dtype == torch.float32
         assert torch.equal(norm(x.bfloat16()), norm(x.bfloat16().float()).bfloat16())
+
+
+@torch.no_grad()
+def test_an_offset_norm_multiplies_by_one_plus_its_weight_and_starts_at_one() -> None:
+    torch.manual_seed(0)
+    norm, x = OffsetRMSNorm(16, eps=1e-3), torch.randn(2, 5, 16) * 3
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    assert (norm(x) - exact).abs().max() < 1e-6
+    norm.weight.normal_()
+    assert (norm(x) - exact * (1 + norm.weight.double())).abs().max() < 2e-6
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(norm(x.bfloat16()), norm(x.bfloat16().float()).bfloat16())
+
+
+@torch.no_grad()
+def test_capped_logits_are_the_head_s_bent_and_a_forbidden_id_stays_impossible() -> None:
+    model = model_of(CONFIGS["gemma2"])
+    hidden = model(torch.randint(41, (2, 9), generator=torch.Generator().manual_seed(1)))
+    plain = hidden.double() @ model.lm_head.weight.double().T
+    assert plain.abs().max() > 3 and (model.logits(hidden) - 3 * (plain / 3).tanh()).abs().max() < 1e-5
+    forbidden = model.forbid(pad_id=37, num_ids=39).logits(hidden)
+    assert (forbidden[..., [37, 39, 40]] == -torch.inf).all() and forbidden[..., :37].abs().max() <= 3
 
 
 @torch.no_grad()

@@ -41,6 +41,25 @@ FAMILIES = {
         **SHAPE, n_kv_head=2, rotary_dim=6, parallel_residual=False, norm="rms", gated_mlp=True, activation="silu",
         attention_out_bias=False, mlp_bias=False, architecture="qwen2",
     ),
+    "gemma2": GPTConfig(
+        **SHAPE, n_kv_head=2, rotary_dim=6, parallel_residual=False, norm="rms_offset", post_norm=True, gated_mlp=True,
+        activation="gelu_new", attention_out_bias=True, mlp_bias=False, embedding_scale=24**0.5, attention_divisor=9,
+        attention_cap=2.0, logit_cap=3.0, attention_windows=(5, None), tied_head=True, architecture="gemma2",
+    ),
+}  # fmt: skip
+PHI3 = GPTConfig(  # q, k and v are one tensor in its files, gate and up another; no biases
+    **SHAPE, n_kv_head=2, rotary_dim=6, parallel_residual=False, norm="rms", gated_mlp=True, activation="silu",
+    qkv_bias=False, attention_out_bias=False, mlp_bias=False, architecture="phi3",
+)  # fmt: skip
+FOR_PEFT = FAMILIES | {
+    "phi3": PHI3,
+    "gptj": replace(FAMILIES["codegen"], architecture="gptj"),
+    "olmo2": replace(
+        PHI3, pre_norm=False, post_norm=True, qk_norm=True, qk_norm_joint=True, architecture="olmo2"
+    ),
+    "gemma3_text": replace(
+        FAMILIES["gemma2"], attention_cap=None, qk_norm=True, local_rotary_base=50.0, architecture="gemma3_text"
+    ),
 }  # fmt: skip
 GPT2_124M = GPTConfig(
     vocab_size=50257, n_ctx=1024, d_model=768, n_layer=12, n_head=12, d_mlp=3072, **LEARNED, architecture="gpt2"
@@ -360,10 +379,15 @@ def test_transformers_reads_a_checkpoint_of_bitfit_and_lora(family, how, tmp_pat
     assert (logits(load_gpt(tmp_path)) - logits(model)).abs().max() < 1e-5
 
 
-@every_family
-@pytest.mark.parametrize("targets", [("q", "v"), ("k", "out", "up", "down")])
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        *((family, targets) for family in FOR_PEFT for targets in (("q", "v"), ("k", "out", "up", "down"))),
+        *(("phi3", targets) for targets in (("q", "up"), ("gate", "down"), ("up", "gate", "k"))),
+    ],
+)
 def test_the_library_peft_reads_the_updates(family, targets, tmp_path):
-    model = random_gpt(FAMILIES[family])
+    model = random_gpt(FOR_PEFT[family])
     save(model, tmp_path / "base")
     tune(model, "lora", rank=3, targets=targets)
     save_updates(perturb(model, only_trained=True), tmp_path / "adapter", str(tmp_path / "base"))

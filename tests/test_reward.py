@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 import train_ppo
 from nanorlhf import reward
-from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, right_pad
-from nanorlhf.reward import Rule, end_index, end_scores, ensemble_scores
+from nanorlhf.reward import end_index, end_scores, ensemble_scores
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training import statistics
 from tests.conftest import TINY, read_metrics, weights
@@ -86,35 +85,6 @@ def test_the_gradient_of_a_score_is_zero_at_padding_and_the_loss_comes_from_one_
     assert (gradient[:5] > 0).all() and (gradient[5:] == 0).all()
 
 
-def test_a_users_rule_gets_texts(tmp_path):
-    class Letters:
-        pad_id = PAD
-
-        def decode(self, ids):
-            return "".join(chr(96 + i) for i in ids if i != PAD)
-
-    path = tmp_path / "rule.py"
-    path.write_text(
-        "def score(queries, responses):\n    return [len(q) + 10 * len(r) for q, r in zip(queries, responses)]\n"
-    )
-    query, response = torch.tensor([[PAD, 1], [1, 2]]), torch.tensor([[1, 2, 3], [1, PAD, PAD]])
-    batch = Batch.of([{}, {}], query, response, torch.zeros(2, 3), 98, PAD, "last_token")
-    rule = Rule(f"{path}:score", Letters(), 1)
-    assert rule.score(batch).tolist() == [31.0, 12.0] and rule.models == [] and rule.metrics() == {}
-
-
-@pytest.mark.parametrize(
-    ("where", "reason"),
-    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "no function other"),
-     ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
-)  # fmt: skip
-def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
-    path = tmp_path / "rule.py"
-    path.write_text("def score(queries, responses): return [0.0]\n")
-    with pytest.raises(InputError, match=reason):
-        Rule(where.format(rule=path), None, 8)
-
-
 # ----------------------------------------------------------------------------------------------------- the ensemble
 def test_an_ensembles_score_is_the_mean_the_worst_case_or_the_mean_less_the_variance():
     """Coste et al. 2023, by hand: members score 1, 2, 6 and 0, 0, 0."""
@@ -145,7 +115,7 @@ def test_a_run_is_rewarded_by_its_ensemble_and_logs_how_far_the_members_disagree
     spy = Spy(monkeypatch, "rollout_metrics", statistics)
     monkeypatch.setattr(reward, "UNCERTAINTY_COEF", 2.0)
     args = replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8, num_ppo_epochs=1)
-    args = replace(args, reward_model=members, ensemble=ensemble, micro_batch_size=1, lr=0.0)
+    args = replace(args, reward_model=members, reward_weights=ensemble, micro_batch_size=1, lr=0.0)
     args = replace(args, missing_eos_score=None)
     train_ppo.main(args)
     ((batch, scores_of_batch, *_), _), models = spy.calls[0], [load_scalar(path) for path in members]
@@ -167,6 +137,6 @@ def test_members_of_another_vocabulary_and_an_ensemble_of_one_are_refused(miniat
     args = replace(miniature.ppo, out=tmp_path / "ppo")
     with pytest.raises(InputError, match="--reward-model .*foreign: its tokenizer differs from"):
         train_ppo.main(replace(args, reward_model=(members[0], str(tmp_path / "foreign"))))
-    with pytest.raises(InputError, match="--ensemble min needs several models in --reward-model"):
-        train_ppo.main(replace(args, ensemble="min"))
+    with pytest.raises(InputError, match="--reward-weights min needs several models in --reward-model"):
+        train_ppo.main(replace(args, reward_weights="min"))
     assert not args.out.exists()

@@ -1,9 +1,12 @@
 """train_grpo.py: each algorithm against its paper's formula in float64, in expectation over all responses, in a run."""
 
+import copy
 import itertools
 import json
 import math
+import re
 from dataclasses import fields, replace
+from statistics import fmean, pstdev
 from types import SimpleNamespace
 
 import pytest
@@ -15,19 +18,22 @@ from kernels import gae, k3
 from nanorlhf import batch as batches
 from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import command_line
+from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.ppo import policy_loss
 from nanorlhf.tokenizer import load_tokenizer
-from nanorlhf.training import models, sampler, statistics
+from nanorlhf.training import grpo, models, sampler, statistics
+from nanorlhf.training.grpo import ALGORITHMS
 from nanorlhf.training.resume import states
 from nanorlhf.training.settings import SamplerSettings
-from tests.conftest import UNCLIPPED, interrupt_at, read_metrics, weights
+from tests.conftest import ROOT, UNCLIPPED, interrupt_at, read_metrics, weights
 from tests.miniature_rlcf import Spy
 from tests.test_train_ppo import policy_that_stops
 from tests.test_train_sft import gradients  # noqa: F401  a fixture
 
 ACTIONS = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()  # lengths 3, 1, 2, 3; two queries
 SCORES = torch.tensor([1.0, 4.0, -2.0, 0.0], dtype=torch.float64)
+NONE = torch.zeros(4, 3, dtype=torch.float64)  # no rewards per token
 
 
 def some_kl() -> torch.Tensor:
@@ -48,20 +54,22 @@ def loss_of(
     actions: torch.Tensor,
     args: SimpleNamespace,
     old: torch.Tensor | None = None,
+    clip_range: float | tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """The loss of one minibatch, put together from the parts as the script's loop does."""
-    advantages_of, mean_loss, has_kl_loss = train_grpo.ALGORITHMS[name]
-    advantages = advantages_of(scores, kl, actions, args)
-    losses, _ = policy_loss(new, new.detach() if old is None else old, advantages, actions, 0.2)
-    if has_kl_loss:
-        losses = losses + torch.where(actions, args.kl_coef * k3(new, ref), 0.0)
-    return mean_loss(losses, actions, actions.any(1).sum(), actions.sum())
+    algorithm = ALGORITHMS[name]
+    advantages = algorithm.advantages(scores, kl, NONE, actions, args.samples_per_query, args.kl_coef, args.gamma)
+    old = new.detach() if old is None else old
+    losses, _ = algorithm.policy_loss(new, old, advantages, actions, clip_range or algorithm.clip_range)
+    if algorithm.has_kl_loss:
+        losses = losses + args.kl_coef * k3(*(torch.where(actions, x, 0.0) for x in (new, ref)))
+    return algorithm.mean_loss(losses, actions, actions.any(1).sum(), actions.sum())
 
 
 # --------------------------------------------------------------------------------------------- 1. the papers' formulas
 def test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses():
     kl = some_kl()
-    advantages = train_grpo.rloo(SCORES, kl, ACTIONS, settings(2, 0.5))
+    advantages = grpo.rloo(SCORES, kl, NONE, ACTIONS, 2, 0.5, 1.0)
     totals = [SCORES[i].item() - 0.5 * sum(kl[i, t].item() for t in range(3) if ACTIONS[i, t]) for i in range(4)]
     for i, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
         for t in range(3):
@@ -69,9 +77,8 @@ def test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses():
 
 
 def test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others():
-    advantages = train_grpo.rloo(
-        torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3, 1), torch.ones(3, 1).bool(), settings(3, 0.1)
-    )
+    scores = torch.tensor([1.0, 2.0, 6.0])
+    advantages = grpo.rloo(scores, torch.zeros(3, 1), torch.zeros(3, 1), torch.ones(3, 1).bool(), 3, 0.1, 1.0)
     assert advantages[:, 0].tolist() == pytest.approx([1 - 4, 2 - 3.5, 6 - 1.5], abs=1e-6)
 
 
@@ -102,31 +109,213 @@ def test_the_loss_of_grpo_is_equation_3_of_its_paper(name):
     assert torch.allclose(gradient, expected_gradient, atol=1e-7) and gradient.abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "reinforce++"])
 @pytest.mark.parametrize("score", [0.7, 0.1, -1e6])
 def test_a_group_with_equal_scores_teaches_exactly_nothing(name, score):
     """Seven times 0.7 has a mean of 0.70000005 in float32: divided by a deviation near 0 that would be a signal."""
     scores = torch.full((14,), score)
-    advantages_of, _, _ = train_grpo.ALGORITHMS[name]
-    actions = torch.ones(14, 2).bool()
-    assert (advantages_of(scores, torch.zeros(14, 2), actions, settings(7, 0.1)) == 0).all()
+    advantages_of, none = ALGORITHMS[name].advantages, torch.zeros(14, 2)
+    assert (advantages_of(scores, none, none, torch.ones(14, 2).bool(), 7, 0.1, 1.0) == 0).all()
 
 
 def test_reinforce_plus_plus_normalises_the_rewards_to_go_over_the_batch():
-    kl = some_kl()
+    kl, r = some_kl(), torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.0, 0.0], [0.0, -0.5, 0.0], [1.0, 1.0, 1.0]]).double()
     for gamma in (1.0, 0.9):
-        advantages = train_grpo.reinforce_plus_plus(SCORES, kl, ACTIONS, settings(1, 0.5, gamma))
+        advantages = grpo.reinforce_plus_plus(SCORES, kl, r, ACTIONS, 1, 0.5, gamma)
         to_go = {}
         for i in range(4):
             last = int(ACTIONS[i].sum()) - 1
             for t in range(last + 1):
-                penalties = sum(gamma ** (s - t) * kl[i, s].item() for s in range(t, last + 1))
-                to_go[i, t] = gamma ** (last - t) * SCORES[i].item() - 0.5 * penalties
+                rewards = sum(gamma ** (s - t) * (r[i, s] - 0.5 * kl[i, s]).item() for s in range(t, last + 1))
+                to_go[i, t] = gamma ** (last - t) * SCORES[i].item() + rewards
         mean = sum(to_go.values()) / len(to_go)
         std = math.sqrt(sum((x - mean) ** 2 for x in to_go.values()) / len(to_go))
         for i, t in itertools.product(range(4), range(3)):
             expected = (to_go[i, t] - mean) / std if (i, t) in to_go else 0.0
             assert advantages[i, t].item() == pytest.approx(expected, abs=1e-6)
+
+
+def some_logprobs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """New, old and reference log-probabilities (4, 3), NaN after the end; some ratios leave any small clip range."""
+    generator = torch.Generator().manual_seed(4)
+    old, ref = (-3 * torch.rand(4, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    new = old + 0.4 * torch.randn(4, 3, dtype=torch.float64, generator=generator)
+    new, old, ref = (torch.where(ACTIONS, x, torch.nan) for x in (new, old, ref))
+    return new.requires_grad_(True), old, ref
+
+
+def normalised(scores: list[float], k: int) -> list[float]:
+    """(score - mean) / standard deviation of its k, by the statistics of Python."""
+    groups = [scores[i // k * k : i // k * k + k] for i in range(len(scores))]
+    return [(x - fmean(group)) / pstdev(group) for x, group in zip(scores, groups, strict=True)]
+
+
+def surrogate(ratio: torch.Tensor, advantage: float, low: float, high: float) -> torch.Tensor:
+    return torch.min(ratio * advantage, ratio.clamp(low, high) * advantage)
+
+
+def gspo_objective(new, old, ref, beta, low, high):
+    """Equations 5 and 7, and our KL: k3 at each token, a mean over those of a response."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, advantage in enumerate(normalised(SCORES.tolist(), 2)):
+        tokens = [t for t in range(3) if ACTIONS[i, t]]
+        length = len(tokens)
+        s = torch.stack([new[i, t] - old[i, t] for t in tokens]).sum().div(length).exp()
+        total = total + surrogate(s, advantage, low, high) / 4
+        for t in tokens:
+            other = (ref[i, t] - new[i, t]).exp()
+            total = total - beta * (other - other.log() - 1) / length / 4
+    return total
+
+
+def dapo_objective(new, old, ref, beta, low, high):
+    """Equation 8, with the scores of equation 13: at most three tokens, of which the last 0.6 are punished."""
+    lengths = [3, 1, 2, 3]
+    penalties = {1: 0.0, 2: 0.0, 3: -1.0}  # 2 <= 3 - 0.6
+    advantages = normalised([x + penalties[n] for x, n in zip(SCORES.tolist(), lengths, strict=True)], 2)
+    total = torch.zeros((), dtype=torch.float64)
+    for i, t in ACTIONS.nonzero().tolist():
+        total = total + surrogate((new[i, t] - old[i, t]).exp(), advantages[i], low, high)
+    return total / 9
+
+
+def cispo_objective(new, old, ref, beta, low, high):
+    """Equations 4 and 5."""
+    advantages, total = normalised(SCORES.tolist(), 2), torch.zeros((), dtype=torch.float64)
+    for i, t in ACTIONS.nonzero().tolist():
+        weight = min(max(math.exp(new[i, t].item() - old[i, t].item()), low), high)
+        total = total + weight * advantages[i] * new[i, t]
+    return total / 9
+
+
+def rloo_objective(new, old, ref, beta, low, high):
+    """Our choice after the first step: the paper's REINFORCE with PPO's clip at each token."""
+    kl, total = some_kl(), torch.zeros((), dtype=torch.float64)
+    rewards = [SCORES[i].item() - beta * kl[i].sum().item() for i in range(4)]
+    for i, t in ACTIONS.nonzero().tolist():
+        advantage = rewards[i] - rewards[i ^ 1]  # of two, the other one
+        total = total + surrogate((new[i, t] - old[i, t]).exp(), advantage, low, high)
+    return total / 4
+
+
+OBJECTIVES = {"gspo": gspo_objective, "dapo": dapo_objective, "cispo": cispo_objective, "rloo": rloo_objective}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("clip_range", [None, (0.1, 0.3), 0.15])
+def test_loss_and_gradient_after_some_steps_are_those_of_the_papers_equation(name, clip_range):
+    new, old, ref = some_logprobs()
+    beta = 0.3 if name in ("gspo", "rloo") else 0.0
+    loss = loss_of(name, new, ref, SCORES, some_kl(), ACTIONS, settings(2, beta), old, clip_range)
+    (gradient,) = torch.autograd.grad(loss, new)
+    below, above = {None: ALGORITHMS[name].clip_range, 0.15: (0.15, 0.15)}.get(clip_range, clip_range)
+    expected = -OBJECTIVES[name](new, old, ref, beta, 1 - below, 1 + above)
+    (expected_gradient,) = torch.autograd.grad(expected, new)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-7)
+    assert torch.allclose(gradient[ACTIONS], expected_gradient[ACTIONS], atol=1e-7)
+    assert (gradient[~ACTIONS] == 0).all() and gradient.abs().max() > 0.01
+
+
+def test_the_papers_clip_ranges():
+    """GSPO section 5.1, DAPO section 4.1, MiniMax-M1 section 3.1: no lower bound. 1 - 1 is none for a ratio."""
+    ranges = {name: algorithm.clip_range for name, algorithm in ALGORITHMS.items()}
+    assert ranges["gspo"] == (3e-4, 4e-4) and ranges["dapo"] == (0.2, 0.28) and ranges["cispo"][0] == 1
+    assert all(ranges[name] == (0.2, 0.2) for name in ("grpo", "dr_grpo", "rloo", "reinforce++"))
+
+
+def test_a_gspo_response_is_clipped_as_a_whole_and_cispo_keeps_every_gradient():
+    """One token of three goes up by a factor of 8, the others stay: the response's ratio is 8^(1/3) = 2."""
+    old = torch.zeros(1, 3, dtype=torch.float64)
+    new = torch.tensor([[0.0, math.log(8), 0.0]], dtype=torch.float64, requires_grad=True)
+    advantages, actions = torch.ones(1, 3, dtype=torch.float64), torch.ones(1, 3).bool()
+    slopes = {}
+    for name, high in (("gspo", 0.9), ("gspo", 1.1), ("cispo", 0.9)):
+        losses, is_clipped = ALGORITHMS[name].policy_loss(new, old, advantages, actions, (0.5, high))
+        slopes[name, high] = torch.autograd.grad(losses.sum(), new)[0].tolist()[0], is_clipped.tolist()[0]
+    assert slopes["gspo", 0.9] == ([0, 0, 0], [True] * 3)
+    assert slopes["gspo", 1.1] == (pytest.approx([-2, -2, -2]), [False] * 3)
+    assert slopes["cispo", 0.9] == (pytest.approx([-1, -1.9, -1]), [False, True, False])
+
+
+def test_the_overlong_penalty_is_equation_13_with_the_papers_lengths():
+    lengths = [1, 16384, 17408, 18432, 20480]
+    actions = torch.arange(20480) < torch.tensor(lengths)[:, None]
+    assert grpo.overlong_penalty(actions).tolist() == pytest.approx([0, 0, -0.25, -0.5, -1])
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_the_gradient_of_online_dpo_is_that_of_dpos_loss_on_the_best_and_the_worst(k):
+    """Of eight responses; all scores of the last group are equal. A mean over the queries."""
+    generator = torch.Generator().manual_seed(7)
+    ref = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+    new = (ref + torch.randn(8, 3, dtype=torch.float64, generator=generator)).requires_grad_(True)
+    actions = torch.cat((ACTIONS, ACTIONS.flip(0)))
+    scores = torch.tensor([0.5, 2.0, -1.0, 1.0, 3.0, 3.0, 3.0, 3.0], dtype=torch.float64)
+    kl = torch.where(actions, (new - ref).detach(), 0.0)
+    loss = loss_of("online_dpo", new, ref, scores, kl, actions, settings(k, 0.7))
+    (gradient,) = torch.autograd.grad(loss, new)
+
+    sums = [(sum(new[i, t] for t in range(3) if actions[i, t]), sum(ref[i, t] for t in range(3) if actions[i, t]))
+            for i in range(8)]  # fmt: skip
+    pairs = {2: [(1, 0), (3, 2)], 4: [(1, 2)]}[k]
+    expected = torch.zeros((), dtype=torch.float64)
+    for best, worst in pairs:
+        margin = 0.7 * ((sums[best][0] - sums[best][1]) - (sums[worst][0] - sums[worst][1]))
+        expected = expected + (1 + (-margin).exp()).log() / (8 // k)  # -log sigmoid
+    (expected_gradient,) = torch.autograd.grad(expected, new)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-12) and gradient.abs().max() > 0.01
+    assert (gradient[4:] == 0).all()
+
+
+def as_a_batch(rows: list[Demonstration], response: list[int], logprob: float) -> batches.Batch:
+    """The same response to each row's query; 8 is EOS and 0 [PAD]."""
+    query, responses = torch.tensor([row.query for row in rows]), torch.tensor([response] * len(rows))
+    sampled = torch.full(responses.shape, logprob)
+    batch = batches.Batch.of([row.record for row in rows], query, responses, sampled, 8, 0, "last_token")
+    batch.logprobs = sampled
+    return batch
+
+
+def some_queries(num: int) -> list[Demonstration]:
+    """Each twice, of one token: 1, 1, 2, 2, ..."""
+    return [Demonstration([1 + i // 2], [], {"query": str(i // 2)}) for i in range(2 * num)]
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_queries_whose_responses_score_the_same_are_sampled_again_and_then_dropped(world_size, monkeypatch):
+    """Of four queries the second and the fourth are alike; the second differs after one more try, the fourth never."""
+    monkeypatch.setattr(grpo.distributed, "world_size", lambda: world_size)
+    queries = some_queries(4)
+    batch = as_a_batch(queries, [9, 9, 9], -1.0)
+    scores = torch.tensor([0.0, 1.0, 5.0, 5.0, 2.0, 3.0, 7.0, 7.0])
+    asked, generator = [], torch.Generator().manual_seed(1)
+
+    def rollout(rows, uniforms, update):
+        assert uniforms.shape == (len(rows), 3) and len(rows) % world_size == 0 and update == 5
+        asked.append([row.query[0] for row in rows])
+        scores = [-1.0 if row.query == [2] and i % 2 else 4.0 for i, row in enumerate(rows)]
+        return as_a_batch(rows, [20 + len(asked), 8, 0], -5.0), torch.tensor(scores), None
+
+    metrics = grpo.refill(batch, scores, queries, 2, 3, rollout, 5, generator)
+    assert asked[0][:4] == [2, 2, 4, 4] and [row[:2] for row in asked[1:]] == [[4, 4], [4, 4]]
+    assert metrics == {"groups/refilled": 4, "groups/refilled_tokens": 8 * 2, "groups/dropped": 0.25}
+    assert scores.tolist() == [0, 1, 4, -1, 2, 3, 4, 4]
+    assert batch.response[:, 0].tolist() == [9, 9, 21, 21, 9, 9, 23, 23] and batch.query[:, 0].tolist() == [
+        1, 1, 2, 2, 3, 3, 4, 4
+    ]  # fmt: skip
+    assert batch.in_loss.all(1).tolist() == [True] * 6 + [False] * 2
+    assert batch.real[:, 1:].tolist() == batch.actions.tolist() and batch.actions.sum(1).tolist() == [3, 3, 2, 2] * 2
+    assert batch.logprobs[:, 0].tolist() == [-1, -1, -5, -5, -1, -1, -5, -5] and batch.has_eos.sum() == 4
+    drawn = torch.Generator().manual_seed(1)
+    for n in (4, 2, 2):  # whatever the number of ranks
+        torch.rand((n, 3), generator=drawn, dtype=torch.float64)
+    assert torch.equal(generator.get_state(), drawn.get_state())
+
+
+def test_without_refills_nothing_is_sampled_or_dropped():
+    queries = some_queries(2)
+    batch = as_a_batch(queries, [9, 9], -1.0)
+    assert grpo.refill(batch, torch.zeros(4), queries, 2, 0, None, 0, None) == {} and batch.in_loss.all()
 
 
 # ------------------------------------------------------------------------------------------------- 2. the expectations
@@ -222,12 +411,28 @@ KINDS = {
     "grpo": {"algorithm": "grpo", "samples_per_query": 4, "kl_coef": 0.5},
     "dr_grpo": {"algorithm": "dr_grpo", "samples_per_query": 2, "kl_coef": 0.5},
     "reinforce++": {"algorithm": "reinforce++", "samples_per_query": 1},
+    "gspo": {"algorithm": "gspo", "samples_per_query": 4, "kl_coef": 0.5, "clip_range": None},
+    "dapo": {"algorithm": "dapo", "samples_per_query": 2, "kl_coef": 0.0, "clip_range": None},
+    "cispo": {"algorithm": "cispo", "samples_per_query": 4, "kl_coef": 0.0, "clip_range": None},
+    "online_dpo": {"algorithm": "online_dpo", "samples_per_query": 4, "kl_coef": 0.5, "num_epochs": 1},
 }
 
 
 def spy_on(monkeypatch, name) -> Spy:
     """Keeps the calls of a function of the script, and of what it calls to sample and to log."""
     return Spy(monkeypatch, name, train_grpo, statistics, sampler, batches)
+
+
+def spy_on_loss(monkeypatch, name) -> list[tuple]:
+    """The arguments and the results of an algorithm's policy loss."""
+    algorithm, calls = ALGORITHMS[name], []
+
+    def policy_loss(*args):
+        calls.append((args, algorithm.policy_loss(*args)))
+        return calls[-1][1]
+
+    monkeypatch.setitem(ALGORITHMS, name, replace(algorithm, policy_loss=policy_loss))
+    return calls
 
 
 def grpo_args(ppo: train_ppo.Args, **changes) -> train_grpo.Args:
@@ -241,6 +446,15 @@ def start(miniature) -> train_grpo.Args:
     """A policy that sometimes samples EOS, and one update of eight responses."""
     args = grpo_args(miniature.ppo, num_epochs=2, out=miniature.root / "grpo", overwrite=True, **KINDS["rloo"])
     return replace(args, sft=str(policy_that_stops(miniature.root)), total_episodes=8)
+
+
+@pytest.fixture(scope="module")
+def coarse(start, tmp_path_factory) -> train_grpo.Args:
+    """DAPO by a rule of two scores, so that the responses to some queries score the same."""
+    rule = tmp_path_factory.mktemp("coarse") / "rule.py"
+    rule.write_text("def score(queries, responses): return [float(len(r) > 12) for r in responses]\n")
+    args = replace(start, reward_model=None, reward=f"{rule}:score", missing_eos_score=None, **KINDS["dapo"])
+    return replace(args, clip_range=UNCLIPPED["clip_range"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -291,11 +505,27 @@ def written_out(args, batch, scores, reference):
             rewards = {j: scores[j] - beta * kls[j].sum().item() for j in group}
             baseline = sum(rewards[j] for j in group if j != i) / (k - 1)
             objective = objective + (rewards[i] - baseline) * new.sum() / B
-        elif "grpo" in args.algorithm:
+        elif args.algorithm == "online_dpo":
+            if i != max(group, key=lambda j: scores[j]):
+                continue  # each pair once
+            worst = min(group, key=lambda j: scores[j])
+            margin = beta * ((new - ref).sum() - (logs[worst][0] - logs[worst][1]).sum())
+            objective = objective + torch.nn.functional.logsigmoid(margin) / (B / k)
+        elif args.algorithm in ("dapo", "cispo"):
+            T = batch.response.size(1)
+            punished = [0.0 if args.algorithm == "cispo" else max(0, len(new) - 0.8 * T) / (0.2 * T) for new, _ in logs]
+            of_group = torch.tensor([scores[j] - punished[j] for j in group], dtype=torch.float64)
+            kept = [
+                j for j in range(B) if args.algorithm == "cispo" or len(set(scores[j // k * k : j // k * k + k])) > 1
+            ]
+            if i in kept:
+                advantage = (scores[i] - punished[i] - of_group.mean()) / (of_group.var(correction=0) + 1e-8).sqrt()
+                objective = objective + advantage * new.sum() / sum(len(logs[j][0]) for j in kept)
+        elif args.algorithm in ("grpo", "dr_grpo", "gspo"):
             of_group = torch.tensor([scores[j] for j in group], dtype=torch.float64)
             advantage = scores[i] - of_group.mean()
             k3_of_tokens = (ref - new).exp() - 1 - (ref - new)
-            if args.algorithm == "grpo":
+            if args.algorithm != "dr_grpo":
                 objective = objective + (advantage / of_group.std(correction=0) * new - beta * k3_of_tokens).mean() / B
             else:
                 objective = objective + (advantage * new - beta * k3_of_tokens).sum() / B
@@ -314,18 +544,104 @@ def test_the_responses_to_a_query_are_rows_in_a_row(start, monkeypatch):
     assert len({sample["query"] for sample in samples}) == len(samples) == 4  # one of each group
 
 
-@pytest.mark.parametrize("kind", ["rloo", "grpo"])
-def test_the_micro_batch_size_does_not_change_the_gradient(start, kind, gradients):  # noqa: F811
-    """Micro-batches cut groups in two, and so do minibatches. Equal to rounding."""
+@pytest.mark.parametrize("kind", ["rloo", "grpo", "gspo", "dapo", "cispo"])
+def test_the_micro_batch_size_does_not_change_the_gradient(start, coarse, kind, gradients):  # noqa: F811
+    """Micro-batches cut groups in two, and so do minibatches; of DAPO's, some have dropped responses. To rounding."""
+    args = replace(start, num_minibatches=2, **KINDS[kind] | {"clip_range": UNCLIPPED["clip_range"]})
+    if kind == "dapo":
+        args = replace(coarse, num_minibatches=2, batch_size=24, total_episodes=24)
     runs = []
     for size in (1, 3, 8):
         gradients.clear()
-        args = replace(start, micro_batch_size=size, num_minibatches=2, clip_range=UNCLIPPED["clip_range"])
-        train_grpo.main(replace(args, **KINDS[kind]))
+        train_grpo.main(replace(args, micro_batch_size=size))
         runs.append(torch.stack(gradients))
-    assert runs[0].abs().max() > 1e-2
+    assert runs[0].abs().max() > 1e-2 and all(len(steps) == 4 for steps in runs)
     for steps in runs[:-1]:
         assert torch.allclose(steps, runs[-1], atol=1e-4)
+    if kind == "dapo":
+        (metrics,) = read_metrics(args.out)
+        assert metrics["groups/alike"] > metrics["groups/dropped"] > 0 and metrics["groups/refilled"] >= 3
+
+
+def test_the_second_minibatch_of_rloo_takes_the_gradient_of_the_clipped_loss(start, monkeypatch, gradients):  # noqa: F811
+    """Our choice where the paper takes one step: PPO's clip of each token's ratio to the rollout's policy."""
+    args = replace(start, num_epochs=1, num_minibatches=2, micro_batch_size=8, lr=3e-3, clip_range=0.02)
+    rollouts, seen = spy_on(monkeypatch, "rollout_metrics"), []
+    plain = train_grpo.response_logprobs
+
+    def response_logprobs(policy, *arguments):
+        seen.append(copy.deepcopy(policy).double())
+        return plain(policy, *arguments)
+
+    split = batches.Batch.split
+    minibatches = []
+    monkeypatch.setattr(
+        batches.Batch, "split", lambda batch, num: (minibatches.append(mb) or mb for mb in split(batch, num))
+    )
+    monkeypatch.setattr(train_grpo, "response_logprobs", response_logprobs)
+    train_grpo.main(args)
+    ((batch, scores, *_), _) = rollouts.calls[0]
+    policy, pad_id = seen[1], load_tokenizer(args.sft).pad_id
+    kl = [(batch.logprobs - batch.ref_logprobs)[i][batch.actions[i]].sum().item() for i in range(8)]
+    rewards = [scores[i].item() - args.kl_coef * kl[i] for i in range(8)]
+    objective, kinks = torch.zeros((), dtype=torch.float64), []
+    for i in minibatches[1].index.tolist():
+        query, response = ([x for x in ids[i].tolist() if x != pad_id] for ids in (batch.query, batch.response))
+        logits = policy.logits(policy(torch.tensor([query + response])))[0, len(query) - 1 : -1] / args.temperature
+        new = logits.log_softmax(-1)[range(len(response)), response]
+        ratios = (new - batch.logprobs[i][batch.actions[i]].double()).exp()
+        group = range(i // 4 * 4, i // 4 * 4 + 4)
+        advantage = rewards[i] - sum(rewards[j] for j in group if j != i) / 3
+        terms = surrogate(ratios, advantage, 0.98, 1.02)
+        objective = objective + terms.sum() / 4
+        kinks += (terms != ratios * advantage).tolist()
+    assert 0 < sum(kinks) < len(kinks)
+    found = torch.autograd.grad(objective, list(policy.parameters()))
+    expected = -torch.cat([g.flatten() for g in found])
+    assert torch.allclose(gradients[1].double(), expected, atol=1e-3 * expected.abs().max().item())
+
+
+def test_a_rollout_without_any_difference_takes_no_step_and_logs_no_nan(coarse, tmp_path, gradients):  # noqa: F811
+    rule = tmp_path / "rule.py"
+    rule.write_text("def score(queries, responses): return [1.0] * len(responses)\n")
+    args = replace(coarse, reward=f"{rule}:score", total_episodes=16)
+    train_grpo.main(args)
+    rows = read_metrics(args.out)
+    assert gradients == [] and torch.equal(weights(load_gpt(args.sft)), weights(load_gpt(args.out)))
+    assert [(row["groups/alike"], row["groups/dropped"], row["groups/refilled"]) for row in rows] == [(1, 1, 12)] * 2
+    assert all(math.isfinite(x) for row in rows for x in row.values()) and "policy/loss" not in rows[0]
+
+
+def test_the_glossary_explains_every_metric(start, coarse):
+    glossary = (ROOT / "docs" / "metrics.md").read_text()
+    for args in (start, coarse):
+        train_grpo.main(args)
+        logged = {name for name in read_metrics(args.out)[0] if name != "step" and not name.startswith("reward/")}
+        assert "groups/alike" in logged and logged <= set(re.findall(r"`([\w/]+)`", glossary))
+
+
+def test_the_statistics_of_gspo_describe_responses(start, monkeypatch):
+    """Means over responses of the ratio exp(mean log-ratio), its clip and half its squared log; in the last step."""
+    args = replace(start, num_epochs=1, num_minibatches=2, micro_batch_size=3, lr=3e-3, **KINDS["gspo"])
+    counted = []
+    plain = statistics.UpdateStatistics.count
+    monkeypatch.setattr(
+        statistics.UpdateStatistics, "count", lambda self, means: (counted.append(means), plain(self, means))
+    )
+    losses = spy_on_loss(monkeypatch, "gspo")
+    train_grpo.main(args)
+    assert len(losses) == 4  # of 3, 1, 3 and 1 responses
+    logs, clips = [], []
+    for (new, old, advantages, actions, _), _ in losses[2:]:
+        for i in range(len(new)):
+            log_ratio = (new - old)[i][actions[i]].double().mean().item()
+            logs.append(log_ratio)
+            clips.append(log_ratio > math.log(1 + 4e-4) if advantages[i, 0] > 0 else log_ratio < math.log(1 - 3e-4))
+    last = counted[1]
+    assert last["policy/ratio"] == pytest.approx(fmean(map(math.exp, logs)), abs=1e-6)
+    assert last["policy/approx_kl"] == pytest.approx(fmean(x * x / 2 for x in logs), rel=1e-3)
+    assert last["policy/clip_fraction"] == pytest.approx(fmean(clips)) and 0 < sum(clips) < 4
+    assert counted[0]["policy/ratio"] == pytest.approx(1, abs=1e-6) and counted[0]["policy/clip_fraction"] == 0
 
 
 def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, monkeypatch, gradients):  # noqa: F811
@@ -339,7 +655,7 @@ def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, 
         **KINDS["grpo"],
     )
     monkeypatch.setattr(models, "reference", lambda policy: load_gpt(reference).requires_grad_(False))
-    rollouts, losses = spy_on(monkeypatch, "rollout_metrics"), spy_on(monkeypatch, "policy_loss")
+    rollouts, losses = spy_on(monkeypatch, "rollout_metrics"), spy_on_loss(monkeypatch, "grpo")
     seen = []
     split = batches.Batch.split
     monkeypatch.setattr(batches.Batch, "split", lambda batch, num: (seen.append(mb) or mb for mb in split(batch, num)))
@@ -347,7 +663,7 @@ def test_the_mean_over_a_responses_own_length_is_exact_in_each_minibatch(start, 
     ((batch, scores, *_), _) = rollouts.calls[0]
     chosen = seen[0].index.tolist()
     lengths = batch.actions.sum(1).double()
-    assert len(chosen) == 4 and abs(lengths[chosen].mean() - lengths.mean()) > 0.1 and len(losses.calls) == 4 * 4
+    assert len(chosen) == 4 and abs(lengths[chosen].mean() - lengths.mean()) > 0.1 and len(losses) == 4 * 4
     tokenizer = load_tokenizer(args.sft)
     policy, ref_policy = (
         load_gpt(path).forbid(tokenizer.pad_id, tokenizer.vocab_size).double() for path in (args.sft, reference)
@@ -379,11 +695,11 @@ def test_a_response_that_is_dropped_has_no_share_in_loss_or_count(start, monkeyp
         return plain(self, batch)
 
     monkeypatch.setattr(train_grpo.Sampler, "correct", correct)
-    losses, readings = spy_on(monkeypatch, "policy_loss"), spy_on(monkeypatch, "response_logprobs")
+    losses, readings = spy_on_loss(monkeypatch, "grpo"), spy_on(monkeypatch, "response_logprobs")
     args = replace(start, num_epochs=1, micro_batch_size=8, **KINDS["grpo"])
     dropped += [0, 2, 5]
     train_grpo.main(args)
-    ((_, _, _, actions, *_), (lost, _)), *_ = losses.calls
+    ((_, _, _, actions, *_), (lost, _)), *_ = losses
     lengths = actions.sum(1)
     assert (lengths > 0).sum() == 5 and (lost[lengths == 0] == 0).all()
     (metrics,) = read_metrics(args.out)
@@ -407,9 +723,11 @@ def test_a_kl_coefficient_of_zero_keeps_even_an_infinite_kl_out_of_loss_and_grad
     assert metrics["skipped_steps"] == 0 and math.isfinite(metrics["policy/loss"])
 
 
-def test_resuming_equals_the_uninterrupted_run(start, tmp_path, monkeypatch):
-    """To the last bit; no state holds a value model."""
-    args = replace(start, total_episodes=32, save_every=2, **KINDS["grpo"])
+@pytest.mark.parametrize("kind", ["grpo", "dapo"])
+def test_resuming_equals_the_uninterrupted_run(start, coarse, kind, tmp_path, monkeypatch):
+    """To the last bit, with what DAPO samples again; no state holds a value model."""
+    args = replace(start, **KINDS["grpo"]) if kind == "grpo" else coarse
+    args = replace(args, total_episodes=32, save_every=2)
     whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
     train_grpo.main(whole)
     interrupt_at(4, monkeypatch, train_grpo, "lr_factor")
@@ -425,6 +743,8 @@ def test_resuming_equals_the_uninterrupted_run(start, tmp_path, monkeypatch):
         for a in (broken, whole)
     )
     assert kept == expected
+    if kind == "dapo":
+        assert all(sum(row["groups/refilled"] for row in rows) > 0 for rows in (kept[:2], kept[2:]))
 
 
 def test_a_run_learns_a_rule(start, tmp_path):
@@ -435,8 +755,9 @@ def test_a_run_learns_a_rule(start, tmp_path):
         start, reward=f"{rule}:score", total_episodes=8 * 32, batch_size=32, micro_batch_size=32, lr=3e-3,
         missing_eos_score=-20.0, num_epochs=4,
     )  # fmt: skip
-    for kind in ("rloo", "grpo", "reinforce++"):
-        train_grpo.main(replace(args, **KINDS[kind] | {"kl_coef": 0.0}))
+    for kind in ("rloo", "grpo", "reinforce++", "gspo", "dapo", "cispo", "online_dpo"):
+        kl_coef = 0.1 if kind == "online_dpo" else 0.0
+        train_grpo.main(replace(args, **KINDS[kind] | {"kl_coef": kl_coef}))
         rows = read_metrics(args.out)
         last = sum(row["objective/score"] for row in rows[-4:]) / 4
         assert rows[0]["objective/score"] < -4 and last > -1 and rows[-1]["eos_rate"] > 0.9, (kind, last)
@@ -450,6 +771,11 @@ def test_a_run_learns_a_rule(start, tmp_path):
         ({"samples_per_query": 0}, "--samples-per-query 0"),
         ({"gamma": 0.9}, "--gamma 0.9: --algorithm rloo does not discount"),
         ({**KINDS["dr_grpo"], "gamma": 0.9}, "--gamma 0.9: --algorithm dr_grpo does not discount"),
+        (KINDS["dapo"] | {"kl_coef": 0.1}, "--kl-coef 0.1: --algorithm dapo has no KL"),
+        (KINDS["cispo"] | {"kl_coef": 0.1}, "--kl-coef 0.1: --algorithm cispo has no KL"),
+        (KINDS["online_dpo"] | {"num_epochs": 2}, "--algorithm online_dpo takes one step per rollout"),
+        (KINDS["online_dpo"] | {"num_minibatches": 2}, "--algorithm online_dpo takes one step per rollout"),
+        (KINDS["online_dpo"] | {"kl_coef": 0.0}, "--kl-coef 0: it is online_dpo's beta"),
         ({"reward_model": None}, "--reward-model None leaves nothing to score with"),
     ],
 )
@@ -457,6 +783,21 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(start, 
     with pytest.raises(InputError, match=sentence):
         train_grpo.main(replace(start, out=tmp_path / "grpo", **change))
     assert not (tmp_path / "grpo").exists()
+
+
+@pytest.mark.parametrize(("words", "clip_range"), [((), None), (("0.1",), 0.1), (("0.2", "0.28"), (0.2, 0.28))])
+def test_the_clip_range_is_one_number_or_two_on_the_command_line(monkeypatch, words, clip_range):
+    seen = []
+    flags = ("--clip-range", *words) if words else ()
+    monkeypatch.setattr("sys.argv", ["train_grpo.py", "tiny", *flags])
+    command_line(seen.append, train_grpo.RECIPES)
+    assert seen[0].clip_range == clip_range
+
+
+def test_the_settings_of_a_run_say_which_clip_range_it_had(start):
+    for kind, expected in (("gspo", [3e-4, 4e-4]), ("rloo", 0.3)):
+        train_grpo.main(replace(start, **KINDS[kind] | {"clip_range": None if kind == "gspo" else 0.3}))
+        assert json.loads((start.out / "args.json").read_text())["clip_range"] == expected
 
 
 def test_an_unknown_algorithm_is_refused(start, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 gae, kl, logprobs = (importlib.import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
-FLOATS = ("gamma", "decay", "kl_coef", "inverse_temperature")
+FLOATS = ("gamma", "decay", "kl_coef", "inverse_temperature", "cap")
 INTEGERS = ("N", "V", "C", "T", "first")
 OF_MODEL = ("hidden", "weight", "logits", "ref_logits", "grad")  # in the model's dtype; everything else is float32
 
@@ -51,7 +51,9 @@ def main(architecture: int, which: int) -> None:
     ):
         config, dtype, precision = tuner.configs[which], *(("fp32", "ieee") if which == 0 else ("bf16", "tf32"))
         settings = {**config.kwargs, **more, "PRECISION": precision, "HAS_BIAS": dtype == "bf16"}
-        compile_kernel(tuner.fn, architecture, dtype, settings, config.num_warps, config.num_stages)
+        for has_cap in (False, True):
+            settings["HAS_CAP"] = has_cap
+            compile_kernel(tuner.fn, architecture, dtype, settings, config.num_warps, config.num_stages)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Lab(Args):
         *("summarisers/reference,good", "summarisers/terse,lead,rambler,repeater"),
     )
     """of whose comparisons a reward model learns, and from it a policy"""
-    remedies: Words = ("kl-coef/0.2", "ensemble/uncertainty")
+    remedies: Words = ("kl-coef/0.2", "reward-weights/uncertainty")
     """flags of train_ppo.py, each against the reward model of BIASED"""
 
 
@@ -61,7 +61,7 @@ class Lab(Args):
 class Compare(Args):
     out: Path = Path("runs/compare")
     algorithms: Words = (
-        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++"),
+        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "gspo", "dapo", "cispo", "online-dpo"),
         *("dpo", "kto", "orpo", "simpo"),
         "rejection",
     )
@@ -219,7 +219,7 @@ def lab(args: Lab) -> Iterator[list[Run]]:
     runs = []
     for entry in args.remedies:
         members: Words = ("rm",)
-        if entry.startswith("ensemble/"):  # with two more reward models of the same labels
+        if entry.startswith("reward-weights/"):  # with two more reward models of the same labels
             members = ("rm", "rm_2", "rm_3")
         runs += labels(args, BIASED)
         runs += [reward_model(args, BIASED, name, int(f"{args.seed}{name[3:]}")) for name in members[1:]]
@@ -240,13 +240,18 @@ def lab(args: Lab) -> Iterator[list[Run]]:
 
 # ------------------------------------------------------------------------------------------------- 3. the comparison
 GROUPED = ("train_grpo.py", "--num-epochs", 2, "--samples-per-query")
-# 1,024 responses each
+WITHOUT_KL = ("train_grpo.py", "--kl-coef", 0, "--samples-per-query", 4)
+# 1,024 responses each, and what DAPO samples again
 ON_POLICY = {
     "ppo": ("train_ppo.py", "--num-ppo-epochs", 2),
     "rloo": (*GROUPED, 4, "--algorithm", "rloo"),
     "grpo": (*GROUPED, 4, "--algorithm", "grpo"),
     "dr-grpo": (*GROUPED, 4, "--algorithm", "dr_grpo"),
     "reinforce++": (*GROUPED, 1, "--algorithm", "reinforce++"),
+    "gspo": (*GROUPED, 4, "--algorithm", "gspo", "--clip-range", 0.03, 0.04),
+    "dapo": (*WITHOUT_KL, "--algorithm", "dapo"),
+    "cispo": (*WITHOUT_KL, "--algorithm", "cispo"),
+    "online-dpo": ("train_grpo.py", "--num-epochs", 1, "--samples-per-query", 4, "--algorithm", "online_dpo"),
 }
 # no responses, but as many steps as the comparisons give
 OFFLINE = {
@@ -263,6 +268,8 @@ CONSTRAINTS = {
     "orpo": ("beta", ("0.1", "1")),
     "simpo": ("beta", ("2", "10")),
     "rejection": ("num-epochs", ("4", "16")),
+    "dapo": ("num-epochs", ("1", "2")),
+    "cispo": ("num-epochs", ("1", "2")),
 }
 
 

@@ -68,7 +68,7 @@ def comments(source: str) -> int:
 
 
 def flags(root: Path, script: Path) -> int:
-    """The settings of a script's Args and of the classes that it inherits from."""
+    """The settings of a script's Args and of the classes that it inherits from, those of a group one by one."""
     classes = {}
     for file in [script, *(root / "nanorlhf").rglob("*.py")]:
         for node in ast.parse(file.read_text()).body:
@@ -78,11 +78,11 @@ def flags(root: Path, script: Path) -> int:
     def settings(name: str) -> set[str]:
         if name not in classes:
             return set()
-        fields = {
-            node.target.id
-            for node in classes[name].body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        }
+        fields: set[str] = set()
+        for node in classes[name].body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                group = settings(ast.unparse(node.annotation))
+                fields |= {f"{node.target.id}.{inner}" for inner in group} or {node.target.id}
         bases = [ast.unparse(base).rpartition(".")[2] for base in classes[name].bases]
         return fields.union(*(settings(base) for base in bases))
 

@@ -26,7 +26,7 @@ OTHER_BUGS: tuple[Bug, ...] = (
         guard=(),
     ),
     Bug(
-        name="deviation-over-the-queries", level=3, where="train_grpo:grpo",
+        name="deviation-over-the-queries", level=3, where="nanorlhf.training.grpo:grpo",
         old="groups.square().mean(1, keepdim=True)", new="groups.square().mean(0, keepdim=True)",
         symptom="None that stands out: advantages still are about 0 on average and about 1 in size. But queries whose "
         "scores differ much count for more than the others, where all should count alike.",
@@ -69,7 +69,7 @@ OTHER_BUGS: tuple[Bug, ...] = (
     # --------------------------------------------------------------------------------------------------- the arithmetic
     Bug(
         name="clipped-above-alone", level=3, where="nanorlhf.ppo:policy_loss",
-        old="ratio.clamp(1 - clip_range, 1 + clip_range)", new="ratio.clamp(max=1 + clip_range)",
+        old="ratio.clamp(least, most)", new="ratio.clamp(max=most)",
         symptom="policy/clip_fraction is about half of what it was and policy/approx_kl larger, the more so the more "
         "epochs: what has a negative advantage is pushed down without end.",
         cause="The ratio is clipped above and not below.",

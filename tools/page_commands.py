@@ -6,7 +6,7 @@ A page says in its code blocks where something comes from that none of its comma
     # from PAGE.md: PATH, PATH      the commands of another page write it
     # yours: PATH, PATH             readers bring it
 
-A block of Python whose first line is `# my_rule.py` is that file.
+A block of Python or TOML whose first line is `# my_rule.py` or `# judge.toml` is that file.
 """
 
 import argparse
@@ -34,6 +34,7 @@ import pytest
 from data.pretrained import HUB_ID
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
+from nanorlhf.rewards.combined import items, parse
 from tools import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +50,7 @@ READ = {
     *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run", "doctor"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
-READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, or a directory
+READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or what else --reward takes
 WRITTEN = {"out", "json"}
 DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
@@ -142,7 +143,7 @@ def read_page(name: str, text: str) -> Page:
     for line in lines:
         if mark := re.match(r"```(\w*)", line):
             fence = None if fence is not None else mark[1]
-            if fence == "python" and (file := re.fullmatch(r"# (\S+\.py)", next(lines))):
+            if fence in ("python", "toml") and (file := re.fullmatch(r"# (\S+\.(?:py|toml))", next(lines))):
                 page.items.append(("yours", file[1]))
             continue
         shell = fence in ("sh", "console")
@@ -219,6 +220,8 @@ def path_fields(settings: type) -> Iterator[str]:
 
 def files_read(program: str, args: Any) -> list[str]:
     """Of the directory --data, the files that this stage reads."""
+    if program == "data.tokenizer":
+        return [str(path) for path in args.data]
     if program in ("train_rm.py", "train_dpo.py"):
         rows = {"regression": "scored", "kto_unpaired": "unpaired"}.get(args.loss, "comparisons")
         files = [f"{rows}.train", f"{rows}.validation"]
@@ -249,12 +252,14 @@ def paths_read(program: str, args: Any) -> list[str]:
     found = files_read(program, args) if "data" in names else []
     for name in sorted(names & (READ | READ_PAIRS)):
         value = getattr(args, name)
+        if name == "reward_model" and getattr(args, "reward", None) is not None:  # which replaces it
+            continue
         if is_dataclass(value):  # a group of settings by a name that is a path elsewhere
             continue
         values = value if isinstance(value, tuple) else (value,)
         found += [best_of(place)[1] for place in values[1::2]] if name in READ_PAIRS else values
     for name in sorted(names & READ_FUNCTIONS):
-        found.append(str(getattr(args, name)).partition(":")[0])
+        found += [parse(item)[1].partition(":")[0] for item in items(getattr(args, name))]
     if getattr(args, "resume", False):
         found.append(args.out)
     return [str(path) for path in found if path not in (None, "None", "shared")]  # shared: a value model
@@ -372,6 +377,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
             if source is None:
                 checked.problems.append(f"{where}: {command}: it reads {path}, which nothing before it writes")
         asks = getattr(args, "judge_url", None) is not None and not args.judge_dry_run
+        asks |= any(parse(item)[0] == "judge" for item in items(getattr(args, "reward", None)))
         written = paths_written(command.program, args) if args is not None else []
         checked.written.update(written)
         if command.program in JSONL:
@@ -397,7 +403,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
         else:
             declared[path] = False
             if kind == "yours":
-                local_file = path.endswith(".py")  # a block of the page, which the test writes
+                local_file = path.endswith((".py", ".toml"))  # a block of the page, which the test writes
                 if local_file:
                     del declared[path]
                     checked.written.add(path)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -15,8 +16,14 @@ SIZES = {
     "vocab_size": 60, "n_ctx": 64, "d_model": 64, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_mlp": 96,
     "rotary_dim": 4,
 }  # fmt: skip
-OTHERS = {"gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 3}}
-"""settings of which a family's default does not fit two layers"""
+OTHERS: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 3},
+    "mistral": {"sliding_window": 3},
+    "phi3": {"pad_token_id": 0},
+    "gemma2": {"sliding_window": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 2.0},
+    "gemma3_text": {"sliding_window": 3, "sliding_window_pattern": 2},
+}
+"""settings whose default does not fit these sizes, or changes nothing in 12 tokens"""
 
 
 def families(cases: Cases) -> Iterator[Finding]:

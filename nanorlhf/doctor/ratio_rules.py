@@ -74,6 +74,8 @@ def sampler_gap(record: Record) -> Finding | None:
 def sampled_entropy(record: Record) -> Finding | None:
     """Minus the log-probability of what was sampled averages to the entropy of the distribution it comes from."""
     rows = record.having("objective/entropy", "policy/entropy", "response_length")
+    # DAPO's update reads other responses than were sampled first, where queries were sampled again or dropped
+    rows = [row for row in rows if row.get("groups/refilled", 0) == row.get("groups/dropped", 0) == 0]
     expected = sum(row["policy/entropy"] * row["response_length"] for row in rows)
     sampled = sum(row["objective/entropy"] for row in rows)
     nats = record.number("batch_size", 1) * expected
@@ -99,7 +101,7 @@ def sampled_entropy(record: Record) -> Finding | None:
 
 def clip_never(record: Record) -> Finding | None:
     rows = record.having("policy/clip_fraction", "policy/approx_kl")
-    log_range = math.log1p(max(0.0, record.number("clip_range", math.inf)))
+    log_range = math.log1p(max(0.0, record.clip_range[1]))
     furthest = max((row["policy/approx_kl"] for row in rows), default=math.nan)
     enough = limit("clip_never") * log_range * log_range / 2
     if not furthest > enough or any(row["policy/clip_fraction"] != 0 for row in rows):
@@ -118,13 +120,15 @@ def clip_never(record: Record) -> Finding | None:
 def clip_often(record: Record) -> Finding | None:
     rows = record.having("policy/clip_fraction")
     share = mean(rows, "policy/clip_fraction")
+    is_gspo = record.settings.get("algorithm") == "gspo"
     if len(rows) < 2 or not share > limit("clip_often"):
         return None
     return Finding(
         name="clip-often",
-        seen=f"On average {share:.0%} of the tokens are clipped.",
-        means="The steps are too large for the rollout, or the ratio is not 1 before the first one.",
-        where="--lr, --num-ppo-epochs and --num-minibatches; first policy/first_ratio_error",
+        seen=f"On average {share:.0%} of the {'responses' if is_gspo else 'tokens'} are clipped.",
+        means="The steps are too large for the rollout, or the ratio is not 1 before the first one."
+        + " GSPO's clip range, 3e-4 and 4e-4, is made for small learning rates." * is_gspo,
+        where="--lr, --clip-range, the number of epochs and --num-minibatches; first policy/first_ratio_error",
         page="docs/metrics.md",
     )
 

@@ -29,6 +29,15 @@ class Record:
             raise InputError(f"args.json: the field {name!r} must be a number, not {value!r:.80}.")
         return value
 
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far the ratio may fall below 1, and rise above; infinite for a script that does not clip."""
+        value = self.settings.get("clip_range")
+        if isinstance(value, list) and len(value) == 2 and all(type(x) in (int, float) for x in value):
+            return value[0], value[1]
+        both = self.number("clip_range", math.inf)
+        return both, both
+
     def having(self, *names: str) -> Rows:
         """The rows that hold all of these metrics."""
         return [row for row in self.rows if all(name in row for name in names)]

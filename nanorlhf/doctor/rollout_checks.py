@@ -146,7 +146,7 @@ def rule_inputs(cases: Cases) -> Iterator[Finding]:
                 seen=f"A rule that counts characters says {tensors['scores'][row]:.3g} of a response, and "
                 f"{expected:.3g} of its text.",
                 means="The rule gets something else than the response: the query, or tokens after EOS.",
-                where="nanorlhf/reward.py (Rule)",
+                where="nanorlhf/rewards/rule.py (Rule._score)",
                 page="docs/troubleshooting.md#rewards-and-scores",
             )
             return

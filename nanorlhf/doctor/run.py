@@ -64,7 +64,7 @@ def read_record(run: Path) -> Record:
 def reward_model_run(record: Record, run: Path, runs: Sequence[Path]) -> Path | None:
     """The run of train_rm.py that scored: at the path in args.json, among the given ones, or beside this one."""
     path = record.settings.get("reward_model")
-    if not isinstance(path, str):  # a rule, or an ensemble
+    if not isinstance(path, str) or record.settings.get("reward") is not None:  # an ensemble, or something else scored
         return None
     name = Path(path).name
     places = [Path(path), *(other for other in runs if other.name == name), run.parent / name]

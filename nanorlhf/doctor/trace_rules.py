@@ -182,7 +182,10 @@ def missing_eos(trace: Traced) -> Finding | None:
 
 def score_at_the_end(trace: Traced) -> Finding | None:
     """PPO's value model starts as a copy of the reward model: at EOS both read the same number, the score."""
-    reward_model, value_model = (trace.record.settings.get(name) for name in ("reward_model", "value_model"))
+    settings = trace.record.settings
+    reward_model, value_model = settings.get("reward_model"), settings.get("value_model")
+    if settings.get("reward") is not None or settings.get("reward_weights") is not None:
+        return None
     one = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
     if trace.update != 0 or "values" not in trace.tensors or value_model is not None or not one:
         return None
@@ -203,11 +206,15 @@ def score_at_the_end(trace: Traced) -> Finding | None:
 
 
 def reward_sum(trace: Traced) -> Finding | None:
-    """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts."""
+    """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts.
+
+    Rewards per token count as well.
+    """
     if "values" not in trace.tensors:
         return None
     states = trace["states"]
     rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
+    rewards = rewards + trace["token_rewards"]
     if trace.record.settings.get("whiten_rewards"):
         average, variance = trace.statistics["reward_mean"], trace.statistics["reward_var"]
         rewards = (rewards - average) / (variance + 1e-8) ** 0.5 + average
@@ -220,7 +227,7 @@ def reward_sum(trace: Traced) -> Finding | None:
     return Finding(
         name="reward-sum",
         seen=f"A kept response's rewards sum to {difference:.3g} more or less than its score minus beta "
-        f"({trace.kl_coef:.3g}) times its KL.",
+        f"({trace.kl_coef:.3g}) times its KL, with its rewards per token.",
         means="The KL has the wrong sign, a token's KL or the score counts twice or never, or the score lies where it "
         "is masked away.",
         where="the rewards in train_ppo.py, and score_index in nanorlhf/batch.py",
@@ -302,19 +309,36 @@ def groups_of(trace: Traced) -> Tensor | None:
     return trace["scores"].view(-1, k)
 
 
+def pair_advantages(scores: Tensor, log_ratios: Tensor, beta: float) -> Tensor:
+    """Minus k times the slopes of DPO's loss on the best and the worst of each group in their log-probabilities.
+
+    scores, and log policy - log reference: (G, k).
+    """
+    variable = log_ratios.clone().requires_grad_(True)
+    best, worst = (variable.gather(1, find(1, keepdim=True)) for find in (scores.argmax, scores.argmin))
+    loss = -torch.nn.functional.logsigmoid(beta * (best - worst)).sum()
+    (slopes,) = torch.autograd.grad(loss, variable)
+    return -scores.size(1) * slopes
+
+
 def group_advantages(trace: Traced) -> Finding | None:
-    """A response against the others of its query, as the four papers have it; REINFORCE++ has no groups."""
+    """A response against the others of its query, as the papers have it; REINFORCE++ has no groups."""
     groups = groups_of(trace)
-    if groups is None or trace.has_weights or trace.algorithm not in ("grpo", "dr_grpo", "rloo"):
+    if groups is None or trace.has_weights or trace.algorithm in ("ppo", "reinforce++"):
         return None
     k = groups.size(1)
+    kl = trace.kl.sum(1).view(-1, k)
     if trace.algorithm == "rloo":
-        groups = groups - trace.kl_coef * trace.kl.sum(1).view(-1, k)
+        groups = groups - trace.kl_coef * kl
+    if trace.algorithm == "dapo":  # 0 up to four fifths of the longest response, then down to -1
+        groups = groups - (5 * (trace["eos_index"] + 1) / len(trace.column) - 4).clamp(min=0).view(-1, k)
     expected = groups - groups.mean(1, keepdim=True)
-    if trace.algorithm == "grpo":
+    if trace.algorithm in ("grpo", "gspo", "dapo", "cispo"):
         expected = expected / (expected.square().mean(1, keepdim=True) + 1e-8) ** 0.5
     if trace.algorithm == "rloo":
         expected = expected * k / (k - 1)
+    if trace.algorithm == "online_dpo":
+        expected = pair_advantages(groups, kl, trace.kl_coef)
     expected = expected.view(-1, 1).expand_as(trace["advantages"])
     difference = trace.differs(trace["advantages"], expected, trace["actions"])
     if difference is None:
@@ -323,7 +347,7 @@ def group_advantages(trace: Traced) -> Finding | None:
         name="group-advantages",
         seen=f"Advantages are up to {difference:.2g} off those that {trace.algorithm} gives the kept groups' scores.",
         means="Groups are not the k responses to one query, or mean, deviation or KL are another algorithm's.",
-        where=f"{trace.algorithm} in train_grpo.py",
+        where="the advantages in nanorlhf/training/grpo.py",
         page="docs/algorithms.md",
     )
 

@@ -17,7 +17,14 @@ from nanorlhf.doctor.watch import Watched, replaced
 from nanorlhf.doctor.world import small_config
 from nanorlhf.model import GPT
 
-ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce++")
+NO_KL, ONE_STEP = {"kl_coef": 0.0}, {"num_epochs": 1}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    **{"grpo": {}, "dr_grpo": {}, "rloo": {}, "reinforce++": {}},
+    **{"gspo": {}, "dapo": NO_KL, "cispo": NO_KL, "online_dpo": ONE_STEP},
+}
+"""of train_grpo.py, and the settings that they need"""
+UNBIASED = ("dr_grpo", "rloo", "reinforce++", "cispo")
+"""whose gradient is that of the expected score, up to a factor, where all responses are to one query"""
 RATIOS = (1.0, 3.0, 0.3, 200.0)
 
 
@@ -86,7 +93,8 @@ def slopes_of_rows(run: Watched, pad_id: int) -> list[tuple[int, Tensor, Tensor]
 def slopes(cases: Cases) -> Iterator[Finding]:
     """The first step follows the advantages, and padding has no slope."""
     runs = {"train_ppo.py": usual(cases)}
-    runs |= {f"train_grpo.py --algorithm {name}": cases.run("train_grpo", algorithm=name) for name in ALGORITHMS}
+    for algorithm, settings in ALGORITHMS.items():
+        runs[f"train_grpo.py --algorithm {algorithm}"] = cases.run("train_grpo", algorithm=algorithm, **settings)
     for name, run in runs.items():
         first, *_ = run.micro_batches
         if first.slopes is None:
@@ -128,8 +136,9 @@ def slopes(cases: Cases) -> Iterator[Finding]:
 def micro_batches(cases: Cases) -> Iterator[Finding]:
     """The size of a micro-batch changes no gradient."""
     scripts: dict[str, tuple[str, dict[str, Any]]] = {"train_ppo.py": ("train_ppo", {"num_ppo_epochs": 1})}
-    for algorithm in ALGORITHMS:
-        scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", {"algorithm": algorithm, "num_epochs": 1})
+    for algorithm, settings in ALGORITHMS.items():
+        changed = {"algorithm": algorithm, "num_epochs": 1} | settings
+        scripts[f"train_grpo.py --algorithm {algorithm}"] = ("train_grpo", changed)
     for name in ("train_sft", "train_rm", "train_dpo"):
         scripts[f"{name}.py"] = (name, {})
     scripts["train_dpo.py --loss orpo"] = ("train_dpo", {"loss": "orpo"})
@@ -260,9 +269,12 @@ def clipping(cases: Cases) -> Iterator[Finding]:
 
 def baselines(cases: Cases) -> Iterator[Finding]:
     """Among responses of equal scores nothing is to be learned; twice the scores give the same advantages, or twice."""
-    for algorithm in ALGORITHMS[:3]:
+    for algorithm in ALGORITHMS:
+        if algorithm in ("reinforce++", "dapo"):
+            continue  # the batch is the baseline; the length counts too
         settings: dict[str, Any] = {
-            "algorithm": algorithm, "reward_model": None, "kl_coef": 0.0, "num_epochs": 1, "missing_eos_score": None,
+            "algorithm": algorithm, "reward_model": None, "num_epochs": 1, "missing_eos_score": None,
+            "kl_coef": 0.1 if algorithm == "online_dpo" else 0.0,
         }  # fmt: skip
         constant = cases.run("train_grpo", reward=cases.world.rule("constant"), **settings)
         steps = constant.gradients[:1]  # none where groups without a difference are dropped
@@ -274,7 +286,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 f"{largest:.2g}, and not 0.",
                 means="The baseline is not that of the response's own query, or something else than the score is "
                 "rewarded.",
-                where="train_grpo.py (1, the algorithms)",
+                where="nanorlhf/training/grpo.py (1, advantages)",
                 page="docs/troubleshooting.md#rewards-and-scores",
             )
         once, twice = (
@@ -290,7 +302,7 @@ def baselines(cases: Cases) -> Iterator[Finding]:
                 seen=f"With --algorithm {algorithm} twice the scores give advantages that are neither the same nor "
                 "twice as large.",
                 means="An advantage is linear in the scores, or divided by their standard deviation.",
-                where="train_grpo.py (1, the algorithms)",
+                where="nanorlhf/training/grpo.py (1, advantages)",
                 page="docs/troubleshooting.md#rewards-and-scores",
             )
 
@@ -320,7 +332,7 @@ def seven_policy(cases: Cases) -> GPT:
 SCORES = {"": 0.3, "x": 1.0, "y": -0.5, "xx": 0.2, "xy": 1.7, "yx": -1.1, "yy": 0.6}
 """of the seven responses"""
 RULE_OF_SEVEN = f"""def score(queries, responses):
-    return [{SCORES}[text.strip()] for text in responses]
+    return [{SCORES}.get(text.strip(), 0.0) for text in responses]
 """
 
 
@@ -362,7 +374,7 @@ def seven_responses(cases: Cases) -> Iterator[Finding]:
         f"train_grpo.py --algorithm {name}": (
             "train_grpo", common | {"algorithm": name, "samples_per_query": 16, "num_epochs": 1}
         )
-        for name in ALGORITHMS[1:]  # grpo's own mean over the tokens of a response favours short ones
+        for name in UNBIASED  # GRPO's and GSPO's mean over the tokens of a response favours short ones
     }  # fmt: skip
     for name, (module, settings) in runs.items():
         patches = partial(replaced, torch, "rand", each_in_proportion)

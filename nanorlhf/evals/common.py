@@ -25,7 +25,9 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.ppo import eos_masks
 from nanorlhf.report.page import Page, text, write_page
-from nanorlhf.reward import Gold, end_scores, is_function, response_scores
+from nanorlhf.reward import end_scores, response_scores
+from nanorlhf.rewards.function import is_function
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
 from nanorlhf.training.run_directory import read_metrics, read_settings
@@ -119,6 +121,17 @@ def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str 
         if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
             raise InputError(f"the tokenizer of {place} differs from {models[0]}'s: compare models that share one.")
     return tokenizer
+
+
+def check_reward_model(place: str | None) -> None:
+    """Refuse a path or Hub id that is not there; None is no model."""
+    if place is None or Path(place).exists():
+        return
+    try:
+        load_tokenizer(place)
+    except InputError as error:
+        sentence = str(error).rstrip(".")
+        raise InputError(f"--reward-model {sentence}: without one, pass --reward-model None.") from error
 
 
 def check_model(flag: str, place: str | None, tokenizer: Tokenizer, longest: dict[str, int]) -> None:

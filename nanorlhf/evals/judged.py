@@ -11,19 +11,10 @@ import numpy as np
 
 from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, Workers, printable
 from nanorlhf.errors import InputError
-from nanorlhf.evals.judge import (
-    WIN,
-    Endpoint,
-    Pair,
-    ask_all,
-    completions_url,
-    judge_pairs,
-    key_from,
-    load_verdicts,
-    parse,
-)
+from nanorlhf.evals.judge import WIN, Pair, judge_pairs, load_verdicts, parse
 from nanorlhf.files import open_regular
 from nanorlhf.metrics import wilson_interval
+from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 
 Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and an account of the calls
 

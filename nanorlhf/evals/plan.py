@@ -9,7 +9,7 @@ from nanorlhf.cli import check_ranges
 from nanorlhf.evals import reward_models, summaries
 from nanorlhf.evals.common import EvalArgs, PolicyArgs, best_of, named_policies
 from nanorlhf.model import GPT, ScalarModel
-from nanorlhf.reward import is_function
+from nanorlhf.rewards.function import is_function
 from nanorlhf.training.memory_plan import Flags, Model, Phase, Rows, Work, memory_plan, shape_of, sized
 
 MACHINES = ((1, 80), (1, 141))  # an evaluation is one process

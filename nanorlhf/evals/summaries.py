@@ -36,7 +36,7 @@ from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.ppo import eos_masks
 from nanorlhf.report import reward_report, summary_report, token_report
 from nanorlhf.report.length_figures import length_figures
-from nanorlhf.reward import Gold
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, token_bytes
 from nanorlhf.training.supervised import autocast
 
@@ -80,6 +80,7 @@ def main(args: Args) -> dict:
     unknown = set(args.implicit_rewards) - set(list(policies)[1:])
     if unknown:
         raise InputError(f"--implicit-rewards {min(unknown)}: name --policies after the first, their reference.")
+    common.check_reward_model(args.reward_model)
     tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     rows = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits)[: args.num_queries])

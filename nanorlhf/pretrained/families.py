@@ -22,7 +22,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "vocab_size": (1, 2**24), "n_ctx": (1, 2**28), "d_model": (1, 2**18), "n_layer": (1, 2**12),
     "n_head": (1, 2**12), "n_kv_head": (1, 2**12), "d_head": (1, 2**18), "d_mlp": (1, 2**20),
     "rotary_dim": (2, 2**18), "adapter_size": (1, 2**18), "n_decoder_layer": (1, 2**12),
-    "num_buckets": (4, 2**16), "max_distance": (1, 2**28),
+    "num_buckets": (4, 2**16), "max_distance": (1, 2**28), "attention_divisor": (1, 2**18),
 }  # fmt: skip
 
 
@@ -88,6 +88,8 @@ class Family:
     """within a group"""
     transposed: bool = False
     """the weights of the blocks' linear layers are (in, out)"""
+    fused_gate: str | None = None
+    """the name of one tensor per block that holds the MLP's gate, then up; None: there are two"""
 
 
 # ----------------------------------------------------------------- rotary positions in config.json
@@ -240,7 +242,7 @@ GPT_NEO = Family(
 )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------- GPT-NeoX and CodeGen
+# ----------------------------------------------------------------------------- GPT-NeoX, CodeGen, GPT-J
 def read_neox(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
     names = ("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")
     share, base, _ = read_rotary(file, ("default",), *names)
@@ -297,6 +299,13 @@ CODEGEN = Family(
     qkv_groups=4,  # one per core of the TPU it was trained on
     qkv_order="qvk",
 )  # fmt: skip
+GPTJ = replace(
+    CODEGEN,
+    transformers_class="GPTJForCausalLM",
+    modules=CODEGEN.modules | {"attention.qkv": "attn.[qkv]_proj"},
+    qkv_groups=1,
+    qkv_order="qkv",
+)
 
 
 # ----------------------------------------------------------------------------------------------- T5
@@ -370,6 +379,9 @@ T5 = Family(
 
 
 # -------------------------------------------------------------------- Llama and its descendants
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
 def read_llama(
     file: ConfigFile, config: GPTConfig, window: int | None = None, kinds: list | None = None
 ) -> dict[str, Any]:
@@ -377,12 +389,11 @@ def read_llama(
     if config.n_head % config.kv_heads:
         heads = f"num_attention_heads {config.n_head}"
         raise file.error(f"num_key_value_heads {config.kv_heads} must divide {heads}.")
-    known = ("full_attention", "sliding_attention")
-    usual = kinds or [known[window is not None]] * config.n_layer
+    usual = kinds or [LAYER_KINDS[window is not None]] * config.n_layer
     kinds = usual if file.fields.get("layer_types") is None else file.fields["layer_types"]
     is_list = isinstance(kinds, list) and len(kinds) == config.n_layer
-    if not is_list or any(kind not in known for kind in kinds):
-        layers = f"the kinds of {config.n_layer} layers, {' or '.join(known)}"
+    if not is_list or any(kind not in LAYER_KINDS for kind in kinds):
+        layers = f"the kinds of {config.n_layer} layers, {' or '.join(LAYER_KINDS)}"
         raise file.error(f"layer_types {kinds!r:.80} must name {layers}.")
     names = ("partial_rotary_factor",), ("rope_theta",)
     share, base, rope = read_rotary(file, (*SCALING,), *names)
@@ -426,10 +437,9 @@ def read_qwen(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
 
 
 def write_qwen(config: GPTConfig) -> dict[str, Any]:
-    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
     return write_llama(config) | {
         "use_sliding_window": any(config.windows),
-        "layer_types": kinds,
+        "layer_types": [LAYER_KINDS[window is not None] for window in config.windows],
     }
 
 
@@ -484,6 +494,151 @@ QWEN3 = replace(
     settings=LLAMA_SETTINGS | {"d_head": ("head_dim", 128), "attention_out_bias": BIAS, "qkv_bias": BIAS},
     fixed=LLAMA.fixed | {"qk_norm": True, "mlp_bias": False},
 )
+OLMO2 = replace(
+    LLAMA,
+    transformers_class="Olmo2ForCausalLM",
+    settings=LLAMA_SETTINGS | {
+        "n_kv_head": ("num_key_value_heads", None), "norm_eps": ("rms_norm_eps", 1e-5),
+        "attention_out_bias": BIAS, "qkv_bias": BIAS,
+    },
+    fixed=LLAMA.fixed | {
+        "pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_joint": True, "mlp_bias": False
+    },
+    modules=LLAMA.modules | {
+        "post_norm1": "post_attention_layernorm", "post_norm2": "post_feedforward_layernorm"
+    },
+)  # fmt: skip
+
+
+def read_phi3(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    """Some of a head's channels may be rotated, and all layers have the window."""
+    names = ("partial_rotary_factor",), ("rope_theta",)
+    share, base, _ = read_rotary(file, ("default",), *names)
+    window = None if file.fields.get("sliding_window") is None else sliding_window(file)
+    return {
+        "attention_windows": (window,) * config.n_layer,
+        "rotary_dim": int(config.head_width * (1.0 if share is None else share)),
+        "rotary_base": base,
+    }
+
+
+def write_phi3(config: GPTConfig) -> dict[str, Any]:
+    neox = write_neox(config)
+    return {
+        "partial_rotary_factor": neox["rotary_pct"],
+        "rope_theta": config.rotary_base,
+        "sliding_window": config.windows[0],
+    }
+
+
+PHI3 = replace(
+    LLAMA,
+    transformers_class="Phi3ForCausalLM",
+    settings=LLAMA_SETTINGS | {
+        "n_kv_head": ("num_key_value_heads", None), "norm_eps": ("rms_norm_eps", 1e-5)
+    },
+    fixed=LLAMA.fixed | NO_BIAS,
+    read=read_phi3,
+    write=write_phi3,
+    modules=LLAMA.modules | {"attention.qkv": "self_attn.qkv_proj"},
+    fused_gate="mlp.gate_up_proj",
+)  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------- Gemma
+def read_gemma2(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    """Every second layer has a window, from the first on."""
+    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(config.n_layer)]
+    caps = {
+        "attention_cap": read_cap(file, "attn_logit_softcapping", 50.0),
+        "logit_cap": read_cap(file, "final_logit_softcapping", 30.0),
+    }
+    scale = {"embedding_scale": config.d_model**0.5}
+    return read_llama(file, config, sliding_window(file), kinds) | caps | scale
+
+
+def read_cap(file: ConfigFile, name: str, default: float | None) -> float | None:
+    if name in file.fields and file.fields[name] is None:  # null: none
+        return None
+    return file.get(name, float, default, least=1e-3)
+
+
+def write_gemma2(config: GPTConfig) -> dict[str, Any]:
+    return write_llama(config) | write_gemma(config) | {"attn_logit_softcapping": config.attention_cap}
+
+
+def write_gemma(config: GPTConfig) -> dict[str, Any]:
+    is_tanh = config.activation == "gelu_new"
+    return {
+        "layer_types": [LAYER_KINDS[window is not None] for window in config.windows],
+        # transformers fails without one, also if no layer has it
+        "sliding_window": next(filter(None, config.windows), 4096),
+        "final_logit_softcapping": config.logit_cap,
+        # vLLM knows this name alone
+        "hidden_activation": "gelu_pytorch_tanh" if is_tanh else config.activation,
+    }
+
+
+def read_gemma3(file: ConfigFile, config: GPTConfig) -> dict[str, Any]:
+    """Every sixth layer has no window; those with one have a rotary base of their own.
+
+    transformers 4 has rope_local_base_freq for it, transformers 5 rope_parameters for each kind.
+    """
+    period = file.get("sliding_window_pattern", int, 6, 1)
+    full, local = LAYER_KINDS
+    kinds = [local if i % period else full for i in range(1, config.n_layer + 1)]
+    if file.fields.get("attn_logit_softcapping") is not None:
+        raise file.error("attn_logit_softcapping isn't implemented for Gemma 3.")
+    by_kind = file.fields.get("rope_parameters") or {}
+    is_by_kind = isinstance(by_kind, dict) and not set(by_kind) - {full, local}
+    if not is_by_kind or not all(isinstance(rope, dict | None) for rope in by_kind.values()):
+        raise file.error(f"rope_parameters = {by_kind!r:.200} must be by kind, {full} and {local}.")
+
+    def of_kind(kind: str, base_name: str, base: float) -> ConfigFile:
+        rope = by_kind.get(kind) or {}
+        has_base = file.fields.get(base_name) is not None or "rope_theta" in rope
+        more = {} if has_base else {base_name: base}
+        return ConfigFile(file.fields | {"rope_parameters": rope} | more, file.where)
+
+    local_file = of_kind(local, "rope_local_base_freq", 1e4)
+    local_file.fields.update(rope_scaling=None, rope_theta=None)
+    _, local_base, _ = read_rotary(local_file, ("default",), (), ("rope_local_base_freq", "rope_theta"))
+    full_file = of_kind(full, "rope_theta", 1e6)
+    return read_llama(full_file, config, sliding_window(file), kinds) | {
+        "local_rotary_base": local_base,
+        "logit_cap": read_cap(file, "final_logit_softcapping", None),
+        "embedding_scale": config.d_model**0.5,
+    }
+
+
+def write_gemma3(config: GPTConfig) -> dict[str, Any]:
+    local_base = config.local_rotary_base or config.rotary_base
+    return write_llama(config) | write_gemma(config) | {"rope_local_base_freq": local_base}
+
+
+GEMMA2 = replace(
+    LLAMA,
+    transformers_class="Gemma2ForCausalLM",
+    settings=LLAMA_SETTINGS | {
+        "d_head": ("head_dim", 256), "activation": ("hidden_activation", "gelu_pytorch_tanh"),
+        "attention_divisor": ("query_pre_attn_scalar", 256), "tied_head": ("tie_word_embeddings", True),
+        "attention_out_bias": BIAS, "qkv_bias": BIAS,
+    },
+    fixed=LLAMA.fixed | {"norm": "rms_offset", "post_norm": True, "mlp_bias": False},
+    read=read_gemma2,
+    write=write_gemma2,
+    modules=LLAMA.modules | {
+        "post_norm1": "post_attention_layernorm", "norm2": "pre_feedforward_layernorm",
+        "post_norm2": "post_feedforward_layernorm",
+    },
+)  # fmt: skip
+GEMMA3 = replace(
+    GEMMA2,
+    transformers_class="Gemma3ForCausalLM",
+    fixed=GEMMA2.fixed | {"qk_norm": True},
+    read=read_gemma3,
+    write=write_gemma3,
+)
 
 # -------------------------------------------------------------------------------------- all of them
 FAMILIES = {  # by model_type in config.json
@@ -491,9 +646,14 @@ FAMILIES = {  # by model_type in config.json
     "gpt_neo": GPT_NEO,
     "gpt_neox": GPT_NEOX,
     "codegen": CODEGEN,
+    "gptj": GPTJ,
     "t5": T5,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "olmo2": OLMO2,
+    "phi3": PHI3,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
 }

@@ -23,8 +23,13 @@ from nanorlhf.files import open_regular
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
+    from nanorlhf.pretrained.families import Family
+
 # general.architecture, and model_type in config.json; llama.cpp calls Mistral's models llama, too
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "phi3": "phi3", "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}  # fmt: skip
 SETTINGS = {  # field of config.json: field of the metadata, after the architecture
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -36,15 +41,24 @@ SETTINGS = {  # field of config.json: field of the metadata, after the architect
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
-UNSUPPORTED = ("expert_count", "attention.sliding_window")
-MODULES = {  # of a block: theirs
-    "attn_norm": "input_layernorm",
-    **{f"attn_{letter}": f"self_attn.{letter}_proj" for letter in "qkv"},
-    **{f"attn_{letter}_norm": f"self_attn.{letter}_norm" for letter in "qk"},
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
-}
+WINDOW = {"sliding_window": "attention.sliding_window"}
+FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
+MORE_SETTINGS = {  # of an architecture, where the metadata has them
+    "phi3": WINDOW,
+    "gemma2": WINDOW | FINAL_CAP | {"attn_logit_softcapping": "attn_logit_softcapping"},
+    "gemma3": WINDOW | FINAL_CAP | {
+        "sliding_window_pattern": "attention.sliding_window_pattern", "rope_local_base_freq": "rope.freq_base_swa"
+    },
+}  # fmt: skip
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
+"""layers of the 27B models: only their logits are divided by another number than the root of the head's width, and the
+metadata doesn't say so"""
+MODULES = {  # of a block: ours
+    "attn_norm": "norm1", "attn_qkv": "attention.qkv", "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm", "attn_output": "attention.out", "post_attention_norm": "post_norm1",
+    "ffn_norm": "norm2", "ffn_gate": "mlp.gate", "ffn_up": "mlp.up", "ffn_down": "mlp.down",
+    "post_ffw_norm": "post_norm2",
+}  # fmt: skip
 DIVISORS = "rope_freqs.weight"  # of the rotary frequencies
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 CONTROL = 3  # token_type of special tokens
@@ -95,11 +109,26 @@ def gguf_settings(path: Path) -> dict:
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise InputError(f"{path}: architecture {architecture!r:.80} isn't one of {known}.")
-    for name in UNSUPPORTED:
+    more = MORE_SETTINGS.get(architecture, {})
+    unsupported = ["expert_count"] if "sliding_window" in more else ["expert_count", WINDOW["sliding_window"]]
+    for name in unsupported:
         if metadata(path, f"{architecture}.{name}"):
             raise InputError(f"{path}: {architecture}.{name} isn't implemented.")
     settings = {name: metadata(path, f"{architecture}.{SETTINGS[name]}") for name in SETTINGS}
+    for name, theirs in more.items():
+        if value := metadata(path, f"{architecture}.{theirs}"):
+            settings[name] = value
     tensors = {tensor.name: tensor for tensor in open_gguf(path).tensors}
+    n_head = settings["num_attention_heads"] or 1
+    head_width = settings["head_dim"] or (settings["hidden_size"] or 0) // n_head
+    if architecture in LARGEST_GEMMAS:
+        is_largest = settings["num_hidden_layers"] == LARGEST_GEMMAS[architecture]
+        settings["query_pre_attn_scalar"] = settings["hidden_size"] // n_head if is_largest else head_width
+    if architecture == "phi3":
+        if any(name.startswith("rope_factors") for name in tensors):
+            raise InputError(f"{path}: rope_factors isn't implemented: only Phi-3 models without long context.")
+        rotated = metadata(path, f"{architecture}.rope.dimension_count") or head_width
+        settings["partial_rotary_factor"] = rotated / max(head_width, 1)
     if "token_embd.weight" not in tensors:
         raise InputError(f"{path} has no token_embd.weight: it holds no language model.")
     if DIVISORS in tensors:
@@ -114,7 +143,7 @@ def gguf_settings(path: Path) -> dict:
             "original_max_position_embeddings": metadata(path, f"{rope}.original_context_length"),
         }
     return settings | {
-        "model_type": architecture,
+        "model_type": ARCHITECTURES[architecture],
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -152,8 +181,11 @@ def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in float32 under their names in the Hugging Face layout."""
     import gguf
 
+    from nanorlhf.pretrained.families import FAMILIES  # a tokenizer is read without the model
+
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
+    family = FAMILIES[settings["model_type"]]
     found = {}
     for tensor in open_gguf(path).tensors:
         if tensor.name == DIVISORS:  # a setting, read above
@@ -167,16 +199,23 @@ def gguf_tensors(path: Path) -> dict[str, Tensor]:
             values = in_halves(values, n_head)
         if settings["model_type"] == "llama" and tensor.name.endswith("attn_k.weight"):
             values = in_halves(values, settings["num_key_value_heads"] or n_head)
-        found[hugging_face_name(tensor.name)] = torch.from_numpy(values)
+        if family.fixed["norm"] == "rms_offset" and tensor.name.endswith("norm.weight"):
+            values = values - 1  # llama.cpp stores what the norm multiplies by
+        found[hugging_face_name(tensor.name, family)] = torch.from_numpy(values)
     return found
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, family: "Family") -> str:
     """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight; an unknown name stays."""
     module, _, kind = name.rpartition(".")
     if module.startswith("blk."):
         _, layer, inner = module.split(".", 2)
-        return f"model.layers.{layer}.{MODULES.get(inner, inner)}.{kind}"
+        theirs = family.modules.get(MODULES.get(inner, ""), inner)
+        if inner in ("attn_q", "attn_k", "attn_v"):
+            theirs = f"self_attn.{inner[-1]}_proj"
+        if inner == "ffn_up" and family.fused_gate is not None:
+            theirs = family.fused_gate
+        return f"model.layers.{layer}.{theirs}.{kind}"
     return f"{OUTSIDE.get(module, module)}.{kind}"
 
 

@@ -18,6 +18,7 @@ from nanorlhf.t5 import T5Config
 
 # suffix of model_type with adapters: transformers refuses it, instead of dropping the adapters
 ADAPTER = "_adapter"
+GATED = ("mlp.gate", "mlp.up")
 HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors without the prefix
 # masks and rotary tables that older versions of transformers saved, and a bias that T5 never used
 BUFFERS = re.compile(
@@ -33,7 +34,7 @@ ACTIVATIONS = {  # theirs: ours
 UNSUPPORTED: dict[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
     "is_encoder_decoder": False, "is_causal": True, "pruned_heads": {},
-    "quantization_config": None, "per_layer_config": None,
+    "quantization_config": None, "per_layer_config": None, "use_bidirectional_attention": False,
 }  # fmt: skip
 # settings that may be None, and the properties that say what None means
 RESOLVED = {
@@ -168,6 +169,30 @@ def with_prefix(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> di
     return renamed
 
 
+def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """The names and tensors of a file, with the MLP's gate and up as two where the family has one."""
+    family = FAMILIES[config.architecture]
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if family.fused_gate is not None and family.fused_gate in name and tensor.ndim == 2:
+            names = [name.replace(family.fused_gate, family.modules[ours]) for ours in GATED]
+            found |= zip(names, tensor.chunk(2), strict=True)
+        else:
+            found[name] = tensor
+    return found
+
+
+def fuse_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """The inverse of `split_gates`."""
+    family, found = FAMILIES[config.architecture], dict(tensors)
+    if family.fused_gate is not None:
+        gate, up = (family.modules[ours] for ours in GATED)
+        for name in [name for name in tensors if gate in name]:
+            halves = found.pop(name), found.pop(name.replace(gate, up))
+            found[name.replace(gate, family.fused_gate)] = torch.cat(halves)
+    return found
+
+
 # -------------------------------------------------------------------------------------- config.json
 def parse_config(settings: dict, path: Path) -> GPTConfig:
     """The fields of config.json, as transformers 4 or 5 writes them -> GPTConfig.
@@ -221,7 +246,9 @@ def canonical(config: GPTConfig) -> GPTConfig:
     """None for a setting whose value is what None means."""
     none: dict[str, Any] = {}
     if not any(config.windows):
-        none["attention_windows"] = None
+        none["attention_windows"] = none["local_rotary_base"] = None
+    if (config.local_rotary_base, None) == (config.rotary_base, config.rotary_scaling):
+        none["local_rotary_base"] = None
     if config.n_kv_head == config.n_head:
         none["n_kv_head"] = None
     if config.d_head and config.d_head * config.n_head == config.d_model:

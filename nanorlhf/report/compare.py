@@ -13,6 +13,7 @@ Out: compare.html with the tables and pictures, over_optimisation.png and sample
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -61,6 +62,7 @@ COSTS = (
     ("models", "models held", 0, False),
 )
 LAST = 3  # updates whose rollouts are averaged, where a run is cut off
+STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, marker in LINES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +124,16 @@ def evaluated(path: Path) -> dict[str, Any]:
 
 
 def with_costs(rows: Rows) -> Rows:
-    """Rows of a rollout script with the tokens sampled and the seconds taken up to each update; others as they are."""
+    """Rows of a rollout script with the tokens sampled and the seconds taken up to each update; others as they are.
+
+    The tokens include those that DAPO sampled again.
+    """
     tokens = seconds = episodes = 0.0
     done = []
     for row in rows:
         if {"episode", "response_length", "episodes_per_second"} <= row.keys():
             batch_size, episodes = row["episode"] - episodes, row["episode"]
-            tokens += batch_size * row["response_length"]
+            tokens += batch_size * row["response_length"] + row.get("groups/refilled_tokens", 0)
             seconds += batch_size / row["episodes_per_second"]
             row = row | {"tokens": tokens, "seconds": seconds}
         done.append(row)
@@ -325,7 +330,7 @@ def over_optimisation_figure(policies: Policies) -> Figure | None:
                 scores = mean_and_sd(curves[name], key)[1]
                 axes.plot(smooth(distance, LAST), smooth(scores - scores[0], LAST), style, color=color, label=label)
         else:
-            for (other, column), (_, marker) in zip(others.items(), LINES, strict=False):
+            for (other, column), (_, marker, _) in zip(others.items(), cycle(STYLES), strict=False):
                 points = gains(column, of_start)
                 axes.plot(points[:, 0], points[:, 1], marker, color=ORANGE, label=f"{other}, gold")
                 axes.plot(points[:, 0], points[:, 2], marker, color=BLUE, mfc="none", label=f"{other}, proxy")
@@ -349,11 +354,11 @@ def token_figure(policies: Policies) -> Figure | None:
     """
     figure, axes = panel("What a sampled token buys", "tokens sampled", "gold score")
     figure.set_size_inches(7.2, 4.4)
-    for (name, column), (color, marker) in zip(list(policies.items())[1:], LINES, strict=False):
+    for (name, column), (color, marker, style) in zip(list(policies.items())[1:], cycle(STYLES), strict=False):
         if runs := runs_of(column):
             sampled, (_, mean, sd) = mean_and_sd(runs, "tokens")[1], mean_and_sd(runs, "gold_score")
             mean = smooth(mean, LAST)
-            axes.plot(sampled, mean, color=color, linewidth=1.8, label=name)
+            axes.plot(sampled, mean, style, color=color, linewidth=1.8, label=name)
             axes.fill_between(sampled, mean - sd, mean + sd, color=color, alpha=0.12, linewidth=0)
             continue
         tokens, golds = (known(numbers_of(column, key)) for key in ("tokens", "gold_score"))

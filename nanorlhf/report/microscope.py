@@ -21,13 +21,17 @@ from nanorlhf.cli import run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import parse_json, read_text, write_text
-from nanorlhf.ppo import policy_loss
+from nanorlhf.ppo import ClipRange, cispo_loss, ratio_bounds, response_mean
+from nanorlhf.training.grpo import ALGORITHMS, overlong_penalty, policy_loss_of
 from nanorlhf.training.run_directory import flat_settings
+from nanorlhf.training.sampler import TIS_CLIP
 from nanorlhf.training.trace import Tensors, read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("microscope.html")
-OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "sampler.correction")  # settings
+# settings
+OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "clip_range", "sampler.correction")
+GRPO = "nanorlhf/training/grpo.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class Line:
     kind: str = "number"  # or mask, words
 
 
-def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[Line]:
+def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int, has_token_rewards: bool = False) -> list[Line]:
     """The table's lines for a run, from top to bottom; settings have the names of flags."""
     has_values = algorithm == "ppo"
     script = "train_ppo.py" if has_values else "train_grpo.py"
@@ -67,11 +71,11 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[
     lines = [
         Line(
             "logprobs", "policy", forward, "log-probability of the token by the policy before this update, nats",
-            logprobs, "logprobs, _ = linear_logprobs(hidden, *head, temperature)",
+            logprobs, "logprobs, _ = linear_logprobs(hidden, *head, temperature, cap)",
         ),
         Line(
             "ref_logprobs", "reference", forward, "log-probability of the token by the reference policy, nats",
-            logprobs, "ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature)",
+            logprobs, "ref_logprobs, _ = linear_logprobs(ref_hidden, *ref_head, temperature, ref_cap)",
         ),
         Line(
             "sampled_logprobs", "sampler", forward, "log-probability of the token by what sampled it, nats",
@@ -94,14 +98,13 @@ def lines_of(algorithm: str, settings: dict[str, Any], num_epochs: int) -> list[
         ),
     ]  # fmt: skip
     if has_values:
-        lines += ppo_lines(settings)
+        lines += ppo_lines(settings, has_token_rewards)
     elif algorithm == "reinforce++":
-        lines += reinforce_lines(settings)
+        lines += reinforce_lines(settings, has_token_rewards)
     else:
         lines.append(group_line(algorithm, settings))
-    has_kl_loss = algorithm in ("grpo", "dr_grpo")
     for epoch in range(num_epochs):
-        lines += epoch_lines(epoch, settings, script, has_values, has_kl_loss)
+        lines += epoch_lines(epoch, algorithm, settings, script, has_values)
     return lines
 
 
@@ -112,10 +115,28 @@ def importance_weight(settings: dict[str, Any]) -> str:
     return " * min(exp({logprobs} - {sampled_logprobs}), {tis_clip})"
 
 
-def ppo_lines(settings: dict[str, Any]) -> list[Line]:
+REWARD = ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}", "{score}")
+"""reward of a token; of the one with the score; of the state after EOS, which has no KL"""
+
+
+def token_reward_lines(has_token_rewards: bool) -> list[Line]:
+    """What the rewards themselves say of each token, where any does."""
+    about = "what --reward gives this token: a process reward, or a teacher's log-probability minus the policy's"
+    source = "nanorlhf/rewards/combined.py", "token_rewards += weight * found.token_rewards"
+    return [Line("token_rewards", "per token", "3. Rewards", about, *source)] if has_token_rewards else []
+
+
+def reward_formulas(has_token_rewards: bool) -> tuple[str, ...]:
+    """As REWARD; after EOS there is no token, and so no reward of its own."""
+    if not has_token_rewards:
+        return REWARD
+    return (*(f"{{token_rewards}} - {formula[1:]}" for formula in REWARD[:2]), REWARD[2])
+
+
+def ppo_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
     """Rewards, values, GAE, whitening."""
     rewards, values, script = "3. Rewards", "4. Values, advantages", "train_ppo.py"
-    reward: tuple[str, ...] = ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}", "{score}")
+    reward = reward_formulas(has_token_rewards)
     if settings["whiten_rewards"]:
         whitened = "({}) / sqrt({{reward_var}} + 1e-8) + {{reward_mean}}"
         reward = tuple(whitened.format(f"{formula} - {{reward_mean}}") for formula in reward)
@@ -124,6 +145,7 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
         advantage = "({raw_advantages} - {advantage_mean}) / sqrt({advantage_var} + 1e-8)"
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
     return [
+        *token_reward_lines(has_token_rewards),
         Line(
             "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
             script, "rewards[torch.arange(B), batch.score_index] += scores", reward,
@@ -158,15 +180,16 @@ def ppo_lines(settings: dict[str, Any]) -> list[Line]:
     ]  # fmt: skip
 
 
-def reinforce_lines(settings: dict[str, Any]) -> list[Line]:
+def reinforce_lines(settings: dict[str, Any], has_token_rewards: bool) -> list[Line]:
     """REINFORCE++: rewards, returns, whitening."""
-    rewards, advantages, script, kernel = "3. Rewards", "4. Advantages", "train_grpo.py", "kernels/gae.py"
+    rewards, advantages, script, kernel = "3. Rewards", "4. Advantages", GRPO, "kernels/gae.py"
     recursion = "running = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * running"
     return [
+        *token_reward_lines(has_token_rewards),
         Line(
             "rewards", "reward", rewards, "minus beta times KL; the score is added once, at the underlined position",
             script, "rewards[torch.arange(len(scores)), actions.sum(1) - 1] += scores",
-            ("-{kl_coef} * {kl}", "-{kl_coef} * {kl} + {score}"),
+            reward_formulas(has_token_rewards)[:2],
         ),
         Line(
             "carried", "from the right", advantages, "gamma times the return of the next position",
@@ -186,14 +209,25 @@ def reinforce_lines(settings: dict[str, Any]) -> list[Line]:
 
 def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
     """The advantage of GRPO and relatives, from the scores of the query's group."""
+    normalised = (
+        "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(kl)",
+        "({score} - {group_mean}) / sqrt({group_var} + 1e-8)",
+    )
     expression, formula = {
-        "grpo": (
-            "return (groups * torch.rsqrt(variance + 1e-8)).view(-1, 1).expand_as(kl)",
-            "({score} - {group_mean}) / sqrt({group_var} + 1e-8)",
+        "grpo": normalised,
+        "gspo": normalised,
+        "cispo": normalised,
+        "dapo": (
+            "return grpo(scores + overlong_penalty(actions), kl, token_rewards, actions, k, kl_coef, gamma)",
+            "({score} + {length_penalty} - {group_mean}) / sqrt({group_var} + 1e-8)",
         ),
         "dr_grpo": (
-            "return centred(scores, args.samples_per_query).view(-1, 1).expand_as(kl)",
+            "return centred(scores, k).view(-1, 1).expand_as(kl)",
             "({score} - {group_mean})",
+        ),
+        "online_dpo": (
+            "weights = k * kl_coef * torch.sigmoid(-margins)",
+            "{side} * {k} * {kl_coef} / (1 + exp({margin}))",
         ),
         "rloo": (
             "return (centred(response_rewards, k) * (k / (k - 1))).view(-1, 1).expand_as(kl)",
@@ -201,15 +235,24 @@ def group_line(algorithm: str, settings: dict[str, Any]) -> Line:
         ),
     }[algorithm]
     about = "how much better the response is than the others to its query"
+    if algorithm == "online_dpo":
+        about = "the slope of DPO's loss: above 0 for the best response to its query, below 0 for the worst, else 0"
     formulas = (formula + importance_weight(settings),)
-    return Line("advantages", "advantage", "3. Advantages", about, "train_grpo.py", expression, formulas)
+    return Line("advantages", "advantage", "3. Advantages", about, GRPO, expression, formulas)
 
 
-def epoch_lines(epoch: int, settings: dict[str, Any], script: str, has_values: bool, has_kl_loss: bool) -> list[Line]:
+def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: str, has_values: bool) -> list[Line]:
     """What one pass over the rollout computes, in the step that reads the response."""
     section, e, ppo = f"Epoch {epoch + 1}", f".{epoch}", "nanorlhf/ppo.py"
-    surrogate = "{advantages} * {ratio" + e + "}"
-    clipped = "-{advantages} * clip({ratio" + e + "}, 1 - {clip_range}, 1 + {clip_range})"
+    is_cispo, has_response_ratio = algorithm == "cispo", algorithm == "gspo"
+    has_kl_loss = algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss
+    ratio = "{ratio" + e + "}"
+    is_pair = isinstance(settings.get("clip_range"), tuple | list)
+    below, above = ("{clip_below}", "{clip_above}") if is_pair else ("{clip_range}", "{clip_range}")
+    surrogate = "{advantages} * " + ratio
+    clipped_ratio = f"clip({ratio}, 1 - {below}, 1 + {above})"
+    clipped = "-{advantages} * " + clipped_ratio
+    maximum = "return torch.maximum(unclipped, clipped), clipped > unclipped"
     kl_push = " - {kl_coef} * (1 - exp({ref_logprobs} - {new_logprobs" + e + "}))" if has_kl_loss else ""
     lines = [
         Line(
@@ -217,26 +260,50 @@ def epoch_lines(epoch: int, settings: dict[str, Any], script: str, has_values: b
             script, "new_logprobs, entropy = response_logprobs(",
         ),
         Line(
+            f"ratio{e}", "ratio", section, "exp of the mean log ratio of the response's tokens; 1 in the first step",
+            ppo, "new, old = response_mean(new_logprobs, actions), response_mean(logprobs, actions)",
+            ("exp({mean_log_ratio" + e + "})",),
+        ) if has_response_ratio else Line(
             f"ratio{e}", "ratio", section, "how much likelier the token has become; 1 in the first step",
             ppo, "ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()",
             ("exp({new_logprobs" + e + "} - {logprobs})",),
         ),
-        Line(
-            f"clip{e}", "clip", section, "where the ratio is; active: the clipped loss is the larger one, so the token "
-            "has no policy gradient", ppo, "return torch.maximum(unclipped, clipped), clipped > unclipped",
-            (clipped + " > -" + surrogate,), "words",
-        ),
-        Line(
-            f"policy_loss{e}", "policy loss", section, "the larger of the unclipped and the clipped loss",
-            ppo, "return torch.maximum(unclipped, clipped), clipped > unclipped",
-            ("max(-" + surrogate + ", " + clipped + ")",),
-        ),
-        Line(
-            f"push{e}", "gradient", section, "minus the slope of the token's loss in its log-probability: ▲ the step "
-            "makes the token likelier, ▼ less likely, · leaves it", ppo, "unclipped = -advantages * ratio",
-            (surrogate + kl_push, "{advantages} * 0" + kl_push),
-        ),
     ]  # fmt: skip
+    step = ": ▲ the step makes the token likelier, ▼ less likely, · leaves it"
+    if is_cispo:
+        lines += [
+            Line(
+                f"clip{e}", "clip", section, "where the ratio is; active: the weight is clipped", ppo,
+                "return losses, weights != ratio", (f"{clipped_ratio} != {ratio}",), "words",
+            ),
+            Line(
+                f"policy_loss{e}", "policy loss", section, "the clipped ratio weighs the token, without a gradient",
+                ppo, "losses = -torch.where(actions, advantages, 0.0) * weights * new_logprobs",
+                (clipped + " * {new_logprobs" + e + "}",),
+            ),
+            Line(
+                f"push{e}", "gradient", section, "minus the slope of the token's loss in its log-probability" + step,
+                ppo, "weights = ratio.clamp(least, most)", ("{advantages} * " + clipped_ratio,),
+            ),
+        ]  # fmt: skip
+    else:
+        unit = "response" if has_response_ratio else "token"
+        lines += [
+            Line(
+                f"clip{e}", "clip", section, f"where the ratio is; active: the clipped loss is the larger one, so the "
+                f"{unit} has no policy gradient", ppo, maximum, (clipped + " > -" + surrogate,), "words",
+            ),
+            Line(
+                f"policy_loss{e}", "policy loss", section, "the larger of the unclipped and the clipped loss",
+                ppo, maximum, ("max(-" + surrogate + ", " + clipped + ")",),
+            ),
+            Line(
+                f"push{e}", "gradient", section, "minus the slope of the response's losses in the token's "
+                "log-probability" + step if has_response_ratio
+                else "minus the slope of the token's loss in its log-probability" + step,
+                ppo, "unclipped = -advantages * ratio", (surrogate + kl_push, "{advantages} * 0" + kl_push),
+            ),
+        ]  # fmt: skip
     if not has_values:
         return lines
     lines.append(
@@ -279,7 +346,7 @@ class Cells:
     words: dict[str, list[list[str]]]
 
 
-def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cells:
+def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_range: ClipRange) -> Cells:
     """All cells of the traced responses; constants: of the update."""
     doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
     actions, states = tensors["actions"], tensors["states"]
@@ -291,7 +358,7 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
         return x
 
     logprobs, ref_logprobs = doubles["logprobs"], doubles["ref_logprobs"]
-    for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"):
+    for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"):
         put(name, doubles[name], actions)
     put("kl", logprobs - ref_logprobs, actions)
     is_last = t == states.sum(1, keepdim=True) - 1  # (n, T)
@@ -310,28 +377,37 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str) -> Cel
         put("raw_advantages", raw_advantages, states)
         put("delta", delta, states)
 
-    eps, has_kl_loss = constants["clip_range"], algorithm in ("grpo", "dr_grpo")
+    policy_loss = policy_loss_of(algorithm)
+    least, most = ratio_bounds(clip_range)
+    has_kl_loss = algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_kl_loss
     advantages = doubles["advantages"]
     loss_actions, loss_states = actions & tensors["in_loss"], states & tensors["in_loss"]
     for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
         put(f"new_logprobs.{epoch}", new_logprobs, actions)
-        ratio = put(f"ratio.{epoch}", (new_logprobs - logprobs).exp(), actions)
-        losses, is_active = policy_loss(new_logprobs, logprobs, advantages, loss_actions, eps)
+        log_ratio, of_ratio = new_logprobs - logprobs, actions
+        if algorithm == "gspo":
+            log_ratio, of_ratio = response_mean(log_ratio, loss_actions), loss_actions
+        ratio = put(f"ratio.{epoch}", log_ratio.exp(), of_ratio)
+        losses, is_active = policy_loss(new_logprobs, logprobs, advantages, loss_actions, clip_range)
         put(f"policy_loss.{epoch}", losses, loss_actions)
         kl_push = constants["kl_coef"] * (1 - (ref_logprobs - new_logprobs).exp()) if has_kl_loss else 0.0
-        put(f"push.{epoch}", policy_push(advantages, ratio, eps) - kl_push, loss_actions)
-        cells.which[f"push.{epoch}"] = is_active.long()
-        side = torch.where(ratio > 1 + eps, 1, torch.where(ratio < 1 - eps, 2, 0))
+        if policy_loss is cispo_loss:
+            push = advantages * ratio.clamp(least, most)
+        else:
+            push = policy_push(advantages, ratio, clip_range)
+            cells.which[f"push.{epoch}"] = is_active.long()
+        put(f"push.{epoch}", push - kl_push, loss_actions)
+        side = torch.where(ratio > most, 1, torch.where(ratio < least, 2, 0))
         cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())
         if "values" not in tensors:
             continue
         new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states)
         error = (new_values - doubles["returns"]) ** 2
         if (value_eps := constants.get("value_clip_range")) is not None:
-            least, most = values - value_eps, values + value_eps
-            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(least, most), states)
+            lowest, highest = values - value_eps, values + value_eps
+            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(lowest, highest), states)
             clipped_error = (clipped_values - doubles["returns"]) ** 2
-            side = torch.where(new_values > most, 1, torch.where(new_values < least, 2, 0))
+            side = torch.where(new_values > highest, 1, torch.where(new_values < lowest, 2, 0))
             is_active = clipped_error > error
             cells.words[f"value_clip.{epoch}"] = in_words(side, is_active, loss_states & ~error.isnan())
             error = torch.maximum(error, clipped_error)
@@ -354,13 +430,14 @@ def gae_terms(
     return rewards + gamma * next_values - values, gamma * lam * next_advantages
 
 
-def policy_push(advantages: Tensor, ratio: Tensor, clip_range: float) -> Tensor:
+def policy_push(advantages: Tensor, ratio: Tensor, clip_range: ClipRange) -> Tensor:
     """Minus the slope of each token's clipped loss in its new log-probability; all (n, T).
 
     Above 0 a step makes the token likelier. A token that is likelier than the clip range allows, and better than
     expected, is not pushed further; nor is one that is less likely, and worse.
     """
-    is_clipped = torch.where(advantages > 0, ratio > 1 + clip_range, ratio < 1 - clip_range)
+    least, most = ratio_bounds(clip_range)
+    is_clipped = torch.where(advantages > 0, ratio > most, ratio < least)
     return torch.where(is_clipped, 0.0, advantages * ratio)
 
 
@@ -382,7 +459,13 @@ def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: fl
     """Of each response: its score, where it ends, and the statistics of its query's group."""
     found = []
     doubles, response_kl = tensors["scores"].double(), kl.nansum(1)
-    response_rewards = doubles - kl_coef * response_kl if algorithm == "rloo" else doubles
+    response_rewards = doubles
+    if algorithm == "rloo":
+        response_rewards = doubles - kl_coef * response_kl
+    elif algorithm == "dapo":
+        response_rewards = doubles + overlong_penalty(tensors["actions"])
+    loss_actions = tensors["actions"] & tensors["in_loss"]
+    log_ratios = [(new - tensors["logprobs"]).double() for new in tensors["new_logprobs"]]  # (n, T) of each epoch
     for i, group in enumerate((tensors["index"] // k).tolist()):
         of_response = {"score": short(doubles[i].item()), "eos_index": int(tensors["eos_index"][i])}
         if algorithm != "ppo":
@@ -394,20 +477,40 @@ def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: fl
                 "response_reward": short(response_rewards[i].item()),
                 "response_kl": short(response_kl[i].item()),
             }
+        if algorithm == "dapo":
+            of_response["length_penalty"] = short((response_rewards[i] - doubles[i]).item())
+        if algorithm == "gspo":
+            for epoch, log_ratio in enumerate(log_ratios):
+                of_response[f"mean_log_ratio.{epoch}"] = short(log_ratio[i][loss_actions[i]].mean().item())
+        if algorithm == "online_dpo":
+            of_response |= pair_constants(doubles, response_kl, tensors["index"] // k == group, i, kl_coef)
         found.append(of_response)
     return found
+
+
+def pair_constants(scores: Tensor, kl: Tensor, members: Tensor, row: int, kl_coef: float) -> dict[str, Any]:
+    """Online DPO: a response's side, 1 for the best of its group, -1 for the worst, and the pair's margin in nats.
+
+    scores, kl and members (n,): True for the responses of the row's group.
+    """
+    rows = members.nonzero().flatten()
+    best, worst = (int(rows[scores[rows].argmax()]), int(rows[scores[rows].argmin()]))
+    margin = kl_coef * (kl[best] - kl[worst])
+    return {"side": (row == best) - (row == worst), "margin": short(margin.item())}
 
 
 # ---------------------------------------------------------------------------------------------------------- 3. the page
 def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of one traced update."""
     algorithm = about["algorithm"]
-    constants: dict[str, Any] = {
-        name: settings[name] for name in ("gamma", "lam", "clip_range", "value_clip_range") if name in settings
-    }
+    clip_range = settings["clip_range"]
+    names = ("gamma", "lam", "clip_range", "value_clip_range")
+    constants: dict[str, Any] = {name: settings[name] for name in names if name in settings}
+    if isinstance(clip_range, tuple | list):
+        constants["clip_below"], constants["clip_above"] = constants.pop("clip_range")
     constants |= {name: about[name] for name in about if name.endswith(("_mean", "_var", "_coef"))}
-    constants["tis_clip"] = settings["sampler.tis_clip"]
-    cells = cells_of(tensors, constants, algorithm)
+    constants["tis_clip"] = TIS_CLIP
+    cells = cells_of(tensors, constants, algorithm, clip_range)
     k = settings.get("samples_per_query", 1)
     of_responses = response_constants(tensors, cells.numbers["kl"], algorithm, about["kl_coef"], k)
     num_clipped = [sum("active" in w for key, rows in cells.words.items() if key.startswith("clip.") for w in rows[i])
@@ -449,7 +552,9 @@ def source_line(file: str, expression: str) -> str:
 def lines_data(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The lines of a page's data, with the line numbers that the code has now."""
     num_epochs = sum(key.startswith("ratio.") for key in data["updates"][0]["responses"][0]["cells"])
-    lines = lines_of(data["algorithm"], data["settings"], num_epochs)
+    responses = [response for update in data["updates"] for response in update["responses"]]
+    has_token_rewards = any(any(response["cells"].get("token_rewards", ())) for response in responses)
+    lines = lines_of(data["algorithm"], data["settings"], num_epochs, has_token_rewards)
     return [asdict(line) | {"source": source_line(line.file, line.expression)} for line in lines]
 
 
@@ -470,11 +575,12 @@ def page_data(run: Path) -> dict[str, Any]:
     first, about = traces[0]
     where = f"{run}/trace"
     settings = flat_settings(about["settings"])
-    for name in ("clip_range", "temperature", "sampler.tis_clip"):
-        field(settings, name, float, where)
     algorithm = about["algorithm"]
-    if algorithm not in ("ppo", "grpo", "dr_grpo", "rloo", "reinforce++"):
+    if algorithm not in ("ppo", *ALGORITHMS):
         raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
+    if not is_clip_range(settings.get("clip_range")):
+        raise InputError(f"{where}: the field 'clip_range' must be a number, or two: train again with --trace.")
+    field(settings, "temperature", float, where)
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
@@ -489,6 +595,12 @@ def page_data(run: Path) -> dict[str, Any]:
         "fixed": fixed,
     }
     return data | {"lines": lines_data(data)}
+
+
+def is_clip_range(value: object) -> bool:
+    """Whether a setting holds one number, or two."""
+    numbers = value if isinstance(value, tuple | list) and len(value) == 2 else (value,)
+    return all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
 
 
 def page_of(data: dict[str, Any]) -> str:

@@ -69,6 +69,7 @@ def main(args: Args) -> dict:
     if args.encoder and not args.self_rank:
         raise InputError(f"--encoder {args.encoder}: it draws answers of --self-rank: name that file too.")
     policies = common.named_policies(args.policies)
+    common.check_reward_model(args.reward_model)
     tokenizer = common.common_tokenizer(args.tokenizer, [*policies.values(), args.reward_model], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     path, pairs_path = args.data / f"sft.{args.split}.jsonl", args.data / "comparisons.validation.jsonl"

@@ -24,7 +24,8 @@ from nanorlhf.metrics.agreement import (
 from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import micro_batches
-from nanorlhf.reward import Gold, pair_scores
+from nanorlhf.reward import pair_scores
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.selfrank.cluster_figure import cluster_figure
 from nanorlhf.selfrank.ranked import Ranked
 from nanorlhf.selfrank.sentence_encoder import embed

@@ -11,7 +11,8 @@ from nanorlhf.checkpoint import read_config
 from nanorlhf.dataset import Demonstration, Rows
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
-from nanorlhf.reward import is_function, reward_model_paths
+from nanorlhf.rewards.combined import Weights, items, scoring_models
+from nanorlhf.rewards.function import is_function
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.settings import RewardArgs
@@ -51,13 +52,22 @@ def number_of_updates(
     return total_episodes // batch_size
 
 
-def check_reward(reward_model: str | tuple[str, ...] | None, reward: str | None, ensemble: str) -> None:
-    """What scores the responses: reward models, or a function."""
-    reward_models = reward_model_paths(reward_model)
-    if not reward_models and reward is None:
+def check_reward(
+    reward_model: str | tuple[str, ...] | None, reward: str | tuple[str, ...] | None, weights: Weights
+) -> None:
+    """What scores the responses, and what makes one score of several."""
+    reward_models, given = items(reward_model), items(reward)
+    if not reward_models and not given:
         raise InputError("--reward-model None leaves nothing to score with: pass a reward model or --reward.")
-    if ensemble != "mean" and len(reward_models) < 2:
-        raise InputError(f"--ensemble {ensemble} needs several models in --reward-model.")
+    scorers = given or reward_models
+    if isinstance(weights, str) and given:
+        raise InputError(f"--reward-weights {weights} is for --reward-model: with --reward, pass a weight for each.")
+    if isinstance(weights, str) and len(scorers) < 2:
+        raise InputError(f"--reward-weights {weights} needs several models in --reward-model.")
+    if isinstance(weights, tuple) and len(weights) != len(scorers):
+        flag = "--reward" if given else "--reward-model"
+        words = " ".join(f"{weight:g}" for weight in weights)
+        raise InputError(f"--reward-weights {words}: pass {len(scorers)}, one for each of {flag}.")
 
 
 def check_value_model(value_model: str | None, tune: str, shard: str) -> None:
@@ -119,9 +129,9 @@ def check_policy(
 
 def check_reward_models(args: RewardArgs, tokenizer: Tokenizer, longest: int) -> None:
     """The models that score must fit the policy; one that --reward replaces is not read."""
-    paths = reward_model_paths(args.reward_model) if args.reward is None else ()
-    for flag, path in (*(("--reward-model", path) for path in paths), ("--gold", args.gold)):
+    for flag, path, _ in scoring_models(args.reward, args.reward_model):
         check_other_model(flag, path, tokenizer, longest, args.sft)
+    check_other_model("--gold", args.gold, tokenizer, longest, args.sft)
 
 
 def check_other_model(flag: str, path: str | None, tokenizer: Tokenizer, longest: int, policy: str) -> None:
@@ -131,7 +141,14 @@ def check_other_model(flag: str, path: str | None, tokenizer: Tokenizer, longest
     """
     if path is None or is_function(path):
         return
-    if load_tokenizer(path).backend.get_vocab() != tokenizer.backend.get_vocab():
+    try:
+        other = load_tokenizer(path)
+    except InputError as error:
+        if flag != "--reward-model" or Path(path).exists():
+            raise
+        sentence = str(error).rstrip(".")
+        raise InputError(f"{flag} {sentence}: train one with train_rm.py, or pass --reward.") from error
+    if other.backend.get_vocab() != tokenizer.backend.get_vocab():
         raise InputError(f"{flag} {path}: its tokenizer differs from {policy}'s.")
     n_ctx = read_config(path).n_ctx
     if longest > n_ctx:

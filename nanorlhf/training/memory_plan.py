@@ -34,7 +34,8 @@ from nanorlhf.checkpoint import cast_linear_weights, read_config
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.peft import tune
-from nanorlhf.reward import is_function, reward_model_paths
+from nanorlhf.rewards.combined import scoring_models
+from nanorlhf.rewards.function import is_function
 from nanorlhf.t5 import T5Config
 from nanorlhf.training.settings import (
     READ_FACTOR,
@@ -164,7 +165,8 @@ def saved_bytes(model: GPT | ScalarModel, num_rows: int, rows: Rows) -> int:
         output = model(ids, real, last=T + 1, query_length=rows.query_length)[:, :-1]  # (b, T, C) or (b, T)
         if isinstance(model, GPT):
             labels = ids[:, -T:].flatten()
-            linear_logprobs(output.flatten(0, 1), model.lm_head.weight, labels, model.head_bias)
+            head = model.lm_head.weight, labels, model.head_bias
+            linear_logprobs(output.flatten(0, 1), *head, cap=model.config.logit_cap)
     return sum(storage.nbytes() for storage in storages)
 
 
@@ -328,20 +330,21 @@ def rollout_plan(args: RolloutArgs, value_model: str | None = None, has_value_mo
         Phase("comparing", "read", ("policy", "reference"), args.batch_size, limit, READ_FACTOR),
     ]
     notes = []
-    scoring: dict[str, tuple[str, str]] = {}  # name -> flag, path
+    scoring: dict[str, tuple[str, str, type[GPT | ScalarModel]]] = {}  # name -> flag, path, kind
     if isinstance(args, RewardArgs):
-        paths = reward_model_paths(args.reward_model) if args.reward is None else ()
-        scoring |= {f"reward {number}": ("--reward-model", path) for number, path in enumerate(paths, start=1)}
+        found = scoring_models(args.reward, args.reward_model)
+        numbered = enumerate(sorted(found, key=lambda model: model[2] is GPT), start=1)  # a teacher is no value model
+        scoring |= {f"reward {number}": model for number, model in numbered}
         if args.gold is not None and not is_function(args.gold):
-            scoring["gold"] = "--gold", args.gold
-    for name, (flag, path) in scoring.items():
+            scoring["gold"] = "--gold", args.gold, ScalarModel
+    for name, (flag, path, kind) in scoring.items():
         is_there = Path(path).is_dir()
-        models[name] = sized(ScalarModel, shape_of(flag, path, rows.tokens) if is_there else config, rows)
+        models[name] = sized(kind, shape_of(flag, path, rows.tokens) if is_there else config, rows)
         phases += [Phase("scoring", "read", (name,), args.batch_size, limit, READ_FACTOR)]
         if not is_there:
             notes.append(f"({flag} {path} isn't there: taken to be as large as the policy)")
     is_shared = value_model == "shared"
-    if value_model is None and "reward 1" in models:
+    if value_model is None and "reward 1" in models and scoring["reward 1"][2] is ScalarModel:
         value_config = models["reward 1"].config
     elif value_model is not None and not is_shared:
         value_config = shape_of("--value-model", value_model, rows.tokens)

@@ -7,11 +7,15 @@ from torch import nn
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import cast_linear_weights, load_gpt, scalar_from_gpt
+from nanorlhf.dataset import Demonstration
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import reference, tune
-from nanorlhf.reward import Gold, Reward, RewardModel, Rule, reward_model_paths
+from nanorlhf.rewards.combined import Rewards, load_rewards
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
 from nanorlhf.training.settings import RewardArgs, RolloutArgs, TrainingArgs
+
+PER_TOKEN = ("ppo", "reinforce++")  # algorithms that can use a reward per token; the others compare responses
 
 
 def loading_device(shard: str, device: torch.device) -> torch.device:
@@ -58,17 +62,17 @@ def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT
 
 
 def load_reward(
-    args: RewardArgs, tokenizer: Tokenizer, device: torch.device
-) -> tuple[Reward, Gold | None, list[ScalarModel]]:
-    """What scores the responses, the gold score, and the frozen models that the two need."""
-    paths = reward_model_paths(args.reward_model)
-    size = args.read_size
-    if args.reward is not None:
-        reward: Reward = Rule(args.reward, tokenizer, size)
-    else:  # [SO ppo] [STR ppo]
-        reward = RewardModel(paths, tokenizer, device, size, args.ensemble)
+    args: RewardArgs, tokenizer: Tokenizer, device: torch.device, rows: Sequence[Demonstration]
+) -> tuple[Rewards, Gold | None, list[GPT | ScalarModel]]:
+    """What scores the responses, the gold score, and the frozen models that the two need. [SO ppo] [STR ppo]"""
+    algorithm = getattr(args, "algorithm", "ppo")
+    whole_only = None if algorithm in PER_TOKEN else f"--algorithm {algorithm}"
+    reward = load_rewards(
+        args.reward, args.reward_model, args.reward_weights, tokenizer, device, args.read_size,
+        temperature=args.temperature, workers=args.reward_workers, rows=rows, whole_only=whole_only,
+    )  # fmt: skip
     gold = None if args.gold is None else Gold(args.gold, tokenizer, device)
-    frozen = [*reward.models]
+    frozen = reward.frozen
     if gold is not None and gold.model is not None:
         frozen.append(gold.model)
     return reward, gold, frozen

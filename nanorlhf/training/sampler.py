@@ -20,6 +20,7 @@ from nanorlhf.training.engine import Engine
 from nanorlhf.training.run import write_checkpoint
 from nanorlhf.training.settings import RewardArgs
 
+TIS_CLIP = 2.0  # largest importance weight of --sampler.correction tis: Yao et al. 2025
 MAX_GAP = 0.2  # nats per token between an engine and the policy, right after it got the policy's weights
 
 
@@ -35,7 +36,7 @@ class Sampler:
         self.source = policy  # whose parameters are sampled from
         self.engine: Engine | None = None
         self.engine_path = args.out / "rollout_weights"  # where an engine reads the parameters
-        self.has_synced = False  # the engine has had parameters from this process
+        self.synced_at: int | None = None  # the last update at which the engine got parameters from this process
         self.is_fresh = False  # it has the policy's parameters of this update
         if self.settings.url is not None:
             self.engine = Engine(self.settings.url)
@@ -67,15 +68,15 @@ class Sampler:
     def sync(self, update: int) -> None:
         """Copy the policy's parameters to the sampler every `sync_every` updates.
 
-        To an engine also at the first update of a resumed run: what it holds is not known.
+        To an engine also at the first update of a resumed run, as what it holds is not known; once per update.
         """
-        self.is_fresh = not self.has_synced or update % self.settings.sync_every == 0
-        if self.engine is not None and self.is_fresh:
+        self.is_fresh = self.synced_at in (None, update) or update % self.settings.sync_every == 0
+        if self.engine is not None and self.is_fresh and self.synced_at != update:
             write_checkpoint(self.policy, self.engine_path, self.tokenizer)
             if distributed.rank() == 0:
                 self.engine.reload(self.engine_path.absolute())
             distributed.barrier()
-            self.has_synced = True
+            self.synced_at = update
         elif self.source is not self.policy and update % self.settings.sync_every == 0:
             self.source.load_state_dict(self.policy.state_dict())
 
@@ -105,9 +106,7 @@ class Sampler:
         """
         settings = self.settings
         gap = masked_mean((batch.sampled_logprobs - batch.logprobs).abs(), batch.actions).item()
-        weights, truncated = importance_weights(
-            batch.logprobs, batch.sampled_logprobs, batch.actions, settings.tis_clip
-        )
+        weights, truncated = importance_weights(batch.logprobs, batch.sampled_logprobs, batch.actions, TIS_CLIP)
         metrics = {
             "policy/sampler_gap": gap,
             "policy/tis_weight": masked_mean(weights, batch.actions).item(),

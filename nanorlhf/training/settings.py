@@ -8,9 +8,11 @@ from nanorlhf.cli import (
     Beta,
     Count,
     Epochs,
+    FiniteFloat,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    NumWorkers,
     PositiveFloat,
     PositiveInt,
     Seed,
@@ -154,10 +156,8 @@ class SamplerSettings:
     """updates between copies of the policy to the sampler, which is stale in between"""
     correction: Literal["none", "tis", "sampler_logprobs"] = "none"
     """for a sampler that differs from the policy. tis: weigh each token by its old probability over the sampler's,
-    truncated (Yao et al. 2025); sampler_logprobs: take the ratio to the sampler's log-probabilities (the paper's), not
-    to those that the training forward pass recomputes (first ratio 1 to rounding)"""
-    tis_clip: PositiveFloat = 2.0
-    """largest weight of tis"""
+    truncated to 2 (Yao et al. 2025); sampler_logprobs: take the ratio to the sampler's log-probabilities (the paper's),
+    not to those that the training forward pass recomputes (first ratio 1 to rounding)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +167,14 @@ class RewardArgs(RolloutArgs):
     sampler: SamplerSettings = SamplerSettings()
     reward_model: str | tuple[str, ...] | None = "runs/tldr/rm"
     """scores the responses; PPO's value model starts as its copy (of several, the first's); None: pass --reward"""
-    ensemble: Literal["mean", "min", "uncertainty"] = "mean"
-    """score of several reward models: mean, lowest, or mean - 0.1 * variance (Coste et al. 2023)"""
-    reward: str | None = None
-    """FILE.py:FUNCTION, a rule that scores instead: function(queries, responses), two lists of texts -> numbers"""
+    reward: str | tuple[str, ...] | None = None
+    """scores instead (docs/rewards.md), one or several of: FILE.py:FUNCTION, a reward model's directory,
+    teacher:CHECKPOINT, judge:FILE.toml"""
+    reward_weights: Literal["mean", "min", "uncertainty"] | tuple[FiniteFloat, ...] | None = None
+    """what makes one score of several: a weight for each (None: 1); of several reward models their mean (None), min, or
+    uncertainty, mean - 0.1 * variance (Coste et al. 2023)"""
+    reward_workers: NumWorkers = 0
+    """processes that call the functions of --reward, per rank; 0: the training process"""
     trace: NonNegativeInt = 0
     """responses whose tensors are kept in OUT/trace at about ten updates, for nanorlhf.report.microscope; 0: off"""
     gold: str | None = None

@@ -9,7 +9,9 @@ from torch import Tensor
 from kernels import k2, k3
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
+from nanorlhf.ppo import response_mean
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.grpo import all_alike
 from nanorlhf.training.run import Run
 
 Metrics = dict[str, float]
@@ -18,9 +20,14 @@ NUM_SAMPLED_UPDATES = 50
 
 
 class UpdateStatistics:
-    """Means over the tokens of each minibatch, then over the optimizer steps that were taken."""
+    """Means over the tokens of each minibatch, then over the optimizer steps that were taken.
 
-    def __init__(self, device: torch.device):
+    has_response_ratio: the ratio and its clip are those of a response, exp(mean over its tokens of the log ratio), and
+    what describes them is a mean over responses. [GSPO equation 7]
+    """
+
+    def __init__(self, device: torch.device, has_response_ratio: bool = False):
+        self.has_response_ratio = has_response_ratio
         self.sums: dict[str, Tensor] = {}  # of the current minibatch, on this rank
         self.totals: Metrics = {}
         self.num_steps = 0
@@ -28,24 +35,39 @@ class UpdateStatistics:
         self.is_first = True
 
     def add_loss(self, name: str, loss: Tensor, is_clipped: Tensor, count: Tensor) -> None:
-        """A micro-batch's share of a mean loss, and of the fraction of clipped tokens, (b, T) of `count`."""
+        """A micro-batch's share of a mean loss, and of the clipped fraction of `count` ratios; is_clipped (b, T)."""
         self.add(f"{name}/loss", loss)
+        if self.has_response_ratio:
+            is_clipped = is_clipped[:, :1]  # at each token the same
         self.add(f"{name}/clip_fraction", is_clipped.sum() / count)
 
     @torch.no_grad()
     def add_tokens(
-        self, mb: Batch, new_logprobs: Tensor, entropy: Tensor, count: Tensor, new_values: Tensor | None = None
+        self,
+        mb: Batch,
+        new_logprobs: Tensor,
+        entropy: Tensor,
+        count: Tensor,
+        new_values: Tensor | None = None,
+        num_ratios: Tensor | None = None,
     ) -> None:
-        """How far the tokens in a micro-batch's loss moved since the rollout; tensors but the count (b, T).
+        """How far the tokens in a micro-batch's loss moved since the rollout; tensors but the counts (b, T).
 
-        Where the update is traced, keep what the models say now.
+        num_ratios: of the minibatch, where it is not the number of tokens, `count`. Where the update is traced, keep
+        what the models say now.
         """
         if mb.trace is not None:
             mb.trace[-1].append((mb.index, new_logprobs.detach(), None if new_values is None else new_values.detach()))
         counted = mb.loss_actions
-        ratio = torch.where(counted, new_logprobs - mb.logprobs, 0.0).exp()
-        self.add("policy/approx_kl", k2(new_logprobs, mb.logprobs)[counted].sum() / count)
         self.add("policy/entropy", entropy[counted].sum() / count)
+        new, old = new_logprobs, mb.logprobs
+        if self.has_response_ratio:
+            new, old = (response_mean(x, counted)[:, :1] for x in (new, old))  # (b, 1)
+            counted = counted[:, :1]
+        if num_ratios is not None:
+            count = num_ratios
+        ratio = torch.where(counted, new - old, 0.0).exp()
+        self.add("policy/approx_kl", k2(new, old)[counted].sum() / count)
         self.add("policy/ratio", ratio[counted].sum() / count)
         if self.is_first:
             self.first_ratio_error = torch.maximum(self.first_ratio_error, (ratio - 1).abs().max())
@@ -73,13 +95,24 @@ class UpdateStatistics:
 
 
 def rollout_metrics(
-    batch: Batch, scores: Tensor, exact_kl: Tensor, gold_scores: Tensor | None, kl_coef: float
+    batch: Batch,
+    scores: Tensor,
+    exact_kl: Tensor,
+    gold_scores: Tensor | None,
+    kl_coef: float,
+    samples_per_query: int = 1,
 ) -> Metrics:
-    """Of the responses (B, T) and their scores (B,); exact_kl (B, T) is summed over the vocabulary."""
+    """Of the responses (B, T) and their scores (B,); exact_kl (B, T) is summed over the vocabulary.
+
+    A response's score includes its rewards per token.
+    """
+    scores = scores + batch.token_rewards.sum(1)
     kl = response_kl(batch).mean().item()
     kl_k3 = torch.where(batch.actions, k3(batch.logprobs, batch.ref_logprobs), 0.0).sum(1)  # (B,)
     score = scores.mean().item()
     gold = {} if gold_scores is None else {"gold_score": gold_scores.mean().item()}
+    if samples_per_query > 1:
+        gold["groups/alike"] = all_alike(scores, samples_per_query).float().mean().item()
     return gold | {
         "objective/kl": kl,
         "objective/kl_k3": kl_k3.mean().item(),
@@ -126,7 +159,7 @@ def rollout_samples(batch: Batch, scores: Tensor, kl: Tensor, tokenizer: Tokeniz
         {
             "query": batch.records[i]["query"],
             "response": tokenizer.decode(batch.response[i].tolist()),
-            "score": scores[i].item(),
+            "score": (scores[i] + batch.token_rewards[i].sum()).item(),
             "kl": kl[i].item(),
         }
         for i in range(0, len(batch), every)[:4]

@@ -6,7 +6,7 @@ n responses of T tokens, E epochs, the first traced update's N responses ("fixed
 
     index, scores, eos_index, score_index, has_eos                                    (n,)
     query (n, Q), response, actions, states, in_loss                                  (n, T)
-    logprobs, ref_logprobs, sampled_logprobs, advantages                              (n, T)
+    logprobs, ref_logprobs, sampled_logprobs, token_rewards, advantages               (n, T)
     rewards, returns                                         PPO and REINFORCE++:     (n, T)
     values, raw_advantages                                                   PPO:     (n, T)
     new_logprobs, and with a value model new_values; NaN: not read in this epoch      (E, n, T)
@@ -39,8 +39,8 @@ from nanorlhf.files import open_regular, parse_json
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
-from nanorlhf.ppo import policy_loss
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.grpo import policy_loss_of
 from nanorlhf.training.run import Run
 from nanorlhf.training.settings import RewardArgs
 from nanorlhf.training.statistics import response_kl
@@ -48,7 +48,7 @@ from nanorlhf.training.statistics import response_kl
 MOST_UPDATES = 10
 OF_BATCH = (
     *("index", "query", "response", "actions", "states", "in_loss", "eos_index", "score_index", "has_eos"),
-    *("logprobs", "ref_logprobs", "sampled_logprobs", "advantages"),
+    *("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"),
 )
 WITH_RETURNS = ("rewards", "returns")
 WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
@@ -172,6 +172,7 @@ class Trace:
         kl = response_kl(batch)  # (B,)
         sizes = torch.where(actions, tensors["advantages"].abs(), 0.0).amax(1)  # (B,)
         clip_range = self.args.clip_range  # type: ignore[attr-defined]  # both scripts have it
+        policy_loss = policy_loss_of(getattr(self.args, "algorithm", "ppo"))
         counted = actions & tensors["in_loss"]
         _, is_clipped = policy_loss(tensors["new_logprobs"], logprobs, tensors["advantages"], counted, clip_range)
         clipped = is_clipped.sum((0, 2))  # (B,)
@@ -220,12 +221,12 @@ class Trace:
 
 
 def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:
-    """Rewards (B, T): minus beta times the KL at each action, and the score once, at the response's score_index.
+    """Rewards (B, T): each token's own minus beta times its KL, and the score once, at the response's score_index.
 
     kl_coef: beta. `tensors` are named as the fields of Batch; log-probabilities may be NaN where there is no action.
     """
     kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
-    rewards = -kl_coef * kl
+    rewards = tensors["token_rewards"] - kl_coef * kl
     rewards[torch.arange(len(rewards)), tensors["score_index"]] += tensors["scores"]
     return rewards
 

@@ -1,6 +1,7 @@
 import gzip
 import importlib.util
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -166,19 +167,23 @@ def test_each_kind_of_record_gives_its_rows(args):
     demonstrations = [
         {"messages": asked + bot},
         {"prompt": asked, "completion": bot},
-        {"prompt": "say yes", "completion": "yes", "label": True},
+        {
+            "prompt": "say yes",
+            "completion": "yes",
+            "label": True,
+            "answer": "4",
+            "level": 2.5,
+            "tags": ["a"],
+            "nan": math.nan,
+        },
         {"messages": [{"role": "user", "content": parts}, *bot], "prompt": None, "chosen": None},
     ]
     rows = convert(args, *demonstrations)
+    meta = {"batch": "rows", "split": None, "num_messages": 1, "messages": asked}
+    others = [{}, {}, {"label": True, "answer": "4", "level": 2.5}, {}]  # for rewards
     assert rows == {
-        "sft.train": [
-            {
-                "query": query, "chat": True, "response": reply,
-                "meta": {"batch": "rows", "split": None, "num_messages": 1},
-            }
-        ]
-        * 4
-    }  # fmt: skip
+        "sft.train": [{"query": query, "chat": True, "response": reply, "meta": other | meta} for other in others]
+    }
     no = turns("", "no")[1:]
     pairs = [
         {"prompt": asked, "chosen": bot, "rejected": no},

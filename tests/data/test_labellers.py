@@ -19,11 +19,11 @@ from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 
 SMALL = tiny.Args(num_demonstrations=60, num_comparisons=60, num_validation=20)
 MANY = replace(SMALL, num_demonstrations=1, num_comparisons=1500, num_validation=1)
-BEFORE_THE_DIALS = {  # sha256 of the files of SMALL, as written by the version without any dial
+BEFORE_THE_DIALS = {  # sha256 of the files of SMALL; demonstrations have got the post's facts since
     "comparisons.train": "729fcb56ae115351b3b3bc6088bd951bd24ccc168ceb48dbc554a44440aca260",
     "comparisons.validation": "96dafbbe3d0ee915a72482765c48e3f263073c215ce23490331d608a48df6618",
-    "sft.train": "ddb3f3b3b14875009b41818d1fae30dfc4956276e33a608b7b8df07b34005a13",
-    "sft.validation": "e4c1e2e760b3f8609aabdc94fa210ad9ba267dc095c2218815d8b79cb34b8901",
+    "sft.train": "f111556334c2bf4fcfd6b0b4a20141ed52bd7914fcdee31fcf635476233476ca",
+    "sft.validation": "88dcdb2777fc7cb4a0af6faa0fe648690bff56d97fb00899a0cdc399ba86256b",
 }
 TURNED = {
     "temperature": 1.6, "taste_spread": 1.0, "random_workers": 4, "length_bonus": 0.5, "position_bonus": 1.0,

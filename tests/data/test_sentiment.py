@@ -6,7 +6,7 @@ import pytest
 
 from data import sentiment
 from nanorlhf.errors import InputError
-from nanorlhf.reward import load_function
+from nanorlhf.rewards.function import load_function
 from tests.conftest import ROOT
 
 

@@ -34,7 +34,10 @@ TOKENIZER = Tokenizer(None, eos_id=EOS, pad_id=PAD)  # type: ignore[arg-type]  #
 def of_ppo(update: int = 3) -> dict[str, torch.Tensor]:
     """In update 0 the reference is the policy."""
     n = len(ROWS)
-    names = ("logprobs", "ref_logprobs", "rewards", "values", "raw_advantages", "returns", "advantages")
+    names = (
+        *("logprobs", "ref_logprobs", "token_rewards", "rewards"),
+        *("values", "raw_advantages", "returns", "advantages"),
+    )
     x = {name: torch.zeros(n, T, dtype=torch.float64) for name in names}
     x |= {name: torch.zeros(n, T, dtype=torch.bool) for name in ("actions", "states")}
     x |= {"response": torch.full((n, T), PAD), "index": torch.arange(n)}
@@ -49,7 +52,8 @@ def of_ppo(update: int = 3) -> dict[str, torch.Tensor]:
             x["actions"][row, t] = True
             x["logprobs"][row, t] = -1.0 - 0.1 * t
             x["ref_logprobs"][row, t] = -1.0 - 0.1 * t - (ratios[t] if update else 0.0)
-            x["rewards"][row, t] = -BETA * (ratios[t] if update else 0.0)
+            x["token_rewards"][row, t] = 0.03 * t
+            x["rewards"][row, t] = 0.03 * t - BETA * (ratios[t] if update else 0.0)
         x["rewards"][row, last] += score
         after = 0.0
         for t in reversed(range(last + 1)):
@@ -183,6 +187,8 @@ def of_groups(advantages: list[float], scores: list[float]) -> dict[str, torch.T
         ("grpo", [1.0, -1.0]),  # scores 3 and 1: mean 2, deviation 1
         ("dr_grpo", [1.0, -1.0]),
         ("rloo", [2.05, -2.05]),  # rewards 3 and 1 - 0.1 * 0.5, each minus the other
+        *((name, [1.0, -1.0]) for name in ("gspo", "cispo", "dapo")),  # all as long as they may be: one penalty
+        ("online_dpo", [0.1024994793, -0.1024994793]),  # 2 * 0.1 * sigmoid(0.1 * 0.5)
     ],
 )
 def test_advantages_of_a_group_by_hand(algorithm, advantages):

@@ -17,7 +17,8 @@ from nanorlhf.evals.common import gold_margins
 from nanorlhf.model import GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.recipes import recipes, tldr
-from nanorlhf.reward import Gold, response_scores
+from nanorlhf.reward import response_scores
+from nanorlhf.rewards.gold import Gold
 from nanorlhf.rlcf import evaluation as programs
 from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.stackoverflow import evaluation as answers
@@ -124,7 +125,7 @@ def test_a_reward_model_scores_texts_and_samples_alike_whatever_the_batch_size(t
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    monkeypatch.setattr("nanorlhf.reward.load_scalar", lambda where, device, dtype: model)
+    monkeypatch.setattr("nanorlhf.rewards.gold.load_scalar", lambda where, device, dtype: model)
     rows = [
         Demonstration(tokenizer.encode(query), response_ids(query, text, tokenizer), {})
         for query, text in zip(*TEXTS, strict=True)

@@ -15,19 +15,9 @@ from hypothesis import strategies as st
 
 from nanorlhf.errors import InputError
 from nanorlhf.evals import judge
-from nanorlhf.evals.judge import (
-    Endpoint,
-    Pair,
-    ask_all,
-    completions_url,
-    judge_pairs,
-    key_from,
-    load_verdicts,
-    orders,
-    parse,
-    prompt_of,
-    read_cache,
-)
+from nanorlhf.evals.judge import Pair, judge_pairs, load_verdicts, orders, parse, prompt_of
+from nanorlhf.rewards import endpoint as endpoint_module
+from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from, read_cache
 
 PAIR = Pair("POST: I lost my keys.\n\nTL;DR:", " keys lost", " no keys")
 
@@ -378,10 +368,10 @@ def test_a_server_that_hangs_is_left_and_tried_again(serve, tmp_path) -> None:
 
 
 def test_a_prompt_that_never_gets_an_answer_is_left_out_and_the_others_stay(serve, tmp_path) -> None:
-    server, endpoint = serve(fine(), *[reply(500, b"broken")] * judge.TRIES, fine("B"))
+    server, endpoint = serve(fine(), *[reply(500, b"broken")] * endpoint_module.TRIES, fine("B"))
     answers, account = ask_all(["p", "q", "r"], endpoint, tmp_path / "cache.jsonl")
-    assert answers.keys() == {"p", "r"} and len(server.seen) == judge.TRIES + 2
-    assert account == {"num_calls": judge.TRIES + 2, "stopped": "", "last_error": "HTTP 500 broken"}
+    assert answers.keys() == {"p", "r"} and len(server.seen) == endpoint_module.TRIES + 2
+    assert account == {"num_calls": endpoint_module.TRIES + 2, "stopped": "", "last_error": "HTTP 500 broken"}
 
 
 def test_a_refused_prompt_costs_one_call_and_the_others_continue(serve, tmp_path) -> None:
@@ -506,7 +496,7 @@ def test_an_interrupt_keeps_what_was_answered_and_sends_no_further_request(serve
         yield next(iter(futures))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(judge, "as_completed", interrupted)
+    monkeypatch.setattr(endpoint_module, "as_completed", interrupted)
     server, endpoint = serve(fine(), lambda h: server.slow(h), timeout=1.0)
     with pytest.raises(KeyboardInterrupt):
         ask_all([f"p{i}" for i in range(9)], endpoint, tmp_path / "cache.jsonl")

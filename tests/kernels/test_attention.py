@@ -1,9 +1,9 @@
-"""Rotary positions by complex numbers, as pairs of channels are rotated."""
+"""Rotary positions by complex numbers, as pairs of channels are rotated; capped attention by its formula."""
 
 import pytest
 import torch
 
-from kernels.attention import apply_rotary_
+from kernels.attention import apply_rotary_, attend_capped
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -22,3 +22,26 @@ def test_a_rotation_is_a_product_of_complex_numbers(interleaved) -> None:
     assert torch.allclose(qkv, expected, atol=1e-12)
     apply_rotary_(rounded, angles.float().cos(), angles.float().sin(), 3, interleaved)
     assert torch.allclose(rounded.double(), expected, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_capped_attention_is_its_formula_query_by_query(dtype) -> None:
+    """Two heads of keys for four of queries; scaled logits reach ten times the cap, one token sees itself alone."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 3, 6).to(dtype), torch.randn(2, 2, 5, 6).to(dtype), torch.randn(2, 2, 5, 6).to(dtype)
+    visible = torch.rand(2, 1, 3, 5) > 0.4
+    visible[:, :, 0] = torch.arange(5) == 2
+    visible[:, :, 1:, 1] = True
+    bias = torch.zeros(2, 1, 3, 5).masked_fill(~visible, -torch.inf).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):  # it must not round the logits
+        got = attend_capped(q, k, v, bias, scale=2.0, cap=1.5)
+    assert got.dtype == dtype
+    for b in range(2):
+        for h in range(4):
+            for i in range(3):
+                seen = [j for j in range(5) if visible[b, 0, i, j]]
+                logits = torch.stack([q[b, h, i].double() @ k[b, h // 2, j].double() for j in seen])
+                weights = (1.5 * (2.0 * logits / 1.5).tanh()).softmax(0)
+                expected = sum(w * v[b, h // 2, j].double() for w, j in zip(weights, seen, strict=True))
+                tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype]
+                assert (got[b, h, i].double() - expected).abs().max() < tolerance

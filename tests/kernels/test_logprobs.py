@@ -147,6 +147,36 @@ def test_whole_blocks_of_forbidden_ids_have_no_effect(way):
     assert hidden.grad.isfinite().all()
 
 
+@any_example
+@given(st.integers(0, 37), st.integers(1, 150), st.integers(1, 21), st.booleans(), st.sampled_from([0.7, 1.0]))
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_capped_logits_equal_float64_forward_and_backward(way, N, V, C, with_bias, temperature):
+    """A cap that bends most products; the bias comes after it, forbids an id and has no gradient."""
+    hidden, weight, labels, _, coefficients = random_case(N, V, C, False)
+    bias = torch.where(torch.arange(V) % 7 == 3, -torch.inf, 0.1 * torch.arange(V)) if with_bias else None
+    labels[labels % 7 == 3] = 0
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        h, w = (tensor.to(dtype).requires_grad_() for tensor in (hidden, weight))
+        b = None if bias is None else bias.to(dtype)
+        if dtype == torch.float64:
+            logits = 2.0 * torch.tanh(h @ w.T / 2.0)
+            logprobs, entropy = stored_logprobs((logits if b is None else logits + b) / temperature, labels)
+        else:
+            on_device = to_device(way, h, w, labels, b)
+            logprobs, entropy = (x.cpu() for x in linear_logprobs(*on_device, temperature, cap=2.0))
+        (coefficients[0] * logprobs + coefficients[1] * entropy).sum().backward()
+        results.append([logprobs.detach().double(), entropy.detach().double(), h.grad.double(), w.grad.double()])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=2e-4, rtol=1e-4)
+
+
+def test_a_cap_bends_the_product_before_the_bias_is_added():
+    x, weight, bias = torch.tensor([[3.0]]), torch.tensor([[1.0], [-2.0], [0.1]]), torch.tensor([1.0, -torch.inf, 0.0])
+    expected = [2 * math.tanh(1.5) + 1, -math.inf, 2 * math.tanh(0.15)]
+    assert wide_linear(x, weight, bias, cap=2.0)[0].tolist() == pytest.approx(expected)
+
+
 def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
     monkeypatch.setattr(kernels.logprobs, "BLOCK", 15)
     torch.manual_seed(0)
@@ -158,6 +188,8 @@ def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
         monkeypatch.setattr(kernels.logprobs, "KEPT", kept)
         for way in (linear_logprobs, stored_linear_logprobs):
             assert torch.autograd.gradcheck(lambda h, w, b: way(h, w, labels, b, 0.7), (hidden, weight, bias))  # noqa: B023
+        capped = lambda h, w: linear_logprobs(h, w, labels, bias.detach(), 0.7, cap=1.3)  # noqa: E731
+        assert torch.autograd.gradcheck(capped, (hidden, weight))
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)

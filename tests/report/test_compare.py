@@ -23,6 +23,7 @@ from nanorlhf.report.compare import (
     policy_table,
     read_policies,
     token_figure,
+    with_costs,
 )
 from tools.page_commands import commands_of, settings_of
 
@@ -169,6 +170,21 @@ def test_gold_is_drawn_against_the_tokens_sampled(runs: Path) -> None:
     assert [float(xy[0]) for xy in lines["rejection, at its end"].get_data()] == pytest.approx([480, 2.6])
 
 
+def test_each_of_many_algorithms_has_its_own_line(runs: Path) -> None:
+    policies = read_policies(runs)
+    many = {"sft": policies["sft"]} | {f"ppo {i}": policies["ppo"] for i in range(20)}
+    lines = token_figure(many).axes[0].lines
+    assert len(lines) == 20 == len({(line.get_color(), line.get_linestyle()) for line in lines})
+    others = {"sft": policies["sft"]} | {f"dpo {i}": policies["dpo"] for i in range(20)}
+    assert len(over_optimisation_figure(others).axes[0].lines) == 2 + 2 * 20
+
+
+def test_what_dapo_samples_again_is_paid_for(runs: Path) -> None:
+    rows = updates([2.0, 2.5, 3.0], length=10, seconds=3)
+    rows[1]["groups/refilled_tokens"] = 30
+    assert [row["tokens"] for row in with_costs(rows)] == [80, 190, 270]
+
+
 def test_the_page_has_the_tables_and_pictures_that_there_is_something_for(runs: Path, tmp_path: Path, capsys) -> None:
     assert main(Args(runs=runs, out=tmp_path / "out")) == ["over_optimisation.png", "sampled_tokens.png"]
     assert (tmp_path / "out" / "sampled_tokens.png").read_bytes().startswith(b"\x89PNG")
@@ -237,19 +253,25 @@ def test_all_algorithms_share_the_grid_and_the_budget_and_the_grid_has_a_seed_of
     commands = commands_of("compare")
     settings = [(str(command), settings_of(command)) for command in commands if command.program.endswith(".py")]
     rollouts = [args for text, args in settings if "train_ppo.py" in text or "train_grpo.py" in text]
-    epochs = [args.num_ppo_epochs if hasattr(args, "lam") else args.num_epochs for args in rollouts]
-    assert {(args.total_episodes, args.batch_size) for args in rollouts} == {(1024, 64)} and set(epochs) == {2}
+    epochs: dict[str, set[int]] = {}
+    for args in rollouts:
+        name = getattr(args, "algorithm", "ppo")
+        epochs.setdefault(name, set()).add(args.num_ppo_epochs if name == "ppo" else args.num_epochs)
+    assert {(args.total_episodes, args.batch_size) for args in rollouts} == {(1024, 64)}
+    own = {name: epochs.pop(name) for name in ("online_dpo", "dapo", "cispo")}
+    assert own == {"online_dpo": {1}, "dapo": {1, 2}, "cispo": {1, 2}} and set.union(*epochs.values()) == {2}
     points: dict[str, set[tuple[float, float]]] = {}
     for text, args in settings:
         if "/grid/" in str(args.out) and "eval.py" not in text:
             name = args.out.parts[3]
-            leash = next(getattr(args, key) for key in ("kl_coef", "beta", "num_epochs") if hasattr(args, key))
+            leash = next(value for key in ("kl_coef", "beta", "num_epochs") if (value := getattr(args, key, 0)) > 0)
             points.setdefault(name, set()).add((args.lr, leash))
             assert args.seed == 5
     assert set(points) == {
-        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++"), *("dpo", "kto", "orpo", "simpo"), "rejection"
+        *("ppo", "rloo", "grpo", "dr-grpo", "reinforce++", "gspo", "dapo", "cispo", "online-dpo"),
+        *("dpo", "kto", "orpo", "simpo"), "rejection",
     }  # fmt: skip
-    with_own_values = [points.pop(name) for name in ("rejection", "orpo", "simpo")]
+    with_own_values = [points.pop(name) for name in ("rejection", "orpo", "simpo", "dapo", "cispo")]
     [same] = {frozenset(of_one) for of_one in points.values()}
     for own in with_own_values:
         assert len(same) == len(own) == 4 and {lr for lr, _ in same} == {lr for lr, _ in own}

@@ -122,12 +122,12 @@ def test_a_dial_with_policies_has_a_curve_per_value_besides(runs: Path) -> None:
 
 def test_remedies_of_one_reward_model_stand_side_by_side_in_the_panels_of_policies(runs: Path) -> None:
     train(runs / "remedy" / "kl-coef,0.2", [7.0, 9.0, 10.0], 0.5)
-    train(runs / "remedy" / "ensemble,uncertainty", [7.0, 12.0, 20.0], 0.4)
+    train(runs / "remedy" / "reward-weights,uncertainty", [7.0, 12.0, 20.0], 0.4)
     (runs / "remedy" / "none").symlink_to("../length-bonus/0.6")
     found = panels(dial_figure(read_settings(runs)["remedy"]))
     assert set(found) == {"After PPO", *(title for title, _ in lab.BY_UPDATE.values())}
     words = [text.get_text() for text in found["After PPO"].get_xticklabels()]
-    assert words == ["ensemble\nuncertainty", "kl-coef\n0.2", "none"]
+    assert words == ["kl-coef\n0.2", "none", "reward-weights\nuncertainty"]
 
 
 def test_a_single_setting_is_in_the_table_and_has_no_picture(runs: Path) -> None:
@@ -210,9 +210,9 @@ def test_what_the_experiment_calls_the_base_is_the_default_of_each_dial() -> Non
 
 def test_the_laboratory_trains_an_ensemble_of_three_reward_models_with_seeds_of_their_own() -> None:
     commands = commands_of("lab")
-    [ppo] = [command for command in commands if "--ensemble" in command.words]
+    [ppo] = [command for command in commands if "--reward-weights" in command.words]
     members = settings_of(ppo).reward_model
-    assert len(set(members)) == 3 and settings_of(ppo).ensemble == "uncertainty"
+    assert len(set(members)) == 3 and settings_of(ppo).reward_weights == "uncertainty"
     trained = [settings_of(command) for command in commands if command.program == "train_rm.py"]
     of_members = [args for args in trained if str(args.out) in members]
     assert len({args.seed for args in of_members}) == 3 and len({(args.data, args.sft) for args in of_members}) == 1

@@ -37,12 +37,18 @@ TIS = SamplerSettings(correction="tis", dtype="bfloat16")
 VARIANTS = {
     "ppo": {},
     "ppo last token": {"score_at": "last_token", "whiten_rewards": True, "value_clip_range": None},
+    "ppo per token": {"reward": "PER_TOKEN", "whiten_rewards": True},
     "ppo tis": {"whiten_advantages": False, "sampler": TIS, "clip_range": 0.01},
     "grpo": {},
     "grpo tis": {"sampler": TIS},
     "dr_grpo": {},
     "rloo": {},
+    "gspo": {"clip_range": (0.003, 0.004)},
+    "dapo": {"kl_coef": 0.0, "missing_eos_score": None},
+    "cispo": {"kl_coef": 0.0, "clip_range": (0.05, 0.1)},
+    "online_dpo": {"num_epochs": 1},
     "reinforce++": {},
+    "reinforce++ per token": {"reward": "PER_TOKEN"},
     "reinforce++ discounted": {"gamma": 0.9, "sampler": TIS},
 }
 
@@ -53,8 +59,11 @@ def runs(miniature, tmp_path_factory):
     root = tmp_path_factory.mktemp("microscope")
     sft = str(policy_that_stops(miniature.root))
     ppo = replace(miniature.ppo, sft=sft, lr=3e-3, trace=4)
+    path = root / "rule.py"
+    path.write_text("def score(q, r, response_ids): return [[0.1 * (i % 5) for i in ids] for ids in response_ids]\n")
     for name, settings in VARIANTS.items():
         out = root / name.replace(" ", "_")
+        settings = settings | ({"reward": f"{path}:score"} if "reward" in settings else {})
         if name.startswith("ppo"):
             train_ppo.main(replace(ppo, out=out, **settings))
             continue

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import eval as evaluation
-from nanorlhf import reward
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.dataset import response_ids, write_jsonl
 from nanorlhf.errors import InputError
@@ -21,6 +20,7 @@ from nanorlhf.evals import common
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report.page import text
+from nanorlhf.rewards import gold
 from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.selfrank import report as reply_report
 from nanorlhf.selfrank.self_ranking import share
@@ -121,7 +121,7 @@ def scripted(monkeypatch) -> list[tuple]:
         return left_pad(queries, tokenizer.pad_id), right_pad(rows, tokenizer.pad_id)
 
     monkeypatch.setattr(common, "sample_answers", sample_answers)
-    monkeypatch.setattr(reward, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
+    monkeypatch.setattr(gold, "load_function", lambda flag, where: lambda query, text: TRUTH.get(text, 0.0))
     return calls
 
 

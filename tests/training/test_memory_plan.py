@@ -40,6 +40,7 @@ from nanorlhf.training.memory_plan import (
     sft_plan,
 )
 from tests.conftest import ROOT
+from tests.test_checkpoint import FAMILIES
 from tests.test_train_grpo import grpo_args
 
 pytestmark = pytest.mark.slow
@@ -114,6 +115,17 @@ def test_codet5_has_the_published_number_of_parameters(works, name, published):
     assert models["value"].parameters == by_hand + C + 1  # the head is tied, so it goes with nothing
 
 
+@pytest.mark.parametrize("family", ["gptj", "olmo2", "phi3", "gemma2", "gemma3_text"])
+def test_a_config_alone_gives_the_number_of_parameters(works, family, tmp_path):
+    config = FAMILIES[family]()
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(config)
+    models = ppo_work(replace(TLDR, sft=str(tmp_path), max_query_length=8, response_length=4)).models
+    assert models["policy"].parameters == theirs.num_parameters()
+    assert models["value"].parameters < models["policy"].parameters or config.tie_word_embeddings
+
+
 def test_a_trained_parameter_takes_16_bytes_and_a_frozen_one_4_or_2(works):
     policy, value = 1_011_781_632, 1_011_781_632 - 50_304 * 2048 + 2048 + 1
     products = 16 * (12 * 2048**2 + 9 * 2048)  # of the blocks, with biases; those of frozen models are bfloat16
@@ -172,6 +184,12 @@ def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_auto
 
 # ---------------------------------------------------------------------------------------------------- against real runs
 SHAPE = GPTConfig(vocab_size=320, n_ctx=512, d_model=96, n_layer=8, n_head=4, d_mlp=384, rotary_dim=8)
+GEMMA2 = replace(
+    SHAPE, n_kv_head=2, rotary_dim=24, norm="rms_offset", post_norm=True, gated_mlp=True, parallel_residual=False,
+    activation="gelu_new", embedding_scale=96**0.5, attention_divisor=24, attention_cap=50.0, logit_cap=30.0,
+    attention_windows=(64, None) * 4, qkv_bias=False, attention_out_bias=False, mlp_bias=False, tied_head=True,
+    architecture="gemma2",
+)  # fmt: skip
 PRECISION = 0.12
 
 
@@ -189,6 +207,7 @@ def long_rows(tmp_path_factory):
         (root / f"comparisons.{split}.jsonl").write_text((json.dumps(pair) + "\n") * 32)
     torch.manual_seed(0)
     save(GPT(SHAPE), root / "policy", tokenizer)
+    save(GPT(GEMMA2), root / "gemma2", tokenizer)
     save(ScalarModel(SHAPE), root / "reward", tokenizer)
     save(ScalarModel(replace(SHAPE, d_model=384, d_mlp=1536, rotary_dim=24)), root / "large", tokenizer)
     query, response = (len(tokenizer.encode(row[name])) for name in ("query", "response"))
@@ -266,7 +285,14 @@ def test_without_a_value_model_a_run_holds_sixteen_bytes_per_parameter_less(work
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"tune": "lora"}, {"dtype": "bfloat16", "checkpoint_activations": True}, {"num_samples": 32}],
+    [
+        {},
+        {"tune": "lora"},
+        {"dtype": "bfloat16", "checkpoint_activations": True},
+        {"num_samples": 32},
+        {"model": "gemma2"},
+        {"model": "gemma2", "dtype": "bfloat16"},
+    ],
     ids=str,
 )
 def test_sft_uses_the_planned_memory(works, long_rows, settings):
@@ -276,7 +302,7 @@ def test_sft_uses_the_planned_memory(works, long_rows, settings):
         batch_size=16, micro_batch_size=8, num_epochs=1, warmup_steps=0, max_query_length=query_length, num_samples=2,
         max_response_length=response_length, overwrite=True, loss_on="response",
     )  # fmt: skip
-    args = replace(args, **settings)
+    args = replace(args, **settings | {"model": str(root / settings.get("model", "policy"))})
     check_peak(sft_plan(args, args.model, args.num_samples), lambda: train_sft.main(args))
 
 
@@ -379,6 +405,19 @@ def test_a_gold_reward_model_counts_as_frozen_and_a_gold_function_does_not_count
 
 def test_a_function_that_scores_needs_no_reward_model(works):
     assert "reward 1" not in ppo_work(replace(SHORT, reward="data/tiny.py:score")).models
+
+
+def test_each_model_among_several_rewards_counts_as_frozen(works, tmp_path):
+    """A teacher is a language model, so no value model is its copy."""
+    (tmp_path / "config.json").write_text(json.dumps(config_object(SMALL)))
+    with torch.device("meta"):
+        sizes = {kind: sum(p.numel() for p in kind(SMALL).parameters()) for kind in (GPT, ScalarModel)}
+    work = ppo_work(replace(SHORT, reward=(f"teacher:{tmp_path}", "my_rule.py:score", "judge:my.toml", str(tmp_path))))
+    assert [name for name in work.models if name.startswith("reward")] == ["reward 1", "reward 2"]
+    assert work.models["reward 1"].parameters == sizes[ScalarModel] == work.models["value"].parameters
+    assert work.models["reward 2"].parameters == sizes[GPT] and work.models["reward 2"].trained == 0
+    alone = ppo_work(replace(SHORT, reward=f"teacher:{tmp_path}"))
+    assert alone.models["value"].parameters > sizes[ScalarModel]  # a copy of the policy, which is larger
 
 
 def test_rlcf_counts_a_value_model_and_grpo_none(works):

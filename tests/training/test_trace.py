@@ -232,7 +232,7 @@ def test_reward_statistics_are_traced_only_where_rewards_are_whitened(ppo, trace
         assert torch.allclose(tensors["rewards"].double(), expected, atol=1e-5)
 
 
-def test_rewards_are_minus_beta_times_kl_and_the_score_once():
+def test_rewards_are_a_tokens_own_minus_beta_times_kl_and_the_score_once():
     """By hand: a response of two tokens, scored after them, and one of three, scored at its last token."""
     tensors = {
         "actions": torch.tensor([[True, True, False, False], [True, True, True, False]]),
@@ -240,8 +240,9 @@ def test_rewards_are_minus_beta_times_kl_and_the_score_once():
         "ref_logprobs": torch.tensor([[-2.0, -2.5, torch.nan, torch.nan], [-1.0, -1.0, -4.0, torch.nan]]),
         "scores": torch.tensor([7.0, -5.0]),
         "score_index": torch.tensor([2, 2]),
+        "token_rewards": torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.25, 0.0, 2.0, 0.0]]),
     }
-    expected = [[-0.5, -0.25, 7.0, 0.0], [1.0, 0.0, -6.0, 0.0]]
+    expected = [[-0.5, -0.25, 7.0, 0.0], [1.25, 0.0, -4.0, 0.0]]
     assert unwhitened_rewards(tensors, 0.5).tolist() == expected
 
 

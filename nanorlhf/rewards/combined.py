@@ -1,0 +1,171 @@
+"""All that scores a rollout, as one weighted sum: --reward, --reward-model and --reward-weights."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from nanorlhf.batch import Batch
+from nanorlhf.dataset import Demonstration
+from nanorlhf.errors import InputError
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.reward import Ensemble, RewardModel, Scores
+from nanorlhf.rewards.function import is_function
+from nanorlhf.rewards.judge import Judge
+from nanorlhf.rewards.rule import Rule
+from nanorlhf.rewards.teacher import Teacher
+from nanorlhf.tokenizer import Tokenizer
+
+Kind = Literal["function", "teacher", "judge", "model"]
+Weights = Ensemble | tuple[float, ...] | None
+NUM_TRIED = 2  # references that functions are tried on before training
+
+
+class Reward(Protocol):
+    """One item of --reward."""
+
+    name: str  # for messages
+    label: str  # reward/LABEL is its metric
+
+    @property
+    def models(self) -> Sequence[GPT | ScalarModel]:
+        """Frozen; it reads responses with these."""
+
+    def score(self, batch: Batch) -> Scores:
+        """Of the responses of a rollout."""
+
+    def metrics(self) -> dict[str, float]:
+        """What else to log about the last rollout."""
+
+
+def items(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The items of --reward or the paths of --reward-model: none, one or several."""
+    return (setting,) if isinstance(setting, str) else tuple(setting or ())
+
+
+def parse(item: str) -> tuple[Kind, str]:
+    """What an item of --reward is, and its path.
+
+    >>> parse("rule.py:score"), parse("teacher:runs/sft"), parse("runs/rm")
+    (('function', 'rule.py:score'), ('teacher', 'runs/sft'), ('model', 'runs/rm'))
+    """
+    if is_function(item):
+        return "function", item
+    prefix, _, path = item.partition(":")
+    if prefix == "teacher":
+        return "teacher", path
+    if prefix == "judge":
+        return "judge", path
+    return "model", item
+
+
+def scoring_models(
+    reward: str | tuple[str, ...] | None, reward_model: str | tuple[str, ...] | None
+) -> list[tuple[str, str, type[GPT | ScalarModel]]]:
+    """Flag, path and kind of each model that scores; --reward replaces --reward-model."""
+    if reward is None:
+        return [("--reward-model", path, ScalarModel) for path in items(reward_model)]
+    kinds: dict[Kind, type[GPT | ScalarModel]] = {"model": ScalarModel, "teacher": GPT}
+    parsed = map(parse, items(reward))
+    return [("--reward", path, kinds[kind]) for kind, path in parsed if kind in kinds]
+
+
+class Rewards:
+    """score = sum_i weight_i * score_i, and the same for the rewards per token; what does not apply counts 0.
+
+    whole_only: the name of an algorithm that compares whole responses, and so can't use rewards per token
+    """
+
+    def __init__(self, rewards: list[Reward], weights: Sequence[float], whole_only: str | None = None):
+        self.rewards, self.weights, self.whole_only = rewards, weights, whole_only
+        self.name = ", ".join(reward.name for reward in rewards)
+        self.means: dict[str, float] = {}
+        taken = {"disagreement"}  # the metric of an ensemble
+        for reward in rewards:
+            names = (reward.label if number == 1 else f"{reward.label}_{number}" for number in count(1))
+            reward.label = next(name for name in names if name not in taken)
+            taken.add(reward.label)
+
+    @property
+    def models(self) -> list[ScalarModel]:
+        """The reward models; PPO's value model starts as a copy of the first."""
+        return [model for model in self.frozen if isinstance(model, ScalarModel)]
+
+    @property
+    def frozen(self) -> list[GPT | ScalarModel]:
+        """All models that read responses."""
+        return [model for reward in self.rewards for model in reward.models]
+
+    def try_out(self, rows: Sequence[Demonstration]) -> None:
+        """Call functions on the references of a few rows: what they get wrong is said before training."""
+        for reward in self.rewards:
+            if isinstance(reward, Rule) and rows:
+                self.check_tokens(reward, reward.try_out(rows[:NUM_TRIED]))
+
+    def score(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Scores (B,) of whole responses, and rewards per token (B, T), 0 where there are none."""
+        scores = torch.zeros(len(batch), device=batch.response.device)
+        token_rewards = torch.zeros(batch.response.shape, device=batch.response.device)
+        self.means = {}
+        for reward, weight in zip(self.rewards, self.weights, strict=True):
+            found = reward.score(batch)
+            self.check_tokens(reward, bool(found.token_rewards.any()))
+            scores += weight * found.scores
+            token_rewards += weight * found.token_rewards
+            totals = (found.scores + found.token_rewards.sum(1))[found.applies]
+            if len(totals):
+                self.means[f"reward/{reward.label}"] = totals.mean().item()
+        return scores, token_rewards
+
+    def check_tokens(self, reward: Reward, has_token_rewards: bool) -> None:
+        if has_token_rewards and self.whole_only is not None:
+            raise InputError(
+                f"{reward.name} gives rewards per token, and {self.whole_only} compares whole responses: return their "
+                "sum, or train with train_ppo.py or --algorithm reinforce++."
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of each reward, before its weight and the EOS trick, over the responses that it applies to."""
+        metrics = dict(self.means)
+        for reward in self.rewards:
+            metrics |= reward.metrics()
+        return metrics
+
+
+def load_rewards(
+    reward: str | tuple[str, ...] | None,
+    reward_model: str | tuple[str, ...] | None,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    size: int,
+    *,
+    temperature: float = 1.0,
+    workers: int = 0,
+    rows: Sequence[Demonstration] = (),
+    whole_only: str | None = None,
+) -> Rewards:
+    """The rewards that the flags of these names ask for; `checks.check_reward` has let them pass.
+
+    size: responses per forward pass or call; rows: the training data, whose fields functions may ask for
+    """
+    paths = items(reward_model)
+    if reward is None and not isinstance(weights, tuple):
+        return Rewards([RewardModel("--reward-model", paths, tokenizer, device, size, weights or "mean")], [1.0])
+    flag, given = ("--reward-model", paths) if reward is None else ("--reward", items(reward))
+    rewards: list[Reward] = []
+    for item in given:
+        kind, path = parse(item)
+        if kind == "function":
+            rewards.append(Rule(path, tokenizer, size, (row.record for row in rows), workers))
+        elif kind == "teacher":
+            rewards.append(Teacher(path, tokenizer, device, size, temperature))
+        elif kind == "judge":
+            rewards.append(Judge(path, tokenizer))
+        else:
+            rewards.append(RewardModel(flag, (path,), tokenizer, device, size))
+    combined = Rewards(rewards, weights if isinstance(weights, tuple) else [1.0] * len(rewards), whole_only)
+    combined.try_out(rows)
+    return combined

@@ -1,0 +1,233 @@
+"""A user's reward function, `FILE.py:FUNCTION`: found, given what it asks for, and checked in what it returns.
+
+    def score(queries, responses): ...                         two lists of texts
+    def score(queries, responses, answer, records): ...        and, by name, fields of the rows, the rows, response_ids
+    def score(prompts, completions, answer, **columns): ...    TRL's: by keyword; messages where a row is a chat
+
+A field is looked up in a row's `meta`, then in the row; it is a list with None where a row lacks it. The function
+returns for each response a number, a list with a number per token (EOS is one), or None where it does not apply.
+
+This module does not import PyTorch: it runs in worker processes too.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nanorlhf.errors import InputError
+
+Value = float | list[float] | None  # of one response
+OF_ROWS = ("query", "response", "chat", "meta")  # fields of a row that are no columns
+OF_TRL = ("prompts", "completions", "completion_ids")
+BY_NAME = ("records", "response_ids")
+MAX_ROWS = 1000  # in which the columns of a function with **columns are looked for
+
+
+@dataclass(frozen=True)
+class Responses:
+    """What a reward function may ask about n responses."""
+
+    queries: list[str]
+    responses: list[str]
+    response_ids: list[list[int]]  # without [PAD], with EOS
+    records: list[dict]  # rows of the data file
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, some: slice) -> "Responses":
+        return Responses(self.queries[some], self.responses[some], self.response_ids[some], self.records[some])
+
+
+class RewardFunction:
+    """Calls a function with the columns that it asks for. Raises InputError where it can't, or returns nonsense.
+
+    columns: the fields of rows that it gets; None: they are looked for in `records`, an iterable of rows
+    """
+
+    def __init__(self, where: str, records: Iterable[dict] = (), columns: tuple[str, ...] | None = None):
+        self.where = where
+        module, name = load_module("--reward", where), where.rpartition(":")[2]
+        self.function: Callable = getattr(module, name)
+        self.name = f"--reward {where}"
+        self.path = where.rpartition(":")[0]
+        self.line = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_firstlineno", None)
+        try:
+            parameters = dict(inspect.signature(self.function).parameters)
+        except ValueError:  # some builtins have none
+            parameters = {}
+        self.is_trl = any(name in parameters for name in OF_TRL)
+        self.time_limit: float | None = getattr(module, "TIME_LIMIT", None)
+        self.timeout_score: float | None = getattr(module, "TIMEOUT_SCORE", 0.0)
+        for setting, value in (("TIME_LIMIT", self.time_limit), ("TIMEOUT_SCORE", self.timeout_score)):
+            is_number = isinstance(value, Real) and math.isfinite(value)
+            if value is not None and not (is_number and (setting != "TIME_LIMIT" or value > 0)):
+                raise InputError(f"{self.name}: {self.path} sets {setting} = {value!r:.80}: it must be a number.")
+        asked = self.asked_for(parameters)
+        self.given = [name for name in asked if name in (OF_TRL if self.is_trl else BY_NAME)]
+        has_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        if self.is_trl and has_all:
+            self.given = list(OF_TRL)
+        if columns is None:
+            wanted = {name: parameter for name, parameter in asked.items() if name not in self.given}
+            columns = self.find_columns(wanted, records, has_all)
+        self.columns = columns
+
+    @property
+    def source(self) -> str:
+        """The file and line of the function, for messages."""
+        return self.path if self.line is None else f"{self.path}:{self.line}"
+
+    def asked_for(self, parameters: dict[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+        """The parameters that are passed by name."""
+        by_name = {p.name: p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if self.is_trl or not parameters:
+            return by_name
+        positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(positional) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            raise InputError(
+                f"{self.name}: {self.source} must take two lists of texts, queries and responses, and then by name "
+                "what it needs of the rows."
+            )
+        return {name: p for name, p in by_name.items() if name not in positional[:2]}
+
+    def find_columns(
+        self, wanted: dict[str, inspect.Parameter], records: Iterable[dict], has_all: bool
+    ) -> tuple[str, ...]:
+        """The fields of rows to pass. Raises InputError for a name without default that no row has."""
+        found: dict[str, None] = {}
+        for number, record in enumerate(records):
+            if not wanted.keys() - found.keys() and not (has_all and number < MAX_ROWS):
+                break
+            found |= dict.fromkeys(fields_of(record))
+        for name, parameter in wanted.items():
+            if name not in found and parameter.default is parameter.empty:
+                known = ", ".join(islice(found, 20)) or "none"
+                raise InputError(
+                    f"{self.name}: {self.source} asks for {name!r}, a field that no row of the data has in its meta "
+                    f"(fields: {known})."
+                )
+        return tuple(name for name in found if has_all or name in wanted)
+
+    def __call__(self, given: Responses) -> list[Value]:
+        try:
+            values = self.function(*self.positional(given), **self.by_name(given))
+            if inspect.iscoroutine(values):
+                values = asyncio.run(values)
+        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
+            raise InputError(f"{self.name}: {raised(error, self.path)}.") from error
+        return self.checked(values, given)
+
+    def positional(self, given: Responses) -> tuple[list[str], ...]:
+        return () if self.is_trl else (given.queries, given.responses)
+
+    def by_name(self, given: Responses) -> dict[str, list]:
+        fields = [fields_of(record) for record in given.records]
+        columns = {name: [row.get(name) for row in fields] for name in self.columns}
+        offered: dict[str, list] = {"records": given.records, "response_ids": given.response_ids}
+        if self.is_trl:
+            turns = list(zip(given.queries, given.responses, given.records, strict=True))
+            offered = {
+                "prompts": [prompt_of(query, record) for query, _, record in turns],
+                "completions": [completion_of(response, record) for _, response, record in turns],
+                "completion_ids": given.response_ids,
+            }
+        return columns | {name: offered[name] for name in self.given}
+
+    def checked(self, values: Any, given: Responses) -> list[Value]:
+        """As Python's own numbers. Raises InputError for anything but one value per response."""
+        values = plain(values)
+        if not isinstance(values, list | tuple):
+            raise InputError(
+                f"{self.name}: {self.source} must return a list, one value per response, not {values!r:.80}."
+            )
+        if len(values) != len(given):
+            raise InputError(f"{self.name}: {self.source} returned {len(values)} values for {len(given)} responses.")
+        return [self.checked_value(value, i, given) for i, value in enumerate(map(plain, values))]
+
+    def checked_value(self, value: Any, i: int, given: Responses) -> Value:
+        if value is None:
+            return None
+        of_response = f"for the response {given.responses[i]!r:.60}"
+        numbers = [plain(x) for x in value] if isinstance(value, list | tuple) else [value]
+        for number in numbers:
+            if not isinstance(number, Real) or not math.isfinite(number):
+                raise InputError(
+                    f"{self.name}: {self.source} returned {number!r:.80} {of_response}: it must return a finite "
+                    "number, a list with one per token, or None."
+                )
+        if not isinstance(value, list | tuple):
+            return float(value)
+        if len(numbers) != len(given.response_ids[i]):
+            raise InputError(
+                f"{self.name}: {self.source} returned {len(numbers)} rewards {of_response}, which has "
+                f"{len(given.response_ids[i])} tokens with its EOS."
+            )
+        return [float(number) for number in numbers]
+
+
+def plain(value: Any) -> Any:
+    """A tensor or an array as numbers or lists of them."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def fields_of(record: dict) -> dict[str, Any]:
+    """What a function may ask for of a row by name."""
+    meta = record.get("meta")
+    own = {name: value for name, value in record.items() if name not in OF_ROWS}
+    return own | meta if isinstance(meta, dict) else own
+
+
+def prompt_of(query: str, record: dict) -> str | list[dict]:
+    """TRL's prompt: a text, or the messages of a chat."""
+    if not record.get("chat"):
+        return query
+    return fields_of(record).get("messages") or [{"role": "user", "content": query}]
+
+
+def completion_of(response: str, record: dict) -> str | list[dict]:
+    return [{"role": "assistant", "content": response}] if record.get("chat") else response
+
+
+# ----------------------------------------------------------------------------------------------------- FILE.py:FUNCTION
+def is_function(where: str) -> bool:
+    """Whether a setting has the form FILE.py:FUNCTION, or was meant to."""
+    return ".py:" in where or where.endswith(".py")
+
+
+def load_function(flag: str, where: str) -> Callable:
+    """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag."""
+    return getattr(load_module(flag, where), where.rpartition(":")[2])
+
+
+def load_module(flag: str, where: str) -> ModuleType:
+    """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
+    path, _, name = where.rpartition(":")
+    if not name or not path.endswith(".py") or not Path(path).is_file():
+        raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
+    spec = importlib.util.spec_from_file_location("user_function", path)
+    assert spec is not None and spec.loader is not None  # the file exists and ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
+        raise InputError(f"{flag} {where}: {raised(error, path)}.") from error
+    if not callable(getattr(module, name, None)):
+        raise InputError(f"{flag} {where}: {path} defines no function {name}.")
+    return module
+
+
+def raised(error: BaseException, path: str) -> str:
+    """What a user's file raised, with the last line of the file that led there."""
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
+    line = f":{lines[-1]}" if lines else ""
+    return f"{path}{line} raises {type(error).__name__}: {error!s:.200}"

@@ -1,0 +1,76 @@
+"""A reward that is a user's function of texts: `--reward FILE.py:FUNCTION`."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from nanorlhf import distributed
+from nanorlhf.batch import Batch
+from nanorlhf.dataset import Demonstration, response_ids
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.reward import Scores
+from nanorlhf.rewards.function import Responses, RewardFunction, Value
+from nanorlhf.rewards.workers import Workers
+from nanorlhf.tokenizer import Tokenizer
+
+
+class Rule:
+    """The function gets decoded ids without [PAD] and EOS; a query keeps its template.
+
+    records  rows of the data, in which the fields that the function asks for are looked up
+    size     responses per call; with workers, each gets a part of the rollout
+    workers  processes that call it; 0: this one, unless the file sets a TIME_LIMIT
+    """
+
+    def __init__(self, where: str, tokenizer: Tokenizer, size: int, records: Iterable[dict] = (), workers: int = 0):
+        self.function = RewardFunction(where, records)
+        self.name = self.function.name
+        self.label = where.rpartition(":")[2]
+        self.models: list[GPT | ScalarModel] = []
+        self.tokenizer = tokenizer
+        self.size = size
+        self.workers: Workers | None = None
+        if workers or self.function.time_limit is not None:
+            self.workers = Workers(self.function, workers or 1, show=distributed.rank() == 0)
+        self.call = self.workers or self.function
+        self.timeout_rate = 0.0
+
+    def try_out(self, rows: Sequence[Demonstration]) -> bool:
+        """Call the function on the references of a few rows; returns whether it gives rewards per token."""
+        records = [row.record for row in rows]
+        queries, responses = ([record.get(name, "") for record in records] for name in ("query", "response"))
+        texts = zip(queries, responses, records, strict=True)
+        ids = [response_ids(query, text, self.tokenizer, record.get("chat", False)) for query, text, record in texts]
+        return any(isinstance(value, list) for value in self.call(Responses(queries, responses, ids, records)))
+
+    def score(self, batch: Batch) -> Scores:
+        if self.workers is None:
+            return Scores(*batch.read(self._score, self.size))
+        scores = Scores(*batch.read(self._score, len(batch)))
+        timeouts = torch.tensor([self.workers.num_timeouts], device=batch.response.device)
+        self.timeout_rate = distributed.all_sum(timeouts).item() / len(batch)
+        return scores
+
+    def _score(self, batch: Batch) -> Scores:
+        queries = [self.tokenizer.decode(ids) for ids in batch.query.tolist()]
+        responses = [self.tokenizer.decode(ids) for ids in batch.response.tolist()]
+        ids = [row[mask].tolist() for row, mask in zip(batch.response, batch.actions, strict=True)]
+        return as_scores(self.call(Responses(queries, responses, ids, batch.records)), batch.actions)
+
+    def metrics(self) -> dict[str, float]:
+        if self.function.time_limit is None:
+            return {}
+        return {f"reward/{self.label}_timeouts": self.timeout_rate}
+
+
+def as_scores(values: list[Value], actions: Tensor) -> Scores:
+    """A value per response -> tensors; actions (B, T)."""
+    scores = [value if isinstance(value, float) else 0.0 for value in values]
+    lengths = actions.sum(1).tolist()
+    per_token = [v if isinstance(v, list) else [0.0] * n for v, n in zip(values, lengths, strict=True)]
+    device = actions.device
+    tokens = torch.tensor([reward for row in per_token for reward in row], device=device)  # (N,)
+    token_rewards = torch.zeros_like(actions, dtype=torch.float32).masked_scatter(actions, tokens)
+    applies = torch.tensor([value is not None for value in values], device=device)
+    return Scores(torch.tensor(scores, device=device), token_rewards, applies)

@@ -1,0 +1,43 @@
+"""On-policy distillation: `--reward teacher:CHECKPOINT`, a reward per token by a teacher's log-probabilities."""
+
+import torch
+from torch import Tensor
+
+from nanorlhf import distributed
+from nanorlhf.batch import Batch
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.logprobs import response_logprobs
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.reward import Scores
+from nanorlhf.tokenizer import Tokenizer
+
+
+class Teacher:
+    """The reward of a token is log teacher - log policy, at the temperature that the responses are sampled at.
+
+    Its expectation under the policy is minus the KL of policy from teacher: reverse KL on the policy's own samples, as
+    in Agarwal et al. 2024 (*On-Policy Distillation of Language Models*), here as a reward. With --kl-coef 0 nothing
+    else is maximised. `batch.logprobs` must be set.
+    """
+
+    def __init__(self, path: str, tokenizer: Tokenizer, device: torch.device, size: int, temperature: float):
+        self.name = f"--reward teacher:{path}"
+        self.label = "teacher"
+        # a policy can't emit [PAD] or an id without a token: so the teacher's probabilities sum to 1 over the same ids
+        self.model = load_gpt(path, device).forbid(tokenizer.pad_id, tokenizer.vocab_size).requires_grad_(False)
+        self.models: list[GPT | ScalarModel] = [self.model]
+        self.size = size
+        self.temperature = temperature
+
+    def score(self, batch: Batch) -> Scores:
+        with distributed.on_device(self.model):
+            logprobs = batch.read(self._logprobs, self.size)  # (B, T)
+        token_rewards = torch.where(batch.actions, logprobs - batch.logprobs, 0.0)  # -k1 of the KL to the teacher
+        return Scores(torch.zeros_like(token_rewards[:, 0]), token_rewards, torch.ones_like(batch.has_eos))
+
+    def _logprobs(self, batch: Batch) -> Tensor:
+        ids = batch.query_response, batch.real, batch.actions
+        return response_logprobs(self.model, *ids, self.temperature)[0]
+
+    def metrics(self) -> dict[str, float]:
+        return {}

@@ -1,0 +1,191 @@
+"""A user's function: what it is given, what it may return, and the sentence for what it may not."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nanorlhf.errors import InputError
+from nanorlhf.rewards.function import Responses, RewardFunction
+from nanorlhf.rewards.rule import Rule
+from tests.rewards.letters import EOS, RECORDS, Letters, batch_of
+
+GIVEN = Responses(["a", "ab"], ["abc", "a"], [[1, 2, 3, EOS], [1]], RECORDS)
+
+
+@pytest.fixture
+def function(tmp_path):
+    """Write a file and load the function `score` in it."""
+
+    def load(text, records=RECORDS):
+        path = tmp_path / "rule.py"
+        path.write_text(text)
+        return RewardFunction(f"{path}:score", records)
+
+    return load
+
+
+# ---------------------------------------------------------------------------------------------------- what it is given
+def test_a_users_rule_gets_texts(tmp_path):
+    path = tmp_path / "rule.py"
+    path.write_text(
+        "def score(queries, responses):\n    return [len(q) + 10 * len(r) for q, r in zip(queries, responses)]\n"
+    )
+    rule = Rule(f"{path}:score", Letters(), 1)
+    scores = rule.score(batch_of())
+    assert scores.scores.tolist() == [31.0, 12.0] and rule.models == [] and rule.metrics() == {}
+    assert scores.token_rewards.tolist() == [[0.0] * 4] * 2 and scores.applies.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_gets_what_it_names_whatever_the_size_of_a_call(tmp_path, size):
+    """Fields of meta and of the row, the rows, and ids with EOS and without [PAD], in any order of rows."""
+    seen = tmp_path / "seen.jsonl"
+    path = tmp_path / "rule.py"
+    path.write_text(
+        "import json\n"
+        "def score(queries, responses, answer, response_ids, tests, records, level=0):\n"
+        f"    with open({str(seen)!r}, 'a') as file:\n"
+        "        for row in zip(queries, responses, answer, response_ids, tests, records, level):\n"
+        "            file.write(json.dumps(row) + '\\n')\n"
+        "    return [0.0] * len(queries)\n"
+    )
+    Rule(f"{path}:score", Letters(), size, RECORDS).score(batch_of())
+    rows = sorted((json.loads(line) for line in seen.read_text().splitlines()), key=lambda row: row[0])
+    assert rows == [
+        ["a", "abc", "4", [1, 2, 3, EOS], None, RECORDS[0], 1],
+        ["ab", "a", None, [1], "assert x", RECORDS[1], None],
+    ]
+
+
+def test_trls_function_gets_keywords_and_messages_where_a_row_is_a_chat(function):
+    text = (
+        "seen = []\n"
+        "def score(prompts, completions, completion_ids, answer, **columns):\n"
+        "    seen.append((prompts, completions, completion_ids, answer, columns))\n"
+        "    return [None, 1.0]\n"
+    )
+    chat = {"query": "<user>ab", "response": "b", "chat": True, "meta": {"answer": "x"}}
+    found = function(text, [*RECORDS, chat])
+    given = Responses(["a", "<user>ab"], ["abc", "a"], [[1, EOS], [1]], [RECORDS[0], chat])
+    assert found(given) == [None, 1.0]
+    [(prompts, completions, ids, answer, columns)] = found.function.__globals__["seen"]
+    assert prompts == ["a", [{"role": "user", "content": "<user>ab"}]]
+    assert completions == ["abc", [{"role": "assistant", "content": "a"}]] and ids == [[1, EOS], [1]]
+    assert answer == ["4", "x"] and columns == {"level": [1, None], "tests": [None, None]}
+
+
+def test_messages_that_a_row_keeps_are_the_prompt(function):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    chat = {"query": "<system>...", "response": "b", "chat": True, "meta": {"messages": messages}}
+    found = function("def score(prompts, completions): return [len(p) for p in prompts]\n", [chat])
+    assert found(Responses(["<system>..."], ["b"], [[2]], [chat])) == [2.0]
+
+
+def test_an_async_function_is_awaited(function):
+    assert function("async def score(completions, **kwargs): return [1] * len(completions)\n")(GIVEN) == [1.0, 1.0]
+
+
+# three of the examples in TRL's documentation of GRPOTrainer, in our words
+LENGTH = "def score(completions, **kwargs):\n    return [float(len(text)) for text in completions]\n"
+FORMAT = (
+    "import re\n"
+    "def score(completions, **kwargs):\n"
+    "    texts = [completion[0]['content'] for completion in completions]\n"
+    "    return [float(bool(re.match(r'^<think>.*?</think><answer>.*?</answer>$', text))) for text in texts]\n"
+)
+ACCURACY = (
+    "import re\n"
+    "def score(completions, ground_truth, **kwargs):\n"
+    "    found = [re.search(r'boxed\\{(.*?)\\}', text) for text in completions]\n"
+    "    answers = [match[1] if match else '' for match in found]\n"
+    "    return [1.0 if said == truth else 0.0 for said, truth in zip(answers, ground_truth)]\n"
+)
+
+
+def test_three_of_trls_functions_work_unchanged(function):
+    assert function(LENGTH)(GIVEN) == [3.0, 1.0]
+    chats = [{"query": "q", "response": "r", "chat": True}] * 2
+    texts = ["<think>2 + 2</think><answer>4</answer>", "the answer is 4"]
+    assert function(FORMAT, chats)(Responses(["q"] * 2, texts, [[1], [2]], chats)) == [1.0, 0.0]
+    rows = [{"query": "q", "response": "r", "meta": {"ground_truth": truth}} for truth in ("4", "5")]
+    given = Responses(["q"] * 2, [r"so \boxed{4}", r"so \boxed{4}"], [[1], [2]], rows)
+    assert function(ACCURACY, rows)(given) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def score(queries): return []", r"rule.py:1 must take two lists of texts, queries and responses"),
+        ("\n\ndef score(q, r, solution): return []", r"rule.py:3 asks for 'solution', a field that no row of the data "
+         r"has in its meta \(fields: answer, level, tests\)"),
+        ("def score(prompts, completions, trainer_state): return []", "asks for 'trainer_state'"),
+        ("TIME_LIMIT = 0\ndef score(q, r): return []", "sets TIME_LIMIT = 0: it must be"),
+        ("TIME_LIMIT, TIMEOUT_SCORE = 1, 'low'\ndef score(q, r): return []", "sets TIMEOUT_SCORE = 'low': it must be"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_be_given_is_refused_before_training(function, text, sentence):
+    with pytest.raises(InputError, match=sentence):
+        function(text)
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [("nowhere.py:score", "a file that exists"), ("{rule}", "FILE.py:FUNCTION"), ("{rule}:other", "no function other"),
+     ("{rule}.txt:score", "a file that exists"), ("", "FILE.py:FUNCTION")],
+)  # fmt: skip
+def test_a_rule_that_cannot_be_loaded_is_one_sentence(tmp_path, where, reason):
+    path = tmp_path / "rule.py"
+    path.write_text("def score(queries, responses): return [0.0]\n")
+    with pytest.raises(InputError, match=reason):
+        Rule(where.format(rule=path), None, 8)
+
+
+# --------------------------------------------------------------------------------------------------- what it returns
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("[1, 2.5]", [1.0, 2.5]),
+        ("(True, None)", [1.0, None]),
+        ("[[0, 0, 0.5, 1], None]", [[0.0, 0.0, 0.5, 1.0], None]),
+        ("np.array([1.0, 2.0], dtype=np.float32)", [1.0, 2.0]),
+        ("torch.tensor([3, 4])", [3.0, 4.0]),
+        ("[torch.ones(4), np.float32(2.0)]", [[1.0] * 4, 2.0]),
+    ],
+)
+def test_numbers_lists_per_token_and_none_are_taken_from_python_numpy_and_pytorch(function, returned, expected):
+    found = function(f"import numpy as np, torch\ndef score(q, r): return {returned}\n")(GIVEN)
+    assert found == expected
+    assert all(type(x) is float for value in found if value is not None for x in np.atleast_1d(value).tolist())
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("[1.0]", r"rule.py:2 returned 1 values for 2 responses\.$"),
+        ("None", "rule.py:2 must return a list, one value per response, not None"),
+        ("5", "must return a list, one value per response, not 5"),
+        ("['good', 1]", "returned 'good' for the response 'abc': it must return a finite number"),
+        ("[1, float('nan')]", "returned nan for the response 'a': it must return a finite number"),
+        ("[1, [float('inf')]]", "returned inf for the response 'a'"),
+        ("[1, {}]", "returned {} for the response 'a'"),
+        ("[[1, 2, 3], 1]", "returned 3 rewards for the response 'abc', which has 4 tokens with its EOS"),
+        ("[1, [[1]]]", r"returned \[1\] for the response 'a'"),
+        ("[1, 1 / 0]", "rule.py:2 raises ZeroDivisionError: division by zero"),
+        ("[q[5], 1]", "rule.py:2 raises IndexError: list index out of range"),
+    ],
+)
+def test_nonsense_is_one_sentence_with_file_and_line(function, returned, sentence):
+    found = function(f"import math\ndef score(q, r): return {returned}\n")
+    with pytest.raises(InputError, match=sentence) as caught:
+        found(GIVEN)
+    assert str(caught.value).startswith("--reward ") and "\n" not in str(caught.value)
+
+
+def test_rewards_per_token_stand_at_their_tokens_and_what_does_not_apply_is_marked(tmp_path):
+    path = tmp_path / "rule.py"
+    path.write_text("def score(q, r, response_ids): return [[10.0 * i for i in ids] if len(ids) > 1 else None "
+                    "for ids in response_ids]\n")  # fmt: skip
+    scores = Rule(f"{path}:score", Letters(), 1).score(batch_of())
+    assert scores.token_rewards.tolist() == [[10.0, 20.0, 30.0, 980.0], [0.0] * 4]
+    assert scores.scores.tolist() == [0.0, 0.0] and scores.applies.tolist() == [True, False]

@@ -1,0 +1,131 @@
+"""docs/rewards.md: its functions, its judge's file, its sentences. tests/test_docs.py runs its commands."""
+
+import re
+import shlex
+import sys
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+import train_grpo
+import train_ppo
+from nanorlhf import cli
+from nanorlhf.errors import InputError
+from nanorlhf.rewards.combined import Rewards
+from nanorlhf.rewards.function import Responses, RewardFunction
+from nanorlhf.rewards.judge import FIELDS, read_settings
+from nanorlhf.rewards.rule import Rule
+from nanorlhf.rewards.workers import Workers
+from nanorlhf.training.checks import check_reward
+from tests.conftest import ROOT, read_metrics
+from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
+from tests.rewards.letters import Letters, batch_of
+
+PAGE = (ROOT / "docs" / "rewards.md").read_text()
+BLOCKS = dict(re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", PAGE, re.S))
+RECORDS = [{"query": "q", "response": "r", "meta": {"answer": "4", "level": 1}}] * 2
+GIVEN = Responses(["q", "q"], ["abc", "a"], [[1, 2, 3, 98], [1]], RECORDS)
+
+
+@pytest.fixture
+def function(tmp_path):
+    """Write a file and load a function of it."""
+
+    def load(text, name="score", records=RECORDS, path="my.py"):
+        (tmp_path / path).write_text(text)
+        return RewardFunction(f"{tmp_path / path}:{name}", records)
+
+    return load
+
+
+def test_the_pages_functions(function):
+    text = BLOCKS["my_rewards.py"]
+    rows = [{"query": "q", "response": "r", "meta": {"place": "Paris", "who": "boss"}}] * 2
+    given = Responses(["q", "q"], [" my boss in Paris", " the boss"], [[1] * 12, [1]], rows)
+    assert function(text, "told", rows)(given) == [2.0, 1.0]
+    assert function(text, "brief", rows)(given) == [[0.0] * 10 + [-0.1] * 2, [0.0]]
+    assert function(text, "polite", rows)(given) == [0.0, -1.0]
+    assert function(BLOCKS["trl_rewards.py"], "format_reward", rows)(given) == [1.0, 0.0]
+    slow = function(BLOCKS["slow_reward.py"], "run_tests")
+    assert (slow.time_limit, slow.timeout_score) == (5, -1.0) and slow(GIVEN) == [1.0, 1.0]
+
+
+SENTENCES = dict(re.findall(r"^\| ([^|`]+) \| `(.+)` \|$", PAGE.split("## Mistakes")[1], re.M))
+
+
+MISTAKES = {
+    "a field that no row has": "\n\ndef score(q, r, solution): ...",
+    "a wrong number of values": "\n\ndef score(q, r): return [1.0]",
+    "NaN or infinity": "\n\ndef score(q, r): return [float('nan')] * 2",
+    "text": "\n\ndef score(q, r): return ['good'] * 2",
+    "a list of the wrong length": "\n\ndef score(q, r): return [[1.0] * 3, 0]",
+    "an exception": "\n\ndef score(q, r):\n    return 1 / 0",
+    "a worker that dies": "import os\ndef score(q, r): os._exit(3)",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_sentence_of_a_mistake_in_a_function(function, tmp_path, mistake):
+    with pytest.raises(InputError) as caught:
+        found = function(MISTAKES[mistake])
+        (Workers(found, 1) if "worker" in mistake else found)(GIVEN)
+    said = str(caught.value).replace(f"{tmp_path}/", "")
+    assert SENTENCES[mistake] in said and said.startswith("--reward my.py:score")
+
+
+def test_the_other_sentences_and_that_there_are_no_more(tmp_path):
+    (tmp_path / "my.py").write_text("def score(q, r, response_ids): return [[1.0] * len(ids) for ids in response_ids]")
+    rule = Rule(f"{tmp_path}/my.py:score", Letters(), 8, RECORDS)
+    with pytest.raises(InputError) as caught:
+        Rewards([rule], [1.0], whole_only="--algorithm grpo").score(batch_of())
+    assert SENTENCES["rewards per token in GRPO"] in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        check_reward(None, ("a.py:f", "b.py:g"), (1.0,))
+    assert SENTENCES["a weight too few"] in str(caught.value)
+    assert SENTENCES.keys() == {*MISTAKES, "rewards per token in GRPO", "a weight too few"}
+
+
+def test_the_judges_fields_and_defaults_are_those_of_the_page(tmp_path):
+    rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", PAGE.split("## A judge")[1].split("## A teacher")[0], re.M)
+    printed = {}
+    for names, defaults in rows:
+        names = re.findall(r"`(\w+)`", names)
+        values = [word.strip("` ") for word in defaults.split(",")]
+        printed |= dict(zip(names, values if len(values) == len(names) else values * len(names), strict=True))
+    defaults = {name: str(default if default is not None else "") for name, (_, default) in FIELDS.items()}
+    assert printed == {name: value.removesuffix(".0") for name, value in defaults.items()}
+    (tmp_path / "judge.toml").write_text(BLOCKS["judge.toml"])
+    settings = read_settings("--reward", str(tmp_path / "judge.toml"))
+    assert settings["max_calls"] == 20000 and settings["scale"] == 0.1
+
+
+def test_the_pages_judge_rewards_a_run(miniature, serve, tmp_path, monkeypatch):  # noqa: F811
+    """The printed command, with the miniature's paths and the URL of a server that is there."""
+    server, endpoint = serve(reply(body=chat("It tells little.\nScore: 4")))
+    monkeypatch.chdir(tmp_path)
+    url = tomllib.loads(BLOCKS["judge.toml"])["url"]
+    (tmp_path / "judge.toml").write_text(BLOCKS["judge.toml"].replace(url, endpoint.url))
+    [command] = re.findall(r"^(python train_ppo.py --reward judge:.*)$", PAGE, re.M)
+    monkeypatch.setattr(sys, "argv", shlex.split(command)[1:])
+    given = []
+    cli.command_line(given.append, train_ppo.RECIPES)
+    args = replace(miniature.ppo, reward=given[0].reward, out=given[0].out, total_episodes=8)
+    train_ppo.main(replace(args, missing_eos_score=None, gold=None))
+    (metrics,) = read_metrics(tmp_path / "runs" / "tiny" / "ppo_judge")
+    assert metrics["reward/judge"] == metrics["objective/score"] == pytest.approx(0.4)
+    assert "Judge whether the summary says what matters" in server.seen[0][2]["messages"][-1]["content"]
+    assert (tmp_path / "runs" / "judge.jsonl").exists()
+
+
+def test_a_function_with_a_tuple_of_rewards_from_the_command_line(monkeypatch):
+    """--reward takes one or several items, and --reward-weights numbers or a word."""
+    words = "train_grpo.py --reward a.py:f b.py:g runs/rm --reward-weights 1 0.2 -1 --reward-workers 3"
+    monkeypatch.setattr(sys, "argv", words.split())
+    given = []
+    cli.command_line(given.append, train_grpo.RECIPES)
+    assert given[0].reward == ("a.py:f", "b.py:g", "runs/rm") and given[0].reward_weights == (1.0, 0.2, -1.0)
+    assert given[0].reward_workers == 3
+    monkeypatch.setattr(sys, "argv", ["train_grpo.py", "--reward-model", "a", "b", "--reward-weights", "min"])
+    cli.command_line(given.append, train_grpo.RECIPES)
+    assert given[1].reward_weights == "min" and given[1].reward_model == ("a", "b")

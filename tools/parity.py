@@ -1,0 +1,136 @@
+"""Compare every family with transformers on random weights: `python -m tools.parity` prints the table of docs/data.md.
+
+transformers and we each write a model, and each reads both. Compared are the logits at the real tokens of left-padded
+rows, and the gradients of all weights of a loss with log-probabilities and entropies: ours of `linear_logprobs`, theirs
+by autograd of their logits. Once in float32, as we train, and once in float64, where all casts to float32 are undone:
+a difference in the formulas stands out from rounding. T5 is compared in tests/test_t5.py.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from kernels import linear_logprobs
+from nanorlhf.checkpoint import load_gpt, read_config, save
+from nanorlhf.model import GPT
+from nanorlhf.pretrained.layout import fuse_gates, tensor_names, to_family
+from tests.test_checkpoint import FAMILIES, ids_and_mask, theirs_of
+
+TEMPERATURE = 0.7
+
+
+class NoFloat32(TorchFunctionMode):
+    """Code that asks for float32, as norms, softmax and rotary angles do, gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+    def __enter__(self) -> "NoFloat32":
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(torch.float32)
+        super().__exit__(*error)
+
+
+class Difference(NamedTuple):
+    """Largest absolute differences, and the largest of transformers' own numbers."""
+
+    logits: float
+    gradient: float
+    largest_logit: float
+    largest_gradient: float
+
+
+def loss_of(logprobs: Tensor, entropy: Tensor) -> Tensor:
+    """Some function of both, (N,) each, whose gradient differs from token to token."""
+    return (logprobs * torch.linspace(-1, 1, len(logprobs)) + entropy).mean()
+
+
+def difference(ours: GPT, theirs: transformers.PreTrainedModel) -> Difference:
+    # the row of pad_token_id, a real token here, would get no gradient
+    theirs.get_input_embeddings().padding_idx = None
+    ids, mask = ids_and_mask()
+    real, labels = mask[:, :-1], ids[:, 1:][mask[:, :-1]]
+    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+    their_logits = theirs(ids, attention_mask=mask.long(), position_ids=positions).logits
+    log_p = (their_logits[:, :-1][real] / TEMPERATURE).log_softmax(1)  # (N, V)
+    loss_of(log_p[torch.arange(len(labels)), labels], -(log_p.exp() * log_p).sum(1)).backward()
+
+    hidden = ours(ids, mask)
+    head = ours.lm_head.weight, labels, ours.head_bias
+    loss_of(*linear_logprobs(hidden[:, :-1][real], *head, TEMPERATURE, ours.config.logit_cap)).backward()
+    logits = ours.logits(hidden)
+
+    gradients: dict[str, Tensor] = {}
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        names = tensor_names(name, ours.config)
+        gradients |= zip(names, to_family(name, parameter.grad, ours.config), strict=True)
+    gradients = fuse_gates(gradients, ours.config)
+    if "embed_out.weight" in gradients:  # GPT-NeoX's head in files
+        gradients["lm_head.weight"] = gradients.pop("embed_out.weight")
+    their_gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert gradients.keys() == their_gradients.keys()
+    return Difference(
+        (logits - their_logits)[mask].abs().max().item(),
+        max((gradients[name] - grad).abs().max().item() for name, grad in their_gradients.items()),
+        their_logits[mask].abs().max().item(),
+        max(grad.abs().max().item() for grad in their_gradients.values()),
+    )
+
+
+def write_models(family: str, changes: dict, directory: Path) -> list[Path]:
+    """A random model that transformers has saved, and one that we have, in float32."""
+    paths = [directory / "theirs", directory / "ours"]
+    theirs_of(family, changes).save_pretrained(paths[0])
+    ours = GPT(read_config(paths[0]))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    save(ours, paths[1])
+    return paths
+
+
+def compare(paths: list[Path], dtype: torch.dtype) -> Difference:
+    """Each checkpoint loaded by both: the larger differences."""
+    found = []
+    for path in paths:
+        ours = load_gpt(path).to(dtype)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+        if dtype == torch.float32:
+            found.append(difference(ours, theirs))
+        else:
+            with NoFloat32():
+                wide = type(theirs)(theirs.config).eval()  # its rotary tables in float64 too
+                wide.load_state_dict(theirs.state_dict())
+                found.append(difference(ours, wide))
+    return Difference(*map(max, *found))
+
+
+def table() -> str:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    lines = ["| family | logits, float32 | gradients, float32 | logits, float64 | gradients, float64 |"]
+    lines.append("|---|---|---|---|---|")
+    for family in FAMILIES:
+        with tempfile.TemporaryDirectory() as directory:
+            paths = write_models(family, {}, Path(directory))
+            narrow, wide = (compare(paths, dtype) for dtype in (torch.float32, torch.float64))
+        numbers = [f"{number:.0e}" for number in (*narrow[:2], *wide[:2])]
+        lines.append(f"| `{family}` | {' | '.join(numbers)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
