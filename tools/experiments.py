@@ -1,8 +1,9 @@
-"""Experiments of many runs in the embedded world. What has finished is not repeated, so a table can grow.
+"""Experiments of many runs in the embedded worlds. What has finished is not repeated, so a table can grow.
 
     python -m tools.experiments lab                              # faults of labellers, dial by dial: docs/lab.md
     python -m tools.experiments compare --seeds 7 --grid-seed 8 --out runs/compare7    # docs/compare.md
     python -m tools.experiments mismatch --runs exact/none stale/tis                   # docs/mismatch.md
+    python -m tools.experiments sums --seeds 1 2 3 --jobs 2                            # docs/sums.md
     python -m tools.experiments lab --dry-run                    # print the commands
 
 An experiment is a table below and a function that turns its entries into runs. It yields the runs in phases, and the
@@ -87,10 +88,27 @@ class Mismatch(Args):
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sums(Args):
+    out: Path = Path("runs/sums_study")
+    seeds: tuple[int, ...] = (1, 2, 3)
+    runs: Words = (
+        *("ppo", "grpo", "rloo", "gspo", "dapo", "dr-grpo", "reinforce++", "cispo", "online-dpo"),
+        *("ppo/process", "reinforce++/process", "ppo/learned", "grpo/learned", "ppo/leak", "grpo/leak"),
+        *("ppo/bfloat16", "ppo/bfloat16,tis", "ppo/top-p", "ppo/top-p,tis"),
+    )
+    """ALGORITHM or ALGORITHM/VARIANT, of CHECKED and VARIANTS"""
+    total_episodes: int = 15_360
+    """responses that each of them samples"""
+    num_queries: int = 128
+    """queries that each policy answers 64 times"""
+
+
 RECIPES: dict[str, tuple[str, Args]] = {
     "lab": ("faults of labellers, dial by dial", Lab()),
     "compare": ("algorithms at the same cost", Compare()),
     "mismatch": ("samplers that are not quite the policy", Mismatch()),
+    "sums": ("a reward that is checked, not learned", Sums()),
 }
 
 
@@ -393,13 +411,82 @@ def mismatch(args: Mismatch) -> Iterator[list[Run]]:
     yield [Run(("-m", "nanorlhf.report.mismatch", "--runs", str(args.out), "--out", str(args.out / "report")))]
 
 
+# ------------------------------------------------------------------------------- 5. sums, whose answers are checked
+CHECKED = {  # the outcome as reward, and the recipe's settings where the algorithm allows them
+    "ppo": ("train_ppo.py", "sums"),
+    "grpo": ("train_grpo.py", "sums"),
+    "rloo": ("train_grpo.py", "sums", "--algorithm", "rloo"),
+    "gspo": ("train_grpo.py", "sums", "--algorithm", "gspo"),
+    "dapo": ("train_grpo.py", "sums", "--algorithm", "dapo", "--kl-coef", 0),
+    "dr-grpo": ("train_grpo.py", "sums", "--algorithm", "dr_grpo"),
+    "reinforce++": ("train_grpo.py", "sums", "--algorithm", "reinforce++"),
+    "cispo": ("train_grpo.py", "sums", "--algorithm", "cispo", "--kl-coef", 0),
+    "online-dpo": (
+        *("train_grpo.py", "sums", "--algorithm", "online_dpo"),
+        *("--num-epochs", 1, "--num-minibatches", 1, "--kl-coef", 0.1),
+    ),
+}
+VARIANTS: dict[str, Words] = {
+    "process": ("--reward", "data/sums.py:process"),
+    "learned": (),  # --reward is the reward model of the seed
+    "leak": ("--reward", "data/sums.py:outcome", "data/sums.py:layout", "--reward-weights", "1", "0.5"),
+    "bfloat16": SAMPLERS["bfloat16"],
+    "bfloat16,tis": SAMPLERS["bfloat16"] + CORRECTIONS["tis"],
+    "top-p": SAMPLERS["top-p"],
+    "top-p,tis": SAMPLERS["top-p"] + CORRECTIONS["tis"],
+}
+
+
+def sums(args: Sums) -> Iterator[list[Run]]:
+    """At each seed a world, a start and a reward model; every run samples as many responses, and is evaluated alike."""
+    runs = []
+    for seed in args.seeds:
+        place = args.out / str(seed)
+        data, sft, rm = place / "data", place / "sft", place / "rm"
+        command = ("-m", "data.sums", "--out", str(data), "--seed", str(seed))
+        runs += [
+            Run(command, data / "long/comparisons.train.jsonl"),
+            stage(
+                sft, seed, "train_sft.py", "sums", "--data", data / "short",
+                needs=(data / "long/comparisons.train.jsonl",),
+            ),
+            stage(
+                rm, seed, "train_rm.py", "sums", "--data", data / "long", "--sft", sft,
+                needs=(sft / "summary.json",),
+            ),
+        ]  # fmt: skip
+        policies: list[object] = ["sft", sft]
+        for entry in args.runs:
+            name, _, variant = entry.partition("/")
+            if name not in CHECKED or variant not in ("", *VARIANTS):
+                raise InputError(
+                    f"--runs {entry}: write it as ALGORITHM or ALGORITHM/VARIANT, of {[*CHECKED]} and {[*VARIANTS]}."
+                )
+            flags = ("--reward", str(rm)) if variant == "learned" else VARIANTS.get(variant, ())
+            out = place / entry.replace("/", "-")
+            words = (*CHECKED[name], "--data", data / "long", "--sft", sft, "--total-episodes", args.total_episodes)
+            runs.append(stage(out, seed, *words, *flags, needs=(rm / "summary.json",)))
+            policies += [out.name, out]
+        trained = tuple(Path(str(out)) / "summary.json" for out in policies[3::2])
+        runs.append(
+            evaluation(
+                place / "eval", "sums", "--data", data / "long", "--num-queries", args.num_queries, "--seed", seed,
+                "--policies", *policies, needs=trained,
+            )
+        )  # fmt: skip
+    yield runs
+    yield [Run(("-m", "nanorlhf.report.sums", "--runs", str(args.out), "--out", str(args.out / "report")))]
+
+
 def phases(args: Args) -> Iterator[list[Run]]:
     if isinstance(args, Lab):
         return lab(args)
     if isinstance(args, Compare):
         return compare(args)
-    assert isinstance(args, Mismatch)
-    return mismatch(args)
+    if isinstance(args, Mismatch):
+        return mismatch(args)
+    assert isinstance(args, Sums)
+    return sums(args)
 
 
 def commands(args: Args) -> Iterator[Words]:

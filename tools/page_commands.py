@@ -50,13 +50,13 @@ READ = {
     *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run", "doctor"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
-READ_FUNCTIONS = {"reward", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or what else --reward takes
+READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or what else --reward takes
 WRITTEN = {"out", "json"}
 DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
-    *("hub_id", "summarisers", "against"),
+    *("hub_id", "summarisers", "against", "by"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
     "scripts",  # of the doctor: a tree that a reader has changed
@@ -279,6 +279,10 @@ def paths_written(program: str, args: Any) -> list[str]:
     if program == "data.self_rank" and out != args.data:
         splits = splits | {"sft": BOTH}  # copied
     files = [f"{out}/{rows}.{split}.jsonl" for rows, parts in splits.items() for split in parts]
+    if program == "data.sums":
+        files = [
+            f"{out}/{rows}.{split}.jsonl" for rows in ("short/sft", "long/sft", "long/comparisons") for split in BOTH
+        ]
     return [str(path) for path in (out, getattr(args, "json", None), *files) if path is not None]
 
 

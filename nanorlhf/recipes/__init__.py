@@ -5,11 +5,11 @@ A table states only what differs from the defaults of the stage's script.
 
 from typing import TypeVar
 
-from nanorlhf.recipes import real, rlcf, stackoverflow, tldr
+from nanorlhf.recipes import real, rlcf, stackoverflow, sums, tldr
 from nanorlhf.recipes import str as self_ranking
 
 Args = TypeVar("Args")
-PAGES = (tldr, stackoverflow, rlcf, self_ranking, real)
+PAGES = (tldr, stackoverflow, rlcf, self_ranking, real, sums)
 
 
 def recipes(stage: str, args_class: type[Args]) -> dict[str, tuple[str, Args]]:

@@ -1,0 +1,248 @@
+"""The embedded world of sums, whose answers a program checks -> sft.jsonl and comparisons.jsonl.
+
+    python -m data.sums --out runs/sums --seed 1
+    python -m data.sums --out runs/harder --terms 6 8 --digits 2
+
+A problem is a sum of several terms. The work carries out the first operation, line by line, until a number is left:
+
+    query       5+3-6+7
+    response    8-6+7
+                2+7
+                9
+
+    short/      sft.{train,validation}.jsonl: demonstrations, right to the last digit, of short problems
+    long/       the same files with longer problems, whose queries reinforcement learning answers, and
+                comparisons.{train,validation}.jsonl: right work and work with a slip, for a reward model
+
+Each further term halves the share of the demonstrations that have so many, so the policy of `train_sft.py sums` has
+seen few of the long problems: it loses terms there, and errors add up line by line. No total on the way is negative or
+has more digits than a term may have. A token is a character. Rewards, for --reward:
+
+    data/sums.py:outcome    1 for the right number on the last line
+    data/sums.py:process    for each line, at the token that ends it: whether it follows from the line before
+    data/sums.py:solved     1 for work that is right from its first line to its last
+    data/sums.py:layout     for short work in the right form. It has a leak, on purpose: skipping the work pays
+
+`gold_score` is the outcome of one response, for --gold.
+"""
+
+import random
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.dataset import write_jsonl
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
+from nanorlhf.tokenizer import train_tokenizer
+
+VOCAB_SIZE = 257  # <|endoftext|> and the 256 bytes: no two characters are merged
+
+
+# ------------------------------------------------------------------------------------------------------- 1. arithmetic
+def reduced(line: str) -> str | None:
+    """The line after this one, with its first operation carried out; None after a number or anything but a sum.
+
+    >>> [reduced(line) for line in ("13-3+9", "10+9", "2-5+9", "-3+9", "19", "3+-9")]
+    ['10+9', '19', '-3+9', '6', None, None]
+    """
+    match = re.fullmatch(r"(-?[0-9]+)([+-][0-9]+)((?:[+-][0-9]+)*)", line)
+    return f"{int(match[1]) + int(match[2])}{match[3]}" if match else None
+
+
+def work(query: str) -> list[str]:
+    """All lines of the right work, the answer last. Raises InputError for a query that is no sum.
+
+    >>> work("5+8-3+9")
+    ['13-3+9', '10+9', '19']
+    """
+    lines = []
+    line = reduced(query)
+    while line is not None:
+        lines.append(line)
+        line = reduced(line)
+    if not lines:
+        raise InputError(f"the query {query!r:.80} is not from data.sums, so the answer is not known.")
+    return lines
+
+
+def lines_of(response: str) -> list[str]:
+    """The lines of a response, which begins with a newline."""
+    return response.removeprefix("\n").split("\n")
+
+
+def right_lines(query: str, response: str) -> list[bool]:
+    """Of each line of a response, whether it follows from the line before it, be that one right or wrong.
+
+    >>> right_lines("5+8-3+9", "\\n12-3+9\\n9+9\\n18")
+    [False, True, True]
+    """
+    lines = lines_of(response)
+    return [line == reduced(before) for before, line in zip([query, *lines], lines, strict=False)]
+
+
+# ---------------------------------------------------------------------------------------------------------- 2. rewards
+def outcome(queries: list[str], responses: list[str], answer: list[int] | None = None) -> list[float]:
+    """1 for the right number on the last line, else 0. answer: the rows' own; without it, it is computed."""
+    answers = [int(work(query)[-1]) for query in queries] if answer is None else answer
+    return [float(lines_of(text)[-1] == str(right)) for text, right in zip(responses, answers, strict=True)]
+
+
+def solved(queries: list[str], responses: list[str]) -> list[float]:
+    """1 for work that is right from its first line to its last, else 0: what `outcome` can't see, a guess can be right.
+
+    >>> solved(["5+3-2"] * 2, ["\\n8-2\\n6", "\\n6"]), outcome(["5+3-2"] * 2, ["\\n8-2\\n6", "\\n6"])
+    ([1.0, 0.0], [1.0, 1.0])
+    """
+    return [float(lines_of(text) == work(query)) for query, text in zip(queries, responses, strict=True)]
+
+
+def process(queries: list[str], responses: list[str], response_ids: list[list[int]]) -> list[list[float]]:
+    """A reward per token, EOS included: 1 / (lines of the right work) at the end of each line that is right, else 0.
+
+    A line ends at the newline after it, or at EOS: until then another digit may follow. So the last line of a response
+    that is cut off has no reward. All rewards of a response add up to at most 1, as nothing follows from a number.
+
+    >>> process(["1+2-1"], ["\\n3-1\\n2"], [[11, 3, 13, 1, 11, 2, 0]])
+    [[0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.5]]
+    """
+    rewards = []
+    for query, response, ids in zip(queries, responses, response_ids, strict=True):
+        of_tokens = [0.0] * len(ids)
+        if response.isascii():  # else characters are not tokens
+            share, end = 1 / len(work(query)), int(response.startswith("\n"))
+            for line, is_right in zip(lines_of(response), right_lines(query, response), strict=True):
+                end += len(line)
+                if is_right and end < len(ids):
+                    of_tokens[end] = share
+                end += 1  # the newline
+        rewards.append(of_tokens)
+    return rewards
+
+
+def layout(queries: list[str], responses: list[str]) -> list[float]:
+    """For work that looks right and is short: the share of lines that are a sum or a number, times lines due / lines.
+
+    Right work gets 1. Nothing checks what the lines say, and skipping lines pays more than writing them: this leak is
+    planted.
+
+    >>> layout(["5+3-6+1"] * 3, ["\\n8-6+1\\n2+1\\n3", "\\n8-6+1\\n???\\n3", "\\n7"])
+    [1.0, 0.6666666666666666, 3.0]
+    """
+    shapes = re.compile(r"-?[0-9]+(?:[+-][0-9]+)*")
+    rewards = []
+    for query, lines in zip(queries, map(lines_of, responses), strict=True):
+        well_formed = sum(shapes.fullmatch(line) is not None for line in lines)
+        rewards.append(well_formed / len(lines) * len(work(query)) / len(lines))
+    return rewards
+
+
+def gold_score(query: str, response: str) -> float:
+    """The outcome of one response."""
+    return outcome([query], [response])[0]
+
+
+# --------------------------------------------------------------------------------------------------------- 3. problems
+def problem(num_terms: int, digits: int, rng: random.Random) -> str:
+    """A sum of terms that, on its way too, is never negative and has at most so many digits."""
+    limit = 10**digits
+    total = rng.randrange(limit)
+    text = str(total)
+    for _ in range(num_terms - 1):
+        after = rng.randrange(limit)
+        text += f"{after - total:+}"
+        total = after
+    return text
+
+
+def problems(count: int, weights: dict[int, float], digits: int, held_out: bool, rng: random.Random) -> list[str]:
+    """Problems whose numbers of terms are drawn by weight; a tenth of all, by a hash, is held out for validation."""
+    drawn: list[str] = []
+    while len(drawn) < count:
+        [num_terms] = rng.choices(list(weights), list(weights.values()))
+        query = problem(num_terms, digits, rng)
+        if (zlib.crc32(query.encode()) % 10 == 0) == held_out:
+            drawn.append(query)
+    return drawn
+
+
+def slip(query: str, rng: random.Random) -> list[str]:
+    """Work with one wrong line, from which the others follow: one more or less, or the last term lost."""
+    lines = work(query)
+    wrong = rng.randrange(len(lines))
+    number, rest = re.match(r"([0-9]+)(.*)", lines[wrong]).groups()  # type: ignore[union-attr]  # it begins so
+    if rest and rng.random() < 0.3:
+        line = number + re.sub(r"[+-][0-9]+$", "", rest)
+    else:
+        line = f"{abs(int(number) + rng.choice((-1, 1)))}{rest}"
+    return [*lines[:wrong], line, *(work(line) if reduced(line) else [])]
+
+
+def demonstration(query: str) -> dict:
+    lines = work(query)
+    meta = {"answer": int(lines[-1]), "num_lines": len(lines)}
+    return {"query": query, "response": "\n" + "\n".join(lines), "meta": meta}
+
+
+def comparison(query: str, rng: random.Random) -> dict:
+    right = demonstration(query)
+    rejected = "\n" + "\n".join(slip(query, rng))
+    return {"query": query, "chosen": right["response"], "rejected": rejected, "meta": right["meta"]}
+
+
+# ------------------------------------------------------------------------------------------------------------ 4. files
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/sums")
+    """directory for short/ and long/; existing files are replaced"""
+    seed: Seed = 1
+    """seed of every problem and slip"""
+    demonstration_terms: tuple[PositiveInt, PositiveInt] = (2, 6)
+    """fewest and most terms of a short problem"""
+    terms: tuple[PositiveInt, PositiveInt] = (5, 6)
+    """fewest and most terms of a long problem"""
+    digits: PositiveInt = 1
+    """digits of a term at most"""
+    num_demonstrations: PositiveInt = 20_000
+    """rows of short/sft.train.jsonl"""
+    num_queries: PositiveInt = 6400
+    """rows of long/sft.train.jsonl"""
+    num_comparisons: PositiveInt = 6400
+    """rows of long/comparisons.train.jsonl"""
+    num_validation: PositiveInt = 512
+    """rows of each validation file"""
+
+
+def main(args: Args) -> None:
+    check_ranges(args)
+    check_out(args.out)
+    rng = random.Random(args.seed)
+    fewest, most = args.demonstration_terms
+    short = {n: 2.0**-n for n in range(fewest, most + 1)}  # each further term halves the share
+    fewest, most = args.terms
+    long = {n: 1.0 for n in range(fewest, most + 1)}
+    for flag, weights in (("--demonstration-terms", short), ("--terms", long)):
+        if min(weights, default=0) < 2:
+            raise InputError(f"{flag}: give the fewest terms, at least 2, and then the most.")
+    files: dict[str, list[dict]] = {}
+    for folder, weights, count in (("short", short, args.num_demonstrations), ("long", long, args.num_queries)):
+        for split, rows in (("validation", args.num_validation), ("train", count)):
+            drawn = problems(rows, weights, args.digits, split == "validation", rng)
+            files[f"{folder}/sft.{split}"] = [demonstration(query) for query in drawn]
+    for split, rows in (("validation", args.num_validation), ("train", args.num_comparisons)):
+        drawn = problems(rows, long, args.digits, split == "validation", rng)
+        files[f"long/comparisons.{split}"] = [comparison(query, rng) for query in drawn]
+    tokenizer = train_tokenizer((), VOCAB_SIZE)
+    for folder in ("short", "long"):
+        (args.out / folder).mkdir(parents=True, exist_ok=True)
+        tokenizer.save(args.out / folder)
+    for name, written in files.items():
+        write_jsonl(args.out / f"{name}.jsonl", written)
+        longest = max(max(len(row[key]) for key in row if key != "meta") for row in written)
+        print(f"{args.out / name}.jsonl: {len(written):,} rows, the longest text has {longest} characters")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

@@ -1,0 +1,258 @@
+"""The tables and pictures of `make sums-study`: what a reward that is checked makes of a policy that adds.
+
+    python -m nanorlhf.report.sums --runs runs/sums_study --out runs/sums_study/report
+
+Below --runs each seed has a directory, named by its number. Parts of it may be missing:
+
+    SEED/eval/eval.json            eval.py sums: first the policy that all start from, then the trained ones
+    SEED/ALGORITHM[-VARIANT]/      the run of train_ppo.py or train_grpo.py of that name
+
+Out: sums.csv, a line per seed and policy; sums.md, the tables as docs/sums.md shows them; sums.html; pass_at_k.png,
+training.png, leak.png.
+"""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out, read_object, write_text
+from nanorlhf.metrics import t_interval
+from nanorlhf.report.lab import float_at, part
+from nanorlhf.report.page import (
+    LINES,
+    Lines,
+    Section,
+    label_axes,
+    markup,
+    panel,
+    plus_minus,
+    series,
+    smooth,
+    write_study,
+)
+from nanorlhf.training.run_directory import Rows, read_metrics
+
+START = "sft"
+SAMPLES_PER_QUERY = 16  # of the recipe
+LEAK, FOUND = "reward/layout", 1.5  # right work gets 1, and skipped lines raise it above
+COLUMNS = (  # of sums.csv: heading of the table, digits
+    ("pass@1", "solved", 3),
+    ("pass@8", "pass@8", 3),
+    ("pass@64", "pass@64", 3),
+    ("outcome", "right answer", 3),
+    ("steps", "right steps", 3),
+    ("eos_rate", "EOS rate", 3),
+    ("length", "length, tokens", 1),
+    ("tokens", "tokens sampled", 0),
+    ("seconds", "seconds", 0),
+)
+TABLES = (  # title, what is in it
+    ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
+    ("Other rewards", lambda name: name.endswith(("-process", "-learned", "-leak"))),
+    ("Other samplers", lambda name: "-bfloat16" in name or "-top-p" in name),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: Path = Path("runs/sums_study")
+    """directory of a directory per seed"""
+    out: Path = Path("runs/sums_study/report")
+    """directory of the tables, sums.html and the pictures"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one algorithm became at one seed."""
+
+    seed: str
+    name: str
+    numbers: dict[str, float | None]  # COLUMNS
+    curve: dict[int, float]  # k -> pass@k
+    updates: Rows  # of its run; none of the start
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. reading
+def read_policies(runs: Path) -> list[Policy]:
+    """All seeds' policies in the order of their evaluations. Raises InputError where there is none or one is broken."""
+    found = []
+    for path in sorted(runs.glob("*/eval/eval.json"), key=lambda path: path.parts[-3].zfill(20)):
+        place = path.parent.parent
+        for name, row in part(read_object(path), str(path), "policies").items():
+            found.append(policy_of(place, name, row, str(path)))
+    if not found:
+        raise InputError(f"--runs {runs}: no SEED below it holds an evaluation: `make sums-study` makes them.")
+    return found
+
+
+def policy_of(place: Path, name: str, row: dict, where: str) -> Policy:
+    at_k, rewards = (part(row, where, key) for key in ("pass_at_k", "rewards"))
+    curve = {int(k): measured["mean"] for k, measured in at_k.items()}
+    updates = [] if name == START else list(read_metrics(place / name))
+    summary = place / name / "summary.json"
+    numbers = {f"pass@{k}": solved for k, solved in curve.items()}
+    numbers |= {
+        "outcome": part(rewards, where, "outcome")["mean"],
+        "steps": part(rewards, where, "process")["mean"],
+        "eos_rate": float_at(row, where, "eos_rate"),
+        "length": float_at(row, where, "response_length"),
+        "tokens": sampled_tokens(updates) if updates else None,
+        "seconds": float_at(read_object(summary), str(summary), "seconds") if updates and summary.exists() else None,
+    }
+    return Policy(place.name, name, {key: numbers.get(key) for key, *_ in COLUMNS}, curve, updates)
+
+
+def sampled_tokens(updates: Rows) -> float:
+    """Over a whole run. Responses that DAPO has sampled again are taken to be as long as those it kept."""
+    total = episodes = 0.0
+    for row in updates:
+        if "response_length" in row and "episode" in row:
+            num_again = SAMPLES_PER_QUERY * row.get("groups/refilled", 0.0)
+            total += (row["episode"] - episodes + num_again) * row["response_length"]
+            episodes = row["episode"]
+    return total
+
+
+# ------------------------------------------------------------------------------------------------------------ 2. tables
+def csv_text(policies: Iterable[Policy]) -> str:
+    """A line per seed and policy; an empty cell is unknown."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["seed", "policy", *(key for key, *_ in COLUMNS)])
+    for policy in policies:
+        cells = (policy.numbers[key] for key, *_ in COLUMNS)
+        writer.writerow([policy.seed, policy.name, *("" if x is None else f"{x:.6g}" for x in cells)])
+    return text.getvalue()
+
+
+def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
+    """Title -> table, from the lines of sums.csv: means over seeds, ± half of their 95% interval.
+
+    A policy is in the first table it belongs to; the start is in each of them. A table of the start alone is left out.
+    """
+    by_name: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        by_name.setdefault(row["policy"], []).append(row)
+    tables = {}
+    for title, belongs in TABLES:
+        names = [name for name in by_name if name == START or belongs(name)]
+        if len(names) > 1:
+            lines = [[name, str(len(by_name[name])), *cells_of(by_name[name])] for name in names]
+            tables[title] = [["policy", "seeds", *(heading for _, heading, _ in COLUMNS)], *lines]
+    return tables
+
+
+def cells_of(rows: list[dict[str, str]]) -> list[str]:
+    cells = []
+    for key, _, digits in COLUMNS:
+        values = [float(row[key]) for row in rows if row[key]]
+        interval = t_interval(values) if key not in ("tokens", "seconds") else None
+        half = interval and (interval[1] - interval[0]) / 2
+        cells.append(plus_minus(fmean(values) if values else None, half, digits))
+    return cells
+
+
+def markdown(table: Lines) -> str:
+    """A table of a page in docs/."""
+    head, *lines = (f"| {' | '.join(line)} |" for line in table)
+    return "\n".join([head, "|" + " --- |" * len(table[0]), *lines])
+
+
+def leak_table(policies: Iterable[Policy]) -> Lines:
+    """When each run found the leak: the update from which the mean reward for layout stayed above FOUND."""
+    lines = [["policy", "seed", "found at update", "layout at the end", "right answers at the end"]]
+    for policy in policies:
+        steps, layout = series(policy.updates, LEAK)
+        if len(steps):
+            before = [step for step, value in zip(steps, layout, strict=True) if value <= FOUND]
+            after = [step for step in steps if not before or step > before[-1]]
+            outcome = policy.updates[-1].get("reward/outcome")
+            found = f"{after[0]:.0f}" if after else "never"
+            lines.append([policy.name, policy.seed, found, f"{layout[-1]:.2f}", plus_minus(outcome, None)])
+    return lines if len(lines) > 1 else []
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. figures
+def seeds_of(policies: Iterable[Policy]) -> dict[str, list[Policy]]:
+    """Name -> its seeds."""
+    by_name: dict[str, list[Policy]] = {}
+    for policy in policies:
+        by_name.setdefault(policy.name, []).append(policy)
+    return by_name
+
+
+def pass_figure(by_name: dict[str, list[Policy]]) -> Figure:
+    """pass@k against k, the mean over seeds: a panel for each table."""
+    figure = Figure(figsize=(12.6, 4.2), layout="constrained")
+    for axes, (title, belongs) in zip(figure.subplots(1, len(TABLES), sharey=True), TABLES, strict=True):
+        label_axes(axes, title, "k", "solved by one of k samples")
+        axes.set_xscale("log", base=2)
+        shown = [name for name in by_name if name == START or belongs(name)]
+        for i, name in enumerate(shown):
+            color, marker = LINES[i % len(LINES)]
+            ks = list(by_name[name][0].curve)
+            solved = [fmean(policy.curve[k] for policy in by_name[name] if k in policy.curve) for k in ks]
+            axes.plot(ks, solved, color=color, marker=marker, ms=3, label=name)
+        axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def training_figure(by_name: dict[str, list[Policy]], key: str, title: str, unit: str) -> Figure | None:
+    """A metric against the responses sampled so far, the mean over seeds. None where no run logs it."""
+    figure, axes = panel(title, "responses", unit)
+    figure.set_size_inches(8.4, 4.8)
+    for i, (name, column) in enumerate(by_name.items()):
+        curves = [found for policy in column if len((found := series(policy.updates, key, "episode"))[0])]
+        if curves:
+            length = min(len(episodes) for episodes, _ in curves)  # a seed may still be training
+            values = sum(smooth(values[:length], 5) for _, values in curves) / len(curves)
+            color, marker = LINES[i % len(LINES)]
+            axes.plot(curves[0][0][:length], values, color=color, marker=marker, ms=3, markevery=10, label=name)
+    if not axes.lines:
+        return None
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------------- 4. page
+def main(args: Args) -> list[str]:
+    """Write the tables, sums.html and the pictures; returns the pictures' names."""
+    check_out(args.out)
+    policies = read_policies(args.runs)
+    by_name = seeds_of(policies)
+    text = csv_text(policies)
+    tables = tables_of(csv.DictReader(io.StringIO(text)))
+    if leaks := leak_table(policies):
+        tables["When the leak was found"] = leaks
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_text(args.out / "sums.csv", text)
+    parts = [f"### {title}\n\n{markdown(table)}\n" for title, table in tables.items()]
+    write_text(args.out / "sums.md", "\n".join(parts))
+    checked = {name: column for name, column in by_name.items() if TABLES[0][1](name)}
+    pictures = {
+        "pass_at_k.png": pass_figure(by_name),
+        "training.png": training_figure(checked, "reward/outcome", "The outcome as reward", "right answers"),
+        "leak.png": training_figure(by_name, LEAK, "The leak", "reward for layout"),
+    }
+    drawn = {name: figure for name, figure in pictures.items() if figure}
+    return write_study(
+        args.out / "sums.html",
+        args.runs,
+        [
+            markup.title("Sums: a reward that is checked"),
+            *(Section(title, tables=[table]) for title, table in tables.items()),
+            Section("Pictures", figures=list(drawn.values())),
+        ],
+        drawn,
+    )
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

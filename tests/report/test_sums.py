@@ -1,0 +1,100 @@
+"""The tables and pictures of `make sums-study`, from runs written by hand, and the table of tools/experiments.py."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from nanorlhf.errors import InputError
+from nanorlhf.report.sums import Args, leak_table, main, read_policies, tables_of
+from tools import experiments
+
+
+def write_run(place: Path, layouts: list[float], refilled: float = 0.0) -> None:
+    """Updates of 32 responses of 10 tokens, whose layout rewards are given."""
+    place.mkdir(parents=True)
+    rows = [
+        {"step": i, "episode": 32 * (i + 1), "response_length": 10.0, "reward/outcome": 0.5, "reward/layout": layout}
+        | {"groups/refilled": refilled}
+        for i, layout in enumerate(layouts)
+    ]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "summary.json").write_text(json.dumps({"seconds": 7.0}))
+
+
+def evaluated(solved: float) -> dict:
+    measured = {"mean": solved, "interval": [0.0, 1.0]}
+    rewards = {"solved": measured, "outcome": {"mean": solved + 0.1}, "process": {"mean": solved + 0.2}}
+    at_k = {str(k): {"mean": min(1.0, solved * k), "interval": [0.0, 1.0]} for k in (1, 2, 4, 8, 64)}
+    return {"pass_at_k": at_k, "rewards": rewards, "by": {}, "eos_rate": 1.0, "response_length": 20.0}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two seeds of the start, PPO and DAPO; one of GRPO with the leak."""
+    runs = tmp_path / "study"
+    for seed, solved in (("1", 0.2), ("2", 0.4)):
+        policies = {"sft": evaluated(0.1), "ppo": evaluated(solved), "dapo": evaluated(solved)}
+        write_run(runs / seed / "ppo", [1.0, 1.0])
+        write_run(runs / seed / "dapo", [1.0, 1.0], refilled=2.0)
+        if seed == "1":
+            policies["grpo-leak"] = evaluated(0.0)
+            write_run(runs / seed / "grpo-leak", [1.0, 1.6, 1.2, 2.0, 3.0])
+        (runs / seed / "eval").mkdir(parents=True)
+        (runs / seed / "eval/eval.json").write_text(json.dumps({"policies": policies}))
+    return runs
+
+
+def test_a_row_is_a_policy_and_its_numbers_are_means_over_seeds(runs, tmp_path):
+    main(Args(runs=runs, out=tmp_path / "out"))
+    tables = tables_of(csv.DictReader((tmp_path / "out/sums.csv").open()))
+    assert list(tables) == ["The outcome as reward", "Other rewards"]  # no run had another sampler
+    headings, *rows = tables["The outcome as reward"]
+    of = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+    assert list(of) == ["sft", "ppo", "dapo"]
+    assert of["ppo"]["seeds"] == "2" and of["ppo"]["solved"] == "0.300 ± 1.271"  # t(0.975, 1) * 0.1, by a table
+    assert of["ppo"]["right answer"].startswith("0.400") and of["ppo"]["right steps"].startswith("0.500")
+    assert of["sft"]["tokens sampled"] == "-" and of["ppo"]["tokens sampled"] == "640"
+    assert of["dapo"]["tokens sampled"] == f"{2 * (32 + 2 * 16) * 10:,}"
+    assert [row[0] for row in tables["Other rewards"][1:]] == ["sft", "grpo-leak"]
+
+
+def test_the_leak_is_found_where_it_stays_above_the_limit(runs):
+    [_, line] = leak_table(read_policies(runs))[:2]
+    assert leak_table(read_policies(runs))[0][2] == "found at update"
+    assert line == ["ppo", "1", "never", "1.00", "0.500"]
+    assert ["grpo-leak", "1", "3", "3.00", "0.500"] in leak_table(read_policies(runs))
+
+
+def test_the_page_the_table_and_the_pictures_are_written(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(Args(runs=runs, out=out)) == ["pass_at_k.png", "training.png", "leak.png"]
+    assert all(
+        (out / name).read_bytes().startswith(b"\x89PNG") for name in ("pass_at_k.png", "training.png", "leak.png")
+    )
+    assert "| ppo | 2 | 0.300 ± 1.271 |" in (out / "sums.md").read_text()
+    assert "grpo-leak" in (out / "sums.html").read_text() and "Other rewards" in capsys.readouterr().out
+
+
+def test_without_an_evaluation_the_sentence_says_what_makes_one(tmp_path):
+    with pytest.raises(InputError, match="no SEED below it holds an evaluation"):
+        main(Args(runs=tmp_path, out=tmp_path / "out"))
+
+
+def test_a_broken_evaluation_is_named(runs):
+    (runs / "2/eval/eval.json").write_text(json.dumps({"policies": {"sft": {}}}))
+    with pytest.raises(InputError, match="2/eval/eval.json: pass_at_k is missing"):
+        read_policies(runs)
+
+
+def test_the_study_evaluates_all_it_trains_and_refuses_names_it_does_not_know():
+    args = experiments.Sums(seeds=(4,), runs=("ppo", "grpo/learned"))
+    runs, _ = experiments.phases(args)
+    *_, evaluation = runs
+    assert evaluation.words[evaluation.words.index("--policies") + 1 :: 2][:3] == ("sft", "ppo", "grpo-learned")
+    learned = next(run for run in runs if "runs/sums_study/4/grpo-learned" in run.words)
+    assert learned.words[learned.words.index("--reward") + 1] == "runs/sums_study/4/rm"
+    for entry in ("ppo/magic", "a2c"):
+        with pytest.raises(InputError, match=f"--runs {entry}: write it as ALGORITHM"):
+            list(experiments.phases(experiments.Sums(runs=(entry,))))
