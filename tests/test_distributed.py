@@ -50,7 +50,7 @@ def flags_of(args) -> list[str]:
 
 STAGES = {
     "sft": load_gpt, "rm": load_scalar, "regression": load_scalar, "dpo": load_gpt, "ppo": load_gpt, "lora": load_gpt,
-    "grpo": load_gpt, "kto": load_gpt,
+    "grpo": load_gpt, "dapo": load_gpt, "kto": load_gpt,
 }  # fmt: skip
 SHARDED = [
     ("sft", "fsdp"),
@@ -59,9 +59,10 @@ SHARDED = [
     ("ppo", "fsdp"),
     ("lora", "fsdp"),
     ("grpo", "fsdp"),
+    ("dapo", "fsdp"),
     ("kto", "fsdp"),
 ]
-ROLLOUTS = ("ppo", "lora", "grpo")
+ROLLOUTS = ("ppo", "lora", "grpo", "dapo")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,10 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
     """Each stage on one process and on two: the directory of each, by stage and --shard ("one": one process)."""
     root = tmp_path_factory.mktemp("two_processes")
     ppo = replace(miniature.ppo, sft=str(policy_that_stops(miniature.root)), total_episodes=16, num_minibatches=2)
+    rule = root / "rule.py"  # of two scores, so that the responses to some queries score the same
+    rule.write_text("def score(queries, responses): return [float(len(r) > 30) for r in responses]\n")
+    dapo = grpo_args(ppo, algorithm="dapo", samples_per_query=3, batch_size=12, total_episodes=24, num_epochs=2)
+    dapo = replace(dapo, reward_model=None, reward=f"{rule}:score", missing_eos_score=None, kl_coef=0.0)
     stages = {
         "sft": (train_sft.main, replace(miniature.sft, micro_batch_size=3, max_grad_norm=0.5, eval_every=4)),
         "rm": (train_rm.main, replace(miniature.rm, micro_batch_size=3)),
@@ -81,6 +86,7 @@ def runs(miniature, scored, tmp_path_factory):  # noqa: F811
             train_grpo.main,
             grpo_args(ppo, clip_range=UNCLIPPED["clip_range"], algorithm="grpo", samples_per_query=2, num_epochs=2),
         ),
+        "dapo": (train_grpo.main, replace(dapo, clip_range=UNCLIPPED["clip_range"])),
         "clipped": (train_ppo.main, replace(ppo, total_episodes=8, clip_range=0.01, value_clip_range=0.01)),
     }
     shared = [(stage, "none") for stage in stages] + SHARDED
@@ -121,6 +127,13 @@ def test_two_processes_equal_one(runs, stage, shard):
     if stage in ROLLOUTS:  # the same texts: a row's random numbers are its own, whoever samples it
         texts = [[json.loads(line)["response"] for line in (out / "samples.jsonl").open()] for out in (one, two)]
         assert texts[0] == texts[1] and len(texts[0]) == 8
+
+
+@pytest.mark.slow
+def test_two_processes_sample_again_and_drop_what_one_does(runs):
+    """Three responses to a query: where their number is odd, one is sampled twice, for equal shares."""
+    rows = read_metrics(runs["dapo", "none"])
+    assert sum(row["groups/refilled"] for row in rows) > 0 and max(row["groups/dropped"] for row in rows) > 0
 
 
 @pytest.mark.slow
