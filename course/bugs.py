@@ -199,7 +199,7 @@ BUGS: tuple[Bug, ...] = (
         symptom="With --reward, scores of a rule that counts words are far from what the samples show.",
         cause="The response is handed over with its query inside.",
         who="Myashka/CQA_RLHF, train_ppo.py",
-        guard=(REWARD + "a_users_rule_gets_texts",),
+        guard=("tests/rewards/test_function.py::test_a_users_rule_gets_texts",),
     ),
     Bug(
         name="penalty-is-added", level=1, where="train_ppo:main",
