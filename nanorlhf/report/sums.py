@@ -53,6 +53,7 @@ COLUMNS = (  # of sums.csv: heading of the table, digits
     ("tokens", "tokens sampled", 0),
     ("seconds", "seconds", 0),
 )
+COMPARED = ("pass@1", "pass@8", "pass@64", "steps")  # columns of the differences
 TABLES = (  # title, what is in it
     ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
     ("Other rewards", lambda name: name.endswith(("-process", "-learned", "-leak"))),
@@ -159,6 +160,25 @@ def cells_of(rows: list[dict[str, str]]) -> list[str]:
     return cells
 
 
+def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
+    """What each policy has more than `base`, seed by seed: the mean, with its 95% interval by Student's t."""
+    headings = {key: heading for key, heading, _ in COLUMNS}
+    lines = [["policy", *(headings[key] for key in COMPARED)]]
+    by_name: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        by_name.setdefault(row["policy"], {})[row["seed"]] = row
+    theirs = by_name.get(base, {})
+    for name, ours in by_name.items():
+        if name not in (START, base) and (seeds := ours.keys() & theirs.keys()):
+            lines.append([name])
+            for key in COMPARED:
+                values = [float(ours[seed][key]) - float(theirs[seed][key]) for seed in seeds]
+                interval = t_interval(values)
+                ends = "" if interval is None else f" [{interval[0]:+.3f}, {interval[1]:+.3f}]"
+                lines[-1].append(f"{fmean(values):+.3f}{ends}")
+    return lines
+
+
 def markdown(table: Lines) -> str:
     """A table of a page in docs/."""
     head, *lines = (f"| {' | '.join(line)} |" for line in table)
@@ -228,7 +248,11 @@ def main(args: Args) -> list[str]:
     policies = read_policies(args.runs)
     by_name = seeds_of(policies)
     text = csv_text(policies)
-    tables = tables_of(csv.DictReader(io.StringIO(text)))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    tables = tables_of(rows)
+    for base in (START, "ppo"):
+        if len(table := differences(rows, base)) > 1:
+            tables[f"Minus {base}, seed by seed"] = table
     if leaks := leak_table(policies):
         tables["When the leak was found"] = leaks
     args.out.mkdir(parents=True, exist_ok=True)

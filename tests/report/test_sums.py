@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.report.sums import Args, leak_table, main, read_policies, tables_of
+from nanorlhf.report.sums import Args, differences, leak_table, main, read_policies, tables_of
 from tools import experiments
 
 
@@ -58,6 +58,17 @@ def test_a_row_is_a_policy_and_its_numbers_are_means_over_seeds(runs, tmp_path):
     assert of["sft"]["tokens sampled"] == "-" and of["ppo"]["tokens sampled"] == "640"
     assert of["dapo"]["tokens sampled"] == f"{2 * (32 + 2 * 16) * 10:,}"
     assert [row[0] for row in tables["Other rewards"][1:]] == ["sft", "grpo-leak"]
+
+
+def test_differences_are_paired_by_seed(runs, tmp_path):
+    main(Args(runs=runs, out=tmp_path / "out"))
+    headings, ppo, dapo, leak = differences(csv.DictReader((tmp_path / "out/sums.csv").open()), "sft")
+    assert headings == ["policy", "solved", "pass@8", "pass@64", "right steps"]
+    assert ppo[:2] == ["ppo", "+0.200 [-1.071, +1.471]"]  # 0.1 and 0.3; half a width of t(0.975, 1) * 0.1
+    assert dapo[1:] == ppo[1:] and leak[:2] == ["grpo-leak", "-0.100"]  # one seed: no interval
+    [_, against, _] = differences(csv.DictReader((tmp_path / "out/sums.csv").open()), "ppo")
+    assert against[:2] == ["dapo", "+0.000 [+0.000, +0.000]"]
+    assert "### Minus ppo, seed by seed" in (tmp_path / "out/sums.md").read_text()
 
 
 def test_the_leak_is_found_where_it_stays_above_the_limit(runs):
