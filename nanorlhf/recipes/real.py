@@ -7,6 +7,23 @@ of the posts and scores only the evaluation. `sentiment` has a known reward inst
 from pathlib import Path
 
 LORA: dict = dict(tune="lora", lora_rank=16, lora_targets=("q", "k", "v", "out", "gate", "up", "down"))
+REASONING: dict = dict(
+    data=Path("runs/reason/data"),
+    sft="HuggingFaceTB/SmolLM2-135M-Instruct",
+    reward_model=None,
+    reward="data/reason.py:solved",
+    max_query_length=64,
+    response_length=16,
+    **LORA,
+    seed=1,
+    total_episodes=1536,
+    batch_size=64,
+    num_minibatches=2,
+    lr=3e-4,
+    temperature=0.7,
+    missing_eos_score=0.0,  # no end, no answer
+    save_every=8,
+)
 LENGTHS: dict = dict(max_query_length=128, max_response_length=64)
 
 RECIPES: dict = {
@@ -125,6 +142,29 @@ RECIPES: dict = {
             kl_temperature=1.0,
             num_queries=128,
             num_report_samples=8,
+        ),
+    },
+    "reason": {
+        "help": "SmolLM2-135M on sums, products and multiples that reasoning-gym checks; on two CPU cores in an hour",
+        "grpo": REASONING | dict(out=Path("runs/reason/grpo"), samples_per_query=4, num_epochs=1, kl_coef=0.02),
+        "ppo": REASONING
+        | dict(
+            out=Path("runs/reason/ppo"), value_model="shared", num_ppo_epochs=1, kl_coef=0.02, score_at="last_token"
+        ),
+        "checked": dict(
+            data=Path("runs/reason/data"),
+            out=Path("runs/reason/eval"),
+            policies=("before", "HuggingFaceTB/SmolLM2-135M-Instruct")
+            + ("grpo", "runs/reason/grpo", "ppo", "runs/reason/ppo"),
+            rewards=("data/reason.py:solved", "data/reason.py:says_a_number"),
+            by="task",
+            num_samples=4,
+            num_queries=150,
+            batch_size=64,
+            max_query_length=64,
+            response_length=16,
+            max_response_length=16,
+            temperature=0.7,
         ),
     },
 }
