@@ -17,10 +17,9 @@ REASONING: dict = dict(
     **LORA,
     seed=1,
     total_episodes=1536,
-    batch_size=64,
     num_minibatches=2,
     lr=3e-4,
-    temperature=0.7,
+    kl_coef=0.02,
     missing_eos_score=0.0,  # no end, no answer
     save_every=8,
 )
@@ -145,12 +144,10 @@ RECIPES: dict = {
         ),
     },
     "reason": {
-        "help": "SmolLM2-135M on sums, products and multiples that reasoning-gym checks; on two CPU cores in an hour",
-        "grpo": REASONING | dict(out=Path("runs/reason/grpo"), samples_per_query=4, num_epochs=1, kl_coef=0.02),
+        "help": "SmolLM2-135M on sums and products that reasoning-gym checks; on two CPU cores in an hour",
+        "grpo": REASONING | dict(out=Path("runs/reason/grpo"), samples_per_query=4, num_epochs=1),
         "ppo": REASONING
-        | dict(
-            out=Path("runs/reason/ppo"), value_model="shared", num_ppo_epochs=1, kl_coef=0.02, score_at="last_token"
-        ),
+        | dict(out=Path("runs/reason/ppo"), value_model="shared", num_ppo_epochs=1, score_at="last_token"),
         "checked": dict(
             data=Path("runs/reason/data"),
             out=Path("runs/reason/eval"),
@@ -160,7 +157,6 @@ RECIPES: dict = {
             by="task",
             num_samples=4,
             num_queries=150,
-            batch_size=64,
             max_query_length=64,
             response_length=16,
             max_response_length=16,
