@@ -18,6 +18,7 @@ REASONING: dict = dict(
     **LORA,
     seed=1,
     total_episodes=1536,
+    batch_size=64,
     num_minibatches=2,
     lr=3e-4,
     kl_coef=0.02,
