@@ -54,6 +54,7 @@ COLUMNS = (  # of sums.csv: heading of the table, digits
     ("seconds", "seconds", 0),
 )
 COMPARED = ("pass@1", "pass@8", "pass@64", "steps")  # columns of the differences
+STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, marker in LINES)
 TABLES = (  # title, what is in it
     ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
     ("Other rewards", lambda name: name.endswith(("-process", "-learned", "-leak"))),
@@ -145,8 +146,10 @@ def tables_of(rows: Iterable[dict[str, str]]) -> dict[str, Lines]:
     for title, belongs in TABLES:
         names = [name for name in by_name if name == START or belongs(name)]
         if len(names) > 1:
-            lines = [[name, str(len(by_name[name])), *cells_of(by_name[name])] for name in names]
-            tables[title] = [["policy", "seeds", *(heading for _, heading, _ in COLUMNS)], *lines]
+            tables[title] = [["policy", "solved, by seed", *(heading for _, heading, _ in COLUMNS)]]
+            for name in names:
+                by_seed = " ".join(f"{float(row['pass@1']):.2f}" for row in by_name[name])
+                tables[title].append([name, by_seed, *cells_of(by_name[name])])
     return tables
 
 
@@ -210,17 +213,18 @@ def seeds_of(policies: Iterable[Policy]) -> dict[str, list[Policy]]:
 
 def pass_figure(by_name: dict[str, list[Policy]]) -> Figure:
     """pass@k against k, the mean over seeds: a panel for each table."""
-    figure = Figure(figsize=(12.6, 4.2), layout="constrained")
+    figure = Figure(figsize=(12.6, 5.2), layout="constrained")
     for axes, (title, belongs) in zip(figure.subplots(1, len(TABLES), sharey=True), TABLES, strict=True):
         label_axes(axes, title, "k", "solved by one of k samples")
         axes.set_xscale("log", base=2)
         shown = [name for name in by_name if name == START or belongs(name)]
         for i, name in enumerate(shown):
-            color, marker = LINES[i % len(LINES)]
+            color, marker, line = STYLES[i]
             ks = list(by_name[name][0].curve)
             solved = [fmean(policy.curve[k] for policy in by_name[name] if k in policy.curve) for k in ks]
-            axes.plot(ks, solved, color=color, marker=marker, ms=3, label=name)
-        axes.legend(frameon=False, fontsize=7)
+            axes.plot(ks, solved, line, color=color, marker=marker, ms=3, label=name)
+            axes.set_xticks(ks, list(map(str, ks)))
+        axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     return figure
 
 
@@ -233,8 +237,8 @@ def training_figure(by_name: dict[str, list[Policy]], key: str, title: str, unit
         if curves:
             length = min(len(episodes) for episodes, _ in curves)  # a seed may still be training
             values = sum(smooth(values[:length], 5) for _, values in curves) / len(curves)
-            color, marker = LINES[i % len(LINES)]
-            axes.plot(curves[0][0][:length], values, color=color, marker=marker, ms=3, markevery=10, label=name)
+            color, marker, line = STYLES[i]
+            axes.plot(curves[0][0][:length], values, line, color=color, marker=marker, ms=3, markevery=10, label=name)
     if not axes.lines:
         return None
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.report.sums import Args, differences, leak_table, main, read_policies, tables_of
+from nanorlhf.report.sums import Args, differences, leak_table, main, markdown, read_policies, tables_of
+from tests.conftest import ROOT
 from tools import experiments
 
 
@@ -53,7 +54,9 @@ def test_a_row_is_a_policy_and_its_numbers_are_means_over_seeds(runs, tmp_path):
     headings, *rows = tables["The outcome as reward"]
     of = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
     assert list(of) == ["sft", "ppo", "dapo"]
-    assert of["ppo"]["seeds"] == "2" and of["ppo"]["solved"] == "0.300 ± 1.271"  # t(0.975, 1) * 0.1, by a table
+    assert (
+        of["ppo"]["solved, by seed"] == "0.20 0.40" and of["ppo"]["solved"] == "0.300 ± 1.271"
+    )  # t(0.975, 1) * 0.1, by a table
     assert of["ppo"]["right answer"].startswith("0.400") and of["ppo"]["right steps"].startswith("0.500")
     assert of["sft"]["tokens sampled"] == "-" and of["ppo"]["tokens sampled"] == "640"
     assert of["dapo"]["tokens sampled"] == f"{2 * (32 + 2 * 16) * 10:,}"
@@ -84,7 +87,7 @@ def test_the_page_the_table_and_the_pictures_are_written(runs, tmp_path, capsys)
     assert all(
         (out / name).read_bytes().startswith(b"\x89PNG") for name in ("pass_at_k.png", "training.png", "leak.png")
     )
-    assert "| ppo | 2 | 0.300 ± 1.271 |" in (out / "sums.md").read_text()
+    assert "| ppo | 0.20 0.40 | 0.300 ± 1.271 |" in (out / "sums.md").read_text()
     assert "grpo-leak" in (out / "sums.html").read_text() and "Other rewards" in capsys.readouterr().out
 
 
@@ -97,6 +100,15 @@ def test_a_broken_evaluation_is_named(runs):
     (runs / "2/eval/eval.json").write_text(json.dumps({"policies": {"sft": {}}}))
     with pytest.raises(InputError, match="2/eval/eval.json: pass_at_k is missing"):
         read_policies(runs)
+
+
+def test_the_page_shows_the_tables_of_its_csv():
+    page = (ROOT / "docs/sums.md").read_text()
+    with (ROOT / "docs/sums/sums.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["seed"] for row in rows} == {"1", "2", "3"}
+    tables = [*tables_of(rows).values(), *(differences(rows, base) for base in ("sft", "ppo"))]
+    assert len(tables) == 5 and all(markdown(table) in page for table in tables)
 
 
 def test_the_study_evaluates_all_it_trains_and_refuses_names_it_does_not_know():
