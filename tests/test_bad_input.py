@@ -34,6 +34,7 @@ from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import EvalArgs, write_evaluation
+from nanorlhf.model import ScalarModel
 from nanorlhf.pretrained.weight_files import load_pickle, read_tensors
 from nanorlhf.report import compare_runs
 from nanorlhf.report.page import Section, write_page
@@ -253,13 +254,13 @@ def test_a_reward_that_stops_being_finite_leaves_the_checkpoint_of_the_update_be
     assert [row["step"] for row in read_metrics(args.out)] == [0, 1]
 
 
-def test_a_reward_model_that_gives_nan_is_named(miniature, tmp_path):
-    def poison(tensors):
-        tensors["score.bias"] += float("nan")
-
-    rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm", tensors=poison)
+def test_a_reward_model_that_gives_nan_is_named(miniature, tmp_path, monkeypatch):
+    plain = ScalarModel.forward
+    monkeypatch.setattr(ScalarModel, "forward", lambda self, ids, *a, **k: plain(self, ids, *a, **k) / (len(ids) == 1))
+    rm = miniature.root / "rm"
     with pytest.raises(InputError, match=f"--reward-model {rm} gave a score that is not finite at update 0"):
         train_ppo.main(replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 # ----------------------------------------------------------------------------------- losses and weights that run away
@@ -294,13 +295,42 @@ def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence(miniature, tm
     assert not (args.out / "summary.json").exists()
 
 
-def test_a_model_that_gives_no_finite_logits_cannot_be_sampled(miniature, tmp_path):
-    def poison(tensors):
-        tensors["embed_out.weight"][5] = float("nan")
+def set_value(name, value):
+    def change(tensors):
+        tensors[name].view(-1)[-1] = value
 
-    sft = changed_checkpoint(miniature.root / "sft", tmp_path / "sft", tensors=poison)
-    with pytest.raises(InputError, match="logits are not finite"):
-        train_ppo.main(replace(miniature.ppo, sft=str(sft), out=tmp_path / "out"))
+    return change
+
+
+WEIGHTS = {  # another config.json, other weights, the reason
+    "nan": (None, set_value("embed_out.weight", float("nan")), "embed_out.weight has a value of nan"),
+    "infinite": (None, set_value("gpt_neox.embed_in.weight", float("-inf")), "embed_in.weight has a value of -inf"),
+    "a norm of 1e30": (None, set_value("gpt_neox.final_layer_norm.weight", 1e30), "norm.weight has a value of 1e[+]30"),
+    "fused and reordered": (
+        None, set_value("gpt_neox.layers.0.attention.query_key_value.bias", -2e6), "key_value.bias has .* -2e[+]06",
+    ),
+    "a rope base of 0": ({"rotary_emb_base": 0}, None, "rotary_emb_base or rope_theta must be .* at least 1"),
+    "a rope base of 1e-300": ({"rope_theta": 1e-300, "rotary_emb_base": None}, None, r"of at least 1, not \[1e-300\]"),
+    "numbers that overflow together": (
+        {"layer_norm_eps": 0.0}, lambda tensors: [tensor.zero_() for tensor in tensors.values()],
+        "the model's output for 8 tokens is not finite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_a_checkpoint_that_can_give_nothing_but_nan_is_refused_while_it_is_read(miniature, tmp_path, stage, case):
+    config, tensors, reason = WEIGHTS[case]
+    checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", config, tensors)
+    args = replace(getattr(miniature, stage), out=tmp_path / "out")
+    refused(start_from(stage, args, checkpoint), stage, rf"^{checkpoint}(/[a-z.]+)?: .*{reason}")
+
+
+def test_a_reward_model_with_a_weight_of_nan_names_its_file(miniature, tmp_path):
+    rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm", tensors=set_value("score.bias", float("nan")))
+    args = replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out")
+    refused(args, "ppo", f"^{rm}/model.safetensors: score.bias has a value of nan: a weight must be finite")
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk

@@ -11,7 +11,7 @@ says it is, and reads tensors that overlap.
     fields    name, type (4), value; a string is its length (8) and UTF-8; an array the type of its elements (4), their
               number (8), then they
     tensors   name, number of dimensions (4), dimensions (8 each, the fastest first), type (4), offset (8)
-    data      from the next multiple of general.alignment; the tensors' offsets count from here
+    data      from the next multiple of general.alignment; offsets count from here, are multiples of it and leave no gap
 
 Source: docs/gguf.md of ggml.
 """
@@ -85,13 +85,14 @@ def open_gguf(path: Path) -> Header:
         if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
             reader.fail(f"general.alignment is {alignment!r:.80}, not a power of two")
         start = -(-file.tell() // alignment) * alignment
-    end, before = 0, ""
+    end = 0
     for name, (_, _, offset, size) in sorted(places.items(), key=lambda item: item[1][2]):
-        if start + offset + size > reader.size:
-            reader.fail(f"tensor {name:.80} ends at byte {start + offset + size:,}, the file at {reader.size:,}")
-        if offset < end:
-            reader.fail(f"tensor {name:.80} lies over {before:.80}")
-        end, before = offset + size, name
+        end = -(-end // alignment) * alignment
+        if offset != end:  # neither over another one nor after a gap: then a type or a shape is wrong
+            reader.fail(f"tensor {name:.80} begins at byte {offset:,} of the data instead of {end:,}")
+        end += size
+        if start + end > reader.size:
+            reader.fail(f"tensor {name:.80} ends at byte {start + end:,}, the file at {reader.size:,}")
     mapped = np.memmap(path, mode="r")
     tensors = {
         name: StoredTensor(name, kind, shape, mapped[start + offset : start + offset + size].reshape(*shape[:-1], -1))

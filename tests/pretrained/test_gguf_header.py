@@ -119,12 +119,16 @@ LIES = {
     "sizes that overflow": (replace(GOOD, tensors=[tensor("a", (2**32, 2**32))]), "tensor a ends at byte"),
     "half a block": (replace(GOOD, tensors=[tensor("a", (100, 2), Q4_K)]), r"shape \(2, 100\), which Q4_K can't have"),
     "a type of 99": (replace(GOOD, tensors=[tensor("a", (8,), 99)]), "tensor a has the unknown type 99"),
-    "an offset of 2^64 - 1": (replace(GOOD, tensors=[tensor("a", (8,), offset=2**64 - 1)]), "tensor a ends at byte"),
-    "an offset at the end": (replace(GOOD, tensors=[tensor("a", (8,), offset=128)]), "ends at byte .*, the file at"),
-    "tensors at one offset": (replace(GOOD, tensors=[tensor(x, (8,)) for x in "ab"]), "tensor b lies over a"),
+    "an offset of 2^64 - 1": (replace(GOOD, tensors=[tensor("a", (8,), offset=2**64 - 1)]), "at byte 18,446,744,073"),
+    "an offset at the end": (replace(GOOD, tensors=[tensor("a", (8,), offset=128)]), "at byte 128 .* instead of 0"),
+    "tensors at one offset": (replace(GOOD, tensors=[tensor(x, (8,)) for x in "ab"]), "b begins at byte 0 .* of 32"),
     "tensors that overlap by a byte": (
-        replace(GOOD, tensors=[tensor("b", (8,), offset=31), tensor("a", (8,))]), "tensor b lies over a",
+        replace(GOOD, tensors=[tensor("b", (9,), offset=32), tensor("a", (9,))]), "tensor b begins at byte 32 .* of 64",
     ),
+    "a gap, as a smaller type leaves": (
+        replace(GOOD, tensors=[tensor("a", (16,), F16), tensor("b", (8,), offset=64)]), "b begins at byte 64 .* of 32",
+    ),
+    "data that is missing": (replace(GOOD, data=bytes(100)), "token_embd.weight ends at byte .*, the file at"),
 }  # fmt: skip
 
 
