@@ -60,7 +60,7 @@ class Args(RolloutArgs):
     adam: AdamSettings = AdamSettings(betas=(0.9, 0.99), eps=1e-8)
     max_query_length: cli.PositiveInt = 500
     response_length: cli.PositiveInt = 384
-    temperature: cli.NonNegativeFloat = 1.0
+    temperature: cli.TemperatureOrGreedy = 1.0
     num_minibatches: cli.PositiveInt = 1  # optimizer steps per epoch
     num_ppo_epochs: cli.PositiveInt = 4  # passes over each rollout
     kl_coef: cli.NonNegativeFloat = 0.1  # beta: score units per nat of a token's KL

@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from data.markup import to_text
 from data.prepare import LeftOut, check_vocab_size, converted_files
-from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import PositiveInt, Seed, TemperatureOrGreedy, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, decode, open_regular, read_lines
@@ -125,7 +125,7 @@ class Args:
     """Algorithm 1, scores outside the fences: clip to [-1, 1] as the paper does, or set to -1 and 1"""
     generated_by: str | None = None
     """SFT policy that also answers questions with a single answer: directory or Hub id"""
-    temperature: NonNegativeFloat = 1.0
+    temperature: TemperatureOrGreedy = 1.0
     """sampling temperature of those answers"""
     batch_size: PositiveInt = 32
     """questions answered at once"""

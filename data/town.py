@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import Count, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
 
@@ -151,9 +151,9 @@ class Args:
     """directory for town/ and elsewhere/; existing files are replaced"""
     seed: Seed = 1
     """seed of every dialogue"""
-    num_train: PositiveInt = 4000
+    num_train: Count = 4000
     """training dialogues in each of the two towns"""
-    num_validation: PositiveInt = 300
+    num_validation: Count = 300
     """validation dialogues in each town, with clerks who know it"""
 
 

@@ -19,25 +19,29 @@ import zipfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import eval as evaluation
 import nanorlhf.checkpoint
 import train_ppo
 import train_rm
 import train_sft
-from data import codenet, dialogue, prepare, stackoverflow
+from data import codenet, dialogue, prepare, programs, stackoverflow, sums, tiny, town
 from nanorlhf import distributed, files
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
 from nanorlhf.dataset import field, iter_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import common
 from nanorlhf.evals.common import EvalArgs, write_evaluation
 from nanorlhf.model import ScalarModel
 from nanorlhf.pretrained.weight_files import load_pickle, read_tensors
 from nanorlhf.report import compare_runs
 from nanorlhf.report.page import Section, write_page
+from nanorlhf.report.run_curves import run_sections
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.run_directory import read_metrics as metrics_of
 from tests.conftest import ROOT, read_metrics
@@ -133,6 +137,35 @@ def test_an_empty_or_missing_file_is_named(miniature, data, tmp_path, stage, fil
     refused(args, stage, rf"{file}\.jsonl does not exist")
 
 
+# -------------------------------------------------------------------------------------------------------------- --out
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc, which takes no directory even from root")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_directory_that_cannot_be_made_is_refused_before_anything_is_read(miniature, tmp_path, stage):
+    (tmp_path / "file").write_text("mine")
+    for out, parent in (("/proc/x", "/proc"), ("/proc/x/y/z", "/proc"), (tmp_path / "file/x", tmp_path / "file")):
+        args = replace(getattr(miniature, stage), data=tmp_path / "no data", out=Path(out))
+        with pytest.raises(InputError, match=f"^--out {out}: {parent} is not a writable directory [(].*[)]"):
+            MAIN[stage](args)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc, which takes no directory even from root")
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda out: tiny.main(tiny.Args(out=out)),
+        lambda out: sums.main(sums.Args(out=out)),
+        lambda out: town.main(town.Args(out=out)),
+        lambda out: programs.main(programs.Args(out=out)),
+        lambda out: prepare.has_rows(out / "rankings.jsonl"),
+        lambda out: prepare.jsonl_files(out).__enter__(),
+    ],
+    ids=["tiny", "sums", "town", "programs", "rankings", "all others"],
+)
+def test_a_converter_refuses_a_directory_that_cannot_be_made(convert):
+    with pytest.raises(InputError, match="^--out /proc/x: /proc is not a writable directory"):
+        convert(Path("/proc/x"))
+
+
 # --------------------------------------------------------------------------------------------- tokenizers, checkpoints
 def changed_checkpoint(source, target, config=None, tensors=None):
     """A copy of a checkpoint with another config.json (a dict of changes) or other tensors (a function of them)."""
@@ -226,6 +259,24 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(miniature, tmp_path,
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
+@pytest.mark.parametrize(
+    ("gold", "sentence"),
+    [
+        ("def score(query): return 1", ": FILE raises TypeError: score[(][)] takes 1 positional argument"),
+        ("def score(query, response): raise SystemExit(3)", ": FILE:1 raises SystemExit: 3"),
+        ("def score(query, response):\n    return query.nothing", ": FILE:2 raises AttributeError"),
+        ("def score(query, response): return [1]", " must give a number, not .1."),
+        ("def score(query, response): return 10**400", " must give a number, not 1000"),
+    ],
+)
+def test_a_gold_function_that_raises_is_named(miniature, tmp_path, gold, sentence):
+    file = tmp_path / "gold.py"
+    file.write_text(gold)
+    with pytest.raises(InputError, match=f"^--gold {file}:score{sentence.replace('FILE', str(file))}"):
+        train_ppo.main(replace(miniature.ppo, gold=f"{file}:score", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
@@ -563,9 +614,10 @@ def test_a_damaged_or_foreign_tokenizer_is_one_sentence(miniature, tmp_path, fil
 
 
 # ----------------------------------------------------------------------------------------------- what runs left behind
-def test_a_last_line_that_was_cut_is_left_out_of_metrics(tmp_path):
+def test_a_last_line_that_was_cut_is_left_out_of_metrics_and_said_once(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "lo')
-    assert metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
+    assert metrics_of(tmp_path) == metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
+    assert capsys.readouterr().err == f"{tmp_path / 'metrics.jsonl'}:2: the last row is cut and left out.\n"
 
 
 @pytest.mark.parametrize(
@@ -576,12 +628,38 @@ def test_a_last_line_that_was_cut_is_left_out_of_metrics(tmp_path):
         ('{"step": 0, "loss": "1"}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         (f'{{"step": 0, "loss": {"9" * 400}}}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         ("3\n", "metrics.jsonl:1: not a JSON object"),
+        ("", "metrics.jsonl has no row: delete it to go on without the run's curves"),
+        ('{"step": 0', "metrics.jsonl has no row"),
+        ("\0" * 999, "metrics.jsonl:1: malformed JSON"),
+        ('{"step": 0}\n\1\2\3', "metrics.jsonl:2: malformed JSON"),
+        ('{"step": 0, "loss": 1e300}\n', "metrics.jsonl:1: the field 'loss' must be a number, 1e[+]39 at most"),
     ],
 )
 def test_broken_metrics_are_refused_with_their_line(tmp_path, rows, reason):
     (tmp_path / "metrics.jsonl").write_text(rows)
     with pytest.raises(InputError, match=reason):
         metrics_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"objective/kl": 1.0}, {"objective/kl": 1.0, "objective/score": 1.0}, {"gold_score": 1.0}, {"eos_rate": 1.0}, {}],
+)
+def test_metrics_that_are_of_no_stage_are_refused_before_a_policy_is_read(miniature, tmp_path, monkeypatch, row):
+    run = shutil.copytree(miniature.root / "sft", tmp_path / "run")
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 0} | row) + "\n")
+    monkeypatch.setattr(common, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    args = replace(
+        evaluation.RECIPES["tiny"][1], data=miniature.root / "data", out=tmp_path / "out", device="cpu",
+        policies=("sft", str(miniature.root / "sft"), "ppo", str(run)), reward_model=None, gold=None,
+    )  # fmt: skip
+    with pytest.raises(
+        InputError, match=f"{run}/metrics.jsonl: its last row lacks objective/kl, .*: it is no training"
+    ):
+        evaluation.main(args)
+    assert not args.out.exists()
+    with pytest.raises(InputError, match="it is no training run's"):
+        run_sections([str(run)])
 
 
 def finished_run(directory, **settings):

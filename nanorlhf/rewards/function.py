@@ -209,6 +209,21 @@ def load_function(flag: str, where: str) -> Callable:
     return getattr(load_module(flag, where), where.rpartition(":")[2])
 
 
+def score_of(flag: str, where: str, function: Callable, query: str, response: str) -> float:
+    """What such a function says of one response. Raises InputError where it raises, and for no finite number."""
+    try:
+        value = function(query, response)
+    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
+        raise InputError(f"{flag} {where}: {raised(error, where.rpartition(':')[0])}.") from error
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{flag} {where} must give a number, not {value!r:.80}.") from error
+    if not math.isfinite(number):
+        raise InputError(f"{flag} {where} gave {number}: it must give a finite number.")
+    return number
+
+
 def load_module(flag: str, where: str) -> ModuleType:
     """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
     path, _, name = where.rpartition(":")

@@ -65,7 +65,7 @@ class Args(PolicyArgs):
     """run programs also where the system can't restrict their files or their network"""
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count in the error profile, as in training"""
-    num_resamples: PositiveInt = 2000
+    num_resamples: Count = 2000
     """bootstrap resamples of the problems, for the 95% intervals"""
 
 

@@ -25,7 +25,15 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, command_line
+from nanorlhf.cli import (
+    Count,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    TemperatureOrGreedy,
+    command_line,
+)
 from nanorlhf.dataset import (
     Demonstration,
     batch_indices,
@@ -86,7 +94,7 @@ class Args(RunArgs):
 
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count as javac's do"""
-    temperature: NonNegativeFloat = 0.6
+    temperature: TemperatureOrGreedy = 0.6
     """of the policy's programs"""
     top_p: Fraction = 0.95
     """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""

@@ -11,7 +11,6 @@ The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies besi
 
 import functools
 import json
-import os
 import re
 import resource
 import shlex
@@ -35,7 +34,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
-from nanorlhf.files import write_text
+from nanorlhf.files import check_out, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
@@ -88,11 +87,7 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
 
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
     """Refuse to overwrite a run, before anything slow; writes nothing."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file: name a directory.")
-    parent = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {parent} is not a writable directory.")
+    check_out(out)
     if overwrite and resume:
         raise InputError("--resume and --overwrite: pass only one of them.")
     sampling = (out / SAMPLING).exists()  # then what else is here belongs to the run that --overwrite replaces

@@ -140,7 +140,7 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError):
         module.write_json(path, {"loss": 2.0})
     assert files_of(tmp_path) == {"summary.json": b'{\n  "loss": 1.0\n}\n'}
