@@ -104,7 +104,7 @@ def main(args: Args) -> dict[str, float]:
     # [RLCF alg 1] a critic of its own, whose head begins at 0
     value_model = models.new_value_model(args.value_model, policy, loading)
     ref_policy = models.prepare_policy(args, device, policy, value_model)
-    compiler = training_compiler(rows[0].record, args.error_prone_jar)
+    compiler = training_compiler(rows, args.error_prone_jar)
     pieces = token_bytes(tokenizer)
     discriminator = None
 

@@ -127,7 +127,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
     is_first = distributed.rank() == 0
     progress = tqdm(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
-    with training_compiler(rows[0].record, args.error_prone_jar) as compiler:
+    with training_compiler(rows, args.error_prone_jar) as compiler:
         for start in range(len(samples), len(rows), size):
             first = start + distributed.rank() * args.rollout_batch_size
             mine = slice(first, min(first + args.rollout_batch_size, start + size))
