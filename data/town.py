@@ -23,7 +23,7 @@ from statistics import fmean
 
 from nanorlhf.cli import Count, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out
+from nanorlhf.files import check_out, write_text
 
 # ------------------------------------------------------------------------------------------------------------ 1. facts
 KINDS = ("where", "opens", "tram")
@@ -170,9 +170,7 @@ def main(args: Args) -> None:
         }
         (args.out / name).mkdir(parents=True, exist_ok=True)
         for split, texts in lines.items():
-            temporary = args.out / name / f"dialogues_{split}.txt.tmp"
-            temporary.write_text("".join(texts), encoding="utf-8")
-            temporary.replace(args.out / name / f"dialogues_{split}.txt")
+            write_text(args.out / name / f"dialogues_{split}.txt", "".join(texts))
         if name == "town":
             golds = Counter(gold_score(*line.split(" __eou__", 2)[:2]) for line in lines["train"])
             print(f"{args.out / name}: {args.num_train} training and {args.num_validation} validation dialogues")

@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import hub_directory, read_bytes, read_object, read_text
+from nanorlhf.files import hub_directory, read_bytes, read_object, read_text, write_text
 from nanorlhf.pretrained.gguf import gguf_tokenizer, is_gguf
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
@@ -122,9 +122,7 @@ class Tokenizer:
             "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
         }
         for name, text in files.items():
-            temporary = directory / (name + ".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, directory / name)
+            write_text(directory / name, text)
         # left by another tokenizer, it would replace this one's template
         (directory / TEMPLATE).unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ import train_sft
 from data import codenet, dialogue, prepare, programs, stackoverflow, sums, tiny, town
 from nanorlhf import distributed, files
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
-from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
 from nanorlhf.evals.common import EvalArgs, write_evaluation
@@ -42,6 +43,7 @@ from nanorlhf.pretrained.weight_files import load_pickle, read_tensors
 from nanorlhf.report import compare_runs
 from nanorlhf.report.page import Section, write_page
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.rewards import endpoint
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.run_directory import read_metrics as metrics_of
 from tests.conftest import ROOT, read_metrics
@@ -403,6 +405,61 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_can_resume(mini
     assert not list(args.out.rglob("*.tmp")) and not (args.out / "summary.json").exists()
     MAIN[stage](replace(args, resume=True))
     assert (args.out / "summary.json").exists()
+
+
+@contextmanager
+def small_files(limit):
+    """No file may have more bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def evaluate(out):
+    row = {"response": "x" * 200}
+    write_evaluation(EvalArgs(data=out, out=out), {"a": 1}, [Section("T")], {"samples.jsonl": [row] * 999})
+
+
+WRITERS = {
+    "tiny": lambda out: tiny.main(tiny.Args(out=out, num_demonstrations=99, num_comparisons=99, num_validation=9)),
+    "sums": lambda out: sums.main(sums.Args(out=out, num_demonstrations=999, num_queries=9, num_comparisons=9)),
+    "town": lambda out: town.main(town.Args(out=out, num_train=999, num_validation=9)),
+    "eval": evaluate,
+    "rows": lambda out: write_jsonl(out / "rows.jsonl", [{"query": "x" * 200}] * 999),
+    "text": lambda out: files.write_text(out / "text", "x" * 99_999),
+    "tokenizer": lambda out: train_tokenizer([f"word{i} " for i in range(999)], 600).save(out),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(tmp_path, writer):
+    out = tmp_path / "out"
+    out.mkdir()
+    old = {out / name: b"mine" for name in ("sft.train.jsonl", "eval.json", "rows.jsonl", "text", "tokenizer.json")}
+    for path, content in old.items():
+        path.write_bytes(content)
+    with small_files(8000), pytest.raises(OSError) as error:
+        WRITERS[writer](out)
+    assert error.value.errno == errno.EFBIG
+    left = contents(out)
+    assert old.items() <= left.items()
+    for path in left.keys() - old.keys():  # whatever else is there is whole
+        assert path.suffix == ".jsonl" and len([*iter_jsonl(path)]) == 9 or json.loads(left[path])
+
+
+def test_answers_of_a_judge_that_were_written_before_the_disk_was_full_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint._Asker, "try_to_ask", lambda self, prompt: "x" * 3000)
+    judge = endpoint.Endpoint(url="http://127.0.0.1:9/v1/chat/completions", model="m", workers=1)
+    with small_files(8000), pytest.raises(OSError):
+        endpoint.ask_all(["a", "b", "c"], judge, tmp_path / "cache.jsonl")
+    kept = endpoint.read_cache((tmp_path / "cache.jsonl").read_bytes())
+    assert len(kept) == 2
+    answers, account = endpoint.ask_all(["a", "b", "c"], judge, tmp_path / "cache.jsonl")
+    assert len(answers) == 3 and account["stopped"] == ""
+    assert len(endpoint.read_cache((tmp_path / "cache.jsonl").read_bytes())) == 3
 
 
 def test_a_file_that_cannot_grow_ends_the_process_with_one_sentence_and_code_2(miniature, tmp_path):

@@ -264,12 +264,17 @@ def write_evaluation(
     """
     files = files or {}
     args.out.mkdir(parents=True, exist_ok=True)
-    report = args.out / "report.html.new"
-    write_page(report, str(args.out), page)
-    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
-    for name, rows in files.items():
-        write_jsonl(args.out / name, rows)
-    os.replace(report, args.out / "report.html")
+    new = {name: args.out / f"{name}.new" for name in ("report.html", *files)}
+    try:
+        write_page(new["report.html"], str(args.out), page)
+        for name, rows in files.items():
+            write_jsonl(new[name], rows)
+        (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+        for name, path in new.items():
+            os.replace(path, args.out / name)
+    finally:
+        for path in new.values():
+            path.unlink(missing_ok=True)
     write_json(args.out / "eval.json", result)
     written = ", ".join([str(args.out / "eval.json"), *files])
     print(f"{text(page)}\n\nwritten: {written}, and to look at: {args.out / 'report.html'}")
