@@ -129,7 +129,7 @@ class Tokenizer:
 
 @contextmanager
 def panics_refused() -> Iterator[None]:
-    """Raise InputError where the library panics, as for a regular expression that backtracks too often.
+    """Raise InputError where the library panics, as for a regular expression without end.
 
     A panic is no Exception, and its class can't be imported. The library's regular expressions give
     up after 10 million steps at one place of a text, which takes about half a second.
