@@ -60,7 +60,7 @@ class Args(RolloutArgs):
     adam: AdamSettings = AdamSettings(betas=(0.9, 0.99), eps=1e-8)
     max_query_length: cli.PositiveInt = 500
     response_length: cli.PositiveInt = 384
-    temperature: cli.NonNegativeFloat = 1.0
+    temperature: cli.TemperatureOrGreedy = 1.0
     num_minibatches: cli.PositiveInt = 1  # optimizer steps per epoch
     num_ppo_epochs: cli.PositiveInt = 4  # passes over each rollout
     kl_coef: cli.NonNegativeFloat = 0.1  # beta: score units per nat of a token's KL
@@ -104,7 +104,7 @@ def main(args: Args) -> dict[str, float]:
     # [RLCF alg 1] a critic of its own, whose head begins at 0
     value_model = models.new_value_model(args.value_model, policy, loading)
     ref_policy = models.prepare_policy(args, device, policy, value_model)
-    compiler = training_compiler(rows[0].record, args.error_prone_jar)
+    compiler = training_compiler(rows, args.error_prone_jar)
     pieces = token_bytes(tokenizer)
     discriminator = None
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels import linear_logprobs
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import NonNegativeFloat, PositiveInt, command_line
+from nanorlhf.cli import PositiveInt, TemperatureOrGreedy, command_line
 from nanorlhf.dataset import Demonstration, Rows, batch_indices, load_demonstrations, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.generate import generate
@@ -67,7 +67,7 @@ class Args(SupervisedArgs):
     """all: query and response tokens, as the reference does; response: the response and its EOS"""
     num_samples: PositiveInt = 64
     """validation queries answered at the end, for samples.jsonl and the EOS rate"""
-    temperature: NonNegativeFloat = 0.7
+    temperature: TemperatureOrGreedy = 0.7
     """divides the logits of those samples"""
 
 

@@ -34,6 +34,7 @@ import math
 import re
 import resource
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from typing import Any, Literal
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data import prepare
@@ -59,10 +61,15 @@ LAYOUT = ("messages", "prompt", "completion", "chosen", "rejected")
 COLUMNS = {1: ("response",), 2: ("chosen", "rejected")}  # by number of replies
 ROLES = ("system", "user", "assistant")
 PROBE = "\ue000\ue001"  # a placeholder for a reply, to see what the template writes around it
-# Limits per conversation: a template is a stranger's program. Published ones need a millisecond and a megabyte.
-RENDER_SECONDS = 10  # of processor time
+# A template is a stranger's program. Published ones have at most 30,000 characters, and need a millisecond and a
+# megabyte per conversation.
+MAX_TEMPLATE = 2**18  # characters
+RENDER_SECONDS = 1.0  # of processor time, per rendering
+MEAN_SECONDS = 0.05  # per rendering, once all of them have taken WARM_UP seconds
+WARM_UP = 10.0
 RENDER_BYTES = 2**30  # of memory
 MAX_RENDERED = 4 * MAX_LINE  # characters
+MAX_BITS = 2**16  # of an integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +182,7 @@ def bounded() -> Iterator[None]:
     """Limit the processor time and memory of a block, by TimeoutError and MemoryError."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {RENDER_SECONDS} seconds")
+        raise TimeoutError(f"it takes more than {RENDER_SECONDS:g} seconds of processor time")
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     usage = Path("/proc/self/statm")
@@ -192,10 +199,24 @@ def bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with integers of bounded size: no timer interrupts the product of two large ones."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            num_bits = left.bit_length()
+            num_bits = num_bits * right if operator == "**" else num_bits + right.bit_length()
+            if num_bits > MAX_BITS:
+                raise OverflowError(f"it computes an integer of more than {MAX_BITS:,} bits")
+        return super().call_binop(context, operator, left, right)
+
+
 class Template:
     """A tokenizer's chat template, compiled in Jinja's sandbox with the functions that transformers gives templates.
 
-    Raises InputError for a template that is missing or broken, or takes too long.
+    Raises InputError for a template that is missing or broken, too long, or takes too long.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str):
@@ -205,11 +226,12 @@ class Template:
                 "tokenizer_config.json): pass one with --template."
             )
         self.where = where
+        self.num_renderings, self.seconds = 0, 0.0  # of processor time
+        if len(tokenizer.chat_template) > MAX_TEMPLATE:
+            raise self.broken(ValueError(f"it has more than {MAX_TEMPLATE:,} characters"))
         eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
         self.tokens = {"bos_token": tokenizer.bos or "", "eos_token": eos, "pad_token": PAD}
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
+        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
         environment.filters["tojson"] = to_json
         environment.globals |= {
             "raise_exception": refuse,
@@ -224,6 +246,7 @@ class Template:
     def __call__(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
         """The text of a conversation. Raises LeftOut if the template refuses it."""
         pieces, size = [], 0
+        start = time.process_time()
         try:
             with bounded():
                 settings = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
@@ -232,11 +255,18 @@ class Template:
                     size += len(piece)
                     if size > MAX_RENDERED:
                         raise MemoryError(f"it writes more than {MAX_RENDERED:,} characters")
+            text = "".join(pieces)
+            text.encode()  # half a surrogate pair is no text
+            self.num_renderings += 1
+            self.seconds += time.process_time() - start
+            mean = self.seconds / self.num_renderings
+            if self.seconds > WARM_UP and mean > MEAN_SECONDS:
+                raise TimeoutError(f"it takes {mean:.2g} seconds of processor time each time")
         except LeftOut:
             raise
         except Exception as error:  # as above
             raise self.broken(error) from error
-        return "".join(pieces)
+        return text
 
     def broken(self, error: Exception) -> InputError:
         reason = " ".join(str(error).split()) or "it takes too much memory"

@@ -24,6 +24,7 @@ from nanorlhf.files import INFLATION, check_out, hub_directory, open_regular, re
 from nanorlhf.tokenizer import Tokenizer, train_tokenizer
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+MAX_VOCAB_SIZE = 2**20  # Gemma's tokenizer has 262,144
 MAX_TURNS = 1000  # of a conversation: DailyDialog has at most 35, Cornell 89
 
 
@@ -115,17 +116,20 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 # --------------------------------------------------------------------------------------------------------- 2. settings
 def check_vocab_size(vocab_size: int | None, tokenizer_flag: str | None = None) -> None:
-    """Refuse a --vocab-size too small for the bytes, and one next to a flag that names a tokenizer."""
+    """Refuse a --vocab-size too small for the bytes or above any tokenizer, and one next to a flag that names one."""
     if vocab_size is None:
         return
     if vocab_size < 300:
         raise InputError(f"--vocab-size {vocab_size}: it must be at least 300, as 256 entries are the bytes.")
+    if vocab_size > MAX_VOCAB_SIZE:  # the library reserves memory for all of them
+        raise InputError(f"--vocab-size {vocab_size}: it must be {MAX_VOCAB_SIZE:,} at most.")
     if tokenizer_flag:
         raise InputError(f"--vocab-size trains a tokenizer and {tokenizer_flag} names one: pass only one of them.")
 
 
 def has_rows(out: Path) -> bool:
     """Whether a file of annotations is there to resume. Raises InputError unless --out can be a file."""
+    check_out(out.parent)
     if out.is_dir():
         raise InputError(f"--out {out} is a directory, not a file.")
     if not out.exists():

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from data.codenet import java_methods, python_methods, row_of
 from data.prepare import jsonl_files
-from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import Count, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
 
@@ -241,9 +241,9 @@ class Args:
     """directory for sources/ and bench/; existing files are replaced"""
     language: Literal["auto", "java", "python"] = "auto"
     """auto: Java if there is a JDK, else Python"""
-    num_problems: PositiveInt = 600
+    num_problems: Count = 600
     """problems in sources/"""
-    num_solutions: PositiveInt = 4
+    num_solutions: Count = 4
     """maximum number of solutions per problem; duplicates are dropped"""
     num_bench: tuple[PositiveInt, PositiveInt, PositiveInt] = (96, 32, 64)
     """problems in bench/: train, validation, test"""

@@ -26,11 +26,19 @@ from typing import Annotated
 import numpy as np
 
 from data.prepare import has_rows
-from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, printable, run_module
+from nanorlhf.cli import (
+    NonNegativeFloat,
+    PositiveInt,
+    Range,
+    Seed,
+    check_ranges,
+    printable,
+    run_module,
+)
 from nanorlhf.dataset import field, iter_jsonl, list_of, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings
-from nanorlhf.rewards.function import load_function
+from nanorlhf.rewards.function import load_function, score_of
 from nanorlhf.selfrank.text_rank import rank_order
 
 KEYS = "all numbers, best first (2 1 4 3), s skip (no ranking), b back, q quit"
@@ -122,12 +130,13 @@ def parse_order(typed: str, num_answers: int) -> list[int] | None:
 
 def simulate(args: Args, questions: dict[str, list[str]], chosen: list[str]) -> Iterator[dict]:
     """The rows of an annotator who ranks by --simulate plus noise."""
-    score = load_function("--simulate", args.simulate)
+    function = load_function("--simulate", args.simulate)
     for query in chosen:
         answers = questions[query]
         # seeded by the query, so that other questions don't change its noise
         rng = np.random.default_rng((args.seed, *args.annotator.encode(), *query.encode()))
-        noisy = [score(query, answer) for answer in answers] + rng.normal(0, args.simulated_noise, len(answers))
+        scores = [score_of("--simulate", args.simulate, function, query, answer) for answer in answers]
+        noisy = scores + rng.normal(0, args.simulated_noise, len(answers))
         ranking = rank_order(noisy).tolist()
         yield {"query": query, "answers": answers, "ranking": ranking, "annotator": args.annotator}
 

@@ -25,7 +25,6 @@ A broken file stops the run. Posts that can't be used are skipped and counted, w
 import csv
 import json
 import math
-import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -40,10 +39,10 @@ from tqdm import tqdm
 
 from data.markup import to_text
 from data.prepare import LeftOut, check_vocab_size, converted_files
-from nanorlhf.cli import NonNegativeFloat, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import PositiveInt, Seed, TemperatureOrGreedy, check_ranges, run_module
 from nanorlhf.dataset import response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, decode, open_regular, read_lines
+from nanorlhf.files import check_out, decode, open_regular, read_lines, write_text
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:  # only --generated-by imports torch
@@ -125,7 +124,7 @@ class Args:
     """Algorithm 1, scores outside the fences: clip to [-1, 1] as the paper does, or set to -1 and 1"""
     generated_by: str | None = None
     """SFT policy that also answers questions with a single answer: directory or Hub id"""
-    temperature: NonNegativeFloat = 1.0
+    temperature: TemperatureOrGreedy = 1.0
     """sampling temperature of those answers"""
     batch_size: PositiveInt = 32
     """questions answered at once"""
@@ -694,8 +693,7 @@ def main(args: Args) -> None:
                     else:
                         save(split, question, {"chosen": best, "rejected": answer})
     scaling = asdict(bounds) | {"outliers": args.outliers}
-    (args.out / "scaling.json.tmp").write_text(json.dumps(scaling, indent=2) + "\n", encoding="utf-8")
-    os.replace(args.out / "scaling.json.tmp", args.out / "scaling.json")
+    write_text(args.out / "scaling.json", json.dumps(scaling, indent=2) + "\n")
     tokenizer.save(args.out)  # for models with random weights
     print(
         f"[SO alg 1] votes per answer: fences {bounds.low:.3g} and {bounds.high:.3g}, outermost inliers "

@@ -32,7 +32,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import Count, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
@@ -205,13 +205,13 @@ class Args:
     """fewest and most terms of a long problem"""
     digits: PositiveInt = 1
     """digits of a term at most"""
-    num_demonstrations: PositiveInt = 20_000
+    num_demonstrations: Count = 20_000
     """rows of short/sft.train.jsonl"""
-    num_queries: PositiveInt = 6400
+    num_queries: Count = 6400
     """rows of long/sft.train.jsonl"""
-    num_comparisons: PositiveInt = 6400
+    num_comparisons: Count = 6400
     """rows of long/comparisons.train.jsonl"""
-    num_validation: PositiveInt = 512
+    num_validation: Count = 512
     """rows of each validation file"""
 
 

@@ -27,7 +27,7 @@ from statistics import fmean, pstdev
 
 from data.labellers import WORKERS, Dials, Labellers
 from data.prepare import check_vocab_size
-from nanorlhf.cli import NonNegativeInt, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import Count, CountOrNone, Seed, check_ranges, run_module
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
@@ -318,15 +318,15 @@ class Args(Dials):
     """directory for sft.*.jsonl, comparisons.*.jsonl and tokenizer.json"""
     seed: Seed = 1
     """seed of every text and every label"""
-    num_demonstrations: PositiveInt = 6400
+    num_demonstrations: Count = 6400
     """rows of sft.train.jsonl"""
-    num_comparisons: PositiveInt = 6400
+    num_comparisons: Count = 6400
     """rows of comparisons.train.jsonl"""
-    num_validation: PositiveInt = 1024
+    num_validation: Count = 1024
     """rows of each validation file; no training post has the same four facts as a validation post"""
     summarisers: tuple[str, ...] = tuple(POLICY_WEIGHTS)
     """summarisers in comparisons.train.jsonl; validation compares all of them"""
-    num_triads: NonNegativeInt = 0
+    num_triads: CountOrNone = 0
     """posts in agreement.jsonl, where all eight workers compare three summaries of each; 0: no such file"""
     vocab_size: int = 640
     """maximum vocabulary of the byte-level BPE trained on these texts; with 640 every word is one token"""

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from nanorlhf.cli import PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.cli import Count, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out
+from nanorlhf.files import check_out, write_text
 
 # ------------------------------------------------------------------------------------------------------------ 1. facts
 KINDS = ("where", "opens", "tram")
@@ -151,9 +151,9 @@ class Args:
     """directory for town/ and elsewhere/; existing files are replaced"""
     seed: Seed = 1
     """seed of every dialogue"""
-    num_train: PositiveInt = 4000
+    num_train: Count = 4000
     """training dialogues in each of the two towns"""
-    num_validation: PositiveInt = 300
+    num_validation: Count = 300
     """validation dialogues in each town, with clerks who know it"""
 
 
@@ -170,9 +170,7 @@ def main(args: Args) -> None:
         }
         (args.out / name).mkdir(parents=True, exist_ok=True)
         for split, texts in lines.items():
-            temporary = args.out / name / f"dialogues_{split}.txt.tmp"
-            temporary.write_text("".join(texts), encoding="utf-8")
-            temporary.replace(args.out / name / f"dialogues_{split}.txt")
+            write_text(args.out / name / f"dialogues_{split}.txt", "".join(texts))
         if name == "town":
             golds = Counter(gold_score(*line.split(" __eou__", 2)[:2]) for line in lines["train"])
             print(f"{args.out / name}: {args.num_train} training and {args.num_validation} validation dialogues")

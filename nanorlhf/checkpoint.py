@@ -2,8 +2,9 @@
 
 `load_gpt` and `load_scalar` read a directory, a Hub id or a GGUF file; `save` writes a directory
 that `transformers` loads. pretrained/ knows the files and the families. Nothing is dropped
-silently: a missing or unexpected tensor, or one of another shape, is an error. Half-precision
-weights become float32.
+silently: a missing or unexpected tensor, or one of another shape, is an error. So are weights that
+are not finite or larger than LARGEST, and a model whose output for a few tokens is not finite.
+Half-precision weights become float32.
 
 A reward or value model is such a directory with "architectures": ["ScalarModel"] in config.json,
 the trunk under its family's names, and three more tensors: score.weight (1, C), score.bias (1,) and
@@ -55,6 +56,8 @@ from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
+LARGEST = 1e6  # of a weight: float16 has up to 65,504, SmolLM2-135M up to 9.3
+PROBED = 8  # tokens that a new model reads
 
 
 # --------------------------------------------------------------------------------------------- load
@@ -146,7 +149,9 @@ def load(
 
     def read_stored(name: str, rows: slice = slice(None)) -> Tensor:
         """Some rows of one of our tensors; may be a view into the file, which is mapped."""
-        return from_family(name, stored[name], config, rows)
+        values = from_family(name, stored[name], config, rows)
+        check_values(values, f"{file}: {tensor_names(name, config)[0]}")
+        return values
 
     # copies of a model that has not been read share the function: they are read from the same files
     model.__dict__["read_stored"] = read_stored
@@ -156,7 +161,40 @@ def load(
         model.register_buffer(name, value)
     if not on_meta:
         distributed.read_weights(model, device)
+        check_output(model, where, dtype)
     return model
+
+
+def check_values(values: Tensor, where: str) -> None:
+    """Refuse weights that are NaN, infinite or absurdly large; `where` names file and tensor.
+
+    In one pass: the two extremes are NaN if any value is.
+    """
+    if values.numel() == 0:  # this rank's share of a small tensor
+        return
+    for extreme in torch.aminmax(values):
+        if not abs(extreme) <= LARGEST:
+            raise InputError(
+                f"{where} has a value of {extreme:g}: a weight must be finite, {LARGEST:,.0f} at "
+                "most: the file is damaged, or not of the type it says."
+            )
+
+
+@torch.no_grad()
+def check_output(model: GPT | ScalarModel, where: str | Path, dtype: torch.dtype) -> None:
+    """Refuse a model whose output for a few tokens is not finite, before anyone trains it."""
+    weight = model.transformer.embedding.weight
+    length = min(PROBED, model.config.n_ctx)
+    ids = torch.linspace(0, model.config.vocab_size - 1, length).long().to(weight.device)[None]
+    with torch.autocast(weight.device.type, dtype, enabled=dtype != torch.float32):
+        output = model(ids, query_length=max(1, length // 2))
+        if isinstance(model, GPT):
+            output = model.logits(output)
+    if not output.isfinite().all():
+        raise InputError(
+            f"{where}: the model's output for {length} tokens is not finite: its weights or the "
+            "numbers in its configuration are damaged."
+        )
 
 
 def tie_head(tensors: dict[str, Tensor], config: GPTConfig, has_head: bool, file: Path) -> None:

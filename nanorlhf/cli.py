@@ -34,6 +34,7 @@ _COUNTABLE = Range("at most 10^12", lambda x: x <= 10**12)
 PositiveInt = Annotated[int, Range("at least 1", lambda x: x >= 1), _COUNTABLE]
 NonNegativeInt = Annotated[int, Range("at least 0", lambda x: x >= 0), _COUNTABLE]
 Count = Annotated[int, Range("from 1 to a million", lambda x: 1 <= x <= 10**6)]  # of rows in memory
+CountOrNone = Annotated[int, Range("from 0 to a million", lambda x: 0 <= x <= 10**6)]
 Epochs = Annotated[float, Range("above 0, a million at most", lambda x: 0 < x <= 10**6)]
 PositiveFloat = Annotated[float, Range("above 0", lambda x: x > 0)]
 ClipRange = PositiveFloat | tuple[PositiveFloat, PositiveFloat]  # one, or below and above
@@ -41,6 +42,11 @@ NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]
 Fraction = Annotated[float, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
 Beta = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]
 FiniteFloat = Annotated[float, Range("a finite number", math.isfinite)]
+# a smaller one overflows float32; a larger one makes all tokens equally probable
+Temperature = Annotated[float, Range("from 10^-6 to 10^6", lambda x: 1e-6 <= x <= 1e6)]
+TemperatureOrGreedy = Annotated[
+    float, Range("0 or from 10^-6 to 10^6", lambda x: x == 0 or 1e-6 <= x <= 1e6)
+]
 Seconds = Annotated[float, Range("above 0, an hour at most", lambda x: 0 < x <= 3600)]
 Workers = Annotated[int, Range("from 1 to 500", lambda x: 1 <= x <= 500)]
 NumWorkers = Annotated[int, Range("from 0 to 500", lambda x: 0 <= x <= 500)]  # 0: this process
@@ -147,6 +153,9 @@ def _program(main: Callable[..., object]) -> str:
 
 def _parse(args_class: type[S], arguments: list[str], program: str, default: S | None = None) -> S:
     options: dict[str, Any] = {} if default is None else {"default": default}
+    for flag, argument in itertools.pairwise(["", *arguments]):
+        if flag.startswith("--") and argument == "":  # as a path, it is the working directory
+            raise InputError(f"{program}: {flag} is empty: pass a value, or leave the flag out.")
     box = io.StringIO()
     try:
         with redirect_stderr(box):

@@ -158,7 +158,13 @@ def shard(
         unit.set_force_sum_reduction_for_comms(True)
     if read_stored is not None:
         model.__dict__["read_stored"] = read_stored
-        read_weights(model, shard_device)
+        problems = []
+        try:
+            read_weights(model, shard_device)
+        except InputError as error:  # in this rank's rows
+            problems = [str(error)]
+        for problem in all_gather_objects(problems):
+            raise InputError(problem)
 
 
 def read_weights(model: nn.Module, device: str | torch.device) -> None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from huggingface_hub import snapshot_download
@@ -39,9 +40,17 @@ KINDS = {
 
 
 # -------------------------------------------------------------------------------------- 1. any file
-def check_out(directory: Path) -> None:
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"--out {directory} is a file, not a directory.")
+def check_out(directory: Path, flag: str = "--out") -> None:
+    """Refuse a directory that can't be made or written in, before anything slow; leaves nothing."""
+    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if parent == directory and not parent.is_dir():
+        raise InputError(f"{flag} {directory} is a file, not a directory.")
+    try:  # os.access can't tell: root may write in /proc, which takes no directory
+        TemporaryDirectory(dir=parent, prefix=".nanorlhf-").cleanup()
+    except OSError as error:
+        raise InputError(
+            f"{flag} {directory}: {parent} is not a writable directory ({error.strerror})."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import hub_directory, read_bytes, read_object, read_text
+from nanorlhf.files import hub_directory, read_bytes, read_object, read_text, write_text
 from nanorlhf.pretrained.gguf import gguf_tokenizer, is_gguf
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
@@ -47,12 +48,14 @@ class Tokenizer:
         that token. Otherwise it stays text: `[PAD]` is five characters.
         """
         backend = self._parsing_special if parse_special else self.backend
-        return backend.encode(text, add_special_tokens=False).ids
+        with panics_refused():
+            return backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: list[str], parse_special: bool = False) -> list[list[int]]:
         """The ids of each text, as by `encode`, on all cores."""
         backend = self._parsing_special if parse_special else self.backend
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        with panics_refused():
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_responses(self, texts: list[str]) -> list[list[int]]:
@@ -119,11 +122,25 @@ class Tokenizer:
             "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
         }
         for name, text in files.items():
-            temporary = directory / (name + ".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, directory / name)
+            write_text(directory / name, text)
         # left by another tokenizer, it would replace this one's template
         (directory / TEMPLATE).unlink(missing_ok=True)
+
+
+@contextmanager
+def panics_refused() -> Iterator[None]:
+    """Raise InputError where the library panics, as for a regular expression without end.
+
+    A panic is no Exception, and its class can't be imported. The library's regular expressions give
+    up after 10 million steps at one place of a text, which takes about half a second.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = f"{error!s:.200}"
+        raise InputError(f"the tokenizer's own settings fail on a text ({reason}).") from error
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:

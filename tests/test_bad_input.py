@@ -17,26 +17,33 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import eval as evaluation
 import nanorlhf.checkpoint
 import train_ppo
 import train_rm
 import train_sft
-from data import codenet, dialogue, prepare, stackoverflow
+from data import codenet, dialogue, prepare, programs, stackoverflow, sums, tiny, town
 from nanorlhf import distributed, files
 from nanorlhf.checkpoint import holds_reward_model, load_gpt, load_scalar
-from nanorlhf.dataset import field, iter_jsonl
+from nanorlhf.dataset import field, iter_jsonl, write_jsonl
 from nanorlhf.errors import InputError
+from nanorlhf.evals import common
 from nanorlhf.evals.common import EvalArgs, write_evaluation
+from nanorlhf.model import ScalarModel
 from nanorlhf.pretrained.weight_files import load_pickle, read_tensors
 from nanorlhf.report import compare_runs
 from nanorlhf.report.page import Section, write_page
+from nanorlhf.report.run_curves import run_sections
+from nanorlhf.rewards import endpoint
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
 from nanorlhf.training.run_directory import read_metrics as metrics_of
 from tests.conftest import ROOT, read_metrics
@@ -130,6 +137,35 @@ def test_an_empty_or_missing_file_is_named(miniature, data, tmp_path, stage, fil
     shutil.rmtree(args.out)
     (data / f"{file}.jsonl").unlink()
     refused(args, stage, rf"{file}\.jsonl does not exist")
+
+
+# -------------------------------------------------------------------------------------------------------------- --out
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc, which takes no directory even from root")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_directory_that_cannot_be_made_is_refused_before_anything_is_read(miniature, tmp_path, stage):
+    (tmp_path / "file").write_text("mine")
+    for out, parent in (("/proc/x", "/proc"), ("/proc/x/y/z", "/proc"), (tmp_path / "file/x", tmp_path / "file")):
+        args = replace(getattr(miniature, stage), data=tmp_path / "no data", out=Path(out))
+        with pytest.raises(InputError, match=f"^--out {out}: {parent} is not a writable directory [(].*[)]"):
+            MAIN[stage](args)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc, which takes no directory even from root")
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda out: tiny.main(tiny.Args(out=out)),
+        lambda out: sums.main(sums.Args(out=out)),
+        lambda out: town.main(town.Args(out=out)),
+        lambda out: programs.main(programs.Args(out=out)),
+        lambda out: prepare.has_rows(out / "rankings.jsonl"),
+        lambda out: prepare.jsonl_files(out).__enter__(),
+    ],
+    ids=["tiny", "sums", "town", "programs", "rankings", "all others"],
+)
+def test_a_converter_refuses_a_directory_that_cannot_be_made(convert):
+    with pytest.raises(InputError, match="^--out /proc/x: /proc is not a writable directory"):
+        convert(Path("/proc/x"))
 
 
 # --------------------------------------------------------------------------------------------- tokenizers, checkpoints
@@ -226,6 +262,24 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(miniature, tmp_path,
 
 # -------------------------------------------------------------------------------------------------------------- scores
 @pytest.mark.parametrize(
+    ("gold", "sentence"),
+    [
+        ("def score(query): return 1", ": FILE raises TypeError: score[(][)] takes 1 positional argument"),
+        ("def score(query, response): raise SystemExit(3)", ": FILE:1 raises SystemExit: 3"),
+        ("def score(query, response):\n    return query.nothing", ": FILE:2 raises AttributeError"),
+        ("def score(query, response): return [1]", " must give a finite number, not .1."),
+        ("def score(query, response): return 10**400", " must give a finite number, not 1000"),
+    ],
+)
+def test_a_gold_function_that_raises_is_named(miniature, tmp_path, gold, sentence):
+    file = tmp_path / "gold.py"
+    file.write_text(gold)
+    with pytest.raises(InputError, match=f"^--gold {file}:score{sentence.replace('FILE', str(file))}"):
+        train_ppo.main(replace(miniature.ppo, gold=f"{file}:score", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("rule", "sentence"),
     [
         ("[float('nan')] + [0.0] * (len(r) - 1)", "--reward .*:score: .*rule.py:1 returned nan for the response"),
@@ -253,13 +307,13 @@ def test_a_reward_that_stops_being_finite_leaves_the_checkpoint_of_the_update_be
     assert [row["step"] for row in read_metrics(args.out)] == [0, 1]
 
 
-def test_a_reward_model_that_gives_nan_is_named(miniature, tmp_path):
-    def poison(tensors):
-        tensors["score.bias"] += float("nan")
-
-    rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm", tensors=poison)
+def test_a_reward_model_that_gives_nan_is_named(miniature, tmp_path, monkeypatch):
+    plain = ScalarModel.forward
+    monkeypatch.setattr(ScalarModel, "forward", lambda self, ids, *a, **k: plain(self, ids, *a, **k) / (len(ids) == 1))
+    rm = miniature.root / "rm"
     with pytest.raises(InputError, match=f"--reward-model {rm} gave a score that is not finite at update 0"):
         train_ppo.main(replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 # ----------------------------------------------------------------------------------- losses and weights that run away
@@ -294,13 +348,42 @@ def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence(miniature, tm
     assert not (args.out / "summary.json").exists()
 
 
-def test_a_model_that_gives_no_finite_logits_cannot_be_sampled(miniature, tmp_path):
-    def poison(tensors):
-        tensors["embed_out.weight"][5] = float("nan")
+def set_value(name, value):
+    def change(tensors):
+        tensors[name].view(-1)[-1] = value
 
-    sft = changed_checkpoint(miniature.root / "sft", tmp_path / "sft", tensors=poison)
-    with pytest.raises(InputError, match="logits are not finite"):
-        train_ppo.main(replace(miniature.ppo, sft=str(sft), out=tmp_path / "out"))
+    return change
+
+
+WEIGHTS = {  # another config.json, other weights, the reason
+    "nan": (None, set_value("embed_out.weight", float("nan")), "embed_out.weight has a value of nan"),
+    "infinite": (None, set_value("gpt_neox.embed_in.weight", float("-inf")), "embed_in.weight has a value of -inf"),
+    "a norm of 1e30": (None, set_value("gpt_neox.final_layer_norm.weight", 1e30), "norm.weight has a value of 1e[+]30"),
+    "fused and reordered": (
+        None, set_value("gpt_neox.layers.0.attention.query_key_value.bias", -2e6), "key_value.bias has .* -2e[+]06",
+    ),
+    "a rope base of 0": ({"rotary_emb_base": 0}, None, "rotary_emb_base or rope_theta must be .* at least 1"),
+    "a rope base of 1e-300": ({"rope_theta": 1e-300, "rotary_emb_base": None}, None, r"of at least 1, not \[1e-300\]"),
+    "numbers that overflow together": (
+        {"layer_norm_eps": 0.0}, lambda tensors: [tensor.zero_() for tensor in tensors.values()],
+        "the model's output for 8 tokens is not finite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_a_checkpoint_that_can_give_nothing_but_nan_is_refused_while_it_is_read(miniature, tmp_path, stage, case):
+    config, tensors, reason = WEIGHTS[case]
+    checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint", config, tensors)
+    args = replace(getattr(miniature, stage), out=tmp_path / "out")
+    refused(start_from(stage, args, checkpoint), stage, rf"^{checkpoint}(/[a-z.]+)?: .*{reason}")
+
+
+def test_a_reward_model_with_a_weight_of_nan_names_its_file(miniature, tmp_path):
+    rm = changed_checkpoint(miniature.root / "rm", tmp_path / "rm", tensors=set_value("score.bias", float("nan")))
+    args = replace(miniature.ppo, reward_model=str(rm), out=tmp_path / "out")
+    refused(args, "ppo", f"^{rm}/model.safetensors: score.bias has a value of nan: a weight must be finite")
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk
@@ -322,6 +405,61 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_can_resume(mini
     assert not list(args.out.rglob("*.tmp")) and not (args.out / "summary.json").exists()
     MAIN[stage](replace(args, resume=True))
     assert (args.out / "summary.json").exists()
+
+
+@contextmanager
+def small_files(limit):
+    """No file may have more bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def evaluate(out):
+    row = {"response": "x" * 200}
+    write_evaluation(EvalArgs(data=out, out=out), {"a": 1}, [Section("T")], {"samples.jsonl": [row] * 999})
+
+
+WRITERS = {
+    "tiny": lambda out: tiny.main(tiny.Args(out=out, num_demonstrations=99, num_comparisons=99, num_validation=9)),
+    "sums": lambda out: sums.main(sums.Args(out=out, num_demonstrations=999, num_queries=9, num_comparisons=9)),
+    "town": lambda out: town.main(town.Args(out=out, num_train=999, num_validation=9)),
+    "eval": evaluate,
+    "rows": lambda out: write_jsonl(out / "rows.jsonl", [{"query": "x" * 200}] * 999),
+    "text": lambda out: files.write_text(out / "text", "x" * 99_999),
+    "tokenizer": lambda out: train_tokenizer([f"word{i} " for i in range(999)], 600).save(out),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(tmp_path, writer):
+    out = tmp_path / "out"
+    out.mkdir()
+    old = {out / name: b"mine" for name in ("sft.train.jsonl", "eval.json", "rows.jsonl", "text", "tokenizer.json")}
+    for path, content in old.items():
+        path.write_bytes(content)
+    with small_files(8000), pytest.raises(OSError) as error:
+        WRITERS[writer](out)
+    assert error.value.errno == errno.EFBIG
+    left = contents(out)
+    assert old.items() <= left.items()
+    for path in left.keys() - old.keys():  # whatever else is there is whole
+        assert path.suffix == ".jsonl" and len([*iter_jsonl(path)]) == 9 or json.loads(left[path])
+
+
+def test_answers_of_a_judge_that_were_written_before_the_disk_was_full_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint._Asker, "try_to_ask", lambda self, prompt: "x" * 3000)
+    judge = endpoint.Endpoint(url="http://127.0.0.1:9/v1/chat/completions", model="m", workers=1)
+    with small_files(8000), pytest.raises(OSError):
+        endpoint.ask_all(["a", "b", "c"], judge, tmp_path / "cache.jsonl")
+    kept = endpoint.read_cache((tmp_path / "cache.jsonl").read_bytes())
+    assert len(kept) == 2
+    answers, account = endpoint.ask_all(["a", "b", "c"], judge, tmp_path / "cache.jsonl")
+    assert len(answers) == 3 and account["stopped"] == ""
+    assert len(endpoint.read_cache((tmp_path / "cache.jsonl").read_bytes())) == 3
 
 
 def test_a_file_that_cannot_grow_ends_the_process_with_one_sentence_and_code_2(miniature, tmp_path):
@@ -533,9 +671,10 @@ def test_a_damaged_or_foreign_tokenizer_is_one_sentence(miniature, tmp_path, fil
 
 
 # ----------------------------------------------------------------------------------------------- what runs left behind
-def test_a_last_line_that_was_cut_is_left_out_of_metrics(tmp_path):
+def test_a_last_line_that_was_cut_is_left_out_of_metrics_and_said_once(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "lo')
-    assert metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
+    assert metrics_of(tmp_path) == metrics_of(tmp_path) == [{"step": 0, "loss": 1.5}]
+    assert capsys.readouterr().err == f"{tmp_path / 'metrics.jsonl'}:2: the last row is cut and left out.\n"
 
 
 @pytest.mark.parametrize(
@@ -546,12 +685,38 @@ def test_a_last_line_that_was_cut_is_left_out_of_metrics(tmp_path):
         ('{"step": 0, "loss": "1"}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         (f'{{"step": 0, "loss": {"9" * 400}}}\n', "metrics.jsonl:1: the field 'loss' must be a number"),
         ("3\n", "metrics.jsonl:1: not a JSON object"),
+        ("", "metrics.jsonl has no row: delete it to go on without the run's curves"),
+        ('{"step": 0', "metrics.jsonl has no row"),
+        ("\0" * 999, "metrics.jsonl:1: malformed JSON"),
+        ('{"step": 0}\n\1\2\3', "metrics.jsonl:2: malformed JSON"),
+        ('{"step": 0, "loss": 1e300}\n', "metrics.jsonl:1: the field 'loss' must be a number, 1e[+]39 at most"),
     ],
 )
 def test_broken_metrics_are_refused_with_their_line(tmp_path, rows, reason):
     (tmp_path / "metrics.jsonl").write_text(rows)
     with pytest.raises(InputError, match=reason):
         metrics_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"objective/kl": 1.0}, {"objective/kl": 1.0, "objective/score": 1.0}, {"gold_score": 1.0}, {"eos_rate": 1.0}, {}],
+)
+def test_metrics_that_are_of_no_stage_are_refused_before_a_policy_is_read(miniature, tmp_path, monkeypatch, row):
+    run = shutil.copytree(miniature.root / "sft", tmp_path / "run")
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 0} | row) + "\n")
+    monkeypatch.setattr(common, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    args = replace(
+        evaluation.RECIPES["tiny"][1], data=miniature.root / "data", out=tmp_path / "out", device="cpu",
+        policies=("sft", str(miniature.root / "sft"), "ppo", str(run)), reward_model=None, gold=None,
+    )  # fmt: skip
+    with pytest.raises(
+        InputError, match=f"{run}/metrics.jsonl: its last row lacks objective/kl, .*: it is no training"
+    ):
+        evaluation.main(args)
+    assert not args.out.exists()
+    with pytest.raises(InputError, match="it is no training run's"):
+        run_sections([str(run)])
 
 
 def finished_run(directory, **settings):

@@ -14,6 +14,7 @@ import train_dpo
 import train_ppo
 import train_rm
 import train_sft
+from data import programs, sums, tiny, town
 from kernels import processor
 from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
@@ -87,6 +88,8 @@ def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path)
         ("train_rm", ["tldr", "--beam-size", "4"], "unknown flag '--beam-size': .*--help"),
         ("train_sft", ["tiny", "more"], "unknown flag 'more'"),
         ("train_sft", ["--lr", "1", "--learning-rate", "1"], "unknown flag '--learning-rate'"),
+        ("train_sft", ["--out", ""], "train_sft.py tiny: --out is empty: pass a value, or leave the flag out"),
+        ("train_ppo", ["tldr", "--lr", "1", "--sft", ""], "train_ppo.py tldr: --sft is empty"),
     ],
 )
 def test_an_unknown_recipe_or_flag_is_one_line_and_exit_code_2(monkeypatch, capsys, script, arguments, sentence):
@@ -169,10 +172,11 @@ ABSURD = {
                   "num_validation": (0,), "seed": (-1,)},
     "train_ppo": {"batch_size": (0, -64), "num_minibatches": (0, -1), "micro_batch_size": (0, -1),
                   "num_ppo_epochs": (0,), "total_episodes": (0, -5), "lr": (-1.0,),
-                  "temperature": (0.0, -1.0), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0), "gamma": (-0.1, 1.1),
+                  "temperature": (0.0, -1.0, 1e-300, 1e7), "kl_coef": (-0.1,), "kl_target": (0.0, -6.0),
+                  "gamma": (-0.1, 1.1),
                   "lam": (-0.1, 1.01), "clip_range": (0.0, -0.2), "value_clip_range": (0.0, -0.2),
                   "value_coef": (-1.0,), "response_length": (0,), "max_query_length": (0,),
-                  "save_every": (0,), "seed": (-1,)},
+                  "save_every": (0,), "seed": (-1,), "lora_rank": (0, 10**12)},
 }  # fmt: skip
 
 
@@ -198,11 +202,34 @@ def test_a_script_as_the_shell_sees_it(miniature, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("flag", ["batch_size", "num_samples"])
-def test_rows_that_no_memory_holds_are_refused_at_once(flag):
-    args = {"batch_size": train_ppo.RECIPES["tiny"], "num_samples": evaluation.RECIPES["rlcf-tiny"]}[flag][1]
-    with pytest.raises(InputError, match=rf"--{flag.replace('_', '-')} 1000000000000: it must be from 1 to a million"):
-        check_ranges(replace(args, **{flag: 10**12}))
+ROWS_IN_MEMORY = [
+    (train_ppo.RECIPES["tiny"][1], ("batch_size",)),
+    (evaluation.RECIPES["rlcf-tiny"][1], ("num_samples", "num_resamples")),
+    (evaluation.RECIPES["sums"][1], ("num_samples",)),
+    (evaluation.RECIPES["tiny"][1], ("num_distinct_samples",)),
+    (tiny.Args(), ("num_demonstrations", "num_comparisons", "num_validation", "num_triads")),
+    (sums.Args(), ("num_demonstrations", "num_queries", "num_comparisons", "num_validation")),
+    (town.Args(), ("num_train", "num_validation")),
+    (programs.Args(), ("num_problems", "num_solutions")),
+]
+
+
+@pytest.mark.parametrize(("args", "name"), [(args, name) for args, names in ROWS_IN_MEMORY for name in names])
+def test_rows_that_no_memory_holds_are_refused_at_once(args, name):
+    sentence = rf"--{name.replace('_', '-')} 1000000000000: it must be from [01] to a million"
+    with pytest.raises(InputError, match=sentence):
+        check_ranges(replace(args, **{name: 10**12}))
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "stackoverflow-tiny", "str-tiny", "sums"])
+def test_a_temperature_that_overflows_the_logits_is_refused(recipe):
+    args = evaluation.RECIPES[recipe][1]
+    for name in ("temperature", "kl_temperature"):
+        if hasattr(args, name):
+            for value in (1e-300, 1e-7, 1e300):
+                sentence = f"--{name.replace('_', '-')} {value}: it must be "
+                with pytest.raises(InputError, match=rf"^{re.escape(sentence)}(0 or )?from 10\^-6 to 10\^6"):
+                    check_ranges(replace(args, **{name: value}))
 
 
 def test_a_newline_in_a_path_makes_no_second_line(monkeypatch, capsys):

@@ -14,7 +14,7 @@ import train_ppo
 import train_rlcf
 import train_rm
 import train_sft
-from nanorlhf import model
+from nanorlhf import checkpoint, model
 from nanorlhf.evals import checked, reward_models, summaries
 from nanorlhf.recipes import PAGES
 from nanorlhf.report.details_index import INDEX, ROOT, ROW, line_of, tags_of
@@ -179,6 +179,7 @@ def test_bf16_is_the_dtype_of_products_and_of_no_weight(miniature, tmp_path, mon
         stepped.extend(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         raise Made
 
+    monkeypatch.setattr(checkpoint, "check_output", lambda *_: None)  # of a new model, in the dtype of its weights
     monkeypatch.setattr(model, "linear", noted)
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     args = replace(getattr(miniature, stage), out=tmp_path / "out")

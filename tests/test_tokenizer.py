@@ -408,6 +408,20 @@ def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id():
         load_tokenizer("runs/no/such/dir")
 
 
+def test_a_regular_expression_that_backtracks_for_ever_is_one_sentence(tmp_path):
+    TRAINED.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    value = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, value["pre_tokenizer"]]}
+    path.write_text(json.dumps(value))
+    tokenizer = load_tokenizer(tmp_path)
+    for encode in (lambda: tokenizer.encode("a" * 99), lambda: tokenizer.encode_batch(["x", "a" * 40], True)):
+        with pytest.raises(InputError, match=r"the tokenizer's own settings fail on a text \(.*retry-limit-in-match"):
+            encode()
+    assert tokenizer.decode(tokenizer.encode("a cat")) == "a cat"
+
+
 def test_the_template_of_a_tokenizer_that_was_there_before_goes(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("another's")
     TRAINED.save(tmp_path)

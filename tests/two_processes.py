@@ -275,6 +275,17 @@ def test_weights_that_are_nan_on_one_rank_stop_all() -> None:
         check_weights(1, model)
 
 
+def test_a_weight_that_is_nan_in_the_rows_of_one_rank_is_named_by_all() -> None:
+    model = GPT(TINY)
+    with torch.no_grad():
+        model.lm_head.weight[-1, 3] = float("nan")
+    with tempfile.TemporaryDirectory() as directory:
+        save(model, directory)
+        mapped = load_gpt(directory, "meta")
+        with pytest.raises(InputError, match=r"model.safetensors: embed_out.weight has a value of nan"):
+            distributed.shard(mapped, DEVICE, False)
+
+
 def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     signals = StopSignals()
     assert not signals.received()

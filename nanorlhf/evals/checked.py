@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nanorlhf.cli import PositiveFloat, PositiveInt
+from nanorlhf.cli import Count, PositiveInt, Temperature
 from nanorlhf.dataset import Demonstration, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
@@ -27,13 +27,13 @@ from nanorlhf.tokenizer import Tokenizer
 class Args(common.PolicyArgs):
     rewards: tuple[str, ...]
     """FILE.py:FUNCTION of a reward each (docs/rewards.md): the first says whether a response passes, by 1"""
-    num_samples: PositiveInt = 64
+    num_samples: Count = 64
     """responses to each query, n"""
     by: str | None = None
     """field of the rows' meta, for each value of which pass@1 is told apart; None: none"""
     max_response_length: PositiveInt
     """longest response of the data in tokens, EOS included"""
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     """of the responses"""
 
 

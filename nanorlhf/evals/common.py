@@ -25,12 +25,13 @@ from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import micro_batches
 from nanorlhf.ppo import eos_masks
 from nanorlhf.report.page import Page, text, write_page
+from nanorlhf.report.run_curves import stage_of
 from nanorlhf.reward import end_scores, response_scores
 from nanorlhf.rewards.function import is_function
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
-from nanorlhf.training.run_directory import read_metrics, read_settings
+from nanorlhf.training.run_directory import read_settings
 from nanorlhf.training.supervised import autocast
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -115,7 +116,7 @@ def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str 
     if gold and not is_function(gold):
         models.append(gold)
     for place in models:  # the report shows them: better refused now than after hours
-        read_metrics(place), read_settings(place)
+        stage_of(place), read_settings(place)
     tokenizer = load_tokenizer(named or models[0])
     for place in models:
         if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():
@@ -263,12 +264,17 @@ def write_evaluation(
     """
     files = files or {}
     args.out.mkdir(parents=True, exist_ok=True)
-    report = args.out / "report.html.new"
-    write_page(report, str(args.out), page)
-    (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
-    for name, rows in files.items():
-        write_jsonl(args.out / name, rows)
-    os.replace(report, args.out / "report.html")
+    new = {name: args.out / f"{name}.new" for name in ("report.html", *files)}
+    try:
+        write_page(new["report.html"], str(args.out), page)
+        for name, rows in files.items():
+            write_jsonl(new[name], rows)
+        (args.out / "eval.json").unlink(missing_ok=True)  # of the evaluation that this one replaces
+        for name, path in new.items():
+            os.replace(path, args.out / name)
+    finally:
+        for path in new.values():
+            path.unlink(missing_ok=True)
     write_json(args.out / "eval.json", result)
     written = ", ".join([str(args.out / "eval.json"), *files])
     print(f"{text(page)}\n\nwritten: {written}, and to look at: {args.out / 'report.html'}")

@@ -12,7 +12,7 @@ import numpy as np
 from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds, Workers, printable
 from nanorlhf.errors import InputError
 from nanorlhf.evals.judge import WIN, Pair, judge_pairs, load_verdicts, parse
-from nanorlhf.files import open_regular
+from nanorlhf.files import check_out, open_regular
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 
@@ -85,6 +85,7 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
         raise InputError(f"--judge-url {args.judge_url}: asking needs a library: install it with `pip install openai`.")
     if args.judge_cache.exists():
         open_regular(args.judge_cache).close()
+    check_out(args.judge_cache.parent, "--judge-cache")
     endpoint = Endpoint(
         url=completions_url("--judge-url", args.judge_url),
         model=args.judge_model,

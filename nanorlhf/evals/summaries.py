@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.cli import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from nanorlhf.cli import CountOrNone, PositiveFloat, PositiveInt, Temperature, TemperatureOrGreedy
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
@@ -55,11 +55,11 @@ class Args(JudgeArgs, common.PolicyArgs):
     """name of the policy whose ranks colour the responses, the model before alignment; None: the first"""
     max_response_length: PositiveInt
     """longest response of a comparison or reference in tokens, EOS included"""
-    temperature: NonNegativeFloat = 0.01
+    temperature: TemperatureOrGreedy = 0.01
     """of the responses that are evaluated; 0 is greedy"""
-    kl_temperature: PositiveFloat = 0.7
+    kl_temperature: Temperature = 0.7
     """of the responses on which the KL is estimated, as in PPO's rollouts"""
-    num_distinct_samples: NonNegativeInt = 0
+    num_distinct_samples: CountOrNone = 0
     """responses to each query, at the KL's temperature, of which the distinct ones are counted; 0: don't"""
     gold: str | None = None
     """FILE.py:FUNCTION or a larger reward model, whose true score counts wins against the references; None: unknown"""

@@ -131,15 +131,16 @@ def read_rotary(
         only = f"only rope_type {' or '.join(kinds)}"
         raise file.error(f"{name} = {rope!r:.200} isn't implemented, {only}.")
 
-    def number(names: tuple[str, ...]) -> float | None:
+    def number(names: tuple[str, ...], least: float) -> float | None:
         found = [fields.get(name) for fields in (file.fields, rope) for name in names]
         said = [value for value in found if value is not None]
-        is_number = all(type(value) in (int, float) and 0 <= value < 2**63 for value in said)
+        is_number = all(type(value) in (int, float) and least <= value < 2**63 for value in said)
         if not is_number or len(set(said)) > 1:
-            raise file.error(f"{' or '.join(names)} must be one number, not {said!r:.80}.")
+            wanted = f"one number of at least {least}"
+            raise file.error(f"{' or '.join(names)} must be {wanted}, not {said!r:.80}.")
         return float(said[0]) if said else None
 
-    share, base = number(share_names), number(base_names)
+    share, base = number(share_names, 0), number(base_names, 1)
     scaling = ConfigFile({**rope, "rope_type": kind}, f"{file.where}: {name}")
     return share, 1e4 if base is None else base, scaling if kind != "default" else None
 

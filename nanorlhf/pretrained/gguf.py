@@ -2,12 +2,11 @@
 
     --model SmolLM2-135M-Instruct.Q4_1.gguf
 
-The `gguf` library opens the file and turns quantised weights into float32. Names and shapes become
-the Hugging Face layout's, so all checks of a checkpoint hold here too. Models are saved in
-that layout only.
+gguf_header.py opens the file; the `gguf` library turns quantised weights into float32. Names and
+shapes become the Hugging Face layout's, so all checks of a checkpoint hold here too. Models are
+saved in that layout only.
 """
 
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular
+from nanorlhf.pretrained.gguf_header import StoredTensor, open_gguf
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
-
     from nanorlhf.pretrained.families import Family
 
 # general.architecture, and model_type in config.json; llama.cpp calls Mistral's models llama, too
@@ -78,47 +75,31 @@ def is_gguf(where: str | Path) -> bool:
     return Path(where).suffix == ".gguf"
 
 
-@cache
-def open_gguf(path: Path) -> "GGUFReader":
-    """The file, mapped. Raises InputError if it is damaged or the library is missing."""
-    open_regular(path).close()
-    try:
-        import gguf
-    except ImportError as error:  # part of the optional extra `gguf`
-        raise InputError(f"{path}: GGUF needs a library: `pip install gguf`.") from error
-    try:
-        return gguf.GGUFReader(path)
-    except Exception as error:  # the library raises no narrower class: whatever bad bytes lead to
-        raise InputError(f"{path} can't be read as GGUF ({error!s:.200}).") from error
-
-
-def metadata(path: Path, name: str) -> Any:
-    """A field's value; None where it isn't there."""
-    try:
-        field = open_gguf(path).fields.get(name)
-        return None if field is None else field.contents()
-    except InputError:
-        raise
-    except Exception as error:  # as above
-        raise InputError(f"{path}: field {name} can't be read ({error!s:.200}).") from error
+def metadata(path: Path, name: str, *kinds: type) -> Any:
+    """A field's value; None where it isn't there. Raises InputError for a value of another type than `kinds`."""
+    value = open_gguf(path).fields.get(name)
+    if value is not None and type(value) not in kinds:
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"{path}: {name} must be {names}, not {value!r:.80}.")
+    return value
 
 
 def gguf_settings(path: Path) -> dict:
     """The metadata as config.json would say it; InputError for a model that isn't implemented."""
-    architecture = metadata(path, "general.architecture")
+    architecture = metadata(path, "general.architecture", str)
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise InputError(f"{path}: architecture {architecture!r:.80} isn't one of {known}.")
     more = MORE_SETTINGS.get(architecture, {})
     unsupported = ["expert_count"] if "sliding_window" in more else ["expert_count", WINDOW["sliding_window"]]
     for name in unsupported:
-        if metadata(path, f"{architecture}.{name}"):
+        if metadata(path, f"{architecture}.{name}", int):
             raise InputError(f"{path}: {architecture}.{name} isn't implemented.")
-    settings = {name: metadata(path, f"{architecture}.{SETTINGS[name]}") for name in SETTINGS}
+    settings = {name: metadata(path, f"{architecture}.{SETTINGS[name]}", int, float) for name in SETTINGS}
     for name, theirs in more.items():
-        if value := metadata(path, f"{architecture}.{theirs}"):
+        if value := metadata(path, f"{architecture}.{theirs}", int, float):
             settings[name] = value
-    tensors = {tensor.name: tensor for tensor in open_gguf(path).tensors}
+    tensors = open_gguf(path).tensors
     n_head = settings["num_attention_heads"] or 1
     head_width = settings["head_dim"] or (settings["hidden_size"] or 0) // n_head
     if architecture in LARGEST_GEMMAS:
@@ -127,24 +108,25 @@ def gguf_settings(path: Path) -> dict:
     if architecture == "phi3":
         if any(name.startswith("rope_factors") for name in tensors):
             raise InputError(f"{path}: rope_factors isn't implemented: only Phi-3 models without long context.")
-        rotated = metadata(path, f"{architecture}.rope.dimension_count") or head_width
+        rotated = metadata(path, f"{architecture}.rope.dimension_count", int) or head_width
         settings["partial_rotary_factor"] = rotated / max(head_width, 1)
-    if "token_embd.weight" not in tensors:
-        raise InputError(f"{path} has no token_embd.weight: it holds no language model.")
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InputError(f"{path} has no token_embd.weight of two dimensions: it holds no language model.")
     if DIVISORS in tensors:
-        divisors = np.array(tensors[DIVISORS].data, dtype=np.float64)
+        divisors = dequantised(tensors[DIVISORS], path).astype(np.float64)
         settings["rope_scaling"] = llama3_scaling(divisors, settings, path)
     rope = f"{architecture}.rope.scaling"
-    kind = metadata(path, f"{rope}.type")
+    kind = metadata(path, f"{rope}.type", str)
     if kind not in (None, "none"):
         settings["rope_scaling"] = {
             "rope_type": kind,
-            "factor": metadata(path, f"{rope}.factor"),
-            "original_max_position_embeddings": metadata(path, f"{rope}.original_context_length"),
+            "factor": metadata(path, f"{rope}.factor", int, float),
+            "original_max_position_embeddings": metadata(path, f"{rope}.original_context_length", int),
         }
     return settings | {
         "model_type": ARCHITECTURES[architecture],
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
@@ -179,30 +161,37 @@ def llama3_scaling(divisors: np.ndarray, settings: dict, path: Path) -> dict:
 
 def gguf_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in float32 under their names in the Hugging Face layout."""
-    import gguf
-
     from nanorlhf.pretrained.families import FAMILIES  # a tokenizer is read without the model
 
     settings = gguf_settings(path)
     n_head = settings["num_attention_heads"]
     family = FAMILIES[settings["model_type"]]
     found = {}
-    for tensor in open_gguf(path).tensors:
+    for tensor in open_gguf(path).tensors.values():
         if tensor.name == DIVISORS:  # a setting, read above
             continue
-        try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            values = np.array(values, dtype=np.float32)
-        except Exception as error:  # the library raises no narrower class
-            raise InputError(f"{path}: {tensor.name} can't be read ({error!s:.200}).") from error
-        if settings["model_type"] == "llama" and tensor.name.endswith("attn_q.weight"):
-            values = in_halves(values, n_head)
-        if settings["model_type"] == "llama" and tensor.name.endswith("attn_k.weight"):
-            values = in_halves(values, settings["num_key_value_heads"] or n_head)
+        values = dequantised(tensor, path)
+        if settings["model_type"] == "llama" and tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+            num_kv_heads = settings["num_key_value_heads"] or n_head
+            num_heads = n_head if tensor.name.endswith("attn_q.weight") else num_kv_heads
+            if len(values) % (2 * num_heads):
+                raise InputError(f"{path}: {tensor.name} has {len(values)} rows, which {num_heads} heads can't share.")
+            values = in_halves(values, num_heads)
         if family.fixed["norm"] == "rms_offset" and tensor.name.endswith("norm.weight"):
             values = values - 1  # llama.cpp stores what the norm multiplies by
         found[hugging_face_name(tensor.name, family)] = torch.from_numpy(values)
     return found
+
+
+def dequantised(tensor: StoredTensor, path: Path) -> np.ndarray:
+    """A tensor's values in float32. Raises InputError for a type that the library can't read."""
+    import gguf
+
+    try:
+        values = gguf.quants.dequantize(tensor.data, tensor.kind)
+    except NotImplementedError as error:
+        raise InputError(f"{path}: {tensor.name} has the type {tensor.kind.name}, which isn't implemented.") from error
+    return np.array(values, dtype=np.float32)
 
 
 def hugging_face_name(name: str, family: "Family") -> str:
@@ -233,15 +222,16 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict]:
 
     Raises InputError unless it is byte-level BPE of a known kind.
     """
-    kind = metadata(path, "tokenizer.ggml.model")
-    split = metadata(path, "tokenizer.ggml.pre")
+    kind = metadata(path, "tokenizer.ggml.model", str)
+    split = metadata(path, "tokenizer.ggml.pre", str)
     split = "default" if split is None else split
     if kind != "gpt2" or split not in SPLITS:
         raise InputError(
             f"{path}: a tokenizer of kind {kind!r:.40}, {split!r:.40} isn't implemented: "
             "name the model's Hub id with --tokenizer."
         )
-    tokens, types, merges = (metadata(path, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges"))
+    names = ("tokens", "token_type", "merges")
+    tokens, types, merges = (metadata(path, f"tokenizer.ggml.{name}", list) for name in names)
     try:
         vocabulary = {token: i for i, token in enumerate(tokens)}
         pairs = [tuple(merge.split(" ")) for merge in merges]
@@ -260,8 +250,8 @@ def gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict]:
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.normalizer = normalizers.NFC() if split == "qwen2" else None
     backend.decoder = decoders.ByteLevel()
-    settings = {"chat_template": metadata(path, "tokenizer.chat_template")}
+    settings = {"chat_template": metadata(path, "tokenizer.chat_template", str)}
     for name in ("eos_token", "bos_token"):
-        i = metadata(path, f"tokenizer.ggml.{name}_id")
-        settings[name] = tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
+        i = metadata(path, f"tokenizer.ggml.{name}_id", int)
+        settings[name] = tokens[i] if i is not None and 0 <= i < len(tokens) else None
     return backend, settings

@@ -176,7 +176,7 @@ def split_gates(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tens
     for name, tensor in tensors.items():
         if family.fused_gate is not None and family.fused_gate in name and tensor.ndim == 2:
             names = [name.replace(family.fused_gate, family.modules[ours]) for ours in GATED]
-            found |= zip(names, tensor.chunk(2), strict=True)
+            found |= zip(names, tensor.tensor_split(2), strict=True)
         else:
             found[name] = tensor
     return found

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nanorlhf.errors import InputError
 from nanorlhf.report.page import BLUE, GREY, ORANGE, Section, draw, markup, panel, series
 from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
@@ -16,6 +17,23 @@ def run_sections(runs: Iterable[str]) -> list[Section]:
     return [section for _, _, section in sorted((curves(run) for run in runs), key=lambda found: found[:2])]
 
 
+def stage_of(run: str) -> int:
+    """The stage of a run directory, as in `curves`. Raises InputError where its metrics are those of no stage."""
+    rows = read_metrics(run)
+    if not rows:
+        return 4
+    if {"objective/kl", "objective/score", "eos_rate"} <= rows[-1].keys():
+        return 3
+    for stage, name in ((2, "accuracy"), (1, "loss")):
+        if any(name in row for row in rows):
+            return stage
+    path = Path(run) / "metrics.jsonl"
+    raise InputError(
+        f"{path}: its last row lacks objective/kl, objective/score or eos_rate, and no row has accuracy or loss: it is "
+        "no training run's."
+    )
+
+
 def curves(run: str) -> tuple[int, str, Section]:
     """The stage of a run directory (1 SFT, 2 reward model or DPO, 3 PPO, 4 no metrics), its title, and its curves."""
     rows = read_metrics(run)
@@ -23,23 +41,23 @@ def curves(run: str) -> tuple[int, str, Section]:
     if not rows:
         none = f"{run} holds no metrics.jsonl, so there are no curves."
         return 4, name, Section(name, markup.paragraph(none))
-    last = rows[-1]
-    if {"objective/kl", "objective/score", "eos_rate"} <= last.keys():
+    last, stage = rows[-1], stage_of(run)
+    if stage == 3:
         title = str(read_settings(run).get("algorithm", "PPO")).upper()
-        stage, drawn = 3, ppo_figures(rows)
+        drawn = ppo_figures(rows)
         caption = (
             f"{len(rows)} updates; the last one has a score of {last['objective/score']:.2f}, a KL of "
             f"{last['objective/kl']:.2f} nats and an EOS rate of {last['eos_rate']:.0%}. Three signs of trouble: a "
             "first score far from 0, the mean score of the references; a KL that explodes; a falling EOS rate."
         )
-    elif any("accuracy" in row for row in rows):
-        stage, title, drawn = 2, "reward model", rm_figures(rows)
+    elif stage == 2:
+        title, drawn = "reward model", rm_figures(rows)
         caption = "Accuracy on a training batch is noisy; validation uses all held-out rows."
         if any("chosen_reward" in row for row in rows):
             title = "DPO"
             caption += " The margin may grow while both rewards fall: then both responses became less likely."
     else:
-        stage, title, drawn = 1, "supervised fine-tuning", sft_figures(rows)
+        title, drawn = "supervised fine-tuning", sft_figures(rows)
         caption = "Negative log-likelihood of the reference responses."
     return stage, name, Section(f"{name}: {title}", figures=drawn, caption=caption)
 

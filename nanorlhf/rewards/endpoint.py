@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +27,8 @@ TRIES = 6  # per prompt, while the endpoint is busy or slow
 GIVE_UP = 10  # prompts in a row without an answer: the prompts are not to blame
 REFUSED = (400, 413, 422)  # the fault of this prompt alone: too long, or filtered
 BUSY = (408, 409, 429)  # and all from 500 on: those that the library tries again
+MAX_ANSWER = 2**24  # bytes: 16 MiB. An answer has a few thousand
+LONGEST = 10  # timeouts that one answer may take, however it drips
 MAX_CACHE = 2**30  # bytes of the cache: a million answers
 
 
@@ -81,7 +85,8 @@ class _Asker:
         self.endpoint = endpoint
         self.openai: Any = openai
         # without redirects: by default the key would go wherever they point
-        http_client = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"request": [self.count]})
+        hooks = {"request": [self.count], "response": [self.bound]}
+        http_client = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
         self.client = openai.OpenAI(
             base_url=endpoint.url.removesuffix("/chat/completions"),
             api_key=endpoint.key or "none",  # without one, the library would send the key in OPENAI_API_KEY
@@ -112,6 +117,27 @@ class _Asker:
         self.stop(self.cap)
         raise self.openai.OpenAIError("no further request")  # of its own errors, the library tries none again
 
+    def bound(self, response: Any) -> None:
+        """Called before each body is read: it may have MAX_ANSWER bytes, and take LONGEST timeouts in all."""
+        httpx: Any = import_module(type(response).__module__.partition(".")[0])  # or httpx2, by openai's version
+        stream, openai, end = response.stream, self.openai, time.monotonic() + LONGEST * self.endpoint.timeout
+
+        class Bounded(httpx.SyncByteStream):  # type: ignore[misc]  # a module by its name
+            def __iter__(self) -> Iterator[bytes]:
+                size = 0
+                for piece in stream:
+                    size += len(piece)
+                    if size > MAX_ANSWER:
+                        raise openai.OpenAIError(f"an answer of more than {MAX_ANSWER:,} bytes")
+                    if time.monotonic() > end:
+                        raise httpx.ReadTimeout("the answer never ends")
+                    yield piece
+
+            def close(self) -> None:
+                stream.close()
+
+        response.stream = Bounded()
+
     def ask(self, prompt: str) -> str | None:
         """The answer; None if there is none."""
         answer = self.try_to_ask(prompt)
@@ -129,6 +155,7 @@ class _Asker:
             answer = completion.choices[0].message.content
             if not isinstance(answer, str):
                 raise TypeError("no text in it")
+            answer.encode()  # half a surrogate pair is no text
             return self.without_key(answer)
         except self.openai.APIStatusError as error:
             self.last_error = f"HTTP {error.status_code} {self.safe(error.response.text)}".strip()
@@ -136,10 +163,17 @@ class _Asker:
                 self.stop(f"the endpoint refuses: {self.last_error}")
         except self.openai.APIConnectionError as error:  # no connection, or a timeout
             self.last_error = self.safe(f"{type(error).__name__}: {error.__cause__ or error}")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:  # the library checks no answer's shape
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # the library checks no answer's shape
             self.last_error = self.safe(f"no chat completion ({error})")
         except self.openai.OpenAIError as error:  # from `count`, and what else the library refuses
-            self.last_error = self.last_error or self.safe(str(error))
+            if not self.over.is_set():  # or it says no more than why this one is over
+                self.last_error = self.safe(str(error))
         return None
 
     def safe(self, text: str) -> str:

@@ -123,49 +123,50 @@ class RewardFunction:
             values = self.function(*self.positional(given), **self.by_name(given))
             if inspect.iscoroutine(values):
                 values = asyncio.run(values)
+            values = plain(values)
         except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
             raise InputError(f"{self.name}: {raised(error, self.path)}.") from error
         return self.checked(values, given)
 
     def positional(self, given: Responses) -> tuple[list[str], ...]:
-        return () if self.is_trl else (given.queries, given.responses)
+        return () if self.is_trl else ([*given.queries], [*given.responses])  # copies: a function may change them
 
     def by_name(self, given: Responses) -> dict[str, list]:
         fields = [fields_of(record) for record in given.records]
         columns = {name: [row.get(name) for row in fields] for name in self.columns}
-        offered: dict[str, list] = {"records": given.records, "response_ids": given.response_ids}
+        response_ids = [[*ids] for ids in given.response_ids]
+        offered: dict[str, list] = {"records": [*given.records], "response_ids": response_ids}
         if self.is_trl:
             turns = list(zip(given.queries, given.responses, given.records, strict=True))
             offered = {
                 "prompts": [prompt_of(query, record) for query, _, record in turns],
                 "completions": [completion_of(response, record) for _, response, record in turns],
-                "completion_ids": given.response_ids,
+                "completion_ids": response_ids,
             }
         return columns | {name: offered[name] for name in self.given}
 
     def checked(self, values: Any, given: Responses) -> list[Value]:
-        """As Python's own numbers. Raises InputError for anything but one value per response."""
-        values = plain(values)
-        if not isinstance(values, list | tuple):
+        """As floats. Raises InputError for anything but one value per response."""
+        if not isinstance(values, list):
             raise InputError(
-                f"{self.name}: {self.source} must return a list, one value per response, not {values!r:.80}."
+                f"{self.name}: {self.source} must return a list, one value per response, not {shown(values)}."
             )
         if len(values) != len(given):
             raise InputError(f"{self.name}: {self.source} returned {len(values)} values for {len(given)} responses.")
-        return [self.checked_value(value, i, given) for i, value in enumerate(map(plain, values))]
+        return [self.checked_value(value, i, given) for i, value in enumerate(values)]
 
     def checked_value(self, value: Any, i: int, given: Responses) -> Value:
         if value is None:
             return None
         of_response = f"for the response {given.responses[i]!r:.60}"
-        numbers = [plain(x) for x in value] if isinstance(value, list | tuple) else [value]
+        numbers = value if isinstance(value, list) else [value]
         for number in numbers:
-            if not isinstance(number, Real) or not math.isfinite(number):
+            if not is_finite(number):
                 raise InputError(
-                    f"{self.name}: {self.source} returned {number!r:.80} {of_response}: it must return a finite "
+                    f"{self.name}: {self.source} returned {shown(number)} {of_response}: it must return a finite "
                     "number, a list with one per token, or None."
                 )
-        if not isinstance(value, list | tuple):
+        if not isinstance(value, list):
             return float(value)
         if len(numbers) != len(given.response_ids[i]):
             raise InputError(
@@ -176,8 +177,25 @@ class RewardFunction:
 
 
 def plain(value: Any) -> Any:
-    """A tensor or an array as numbers or lists of them."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    """A number, or lists of them, of what may hold tensors, arrays and tuples."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def is_finite(number: Any) -> bool:
+    """Whether it is a number that a float holds."""
+    try:
+        return isinstance(number, Real) and math.isfinite(float(number))
+    except (OverflowError, ValueError):  # an integer of 400 digits
+        return False
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, for a message; of a strange class only its name."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # the user's class, or an integer with too many digits
+        return f"a value of type {type(value).__name__}"
 
 
 def fields_of(record: dict) -> dict[str, Any]:
@@ -209,6 +227,17 @@ def load_function(flag: str, where: str) -> Callable:
     return getattr(load_module(flag, where), where.rpartition(":")[2])
 
 
+def score_of(flag: str, where: str, function: Callable, query: str, response: str) -> float:
+    """What such a function says of one response. Raises InputError where it raises, and for no finite number."""
+    try:
+        value = plain(function(query, response))
+    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
+        raise InputError(f"{flag} {where}: {raised(error, where.rpartition(':')[0])}.") from error
+    if not is_finite(value):
+        raise InputError(f"{flag} {where} must give a finite number, not {shown(value)}.")
+    return float(value)
+
+
 def load_module(flag: str, where: str) -> ModuleType:
     """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
     path, _, name = where.rpartition(":")
@@ -230,4 +259,8 @@ def raised(error: BaseException, path: str) -> str:
     """What a user's file raised, with the last line of the file that led there."""
     lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
     line = f":{lines[-1]}" if lines else ""
-    return f"{path}{line} raises {type(error).__name__}: {error!s:.200}"
+    try:
+        text = f"{error!s:.200}"
+    except Exception:  # the user's class
+        text = "without a text"
+    return f"{path}{line} raises {type(error).__name__}: {text}"

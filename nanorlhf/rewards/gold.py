@@ -1,6 +1,5 @@
 """The gold score: what --gold logs and training never sees."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,7 +14,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.model import ScalarModel
 from nanorlhf.padding import left_pad, micro_batches, right_pad
 from nanorlhf.reward import end_scores
-from nanorlhf.rewards.function import is_function, load_function
+from nanorlhf.rewards.function import is_function, load_function, score_of
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary
 
 
@@ -50,7 +49,8 @@ class Gold:
 
     def of_texts(self, queries: list[str], responses: list[str]) -> list[float]:
         """The scores that a function gives texts."""
-        return [self._number(self.function(*pair)) for pair in zip(queries, responses, strict=True)]
+        pairs = zip(queries, responses, strict=True)
+        return [score_of("--gold", self.path, self.function, *pair) for pair in pairs]
 
     def of_rows(
         self,
@@ -94,12 +94,3 @@ class Gold:
         queries = [record["query"] for record in batch.records]
         scores = self.of_ids(queries, batch.query, batch.response)
         return torch.tensor(scores, dtype=torch.float64, device=batch.query.device)
-
-    def _number(self, value: object) -> float:
-        try:
-            number = float(value)  # type: ignore[arg-type]  # whatever the user's function returned
-        except (TypeError, ValueError) as error:
-            raise InputError(f"--gold {self.path} must give a number, not {value!r:.80}.") from error
-        if not math.isfinite(number):
-            raise InputError(f"--gold {self.path} gave {number}: it must give a finite number.")
-        return number

@@ -20,7 +20,7 @@ from nanorlhf import distributed
 from nanorlhf.batch import Batch
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_text
+from nanorlhf.files import check_out, open_regular, read_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.reward import Scores
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
@@ -94,6 +94,9 @@ class Judge:
         if find_spec("openai") is None:  # the optional extra `judge`
             raise InputError(f"{self.flag}: asking needs a library: install it with `pip install openai`.")
         self.rubric, self.scale, self.cache = settings["rubric"], settings["scale"], Path(settings["cache"])
+        if self.cache.exists():
+            open_regular(self.cache).close()
+        check_out(self.cache.parent, f"{self.flag}: cache")
         self.max_calls: int = settings["max_calls"]
         key_variable = settings["key_variable"]
         self.endpoint = Endpoint(

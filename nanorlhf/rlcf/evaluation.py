@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf import distributed
-from nanorlhf.cli import Count, Fraction, NonNegativeFloat, PositiveInt, Seconds, Workers
+from nanorlhf.cli import Count, Fraction, PositiveInt, Seconds, TemperatureOrGreedy, Workers
 from nanorlhf.dataset import Demonstration, load_programs
 from nanorlhf.errors import InputError
 from nanorlhf.evals.common import (
@@ -53,7 +53,7 @@ class Args(PolicyArgs):
     """responses per problem and temperature"""
     ks: tuple[PositiveInt, ...]
     """of pass@k, exec@k and comp@k, ascending; the last is --num-samples at most"""
-    temperatures: tuple[NonNegativeFloat, ...] = (0.2, 0.6, 0.8)
+    temperatures: tuple[TemperatureOrGreedy, ...] = (0.2, 0.6, 0.8)
     """of the responses, ascending; the best one is shown; 0 is greedy"""
     top_p: Fraction = 0.95
     """sample from the likeliest tokens that together reach this probability; 1: all"""
@@ -65,7 +65,7 @@ class Args(PolicyArgs):
     """run programs also where the system can't restrict their files or their network"""
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count in the error profile, as in training"""
-    num_resamples: PositiveInt = 2000
+    num_resamples: Count = 2000
     """bootstrap resamples of the problems, for the 95% intervals"""
 
 

@@ -1,10 +1,12 @@
 """Compiler feedback on responses: their texts, whether they pass, and the token of their first error."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.rlcf.compilers import Compiler, Diagnostic, JavaCompiler, PythonCompiler, first_error
 from nanorlhf.rlcf.localisation import character_ends, error_token, response_text
@@ -21,19 +23,20 @@ def compiler_for(language: str, error_prone_jar: str | None = None, workers: int
     return PythonCompiler()
 
 
-def training_compiler(record: dict, error_prone_jar: str | None) -> Compiler:
-    """The static checks of rows like `record`, in which every program that people wrote passes.
+def training_compiler(rows: Sequence[Demonstration], error_prone_jar: str | None) -> Compiler:
+    """The static checks of rows in one language, in which every program that people wrote passes.
 
-    Raises InputError for ErrorProne where the rows were converted without it: written programs might then fail.
+    Raises InputError for ErrorProne where a row was converted without it: a written program might then fail.
     """
-    meta = record.get("meta")
-    was_checked = isinstance(meta, dict) and meta.get("error_prone") is True
-    if error_prone_jar is not None and record["language"] == "java" and not was_checked:
-        raise InputError(
-            f"--error-prone-jar {error_prone_jar}: the rows of --data were converted without it: pass it to "
-            "data.codenet too, so that programs which fail are left out."
-        )
-    return compiler_for(record["language"], error_prone_jar)
+    language = rows[0].record["language"]
+    for number, row in enumerate(rows if error_prone_jar is not None and language == "java" else (), start=1):
+        meta = row.record.get("meta")
+        if not isinstance(meta, dict) or meta.get("error_prone") is not True:
+            raise InputError(
+                f"--error-prone-jar {error_prone_jar}: row {number} of --data was converted without it: pass it to "
+                "data.codenet too, so that programs which fail are left out."
+            )
+    return compiler_for(language, error_prone_jar)
 
 
 def programs_of(records: list[dict], responses: list[str]) -> tuple[list[str], list[tuple[int, int]]]:

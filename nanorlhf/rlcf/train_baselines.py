@@ -102,7 +102,7 @@ def main(args: Args) -> dict[str, float]:
     steps = adamw_steps(args, parameters)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)
-    compiler, pieces = training_compiler(rows[0].record, args.error_prone_jar), token_bytes(tokenizer)
+    compiler, pieces = training_compiler(rows, args.error_prone_jar), token_bytes(tokenizer)
 
     def write() -> None:
         write_checkpoint(policy, args.out, tokenizer, args.sft)

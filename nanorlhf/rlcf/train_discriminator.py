@@ -25,7 +25,15 @@ from tqdm import tqdm
 
 from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt
-from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, command_line
+from nanorlhf.cli import (
+    Count,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    TemperatureOrGreedy,
+    command_line,
+)
 from nanorlhf.dataset import (
     Demonstration,
     batch_indices,
@@ -86,7 +94,7 @@ class Args(RunArgs):
 
     error_prone_jar: str | None = None
     """ErrorProne's jars as a class path: its errors count as javac's do"""
-    temperature: NonNegativeFloat = 0.6
+    temperature: TemperatureOrGreedy = 0.6
     """of the policy's programs"""
     top_p: Fraction = 0.95
     """nucleus sampling: the likeliest tokens that together reach this probability; 1: all"""
@@ -119,7 +127,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
     uniforms = torch.rand((len(rows), T), generator=generator, dtype=torch.float64)  # a row's own, on whichever rank
     is_first = distributed.rank() == 0
     progress = tqdm(total=len(rows), initial=len(samples), desc="samples", disable=not is_first)
-    with training_compiler(rows[0].record, args.error_prone_jar) as compiler:
+    with training_compiler(rows, args.error_prone_jar) as compiler:
         for start in range(len(samples), len(rows), size):
             first = start + distributed.rank() * args.rollout_batch_size
             mine = slice(first, min(first + args.rollout_batch_size, start + size))

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.cli import Fraction, NonNegativeFloat, PositiveInt
+from nanorlhf.cli import Count, Fraction, PositiveInt, TemperatureOrGreedy
 from nanorlhf.dataset import Demonstration, is_chat, list_of, load_comparisons, load_demonstrations, response_ids
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common
@@ -51,11 +51,11 @@ class Args(common.PolicyArgs):
     """of Figure 2, directory or Hub id; in the paper one that had no part in the ranking; None leaves it out"""
     max_response_length: PositiveInt
     """longest response of the data in tokens, EOS included"""
-    temperature: NonNegativeFloat = 0.8
+    temperature: TemperatureOrGreedy = 0.8
     """of the replies; 0 is greedy"""
     top_p: Fraction = 0.95
     """sample from the likeliest tokens that together reach this probability; 1: all"""
-    num_resamples: PositiveInt = 2000
+    num_resamples: Count = 2000
     """bootstrap resamples of the questions, for the 95% intervals"""
     gold: str | None = None
     """FILE.py:FUNCTION, function(query, reply) -> 0 to 1, 1 where the reply is right, or a larger reward model"""

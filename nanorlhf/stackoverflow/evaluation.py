@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanorlhf.checkpoint import load_scalar
-from nanorlhf.cli import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from nanorlhf.cli import Count, Fraction, NonNegativeInt, PositiveInt, TemperatureOrGreedy
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval, metric_at_k, mrr_at_k, rouge_scores, sentence_bleu, spearman_matrix
@@ -45,7 +45,7 @@ class Args(common.PolicyArgs):
     """answers per question"""
     max_response_length: PositiveInt
     """longest response of the data in tokens, EOS included"""
-    temperature: NonNegativeFloat = 1.0
+    temperature: TemperatureOrGreedy = 1.0
     """of the answers; 0 is greedy"""
     top_k: NonNegativeInt = 50
     """sample from this many of the likeliest tokens; 0: all"""
@@ -55,7 +55,7 @@ class Args(common.PolicyArgs):
     """no n-gram of question and answer occurs twice; 0: off"""
     ranks: Literal["within", "pooled"] = "within"
     """of Spearman's correlation: within each question, or over all answers"""
-    num_resamples: PositiveInt = 2000
+    num_resamples: Count = 2000
     """bootstrap resamples of the questions, for the 95% intervals"""
     gold: str | None = None
     """FILE.py:FUNCTION or a larger reward model, whose score is the true one; None: unknown"""

@@ -13,14 +13,17 @@ The weights go through a directory that the server sees. Each row is a request w
 queries get different responses. A response that can't be the policy's is refused, not repaired.
 """
 
+import http.client
 import json
 import math
+import socket
+import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -29,6 +32,8 @@ from nanorlhf.errors import InputError
 
 TIMEOUT = 600.0  # seconds that one request may take
 WAITS = (1.0, 4.0, 16.0)  # seconds before each retry where the server is not there or busy
+ROUNDING = 1e-3  # a log-probability may be so much above 0
+MAX_ANSWER = 2**24  # bytes: 16 MiB. A completion of 100,000 tokens with log-probabilities has 3 MiB
 AT_ONCE = 64  # requests per rank
 
 
@@ -37,10 +42,13 @@ class Engine:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/").removesuffix("/v1")
-        if not self.url.startswith(("http://", "https://")):
+        try:
+            self.parts = urlsplit(self.url)
+            valid = self.parts.scheme in ("http", "https") and self.parts.hostname and self.parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
             raise InputError(f"--sampler.url {url}: write http://HOST:PORT of a vLLM or SGLang server.")
-        # no proxy: the server is in the same network
-        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self.name, self.kind = self.served()
 
     def served(self) -> tuple[str, str]:
@@ -48,6 +56,8 @@ class Engine:
         try:
             model = self.ask("/v1/models")["data"][0]
             name, kind = model["id"], model["owned_by"]
+            if not isinstance(name, str):
+                raise TypeError(name)
         except (LookupError, TypeError) as error:
             raise self.refusal("lists no model at /v1/models", "start vLLM or SGLang there") from error
         if kind not in ("vllm", "sglang"):
@@ -113,11 +123,13 @@ class Engine:
         try:
             (choice,) = answer["choices"]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-            read, reason = choice["prompt_token_ids"], choice["finish_reason"]
-            good = all(type(number) is int for number in ids) and all(math.isfinite(number) for number in logprobs)
+            read, reason = choice["prompt_token_ids"], str(choice["finish_reason"])
+            good = isinstance(ids, list) and all(type(number) is int for number in ids)
+            good &= all(-math.inf < number <= ROUNDING for number in logprobs)
+            good &= len(ids) == len(logprobs) > 0 and isinstance(read, list | None)
         except (LookupError, TypeError, ValueError):
             good = False
-        if not good or len(ids) != len(logprobs) or not ids:
+        if not good:
             raise self.refusal(
                 "returned no token_ids with a log-probability each", "use a version that knows return_token_ids"
             )
@@ -127,10 +139,12 @@ class Engine:
             )
         strange = next((number for number in ids if not 0 <= number < vocab_size or number in forbidden), None)
         if strange is not None:
-            raise self.refusal(f"wrote the id {strange}, which the policy can't", "serve a model with its tokenizer")
+            raise self.refusal(
+                f"wrote the id {strange!s:.40}, which the policy can't", "serve a model with its tokenizer"
+            )
         if eos_id in ids[:-1] or len(ids) > T or (len(ids) < T and ids[-1] != eos_id):
             raise self.refusal(
-                f"wrote {len(ids)} of {T} ids and stopped ({reason}), at no EOS or after one", "raise its context "
+                f"wrote {len(ids)} of {T} ids and stopped ({reason:.40}), at no EOS or after one", "raise its context "
                 "length and take its own stop settings away",
             )  # fmt: skip
         return ids, logprobs
@@ -138,36 +152,71 @@ class Engine:
     def ask(self, path: str, body: dict | None = None, advice: str = "look into its log") -> Any:
         """The JSON that a GET, or a POST of `body`, returns; asked again where the server is not there or busy."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         for wait in (*WAITS, None):
             try:
-                with self.opener.open(request, timeout=TIMEOUT) as answer:
-                    text = answer.read()
-                return json.loads(text) if text else None
-            except urllib.error.HTTPError as error:
-                problem, is_passing = (
-                    f"answered {error.code} to {path}{said(error)}",
-                    error.code in (429, 502, 503, 504),
-                )
+                status, text = self.exchange(path, data)
+                if status == 200:
+                    return json.loads(text) if text else None
+                problem, is_passing = f"answered {status} to {path}{said(text)}", status in (429, 502, 503, 504)
             except TimeoutError:
                 raise self.refusal(f"did not answer {path} in {TIMEOUT:.0f} s", "give it less to do at once") from None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise self.refusal(f"answered {path} with no JSON", "start vLLM or SGLang there") from error
-            except OSError as error:  # refused, reset, unknown host; of urllib the reason is inside
-                reason = getattr(error, "reason", error)
-                if isinstance(reason, TimeoutError):
-                    raise self.refusal(f"was not reached in {TIMEOUT:.0f} s", "check host and port") from None
-                problem, is_passing, advice = f"can't be reached ({reason})", True, "start it, or check host and port"
+            except OSError as error:  # refused, reset, unknown host
+                problem, is_passing, advice = f"can't be reached ({error})", True, "start it, or check host and port"
+            except http.client.HTTPException as error:  # it also stands for a body that is too long
+                reason = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
+                raise self.refusal(f"answered {path} with no HTTP ({reason})", "start vLLM or SGLang there") from error
             if wait is None or not is_passing:
                 raise self.refusal(problem, advice)
             time.sleep(wait)
         raise AssertionError
 
+    def exchange(self, path: str, data: bytes | None) -> tuple[int, bytes]:
+        """Status and body of one request, without proxies and redirects: the server is in the same network.
+
+        Raises TimeoutError after TIMEOUT seconds in all, however the server drips, and HTTPException for a body of
+        more than MAX_ANSWER bytes.
+        """
+        kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self.parts.hostname or "", self.parts.port, timeout=TIMEOUT)
+        is_late = threading.Event()
+
+        def stop(waiting: socket.socket) -> None:
+            is_late.set()
+            with suppress(OSError):
+                waiting.shutdown(socket.SHUT_RDWR)  # its read ends
+
+        timer = None
+        try:
+            connection.connect()
+            timer = threading.Timer(TIMEOUT, stop, (connection.sock,))
+            timer.start()
+            method = "GET" if data is None else "POST"
+            connection.request(method, self.parts.path + path, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read(MAX_ANSWER + 1)
+            if is_late.is_set():  # the end of what it sent was ours
+                raise TimeoutError
+            if len(text) > MAX_ANSWER:
+                raise http.client.HTTPException(f"more than {MAX_ANSWER:,} bytes")
+            if answer.length:
+                raise http.client.IncompleteRead(text, answer.length)
+            return answer.status, text
+        except (OSError, http.client.HTTPException) as error:
+            if is_late.is_set():
+                raise TimeoutError from error
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            connection.close()
+
     def refusal(self, problem: str, advice: str) -> InputError:
         return InputError(f"--sampler.url {self.url} {problem}: {advice}.")
 
 
-def said(error: urllib.error.HTTPError) -> str:
+def said(text: bytes) -> str:
     """The beginning of what a server said about an error, on one line."""
-    text = " ".join(error.read(2000).decode(errors="replace").split()).rstrip(".")
-    return f" ({text:.300})" if text else ""
+    line = " ".join(text[:2000].decode(errors="replace").split()).rstrip(".")
+    return f" ({line:.300})" if line else ""

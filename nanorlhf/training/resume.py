@@ -15,6 +15,8 @@ import os
 import random
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -164,15 +166,29 @@ def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dic
                 f"--resume: the run in {out} was started with {flag} {before[name]}, not {now[name]}: pass the same, "
                 "or start again with --overwrite."
             )
-    generators = state.pop("generators")
+    with fitting(found):
+        generators = [*state.pop("generators")]
+        if state["step"] != int(found.name.removeprefix("step-")):
+            raise ValueError("it is of another step")
     # another number of processes changes the run only by rounding
     if len(generators) != distributed.world_size() and distributed.rank() == 0:
         print(
             f"{out} continues with {distributed.world_size()} process(es) instead of {len(generators)}: the global "
             "batches are the same, sums differ by rounding."
         )
-    set_generator_states(generators[distributed.rank() % len(generators)])
+    with fitting(found):
+        set_generator_states(generators[distributed.rank() % len(generators)])
     return state
+
+
+@contextmanager
+def fitting(where: Path) -> Iterator[None]:
+    """Raise InputError where a state, or what is restored from it, lacks a thing or has another type or shape."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.300}".rstrip(".")
+        raise InputError(f"--resume: {where} doesn't fit this run ({reason}): start again with --overwrite.") from error
 
 
 def as_saved(settings: dict) -> dict[str, Any]:

@@ -9,6 +9,8 @@
 The checkpoint itself (config.json, model.safetensors, tokenizer.json) lies beside them. Only rank 0 writes.
 """
 
+import errno
+import fcntl
 import functools
 import json
 import os
@@ -35,16 +37,17 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
-from nanorlhf.files import write_text
+from nanorlhf.files import check_out, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.resume import forget, load_state, save_state, states
+from nanorlhf.training.resume import fitting, forget, load_state, save_state, states
 from nanorlhf.training.run_directory import flat_settings, read_metrics, read_settings, whole_rows
 from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
+COMMAND = "command.txt"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 SAMPLING = "generated.partial.jsonl"
 """what a run has sampled before its first step, while it samples: --resume goes on from there"""
@@ -88,11 +91,10 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
 
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
     """Refuse to overwrite a run, before anything slow; writes nothing."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file: name a directory.")
-    parent = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {parent} is not a writable directory.")
+    check_out(out)
+    if (out / COMMAND).is_file():
+        with (out / COMMAND).open() as file:
+            lock(file.fileno(), out, fcntl.LOCK_SH)
     if overwrite and resume:
         raise InputError("--resume and --overwrite: pass only one of them.")
     sampling = (out / SAMPLING).exists()  # then what else is here belongs to the run that --overwrite replaces
@@ -105,6 +107,18 @@ def check_output(out: Path, overwrite: bool, resume: bool) -> None:
     if resume and not sampling and not states(out):
         instead = "with --overwrite" if (out / "metrics.jsonl").exists() else "without --resume"
         raise InputError(f"--resume: {out / 'state'} holds no state yet: start {instead}.")
+
+
+def lock(file: int, out: Path, kind: int) -> None:
+    """Lock an open command.txt, for as long as this process has it open, however it ends.
+
+    Raises InputError if another process has it: two runs in one directory would mix their files.
+    """
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):  # any other: a file system without locks
+            raise InputError(f"--out {out}: another run is writing there: choose another directory.") from error
 
 
 class Run:
@@ -132,11 +146,13 @@ class Run:
         self.state: dict[str, Any] = {}  # what `track` was given
         self.saved: dict[str, Any] = {}  # what --resume restores
         self.board: SummaryWriter | None = None
+        self.lock: int | None = None  # file descriptor of command.txt
         if args.resume:
             self.saved = load_state(args.out, args, tuple(must_stay))
-            self.first_step = self.saved["step"]
-            self.metrics = self.saved["metrics"]
-            self.seconds = self.saved.get("seconds", 0.0)
+            with fitting(self.out / "state"):
+                self.first_step = self.saved["step"]
+                self.metrics = dict(self.saved["metrics"])
+                self.seconds = float(self.saved.get("seconds", 0.0))
 
     def track(self, **state: Any) -> None:
         """Save these with each state, by name, and restore them now on --resume.
@@ -146,13 +162,16 @@ class Run:
         self.state |= state
         if self.args.resume:
             for name, value in state.items():
-                restore(value, self.saved.pop(name))
+                with fitting(self.out / "state"):
+                    restore(value, self.saved.pop(name))
 
     def opened(self) -> SummaryWriter:
         """Begin the directory, on rank 0, with the first thing that is written: a refusal before it leaves nothing."""
         if self.board is not None:
             return self.board
         self.out.mkdir(parents=True, exist_ok=True)
+        self.lock = os.open(self.out / COMMAND, os.O_RDWR | os.O_CREAT, 0o666)
+        lock(self.lock, self.out, fcntl.LOCK_EX)
         if self.first_step == 0:
             # in this order: a kill leaves of the old run neither a finished one nor a state without metrics
             (self.out / "summary.json").unlink(missing_ok=True)
@@ -163,7 +182,8 @@ class Run:
             for events in self.out.glob("events.out.tfevents.*"):
                 events.unlink()
             command = shlex.join(("python", Path(sys.argv[0]).name, *sys.argv[1:]))
-            (self.out / "command.txt").write_text(command + "\n", encoding="utf-8", errors="backslashreplace")
+            os.truncate(self.lock, 0)  # not closed: that would unlock it
+            os.write(self.lock, (command + "\n").encode(errors="backslashreplace"))
         else:  # resumed: drop what was logged after the state was saved
             for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
                 if path.exists():
@@ -254,6 +274,9 @@ class Run:
         summary = {name: value for name, value in summary.items() if name != "episodes_per_second"}
         if self.main:
             self.opened().close()
+            if self.lock is not None:
+                os.close(self.lock)
+                self.lock = None
             cost = {"seconds": self.seconds, "peak_resident_bytes": peak_resident_bytes()}
             write_json(self.out / "summary.json", {**summary, **cost})
             self.diagnose(summary)

@@ -16,6 +16,7 @@ from nanorlhf.cli import (
     PositiveFloat,
     PositiveInt,
     Seed,
+    TemperatureOrGreedy,
     Workers,
 )
 from nanorlhf.peft import LORA_RANK, QUERY_AND_VALUE, Target
@@ -99,7 +100,7 @@ class LoRAArgs:
 
     tune: Literal["full", "lora"] = "full"
     """what is trained: all weights, or low-rank updates of some and a scalar model's head"""
-    lora_rank: PositiveInt = LORA_RANK
+    lora_rank: Count = LORA_RANK
     """rank of LoRA's updates, which are scaled by 2 (alpha is twice the rank)"""
     lora_targets: tuple[Target, ...] = QUERY_AND_VALUE
     """layers of each block that LoRA updates: of attention q, k, v and out, of the MLP gate, up and down"""
@@ -138,7 +139,7 @@ class RolloutArgs(TrainingArgs, LoRAArgs):
     """keep frozen models in CPU memory; copy each to the device once per rollout"""
     response_length: PositiveInt = 53
     """sampled tokens at most, EOS included"""
-    temperature: NonNegativeFloat = 0.7
+    temperature: TemperatureOrGreedy = 0.7
     """divides the logits in the rollout, the reference and the update alike"""
 
 

@@ -201,6 +201,16 @@ def test_a_simulated_annotator_ranks_by_the_function_plus_their_own_noise(args, 
         rank.main(simulated)
     with pytest.raises(InputError, match="--simulate nothing.py:score: write it as FILE.py:FUNCTION"):
         rank.main(replace(args, simulate="nothing.py:score", out=tmp_path / "new.jsonl"))
+    for code, sentence in (
+        ("def score(query): return 1", r"raises TypeError: score\(\) takes 1 positional argument"),
+        ("def score(query, answer):\n    return {}['x']", ".*truth.py:2 raises KeyError: 'x'"),
+        ("def score(query, answer): return 'good'", "must give a finite number, not 'good'"),
+        ("def score(query, answer): return float('nan')", "must give a finite number, not nan"),
+    ):
+        (tmp_path / "truth.py").write_text(code)
+        with pytest.raises(InputError, match=f"^--simulate .*truth.py:score.* {sentence}"):
+            rank.main(replace(simulated, out=tmp_path / "new.jsonl"))
+    assert not (tmp_path / "new.jsonl").exists()
 
 
 @pytest.mark.parametrize(

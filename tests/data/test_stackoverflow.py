@@ -796,7 +796,7 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
         ({"max_query_length": -1}, "--max-query-length -1: it must be at least 1"),
         ({"max_response_length": 0}, "--max-response-length 0: it must be at least 1"),
         ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
-        ({"temperature": math.nan}, "--temperature nan: it must be at least 0"),
+        ({"temperature": math.nan}, "--temperature nan: it must be 0 or from 10"),
         ({"seed": -1}, "--seed -1: it must be from 0 to"),
         ({"vocab_size": 299, "tokenizer": None}, "--vocab-size 299: it must be at least 300"),
         ({"vocab_size": 400}, "--vocab-size trains a tokenizer and --tokenizer names one: pass only one of them"),

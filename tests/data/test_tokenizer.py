@@ -72,6 +72,7 @@ def test_few_texts_give_fewer_ids_and_say_so(tmp_path, capsys):
         ([{"query": "a", "response": 3}], {}, "rows.jsonl:1: the field 'response' must be str"),
         ([], {}, "rows.jsonl is empty"),
         ([{"query": "a", "response": "b"}], {"vocab_size": 256}, "--vocab-size 256: it must be at least 300"),
+        ([{"query": "a", "response": "b"}], {"vocab_size": 10**12}, "it must be 1,048,576 at most"),
         ([{"query": "a", "response": "b"}], {"data": ()}, "--data names no file"),
     ],
 )

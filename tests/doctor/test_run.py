@@ -42,7 +42,7 @@ def test_of_several_runs_each_finding_names_its_own(tmp_path):
 @pytest.mark.parametrize(
     "file, text, sentence",
     [
-        ("metrics.jsonl", "", "metrics.jsonl holds no row yet"),
+        ("metrics.jsonl", "", "metrics.jsonl has no row"),
         ("metrics.jsonl", '{"step": 0, "lr": "high"}\n', "metrics.jsonl:1: the field 'lr' must be a number"),
         ("metrics.jsonl", '{"step"\n{"step": 1}\n', "metrics.jsonl:1: malformed JSON"),
         ("args.json", "[]", "args.json holds no JSON object"),

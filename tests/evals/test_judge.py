@@ -352,6 +352,11 @@ def test_what_may_pass_is_tried_again(serve, tmp_path, bad) -> None:
         b'{"choices": [{"message": {"content": ["A"]}}]}',
         b'{"choices": [{"message": "A"}]}',
         b'{"error": "overloaded"}',
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"choices": [{"message": {"content": "Preferred: \\ud800 A"}}]}',
+        b'{"choices": ' + b"9" * 5000 + b"}",
+        chat("Preferred: A")[:-2],
+        chat("Preferred: A") + b"}",
     ],
 )
 def test_an_answer_that_is_no_chat_completion_is_left_out_and_the_others_stay(serve, tmp_path, garbage) -> None:
@@ -359,6 +364,40 @@ def test_an_answer_that_is_no_chat_completion_is_left_out_and_the_others_stay(se
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"q"} and "no chat completion (" in account["last_error"]
     assert len(read_cache((tmp_path / "cache.jsonl").read_bytes())) == 1
+
+
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999999\r\n\r\n")
+    for _ in range(100):
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+def drip_an_error(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 500 Oops\r\nContent-Length: 999999\r\n\r\n")
+    for _ in range(100):
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("slow", [drip, drip_an_error])
+def test_an_answer_that_drips_without_end_is_left(serve, tmp_path, monkeypatch, slow) -> None:
+    monkeypatch.setattr(endpoint_module, "TRIES", 2)
+    monkeypatch.setattr(endpoint_module, "LONGEST", 1)
+    server, endpoint = serve(slow, slow, fine(), timeout=0.3)
+    start = time.monotonic()
+    answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
+    assert answers.keys() == {"q"} and len(server.seen) == 3 and time.monotonic() - start < 3
+    assert "never ends" in account["last_error"]
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_an_answer_that_is_too_long_is_left_out_and_asked_for_once(serve, tmp_path, monkeypatch, status) -> None:
+    monkeypatch.setattr(endpoint_module, "MAX_ANSWER", 9000)
+    server, endpoint = serve(reply(status, b" " * 10_000), fine())
+    answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
+    assert answers.keys() == {"q"} and len(server.seen) == 2
+    assert account["last_error"] == "an answer of more than 9,000 bytes"
 
 
 def test_a_server_that_hangs_is_left_and_tried_again(serve, tmp_path) -> None:

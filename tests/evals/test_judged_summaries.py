@@ -182,6 +182,12 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
         ({"judge_url": "http://x/v1", "judge_file": Path("x")}, "pass only one"),
         ({"judge_url": "http://x/v1", "judge_against": "nobody"}, "--judge-against nobody: write `reference`"),
         ({"judge_url": "http://x/v1", "judge_cache": Path(".")}, ". is a directory, not a file"),
+        ({"judge_url": "http://x/v1", "judge_cache": Path("/dev/null/c")}, "--judge-cache /dev/null is a file, not a"),
+        (
+            {"judge_url": "http://x/v1", "judge_cache": Path("/proc/x/c")},
+            "--judge-cache /proc/x: /proc is not a writable",
+        ),
+        ({"out": Path("/proc/x")}, "--out /proc/x: /proc is not a writable directory (No such file or directory)"),
         ({"judge_url": "http://x/v1", "judge_workers": 0}, "--judge-workers 0: it must be from 1"),
         ({"judge_url": "http://x/v1", "judge_max_calls": -1}, "--judge-max-calls -1: it must be at least 0"),
         ({"judge_url": "http://x/v1", "judge_timeout": 0.0}, "--judge-timeout 0.0: it must be above 0"),
@@ -192,7 +198,7 @@ def test_a_dry_run_prints_the_prompts_asks_nobody_and_writes_nothing(args, serve
 def test_bad_flags_are_refused_before_anything_slow(args, tmp_path, monkeypatch, changes, sentence) -> None:
     monkeypatch.setattr(common, "load_policy", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=re.escape(sentence)):
-        evaluation.main(replace(args, out=tmp_path / "refused", **changes))
+        evaluation.main(replace(args, **{"out": tmp_path / "refused"} | changes))
     assert not (tmp_path / "refused").exists()
 
 

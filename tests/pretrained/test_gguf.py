@@ -265,12 +265,18 @@ def test_texts_are_split_as_the_kind_says(tmp_path, pre, number) -> None:
         ({"num_hidden_layers": 1}, "holds model.layers.1"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers must be an integer"),
         ({"intermediate_size": 80}, "has shape"),
+        ({"rope_theta": 0.0}, r"rope_theta must be one number of at least 1, not \[0.0\]"),
+        ({"rope_theta": 1e-30}, "must be one number of at least 1"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number"),
+        ({"weight": float("nan")}, "mlp.down_proj.weight has a value of nan: a weight must be finite"),
+        ({"weight": -3e38}, r"mlp.down_proj.weight has a value of -3e\+38"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tmp_path, change, sentence) -> None:
     config = CONFIGS["llama"]
     save(GPT(config), tmp_path / "hf")
     tensors = load_file(tmp_path / "hf/model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][7, 7] = change.pop("weight", 0.0)
     path = write(tmp_path / "m.gguf", change.pop("family", "llama"), tensors, config_object(config), **change)
     with pytest.raises(InputError, match=sentence) as error:
         load_gpt(path)

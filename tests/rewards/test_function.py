@@ -159,6 +159,19 @@ def test_numbers_lists_per_token_and_none_are_taken_from_python_numpy_and_pytorc
     assert all(type(x) is float for value in found if value is not None for x in np.atleast_1d(value).tolist())
 
 
+STRANGE = """
+class Strange:
+    def __repr__(self): raise ValueError("no")
+class Listed:
+    def tolist(self): return {}["no"]
+class Itself:
+    def tolist(self): return [self]
+class Untold(Exception):
+    def __str__(self): raise ValueError("no")
+def strange(): raise Untold
+"""
+
+
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
@@ -171,15 +184,46 @@ def test_numbers_lists_per_token_and_none_are_taken_from_python_numpy_and_pytorc
         ("[1, {}]", "returned {} for the response 'a'"),
         ("[[1, 2, 3], 1]", "returned 3 rewards for the response 'abc', which has 4 tokens with its EOS"),
         ("[1, [[1]]]", r"returned \[1\] for the response 'a'"),
+        ("[10**400, 1]", "returned 1000.* for the response 'abc'"),
+        ("[10**5000, 1]", "returned a value of type int for the response 'abc'"),
+        ("[1, [1j]]", "returned 1j for the response 'a'"),
+        ("[True, 'no']", "returned 'no' for the response 'a'"),
+        ("{1.0, 2.0}", "must return a list, one value per response, not {1.0, 2.0}"),
+        ("{'a': 1}", "must return a list, one value per response, not {'a': 1}"),
+        ("'ab'", "must return a list, one value per response, not 'ab'"),
+        ("iter([1, 2])", "must return a list, one value per response, not <list_iterator"),
+        ("(1 for _ in iter(int, 1))", "must return a list, one value per response, not <generator"),
+        ("[[], 1]", "returned 0 rewards for the response 'abc'"),
+        ("[q, 1]", "returned 'a' for the response 'abc'"),
+        ("[Strange(), 1]", "returned a value of type Strange for the response 'abc'"),
+        ("Strange()", "must return a list, one value per response, not a value of type Strange"),
+        ("Listed()", "rule.py:[0-9]+ raises KeyError: 'no'"),
+        ("Itself()", "raises RecursionError"),
+        ("strange()", "raises Untold: without a text"),
+        ("score(q)", r"raises TypeError: score\(\) missing 1 required positional argument: 'r'"),
+        ("score(q, r)", "raises RecursionError"),
+        ("[0] * 2**62", "raises MemoryError|raises OverflowError"),
+        ("exit(0)", "raises SystemExit: 0"),
+        ("(q.clear(), r.clear(), ['x', 1])[2]", "returned 'x' for the response 'abc'"),
         ("[1, 1 / 0]", "rule.py:2 raises ZeroDivisionError: division by zero"),
         ("[q[5], 1]", "rule.py:2 raises IndexError: list index out of range"),
     ],
 )
 def test_nonsense_is_one_sentence_with_file_and_line(function, returned, sentence):
-    found = function(f"import math\ndef score(q, r): return {returned}\n")
+    found = function(f"import math\ndef score(q, r): return {returned}\n{STRANGE}")
     with pytest.raises(InputError, match=sentence) as caught:
         found(GIVEN)
     assert str(caught.value).startswith("--reward ") and "\n" not in str(caught.value)
+
+
+def test_a_function_that_changes_what_it_is_given_changes_nothing(function):
+    text = (
+        "def score(q, r, records, response_ids):\n    q.clear(), r.clear(), records.clear(), response_ids[0].clear()\n"
+    )
+    found = function(text + "    return [[1, 2, 3, 4], 5]\n")
+    before = [*GIVEN.queries], [*GIVEN.responses], [[*ids] for ids in GIVEN.response_ids], [*GIVEN.records]
+    assert found(GIVEN) == [[1.0, 2.0, 3.0, 4.0], 5.0]
+    assert (GIVEN.queries, GIVEN.responses, GIVEN.response_ids, GIVEN.records) == before
 
 
 def test_rewards_per_token_stand_at_their_tokens_and_what_does_not_apply_is_marked(tmp_path):

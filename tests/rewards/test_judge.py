@@ -122,6 +122,8 @@ def test_the_key_is_sent_and_stands_in_no_file(serve, judge_file, monkeypatch, t
         ({"temperature": -1.0}, "sets temperature = -1.0: it must be at least 0"),
         ({"url": "localhost:8000"}, "url localhost:8000: write a URL"),
         ({"url": "http://me:secret@host/v1"}, "write the URL without password"),
+        ({"cache": "/proc/x/answers"}, "judge.toml: cache /proc/x: /proc is not a writable directory"),
+        ({"cache": "."}, ". is a directory, not a file"),
         ({"key_variable": "NO_SUCH_VARIABLE"}, "key_variable NO_SUCH_VARIABLE: this environment variable is not set"),
     ],
 )

@@ -413,7 +413,7 @@ def test_samples_depend_on_the_seed(unscripted, monkeypatch):
         ({"ks": ()}, "^--ks : name at least one"),
         ({"ks": (0, 1)}, "^--ks 0: it must be at least 1"),
         ({"temperatures": (0.8, 0.2)}, "^--temperatures 0.8 0.2: "),
-        ({"temperatures": (-0.1,)}, "^--temperatures -0.1: it must be at least 0"),
+        ({"temperatures": (-0.1,)}, "^--temperatures -0.1: it must be 0 or from 10"),
         ({"timeout": 0.0}, "^--timeout 0.0: "),
         ({"workers": 0}, "^--workers 0: "),
         ({"policies": ("sft",)}, "^--policies sft: write pairs"),

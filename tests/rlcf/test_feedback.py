@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nanorlhf.dataset import Demonstration
 from nanorlhf.errors import InputError
 from nanorlhf.padding import right_pad
 from nanorlhf.rlcf.compilers import JavaCompiler, PythonCompiler
@@ -203,11 +204,13 @@ def test_each_language_has_its_compiler(language, kind):
 @pytest.mark.parametrize("meta", [{}, {"error_prone": False}, None, ["error_prone"]])
 def test_error_prone_is_refused_on_rows_that_were_not_checked_by_it(meta):
     """Written programs count as passing: one that ErrorProne fails would turn the comparison round."""
-    with pytest.raises(InputError, match="--error-prone-jar some.jar: the rows of --data were converted without it"):
-        training_compiler({"language": "java", "meta": meta}, "some.jar")
+    rows = [Demonstration([], [], {"language": "java", "meta": each}) for each in ({"error_prone": True}, meta)]
+    with pytest.raises(InputError, match="--error-prone-jar some.jar: row 2 of --data was converted without it: pass"):
+        training_compiler(rows, "some.jar")
     if shutil.which("javac") is not None:
         with pytest.raises(InputError, match="there is no file some.jar"):
-            training_compiler({"language": "java", "meta": {"error_prone": True}}, "some.jar")
+            training_compiler(rows[:1], "some.jar")
+        training_compiler(rows, None).close()
 
 
 def test_error_prone_is_for_java():

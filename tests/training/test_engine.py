@@ -1,8 +1,10 @@
 """PPO with rollouts by a server that speaks vLLM's or SGLang's protocol and runs our own model."""
 
 import json
+import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -189,6 +191,17 @@ def edit(**change):
         (edit(logprobs=None), "returned no token_ids with a log-probability each"),
         (edit(logprobs={"token_logprobs": [-1.0]}, token_ids=[5, 6]), "returned no token_ids with a log-probability"),
         (edit(logprobs={"token_logprobs": [float("nan")]}, token_ids=[5]), "returned no token_ids with a log-prob"),
+        (edit(logprobs={"token_logprobs": [10**400]}, token_ids=[5]), "returned no token_ids with a log-prob"),
+        (edit(logprobs={"token_logprobs": [0.5]}, token_ids=[5]), "returned no token_ids with a log-prob"),
+        (edit(logprobs={"token_logprobs": [-1e400]}, token_ids=[5]), "returned no token_ids with a log-prob"),
+        (edit(logprobs={"token_logprobs": "ab"}, token_ids=[5, 6]), "returned no token_ids with a log-prob"),
+        (edit(logprobs={"token_logprobs": []}, token_ids=[]), "returned no token_ids with a log-prob"),
+        (edit(token_ids={"5": 6}), "returned no token_ids with a log-prob"),
+        (edit(token_ids=[True]), "returned no token_ids with a log-prob"),
+        (edit(token_ids=[-1], logprobs={"token_logprobs": [-1.0]}), "wrote the id -1, which the policy can't"),
+        (edit(token_ids=[10**3000], logprobs={"token_logprobs": [-1.0]}), "wrote the id 1000000"),
+        (edit(prompt_token_ids=5), "returned no token_ids with a log-prob"),
+        (edit(prompt_token_ids=None), "read a prompt of 0 ids, not the [0-9]+ sent"),
         (edit(token_ids=[99999], logprobs={"token_logprobs": [-1.0]}), "wrote the id 99999, which the policy can't"),
         (edit(token_ids=[7], logprobs={"token_logprobs": [-1.0]}), r"wrote 1 of 12 ids and stopped \(\w+\), at no EOS"),
         (
@@ -237,6 +250,103 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(ppo, server):
     server.replies[:] = [(200, "<html>")]
     with pytest.raises(InputError, match="answered /v1/models with no JSON"):
         engine.Engine(server.url)
+
+
+def http_answer(body: bytes, status: str = "200 OK", **headers: object) -> bytes:
+    fields = {"Content-Length": len(body)} | {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value is not None)
+    return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body
+
+
+MODELS = json.dumps({"data": [{"id": "x", "owned_by": "vllm"}]}).encode()
+HOSTILE = {  # what a server sends, None: nothing, a list: a piece every 0.05 s; and what is said of it
+    "hangs": (None, "did not answer /v1/models in 1 s"),
+    "hangs after the header": ([http_answer(MODELS)[:-1], *[b""] * 60], "did not answer /v1/models in 1 s"),
+    "drips its header": ([b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n"] * 60], "did not answer /v1/models in 1 s"),
+    "drips its body": ([http_answer(b"", Content_Length=1000), *[b"["] * 60], "did not answer /v1/models in 1 s"),
+    "continues for ever": ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 60, "did not answer /v1/models in 1 s"),
+    "says nothing": (b"", "can't be reached .*(closed connection|reset)"),
+    "is no HTTP server": (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "answered /v1/models with no HTTP .BadStatusLine: SSH"),
+    "has a status of letters": (http_answer(MODELS, "ok"), "answered /v1/models with no HTTP .BadStatusLine"),
+    "has a line without end": (b"HTTP/1.1 200 " + b"a" * 99999, "answered /v1/models with no HTTP .LineTooLong"),
+    "has a thousand headers": (
+        http_answer(MODELS, **{f"a{i}": 1 for i in range(1000)}), "answered /v1/models with no HTTP .HTTPException",
+    ),
+    "promises more than it sends": (http_answer(MODELS, Content_Length=999), "with no HTTP .IncompleteRead"),
+    "promises less than it sends": (http_answer(MODELS, Content_Length=9), "answered /v1/models with no JSON"),
+    "promises a negative length": (http_answer(b"", Content_Length=-5), "lists no model at /v1/models"),
+    "cuts a chunk": (
+        http_answer(b"fff\r\nabc", Content_Length=None, Transfer_Encoding="chunked"), "with no HTTP .IncompleteRead",
+    ),
+    "sends too much": (http_answer(b" " * 5000), "answered /v1/models with no HTTP .HTTPException: more than 4,096"),
+    "sends too much in chunks": (
+        http_answer(b"1388\r\n" + b" " * 5000 + b"\r\n0\r\n\r\n", Content_Length=None, Transfer_Encoding="chunked"),
+        "answered /v1/models with no HTTP .HTTPException: more than 4,096 bytes",
+    ),
+    "redirects": (http_answer(b"", "302 Found", Location="http://127.0.0.1:9/"), "answered 302 to /v1/models: look"),
+    "redirects to a file": (http_answer(b"", "301 Moved", Location="file:///etc/hosts"), "answered 301 to /v1/models"),
+    "fails": (http_answer(b"out\nof memory.", "500 Oops"), r"answered 500 to /v1/models \(out of memory\): look into"),
+    "asks for a password": (http_answer(b"", "401 No"), "answered 401 to /v1/models: look into its log"),
+    "has no content": (http_answer(b"", "204 Nothing"), "answered 204 to /v1/models"),
+    "sends a page": (http_answer(b"<html>"), "answered /v1/models with no JSON"),
+    "sends bytes": (http_answer(bytes(range(256))), "answered /v1/models with no JSON"),
+    "sends deep JSON": (http_answer(b"[" * 2000 + b"]" * 2000), "no JSON|lists no model"),
+    "sends a number of 5000 digits": (http_answer(b"9" * 4090), "lists no model at /v1/models"),
+    "lists a number": (http_answer(b'{"data": 3}'), "lists no model at /v1/models"),
+    "lists a model without a name": (
+        http_answer(b'{"data": [{"id": 3, "owned_by": "vllm"}]}'), "lists no model at /v1/models",
+    ),
+    "lists an owner that is a list": (
+        http_answer(b'{"data": [{"id": "x", "owned_by": ["vllm"]}]}'), r"belongs to \['vllm'\]: only vLLM and SGLang",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def raw_server():
+    """Sends the same bytes to each that connects, then closes; `sent` says what, as in HOSTILE."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve(connection: socket.socket, sent: bytes | list[bytes] | None) -> None:
+            with connection, suppress(OSError):
+                connection.recv(10_000)
+                for piece in sent if isinstance(sent, list) else [sent or b""]:
+                    connection.sendall(piece)
+                    time.sleep(0.05 if isinstance(sent, list) else 0.0)
+                if sent is None:
+                    time.sleep(3)
+
+        def accept(sent: bytes | list[bytes] | None) -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(listener.accept()[0], sent), daemon=True).start()
+
+        def start(sent: bytes | list[bytes] | None) -> str:
+            threading.Thread(target=accept, args=(sent,), daemon=True).start()
+            return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_whatever_a_server_sends_is_one_sentence_in_bounded_time(raw_server, monkeypatch, case):
+    monkeypatch.setattr(engine, "WAITS", (0.0,))
+    monkeypatch.setattr(engine, "TIMEOUT", 0.6)
+    monkeypatch.setattr(engine, "MAX_ANSWER", 4096)
+    sent, sentence = HOSTILE[case]
+    url, start = raw_server(sent), time.monotonic()
+    with pytest.raises(InputError, match=f"^--sampler.url {url} .*{sentence}.*[.]$") as error:
+        engine.Engine(url)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600 and time.monotonic() - start < 2
+
+
+def test_a_hostile_completion_is_refused_and_leaves_no_run(ppo, server):
+    """One row of a rollout fails while others are answered: the threads end, and nothing is written."""
+    first = edit(prompt_token_ids=5)
+    server.change = lambda path, answer: first(path, answer) if paths(server).count("/v1/completions") > 3 else answer
+    with pytest.raises(InputError, match="returned no token_ids with a log-probability each"):
+        train_ppo.main(replace(ppo, sampler=SamplerSettings(url=server.url)))
+    assert not (ppo.out / "metrics.jsonl").exists()
 
 
 def test_vllm_without_its_development_mode_is_told_so(ppo):

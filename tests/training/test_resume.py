@@ -1,6 +1,8 @@
 """Training states: what a kill, a full disk or a damaged disk leaves to resume from, and how a signal ends a run."""
 
 import errno
+import hashlib
+import json
 import os
 import random
 import resource
@@ -22,7 +24,9 @@ from nanorlhf import distributed
 from nanorlhf.checkpoint import load_gpt, load_scalar
 from nanorlhf.errors import InputError, Interrupted
 from nanorlhf.training import resume
+from nanorlhf.training.optimizer import FiniteSteps
 from nanorlhf.training.resume import load_state, save_state, states
+from nanorlhf.training.run import Run
 from nanorlhf.training.signals import StopSignals
 from tests.conftest import ROOT, read_metrics
 from tests.rows import read_jsonl
@@ -38,6 +42,11 @@ class Args:
     micro_batch_size: int = 4
     checkpoint_activations: bool = False
     offload: bool = False
+
+
+@dataclass(frozen=True)
+class ResumableArgs(Args):
+    resume: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,109 @@ def test_a_run_whose_states_are_all_damaged_cannot_resume(args, capsys):
 def test_a_state_that_could_run_code_is_refused(args):
     write(args, 1, thing=Path("a pickle may hold anything"))
     with pytest.raises(InputError, match="--resume"):
+        load_state(args.out, args)
+
+
+class Payload:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def change_state(args, change):
+    """Replace a state's content by what another version, run or person wrote, and its checksums by true ones."""
+    path = args.out / "state" / "step-00000002"
+    state = torch.load(path / "state.pt", weights_only=False)
+    torch.save(change(state), path / "state.pt")
+    manifest = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in ("state.pt", "args.json")}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def without(name):
+    return lambda state: {key: value for key, value in state.items() if key != name}
+
+
+def having(**values):
+    return lambda state: state | values
+
+
+FOREIGN = {
+    "a list": (lambda state: [state], "was written by another version"),
+    "a tensor": (lambda state: torch.zeros(3), "was written by another version"),
+    "nothing": (lambda state: {}, "was written by another version"),
+    "no format": (without("format"), "was written by another version"),
+    "format 99": (having(format=99), "was written by another version"),
+    "no step": (without("step"), "doesn't fit this run .KeyError: 'step'"),
+    "another step": (having(step=5), "doesn't fit this run .ValueError: it is of another step"),
+    "a step that is a text": (having(step="2"), "doesn't fit this run .ValueError: it is of another step"),
+    "no generators": (without("generators"), "doesn't fit this run .KeyError: 'generators'"),
+    "an empty list of generators": (having(generators=[]), "doesn't fit this run .ZeroDivisionError"),
+    "generators that are a number": (having(generators=3), "doesn't fit this run .TypeError"),
+    "generators of another kind": (having(generators=[{"python": 3}]), "doesn't fit this run .TypeError"),
+    "half a generator": (
+        lambda state: state | {"generators": [state["generators"][0] | {"torch": torch.zeros(3, dtype=torch.uint8)}]},
+        "doesn't fit this run .RuntimeError",
+    ),
+    "no metrics": (without("metrics"), "doesn't fit this run .KeyError: 'metrics'"),
+    "metrics that are a number": (having(metrics=3), "doesn't fit this run .TypeError"),
+    "seconds that are a text": (having(seconds="long"), "doesn't fit this run .ValueError"),
+    "no model": (without("model"), "doesn't fit this run .KeyError: 'model'"),
+    "a larger model": (
+        having(model={"weight": torch.zeros(9, 9), "bias": torch.zeros(9)}), "RuntimeError: .*size mismatch for weight",
+    ),
+    "a model with other names": (having(model={"w": torch.zeros(2)}), "RuntimeError: .*Missing key"),
+    "a model that is a number": (having(model=3), "doesn't fit this run .(TypeError|AttributeError)"),
+    "another optimizer": (having(steps={"optimizer": {"state": {}, "param_groups": []}}), "ValueError|KeyError"),
+    "a generator of another kind": (having(generator=torch.zeros(2)), "doesn't fit this run .(TypeError|RuntimeError)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_state_is_one_sentence_and_nothing_is_lost(tmp_path, case):
+    change, sentence = FOREIGN[case]
+    args = ResumableArgs(tmp_path / "run")
+
+    def start(args):
+        model = torch.nn.Linear(2, 2)
+        steps = FiniteSteps(torch.optim.AdamW(model.parameters()), args.out, "lower --lr")
+        run = Run(args, "test", lambda: None)
+        run.track(model=model, steps=steps, generator=torch.Generator())
+        return run
+
+    run = start(args)
+    run.log(0, {"loss": 1.0})
+    run.save(2)
+    start(replace(args, resume=True))  # as it is
+    change_state(args, change)
+    before = files_of(args.out)
+    with pytest.raises(InputError, match=f"^--resume: {args.out}/state.*({sentence}).*--overwrite[.]$") as error:
+        start(replace(args, resume=True))
+    assert "\n" not in str(error.value) and files_of(args.out) == before
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_payload_in_a_pickle_is_refused_and_never_run(args, tmp_path, is_whole):
+    write(args, 2, weights=torch.zeros(3))
+    payload = Payload(tmp_path / "made")
+    change_state(args, lambda state: payload if is_whole else state | {"thing": payload})
+    with pytest.raises(
+        InputError, match="--resume: .*state.pt can't be read: it is damaged or holds more than tensors"
+    ):
+        load_state(args.out, args)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("change", [{"lr": [1]}, {"lr": None}, {"more": 1}])
+def test_foreign_settings_beside_a_state_are_one_sentence(args, change):
+    write(args, 2)
+    path = args.out / "state" / "step-00000002" / "args.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    change_state(args, lambda state: state)
+    with pytest.raises(InputError, match="--resume: .*(was started with --lr|with the setting more)"):
         load_state(args.out, args)
 
 

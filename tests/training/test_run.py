@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +67,44 @@ def test_a_finished_run_is_not_overwritten_silently(run):
             check_output(run.out, overwrite=False, resume=resume)
     check_output(run.out, overwrite=True, resume=False)
     assert files_of(run.out) == before
+
+
+@contextmanager
+def other_process_has(directory):
+    """Another process that holds the lock of a run's directory, until the end of the block."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('has it'); input()"
+    command = [sys.executable, "-c", code, str(directory / "command.txt")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "has it\n"
+        yield
+        process.communicate("\n")
+
+
+def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
+    run.log(0, {"loss": 1.0})
+    os.close(run.lock)  # as if another process had begun it
+    before = files_of(run.out)
+    with other_process_has(run.out):
+        for settings in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
+            with pytest.raises(InputError, match=f"^--out {run.out}: another run is writing there: choose another dir"):
+                check_output(run.out, **settings)
+        late = start(Args(run.out))  # both began before the first had written anything
+        for write in (late.opened, lambda: late.log(0, {"loss": 2.0}), lambda: late.finish({})):
+            with pytest.raises(InputError, match=f"^--out {run.out}: another run is writing there"):
+                write()
+        assert files_of(run.out) == before
+    check_output(run.out, overwrite=True, resume=False)  # it has ended, however
+    start(Args(run.out)).log(0, {"loss": 2.0})
+
+
+def test_a_run_holds_its_directory_against_other_processes_until_it_is_finished(run):
+    run.log(0, {"loss": 1.0})
+    code = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", code, str(run.out / "command.txt")]
+    assert b"BlockingIOError" in subprocess.run(command, capture_output=True).stderr
+    run.finish({"loss": 1.0})
+    assert subprocess.run(command).returncode == 0
+    assert (run.out / "command.txt").read_text().startswith("python ")
 
 
 def test_an_interrupted_run_is_not_overwritten_silently(run):
@@ -140,7 +180,7 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError):
         module.write_json(path, {"loss": 2.0})
     assert files_of(tmp_path) == {"summary.json": b'{\n  "loss": 1.0\n}\n'}
