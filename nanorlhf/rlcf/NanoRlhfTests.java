@@ -11,6 +11,14 @@ public class NanoRlhfTests {
         }
     }
 
+    /** The program has answered with an object of a class that isn't the prompt's. */
+    static class NoValue extends Error {
+        NoValue(String type) {
+            super("the program's answer is no value but an object of " + type);
+            isBroken = true;
+        }
+    }
+
     /** An exception of the program that isn't one of the JDK's. */
     static class ProgramException extends RuntimeException {
         ProgramException(String message) {
@@ -36,6 +44,7 @@ public class NanoRlhfTests {
     }
 
     static int failures;
+    static boolean isBroken; // there was an answer that is no value
     static Throwable raised; // the last one that isn't the tests' own
     static ClassLoader loader;
     private static final Map<Integer, Object> REMOTES = new HashMap<>();
@@ -43,6 +52,7 @@ public class NanoRlhfTests {
     /** For the next program. */
     static void begin(ClassLoader ofTheTests) {
         failures = 0;
+        isBroken = false;
         raised = null;
         loader = ofTheTests;
         REMOTES.clear();
@@ -96,7 +106,7 @@ public class NanoRlhfTests {
                 made.setAccessible(true);
                 return made.newInstance(new Handle(n));
             } catch (ReflectiveOperationException error) {
-                return new Remote(new Handle(n));
+                throw new NoValue(type);
             }
         });
     }

@@ -1,5 +1,11 @@
 // The two Java processes of execution.py, compiled once per Python process: the harness compiles programs and runs their
-// tests; the program, in a sandbox of its own, only answers calls. What passes between them are plain values.
+// tests; the program, in a sandbox of its own, only answers calls. What passes between them are plain values. An object
+// of a class that the prompt doesn't declare is no answer, and ends the tests.
+//
+// The tests are compiled with the prompt's classes, not with the program's. Of these, static members are the prompt's own
+// code, which runs in the harness; the method that the response completes asks the program, and so do constructors and
+// methods of objects, with the prompt's signatures. So no overload, static block or class of the response is seen by the
+// tests. Only where the response writes a class or member of its own does the harness read the program's signatures.
 
 import java.io.*;
 import java.lang.reflect.*;
@@ -25,7 +31,11 @@ import javax.lang.model.util.Elements;
 import javax.lang.model.util.Types;
 import javax.tools.*;
 
+import com.sun.source.tree.*;
 import com.sun.source.util.JavacTask;
+import com.sun.source.util.SourcePositions;
+import com.sun.source.util.TreePath;
+import com.sun.source.util.Trees;
 
 // ------------------------------------------------------------------------------------------------- 1. the program
 /** Answers calls of class files: NanoRlhfProgram CALLS REPLIES, two pipes. Ends when CALLS does. */
@@ -337,7 +347,7 @@ class NanoRlhfValues {
 /**
  * Compiles one program after another and runs their tests. All messages are framed by their length.
  *
- *   in    compile: directory for the class files, program, tests, their imports, the classes that the tests may call
+ *   in    compile: directory for the class files, the program's prefix, response and suffix, the tests
  *   out   'c', nothing or javac's messages; if there are some, that is all
  *   in    an empty message: run the tests; another one: don't, the program has failed before
  *   out   'q', a call for the program                                     } any number of times
@@ -436,6 +446,8 @@ class NanoRlhfHarness {
                     Arrays.stream(frames).filter(f -> f.getClassName().startsWith("Main")).toArray(StackTraceElement[]::new));
                 thrown.printStackTrace(captured);
             }
+        } else if (NanoRlhfTests.isBroken) {
+            word = "exception";
         } else if (NanoRlhfTests.failures > 0) {
             word = "wrong_answer";
         }
@@ -463,29 +475,23 @@ class NanoRlhfHarness {
     private static final List<String> OPTIONS = List.of("-proc:none", "-nowarn", "-implicit:none");
 
     /**
-     * Compile a program by itself, to a directory, then its tests against stubs of its classes, to memory: no text of the
-     * program reaches the compilation of the tests, only the signatures of its methods. Returns "" or javac's messages.
+     * Compile a program by itself, to a directory, then its tests against stubs of its classes, to memory. No text of the
+     * response reaches the compilation of the tests: the stubs are of the prompt. Where the response writes its own
+     * classes, their signatures are read. Returns "" or javac's messages.
      */
     private static String compile(
-        File launcher, File directory, String program, String tests, String imports, String callable,
+        File launcher, File directory, String prefix, String response, String suffix, String tests,
         Map<String, byte[]> classes
     ) throws IOException {
         DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
         StringWriter crash = new StringWriter(); // what javac prints besides its diagnostics
         FILES.setLocation(StandardLocation.CLASS_PATH, List.of());
         FILES.setLocation(StandardLocation.CLASS_OUTPUT, List.of(directory));
-        JavacTask task = (JavacTask) JAVAC.getTask(crash, FILES, found, OPTIONS, null, List.of(new Source("Main", program)));
+        Source source = new Source("Main", prefix + response + suffix);
+        JavacTask task = (JavacTask) JAVAC.getTask(crash, FILES, found, OPTIONS, null, List.of(source));
         Map<String, TypeElement> own = new LinkedHashMap<>(); // the program's top-level classes
         ElementFilter.typesIn(task.analyze()).forEach(type -> own.put(type.getQualifiedName().toString(), type));
         String problem = problems(found, crash, "");
-        String stubs = "";
-        if (problem.isEmpty()) { // before `generate`, after which javac has forgotten the classes
-            Set<String> closed = new HashSet<>(own.keySet());
-            closed.removeIf(name -> !isClosed(task.getElements(), name, imports, List.of(callable.split(" "))));
-            stubs = stubs(task, own, closed, tests);
-            task.generate();
-            problem = problems(found, crash, "");
-        }
         if (!problem.isEmpty()) {
             return problem;
         }
@@ -495,13 +501,161 @@ class NanoRlhfHarness {
                 return "error: duplicate class: " + declared.group(1) + ", the tests have one of this name";
             }
         }
-
+        Prompt prompt = new Prompt(prefix, suffix);
+        Set<String> closed = new HashSet<>(own.keySet());
+        closed.removeIf(name -> prompt.types.containsKey(name) || !prompt.means(name));
+        Map<String, String> stubs = new LinkedHashMap<>();
+        prompt.types.forEach((name, type) -> stubs.put(name, stub(type, prompt, task, own, closed, true, false)));
+        if (!prompt.holdsResponse) {
+            own.keySet().removeIf(name -> closed.contains(name) || stubs.containsKey(name));
+            own.forEach((name, type) -> stubs.put(name, stub(type, null, task, own, closed, false, false)));
+        }
+        Map<String, String> asked = new LinkedHashMap<>(stubs); // without the prompt's own code
+        prompt.types.forEach((name, type) -> asked.put(name, stub(type, prompt, task, own, closed, false, false)));
+        task.generate(); // after which javac has forgotten the classes
+        problem = problems(found, crash, "");
+        if (!problem.isEmpty()) {
+            return problem;
+        }
         FILES.setLocation(StandardLocation.CLASS_PATH, List.of(launcher));
-        DiagnosticCollector<JavaFileObject> more = new DiagnosticCollector<>();
-        StringWriter another = new StringWriter();
-        List<Source> sources = List.of(new Source("Main", imports + "\n" + tests), new Source("Stubs", stubs));
-        JAVAC.getTask(another, new InMemory(classes), more, OPTIONS, null, sources).call();
-        return problems(more, another, "the tests don't fit the program: ");
+        problem = compileTests(tests, prompt.imports, mentioned(stubs, tests), classes);
+        if (!problem.isEmpty()) { // the prompt's own code may need its objects' fields, which the program has
+            StringBuilder text = new StringBuilder();
+            prompt.types.values().forEach(type -> text.append(stub(type, prompt, task, Map.of(), Set.of(), true, false)));
+            if (!compileTests("", prompt.imports, text.toString(), new HashMap<>()).isEmpty()) {
+                classes.clear();
+                problem = compileTests(tests, prompt.imports, mentioned(asked, tests), classes);
+            }
+        }
+        return problem;
+    }
+
+    private static String compileTests(String tests, String imports, String stubs, Map<String, byte[]> classes) {
+        DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
+        StringWriter crash = new StringWriter();
+        List<Source> sources = List.of(new Source("Main", imports + tests), new Source("Stubs", imports + stubs));
+        JAVAC.getTask(crash, new InMemory(classes), found, OPTIONS, null, sources).call();
+        return problems(found, crash, "the tests don't fit the program: ");
+    }
+
+    /** The text of those that the tests mention, or that one of these mentions. */
+    private static String mentioned(Map<String, String> stubs, String tests) {
+        StringBuilder text = new StringBuilder();
+        Set<String> done = new HashSet<>();
+        Deque<String> todo = new ArrayDeque<>(namesIn(tests, stubs.keySet()));
+        while (!todo.isEmpty()) {
+            String name = todo.poll();
+            if (done.add(name)) {
+                text.append(stubs.get(name));
+                todo.addAll(namesIn(stubs.get(name), stubs.keySet()));
+            }
+        }
+        return text.toString();
+    }
+
+    /** The classes that the prompt declares, as javac sees them without the response. */
+    private static class Prompt {
+        private static final Pattern NO_CODE = Pattern.compile( // comments, text blocks, strings, characters
+            "/\\*.*?\\*/|//[^\\r\\n]*|\"\"\".*?\"\"\"|\"(?:\\\\.|[^\"\\\\\\r\\n])*\"|'(?:\\\\.|[^'\\\\])+'", Pattern.DOTALL);
+        private static final List<String> FILLERS = List.of("\nthrow null;", "\n", "\nnull;", "\nnull);", "\n;");
+        final Map<String, TypeElement> types = new LinkedHashMap<>(); // the top-level ones
+        final String imports; // each on a line of its own
+        final boolean holdsResponse; // the response is part of one of these classes
+        final JavacTask task;
+        private final String text;
+        private final int hole;
+        private final CompilationUnitTree unit;
+        private final Trees trees;
+        private final SourcePositions positions;
+
+        Prompt(String prefix, String suffix) throws IOException {
+            String code = NO_CODE.matcher(prefix).replaceAll(" ");
+            long depth = code.chars().filter(c -> c == '{').count() - code.chars().filter(c -> c == '}').count();
+            String end = "}".repeat((int) Math.max(depth, 0));
+            List<String> texts = new ArrayList<>();
+            FILLERS.forEach(filler -> texts.add(prefix + filler + suffix));
+            FILLERS.forEach(filler -> texts.add(prefix + filler + end));
+            texts.add(prefix);
+            JavacTask parsed = null;
+            CompilationUnitTree tree = null;
+            String whole = null;
+            for (Iterator<String> each = texts.iterator(); each.hasNext(); ) { // the last one as javac repairs it
+                DiagnosticCollector<JavaFileObject> found = new DiagnosticCollector<>();
+                whole = each.next();
+                parsed = (JavacTask) JAVAC.getTask(
+                    new StringWriter(), FILES, found, OPTIONS, null, List.of(new Source("Prompt", whole)));
+                tree = parsed.parse().iterator().next();
+                if (found.getDiagnostics().stream().noneMatch(d -> d.getKind() == Diagnostic.Kind.ERROR)) {
+                    break;
+                }
+            }
+            task = parsed;
+            text = whole;
+            unit = tree;
+            hole = prefix.length();
+            trees = Trees.instance(task);
+            positions = trees.getSourcePositions();
+            task.analyze();
+            boolean holds = false;
+            for (Tree type : unit.getTypeDecls()) {
+                if (trees.getElement(TreePath.getPath(unit, type)) instanceof TypeElement element
+                    && !element.getSimpleName().toString().startsWith("NanoRlhf")) {
+                    types.put(element.getQualifiedName().toString(), element);
+                    holds |= holds(type);
+                }
+            }
+            holdsResponse = holds;
+            String lines = unit.getImports().stream().map(Tree::toString).collect(Collectors.joining());
+            imports = lines.isEmpty() ? "import java.util.*;\n" : lines.replaceAll("\\R+", "\n");
+        }
+
+        private boolean holds(Tree tree) {
+            return positions.getStartPosition(unit, tree) <= hole && hole < positions.getEndPosition(unit, tree);
+        }
+
+        /** Whether the response stands between this class's members. */
+        boolean completes(TypeElement type) {
+            ClassTree tree = trees.getTree(type);
+            return holds(tree) && tree.getMembers().stream().noneMatch(this::holds);
+        }
+
+        /** A name that is taken by java.lang or by an import, such as Math, is not the response's to define. */
+        boolean means(String name) {
+            Elements elements = task.getElements();
+            boolean isTaken = name.startsWith("NanoRlhf") || name.equals("java") || name.equals("javax");
+            isTaken |= elements.getTypeElement("java.lang." + name) != null;
+            for (ImportTree each : unit.getImports()) {
+                String imported = each.getQualifiedIdentifier().toString();
+                String owner = imported.substring(0, imported.lastIndexOf('.'));
+                isTaken |= imported.equals(owner + "." + name)
+                    || imported.endsWith("*") && elements.getTypeElement(owner + "." + name) != null;
+            }
+            return isTaken || unit.getImports().isEmpty() && elements.getTypeElement("java.util." + name) != null;
+        }
+
+        /** The members of a class that need no object, as the prompt writes them, without what the response is in. */
+        Map<Element, String> staticCode(TypeElement type) {
+            Map<Element, String> code = new LinkedHashMap<>();
+            Element last = type; // to which the blocks between the members belong
+            long start = -1;
+            for (Tree member : trees.getTree(type).getMembers()) {
+                Element element = trees.getElement(new TreePath(trees.getPath(type), member));
+                boolean isBlock = member instanceof BlockTree block && block.isStatic();
+                boolean isStatic = isBlock || element != null && element.getModifiers().contains(Modifier.STATIC)
+                    && (element.getKind() == ElementKind.FIELD || element.getKind() == ElementKind.METHOD);
+                if (isStatic && !holds(member)) {
+                    String slice = text.substring(
+                        (int) positions.getStartPosition(unit, member), (int) positions.getEndPosition(unit, member));
+                    if (start == positions.getStartPosition(unit, member)) { // int a, b;
+                        code.put(last, "");
+                    }
+                    start = positions.getStartPosition(unit, member);
+                    last = isBlock ? last : element;
+                    code.merge(last, slice + "\n", String::concat);
+                }
+            }
+            return code;
+        }
     }
 
     private static String problems(DiagnosticCollector<JavaFileObject> found, StringWriter crash, String prefix) {
@@ -517,60 +671,44 @@ class NanoRlhfHarness {
         return messages.toString();
     }
 
-    /** Classes with the names and signatures of those that the tests mention, whose methods ask the program. */
-    private static String stubs(JavacTask task, Map<String, TypeElement> own, Set<String> closed, String tests) {
-        Map<String, TypeElement> open = new HashMap<>(own);
-        open.keySet().removeAll(closed);
-        StringBuilder text = new StringBuilder();
-        Set<String> done = new HashSet<>();
-        Deque<String> todo = new ArrayDeque<>(namesIn(tests, open.keySet()));
-        while (!todo.isEmpty()) {
-            String name = todo.poll();
-            if (done.add(name)) {
-                String stub = stub(open.get(name), task, closed, false);
-                text.append(stub);
-                todo.addAll(namesIn(stub, open.keySet()));
-            }
-        }
-        return text.toString();
-    }
-
-    /**
-     * Whether the tests mean another class by this name: one of java.lang or of their imports, such as Math, unless the
-     * problem itself declares it.
-     */
-    private static boolean isClosed(Elements elements, String name, String imports, List<String> callable) {
-        if (name.startsWith("NanoRlhf") || name.equals("java") || name.equals("javax")) {
-            return true;
-        }
-        boolean isOfTheJdk = elements.getTypeElement("java.lang." + name) != null;
-        Matcher imported = Pattern.compile("import\\s+(?:static\\s+)?([\\w.]+)\\.(\\*|\\w+)\\s*;").matcher(imports);
-        while (imported.find()) {
-            isOfTheJdk |= imported.group(2).equals(name) || elements.getTypeElement(imported.group(1) + "." + name) != null;
-        }
-        return isOfTheJdk && !callable.contains(name);
-    }
-
     private static List<String> namesIn(String text, Set<String> among) {
         return NAME.matcher(text).results().map(match -> match.group()).filter(among::contains).distinct().toList();
     }
 
-    private static String stub(TypeElement type, JavacTask task, Set<String> closed, boolean nested) {
+    /**
+     * A class with the name and signatures of another, whose methods ask the program. With `copies`, what needs no object
+     * is the prompt's own code instead. Without a prompt, the class is the response's.
+     */
+    private static String stub(
+        TypeElement type, Prompt prompt, JavacTask program, Map<String, TypeElement> own, Set<String> closed, boolean copies,
+        boolean nested
+    ) {
+        JavacTask task = prompt == null ? program : prompt.task;
+        Map<Element, String> code = copies ? prompt.staticCode(type) : Map.of();
         String name = type.getSimpleName().toString();
         boolean inner = type.getNestingKind().isNested() && !type.getModifiers().contains(Modifier.STATIC);
         String owner = "NanoRlhfTests.call(\"" + task.getElements().getBinaryName(type) + "\", \"";
         StringBuilder text = new StringBuilder(nested ? "public static class " : "class ").append(name);
         text.append(parameters(type.getTypeParameters())).append(" extends NanoRlhfTests.Remote {\n");
         text.append(name).append("(NanoRlhfTests.Handle handle) { super(handle); }\n");
-        for (Element member : type.getEnclosedElements()) {
+        List<Element> members = new ArrayList<>(type.getEnclosedElements());
+        if (prompt != null && own.containsKey(name) && !nested && prompt.completes(type)) { // the response writes members of its own
+            Set<String> given = members.stream().map(m -> m.getSimpleName().toString()).collect(Collectors.toSet());
+            own.get(name).getEnclosedElements().stream().filter(m -> !given.contains(m.getSimpleName().toString()))
+                .forEach(members::add);
+        }
+        text.append(code.getOrDefault(type, ""));
+        for (Element member : members) {
             boolean isStatic = member.getModifiers().contains(Modifier.STATIC);
             String ask = owner + member.getSimpleName() + "\", ";
             String head = "";
             String body = "";
-            if (member.getModifiers().contains(Modifier.PRIVATE)) {
+            if (code.containsKey(member)) {
+                body = code.get(member);
+            } else if (member.getModifiers().contains(Modifier.PRIVATE)) {
                 continue;
             } else if (member instanceof TypeElement memberType) {
-                body = stub(memberType, task, closed, true);
+                body = stub(memberType, prompt, program, own, closed, false, true);
             } else if (member instanceof VariableElement && isStatic) {
                 head = "public static " + member.asType() + " " + member.getSimpleName();
                 body = " = (" + member.asType() + ") " + ask + "null, null);\n";

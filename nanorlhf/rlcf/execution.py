@@ -13,22 +13,29 @@ of that this machine supports, for callers to print. [RLCF evaluation]
     signal             x                     it crashed or was killed: a segmentation fault, a limit of the system
     timeout            x                     wall-clock or CPU time; also threads that run on after the tests
     memory             x                     Java's heap, Python's data, or all of its processes together
-    output             x                     more than OUTPUT bytes on stdout and stderr, or VALUE in an answer
+    output             x                     more than OUTPUT bytes on stdout and stderr, or VALUE in an answer; also an
+                                             answer to no call
     disk               x                     more than DISK bytes of files (if the home is in memory: an exception)
     compile_error                            rejected by javac or Python's compile()
     compile_limit                            the compiler ran out of time or memory, or crashed
 
-No verdict can be forged from inside the program. It runs in one process, the tests in another, each in a sandbox of its
-own, and this process passes the calls between them: a class or function's name and its arguments go to the program, a
-value comes back, and the tests compare values of their own making. The program never sees the tests' text or expected
-answers; what it writes to its pipe is an answer and nothing else. The program is compiled by itself: it can't enclose,
-comment out or redefine a test. The tests resolve names in the JDK or Python before the program, except names that
-the prefix, which is the problem's, declares.
+The program runs in one process, the tests in another, each in a sandbox of its own, and this process passes the calls
+between them: a function's name and its arguments go to the program, a value comes back, and the tests compare values of
+their own making. The program never sees the tests' text or expected answers; what it writes to its pipe is an answer
+and nothing else. The program is compiled by itself: it can't enclose, comment out or redefine a test.
 
-So tests may call the program's methods or functions, create its objects and call their methods, with plain values:
-numbers, strings, arrays, collections of the standard library. They can't pass functions, nor compare or subclass the
-program's objects (such an object is equal to itself only). What remains possible: to answer right without solving the
-problem, by knowing the tests from elsewhere.
+The tests read the prompt's definitions, not the program's: helpers, constants and imports of the prefix and suffix are
+parsed, not searched for, and run in the tests' own process. The program is asked for what the response completes, a
+function or a class. Only where the response is not part of a definition of the prompt does it define names of its own.
+So a change that the program makes to a global of the prompt is not seen by the tests. Names that Python or the JDK
+define are theirs.
+
+Answers are values: numbers, strings, arrays, collections of the standard library, and objects of classes that the
+prompt defines. Any other object is no answer, whatever it says it is equal to or contains, except that in Python
+functions may be called and iterators advanced. Tests can't pass functions, nor compare or subclass the program's
+objects (such an object is equal to itself only). What remains possible: to answer right without solving the problem,
+by knowing the tests from elsewhere, and to pass tests that accept too much. NaN is within every tolerance that is
+written `if abs(x - y) > eps`, here as in plain Python and Java.
 
 A wrong answer: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests
 and hide a later crash, so in Java that throw is replaced by a call that records the failure and continues; `passed` is
@@ -80,11 +87,6 @@ JVM = (
     "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData", "-XX:-CreateCoredumpOnCrash",
     "-XX:ActiveProcessorCount=2",  # on a large machine, one thread per core would exceed NUM_TASKS
 )  # fmt: skip
-JAVA_IMPORT = re.compile(r"^\s*(import\s+(?:static\s+)?[\w.]+(?:\.\*)?\s*;)", re.MULTILINE)
-JAVA_COMMENT = re.compile(r"/\*.*?\*/|//[^\r\n]*", re.DOTALL)
-JAVA_CLASS = re.compile(r"\b(?:class|interface|enum|record)\s+(\w+)")
-PYTHON_IMPORT = re.compile(r"^(?:from\s+\S+\s+)?import\s+(?:\([^)]*\)|[^(\n]+)$", re.MULTILINE)
-PYTHON_NAME = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -207,13 +209,10 @@ def run_programs(
 
 # ---------------------------------------------------------------------------------------------------- 2. one program
 def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
-    imports = JAVA_IMPORT.findall(program.prefix) or ["import java.util.*;"]
-    callable_names = JAVA_CLASS.findall(JAVA_COMMENT.sub(" ", program.prefix))
     uid = user_of(worker, harness=True)
     with temporary_directory(worker.box) as box, temporary_directory(worker.box / "classes", uid) as classes:
         tests = run_all_tests(program.tests)
-        texts = str(classes), program.code, tests, "\n".join(imports), " ".join(callable_names)
-        if rejected := prepare(worker, "java", texts):
+        if rejected := prepare(worker, "java", str(classes), program, tests):
             return rejected
         launcher = java_classes()
         command = [
@@ -226,10 +225,7 @@ def run_java(timeout: float, memory_mib: int, worker: Worker, program: Program) 
 
 
 def run_python(timeout: float, memory_mib: int, worker: Worker, program: Program) -> Verdict:
-    imports = [match.group().replace("\n", " ") for match in PYTHON_IMPORT.finditer(program.prefix)]
-    callable_names = PYTHON_NAME.findall(program.prefix)
-    texts = "", "", program.tests, "\n".join(imports), " ".join(callable_names)
-    if rejected := prepare(worker, "python", texts):
+    if rejected := prepare(worker, "python", "", program, program.tests):
         return rejected
     with temporary_directory(worker.box) as box:
         script = box / "program.py"
@@ -275,26 +271,30 @@ def run_tests(
     ending = worker.watcher.submit(finish, worker, *started)
     word, printed, compiled, loaded = "", "", not loads, not loads
     try:
-        if loads:
-            word = receive(replies).decode(errors="replace")
-            compiled = word == "compiled"
-            word = receive(replies).decode(errors="replace") if compiled else word
-            loaded = word == "loaded"
-        if loaded:
-            word, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
-    except (EOFError, ValueError):  # it ended, or what it wrote is no message
-        word = "ended"
+        try:
+            if loads:
+                word = receive(replies).decode(errors="replace")
+                compiled = word == "compiled"
+                word = receive(replies).decode(errors="replace") if compiled else word
+                loaded = word == "loaded"
+            if loaded:
+                word, printed = converse(worker, calls, replies, began + timeout + TEST_SECONDS)
+        except (EOFError, ValueError):  # it ended, or what it wrote is no message
+            word = "ended"
+        finally:
+            if loads and not loaded:
+                try:
+                    tell(harness, b"none")  # no program to run the tests on
+                except BrokenPipeError:
+                    stop_harness(worker)
+            os.close(calls)  # its end is the program's end
+            if word in ("timeout", "output"):
+                started[0].terminate()
+        limit, status, output = ending.result()
+        if word == "passed" and select.select([replies], [], [], 0)[0] and os.read(replies, 1):
+            word = "output"  # an answer that was not asked for: it may have taken the place of another one
     finally:
-        if loads and not loaded:
-            try:
-                tell(harness, b"none")  # no program to run the tests on
-            except BrokenPipeError:
-                stop_harness(worker)
-        os.close(calls)  # its end is the program's end
         os.close(replies)
-        if word in ("timeout", "output"):
-            started[0].terminate()
-    limit, status, output = ending.result()
     seconds = time.monotonic() - began
     check_setup(limit)
     output = (output + printed)[-TAIL:]
@@ -453,10 +453,9 @@ def temporary_directory(parent: Path | None = None, uid: int | None = None) -> I
 
 
 # ---------------------------------------------------------------------------------------- 4. compilers, interpreters
-def prepare(worker: Worker, language: str, texts: Sequence[str]) -> Verdict | None:
-    """Have the harness compile the tests, and Java's program; a verdict if they don't compile.
+def prepare(worker: Worker, language: str, directory: str, program: Program, tests: str) -> Verdict | None:
+    """Have the harness compile the tests, and Java's program to a directory; a verdict if they don't compile.
 
-    texts   a request of execution.java
     Each worker keeps one harness, in its own sandbox: a cold start of javac takes ten times as long.
     """
     if worker.harness is None:
@@ -466,7 +465,7 @@ def prepare(worker: Worker, language: str, texts: Sequence[str]) -> Verdict | No
     reason = "compile_limit"
     try:
         deadline = time.monotonic() + COMPILE_SECONDS
-        for text in texts:
+        for text in (directory, program.prefix, program.response, program.suffix, tests):
             tell(process, text.encode(errors="replace"))
         messages = hear(process, deadline)[1].decode(errors="replace")
         reason = "compile_error"

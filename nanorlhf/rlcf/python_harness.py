@@ -3,29 +3,56 @@
     python -c SOURCE harness                        requests on stdin, as in execution.java
     python -c SOURCE program CALLS REPLIES PATH     two descriptors, and the program's file
 
-What passes between them are plain values, written by their type. Anything else is written as a number that stands for
-the object. A subclass is written as the built-in class that it extends: the reader makes values of its own, and runs no
-code of the writer's. Standard library only, and no import of this package: it runs as a script.
+What passes between them are plain values, written by their type. A subclass is written as the built-in class that it
+extends: the reader makes values of its own, and runs no code of the writer's. An object of a class that the prompt
+defines is written by its attributes, a member of an Enum by its name. A program may also answer with a function, which
+the tests can call, or an iterator, which they can advance; where a class is under test, they can call its methods. Any
+other object is no answer, and ends the tests.
+
+The tests read the prompt's own helpers, constants and imports, which are parsed and run again in the harness. The
+program is asked for one name only: the function or class that the response completes. If the response is the whole
+program, that is every name that neither the tests nor Python define, nor LIBRARY, for which a test forgot an import.
+
+Only the program's process can read a value, so it encodes its answers itself. The encoder can't be changed by the code
+that it runs after: it is made afresh for each answer, and while the program's code runs, nothing that Python code can
+reach refers to what it will be made of (see `program`). Limits: code of the program that runs at the same time, from a
+thread, a signal handler, a trace function or a key's __eq__; memory written with ctypes; bytes written to the pipe.
+What a program sends in such a way is its answer, as if it had returned it. That doesn't help it: it still doesn't know
+what the tests expect, and the values are compared in another process. A program that sends more replies than it was
+asked for doesn't pass.
+
+Standard library only, and no import of this package: it runs as a script.
 """
 
-import ast
 import builtins
 import collections
 import decimal
+import enum
 import fractions
-import importlib
-import io
+import functools
 import json
 import os
 import select
-import struct
 import sys
 import time
-import traceback
+from itertools import pairwise, repeat
+from marshal import dumps, loads
+from os import getpid, read, write
+from struct import pack, unpack
+from sys import intern
+from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MethodType
+
+if sys.argv[1:2] != ["program"]:  # a program starts often, and needs none of these
+    import ast
+    import importlib
+    import io
+    import symtable
+    import traceback
 
 ENDED = 77  # status of a process that has sent its verdict
 TAIL = 8000  # characters of the tests' output
-ITEMS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
+HOLE = "nanorlhf_response"  # stands for the response in the prompt's syntax tree
+LIBRARY = "math", "collections", "decimal", "fractions", "copy"  # of these are names that the tests forgot to import
 
 
 def read_exactly(fd, size, deadline=None):
@@ -34,7 +61,7 @@ def read_exactly(fd, size, deadline=None):
     while len(data) < size:
         if deadline is not None and not select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0]:
             raise TimeoutError
-        chunk = os.read(fd, min(size - len(data), 2**20))
+        chunk = read(fd, min(size - len(data), 2**20))
         if not chunk:
             raise EOFError
         data += chunk
@@ -42,47 +69,64 @@ def read_exactly(fd, size, deadline=None):
 
 
 def receive(fd):
-    return read_exactly(fd, struct.unpack(">i", read_exactly(fd, 4))[0])
+    return read_exactly(fd, unpack(">i", read_exactly(fd, 4))[0])
 
 
 def send(fd, content, kind=b""):
-    data = memoryview(kind + struct.pack(">i", len(content)) + content)
+    data = memoryview(kind + pack(">i", len(content)) + content)
     while data:
-        data = data[os.write(fd, data) :]
+        data = data[write(fd, data) :]
 
 
 # -------------------------------------------------------------------------------------------------- 1. plain values
-def encoded(value, number):
-    """A value as JSON; number(object) stands for one that isn't plain. Methods of subclasses are not called."""
-    if value is None or isinstance(value, bool):
+Decimal, Fraction, partial = decimal.Decimal, fractions.Fraction, functools.partial
+numerator_of, denominator_of = (vars(Fraction)[name].__get__ for name in ("_numerator", "_denominator"))
+VIEWS: tuple = (  # a dictionary's, in another one
+    ("dict_keys", type({}.keys()), lambda items: dict.fromkeys(items).keys()),
+    ("dict_values", type({}.values()), lambda items: dict(enumerate(items)).values()),
+    ("dict_items", type({}.items()), lambda items: dict(items).items()),
+)
+CONTAINERS = (
+    ("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset), ("deque", collections.deque),
+    *((name, kind) for name, kind, _ in VIEWS),
+)  # fmt: skip
+MAKE = dict(CONTAINERS) | {name: make for name, _, make in VIEWS}
+
+
+def encoded(value, other):
+    """A value as JSON; other(object) writes one that isn't plain. Runs no code of the value's class."""
+    kind = type(value)  # isinstance would ask the value for its __class__
+    if value is None or kind is bool:
         return value
-    if isinstance(value, int):
+    if issubclass(kind, int):
         return ["int", format(int.__index__(value), "x")]  # decimal digits have a limit
-    if isinstance(value, float):
+    if issubclass(kind, float):
         return ["float", float.hex(value)]
-    if isinstance(value, str):
+    if issubclass(kind, str):
         return ["str", str.__str__(value)]
-    if isinstance(value, (bytes, bytearray)):
-        return ["bytes" if isinstance(value, bytes) else "bytearray", bytes(memoryview(value)).hex()]
-    if type(value) is complex:
-        return ["complex", value.real.hex(), value.imag.hex()]
-    if type(value) is range:
-        return ["range", *(encoded(part, number) for part in (value.start, value.stop, value.step))]
-    if type(value) is decimal.Decimal:
-        return ["Decimal", str(value)]
-    if type(value) is fractions.Fraction:
-        return ["Fraction", *(encoded(part, number) for part in (value.numerator, value.denominator))]
-    if isinstance(value, dict):
-        return ["dict", *([encoded(k, number), encoded(v, number)] for k, v in dict.items(value))]
-    for name, kind in ITEMS.items():
-        if isinstance(value, kind):
-            return [name, *(encoded(item, number) for item in kind.__iter__(value))]
-    return ["object", number(value)]
+    if issubclass(kind, bytes):
+        return ["bytes", bytes.hex(value)]
+    if issubclass(kind, bytearray):
+        return ["bytearray", bytearray.hex(value)]
+    if kind is complex:
+        return ["complex", float.hex(value.real), float.hex(value.imag)]
+    if kind is range:
+        return ["range", *[encoded(part, other) for part in (value.start, value.stop, value.step)]]
+    if kind is Decimal:
+        return ["Decimal", Decimal.__str__(value)]
+    if kind is Fraction:
+        return ["Fraction", encoded(numerator_of(value), other), encoded(denominator_of(value), other)]
+    if issubclass(kind, dict):
+        return ["dict", *[[encoded(k, other), encoded(v, other)] for k, v in dict.items(value)]]
+    for name, container in CONTAINERS:
+        if issubclass(kind, container):
+            return [name, *[encoded(item, other) for item in container.__iter__(value)]]
+    return other(value)
 
 
-def decoded(data, known):
-    """The value of `encoded`; known(number) gives what a number stands for."""
-    if data is None or isinstance(data, bool):
+def decoded(data, other):
+    """The value of `encoded`; other(*data) gives what isn't plain."""
+    if data is None or data is True or data is False:
         return data
     name, *parts = data
     if name == "int":
@@ -90,22 +134,24 @@ def decoded(data, known):
     if name == "float":
         return float.fromhex(parts[0])
     if name == "str":
-        return sys.intern(str(parts[0]))  # as the literals in the tests
-    if name in ("bytes", "bytearray"):
-        return getattr(builtins, name).fromhex(parts[0])
+        return intern(str(parts[0]))  # as the literals in the tests
+    if name == "bytes":
+        return bytes.fromhex(parts[0])
+    if name == "bytearray":
+        return bytearray.fromhex(parts[0])
     if name == "complex":
-        return complex(*map(float.fromhex, parts))
+        return complex(*[float.fromhex(part) for part in parts])
     if name == "range":
-        return range(*(decoded(part, known) for part in parts))
+        return range(*[decoded(part, other) for part in parts])
     if name == "Decimal":
-        return decimal.Decimal(parts[0])
+        return Decimal(parts[0])
     if name == "Fraction":
-        return fractions.Fraction(*(decoded(part, known) for part in parts))
+        return Fraction(*[decoded(part, other) for part in parts])
     if name == "dict":
-        return {decoded(key, known): decoded(value, known) for key, value in parts}
-    if name == "object":
-        return known(parts[0])
-    return ITEMS[name](decoded(part, known) for part in parts)
+        return {decoded(key, other): decoded(value, other) for key, value in parts}
+    if name in ("object", "instance", "member"):
+        return other(*data)
+    return MAKE[name]([decoded(part, other) for part in parts])
 
 
 # --------------------------------------------------------------------------------------------------- 2. the program
@@ -113,11 +159,25 @@ class Missing(TypeError):
     """An object without the special method: list() asks for a length that it can do without."""
 
 
+FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, functools.partial, type(functools.cache(len))
+EXCEPTIONS = tuple(kind for kind in vars(builtins).values() if type(kind) is type and issubclass(kind, BaseException))
+EnumType = type(enum.Enum)
+IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: of the interpreter's types, never of a program's
+# the attributes themselves: a metaclass may give others
+mro_of, name_of, flags_of, members_of = (
+    type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__flags__", "__dict__")
+)
+arguments_of = BaseException.__dict__["args"].__get__
+to_json = vars(json.encoder)["c_make_encoder"](
+    None, None, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, False
+)
+
+
 def program(calls, replies, path):
-    """Run the file as a script, then answer: name of a global; or object, method and arguments."""
+    """Run the file as a script, then answer calls."""
     with open(path, encoding="utf-8", errors="surrogatepass") as file:
         source = file.read()
-    pid = os.getpid()
+    pid = getpid()
     try:
         code = compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
@@ -127,68 +187,263 @@ def program(calls, replies, path):
     sys.argv = [path]
     module = sys.modules["__main__"] = type(sys)("__main__")
     module.__file__ = path
+    objects, numbers = [], {}  # what the tests hold a reference to, and its number by its id
+    # The program's code can change this frame's variables, every global and every function. So `perform` and `reply`
+    # are made afresh for each call, from code objects and functions of C, which can't be changed. Python evaluates from
+    # left to right: while the program's code runs, what they will be made of is on the interpreter's stack, beyond
+    # reach. No trace function may run with `reply`.
+    parts = FunctionType, dict, perform.__code__, reply.__code__, TOOLS, sys.settrace, sys.setprofile
+    for make, names, perform_code, reply_code, tools, trace, profile in (
+        repeat(parts),
+        load(code, module.__dict__, replies, pid),
+    )[0]:
+        try:
+            raised = make(
+                reply_code,
+                names(
+                    tools,
+                    replies=replies,
+                    pid=pid,
+                    objects=objects,
+                    numbers=numbers,
+                    outcome=make(perform_code, names(tools, calls=calls, objects=objects, module=module.__dict__))(),
+                    untraced=(trace(None), profile(None)),
+                ),
+            )()
+        except EOFError:  # no more calls
+            return
+        if os.getpid() != pid:
+            return
+        if raised is not None:
+            sys.excepthook(type(raised), raised, raised.__traceback__)
+
+
+def load(code, namespace, replies, pid):
+    """Run a program's top level."""
     try:
-        exec(code, module.__dict__)
+        exec(code, namespace)
     except BaseException as error:
         if os.getpid() == pid:  # not in a forked child
             word = {MemoryError: b"memory", SystemExit: b"exit"}.get(type(error), b"exception")
             send(replies, word)
         raise
     if os.getpid() != pid:
-        return
+        raise SystemExit
     send(replies, b"loaded")
-    objects, numbers = [], {}
-
-    def number(thing):
-        if id(thing) not in numbers:
-            numbers[id(thing)] = len(objects)
-            objects.append(thing)
-        return numbers[id(thing)]
-
-    while True:
-        try:
-            call = json.loads(receive(calls))
-        except EOFError:
-            return
-        try:
-            if isinstance(call, str):
-                value, after = module.__dict__[call], []
-            else:
-                thing, method, args, kwargs = (decoded(part, objects.__getitem__) for part in call)
-                if not hasattr(type(thing), method):
-                    raise Missing(f"{type(thing).__name__} has no {method}")
-                value, after = getattr(type(thing), method)(thing, *args, **kwargs), args
-            reply = [True, encoded(value, number), encoded(after, number)]
-        except BaseException as error:
-            if os.getpid() != pid:
-                raise
-            if isinstance(error, SystemExit):
-                raise
-            if isinstance(call, list) and not isinstance(error, (StopIteration, Missing)):
-                traceback.print_exc()
-            kind = next((k for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k), Exception)
-            reply = [False, kind.__name__, [str(part) for part in error.args]]
-        if os.getpid() != pid:
-            return
-        send(replies, json.dumps(reply).encode())
 
 
-# --------------------------------------------------------------------------------------------------- 3. the harness
+def perform():
+    """Receive a call and make it: whether it returned, its value or exception, arguments, and what `reply` needs."""
+    namespace = globals()
+    for name, code, defaults in CODES:
+        namespace[name] = FunctionType(code, namespace, name, defaults)
+    module, objects = namespace["module"], namespace["objects"]
+    call, names, table = loads(receive(namespace["calls"]))
+    arguments, instances, classes = [], [], {name: module.get(name) for name in names}
+    is_name = type(call) is str
+
+    def known(word, number, *member):
+        if word == "member":
+            return classes[number][member[0]]
+        return (instances if word == "instance" else objects)[number]
+
+    try:
+        if is_name:
+            return True, module[call], arguments, instances, classes, is_name
+        instances += [object.__new__(classes[name]) for name, _ in table]
+        for instance, (_, attributes) in zip(instances, table, strict=True):
+            instance.__dict__.update(decoded(attributes, known))
+        thing, method, arguments, keywords = [decoded(part, known) for part in call]
+        kind = type(thing)
+        if not hasattr(kind, method):
+            raise Missing(f"{kind.__name__} has no {method}")
+        return True, getattr(kind, method)(thing, *arguments, **keywords), arguments, instances, classes, is_name
+    except BaseException as error:
+        return False, error, arguments, instances, classes, is_name
+
+
+def reply():
+    """Send the outcome of `perform`; returns an exception to print. Runs no code of the program's."""
+    namespace = globals()
+    for name, code, defaults in CODES:
+        namespace[name] = FunctionType(code, namespace, name, defaults)
+    objects, numbers = namespace["objects"], namespace["numbers"]
+    returned, value, arguments, instances, classes, is_name = namespace["outcome"]
+    if getpid() != namespace["pid"]:  # a forked child
+        return None
+    positions = {id(instance): position for position, instance in enumerate(instances)}
+
+    def other(value):
+        kind = type(value)
+        if classes.get(name_of(kind)) is kind and type(kind) is EnumType:
+            return ["member", name_of(kind), attributes_of(value)["_name_"]]
+        if classes.get(name_of(kind)) is kind:
+            if id(value) not in positions:
+                positions[id(value)] = len(instances)
+                instances.append(value)
+            return ["instance", positions[id(value)]]
+        number = dict.get(numbers, id(value))
+        if number is None:
+            number = list.__len__(objects)
+            list.append(objects, value)
+            dict.__setitem__(numbers, id(value), number)
+        if issubclass(kind, type):
+            return ["object", number, "class"]
+        if True in [kind is function for function in FUNCTIONS]:
+            return ["object", number, "function"]
+        if flags_of(kind) & IMMUTABLE and members_of(kind).get("__next__"):
+            return ["object", number, "iterator"]
+        return ["object", number, dict.get(numbers, id(kind))]
+
+    def attributes_of(instance):
+        for kind in mro_of(type(instance)):
+            attributes = members_of(kind).get("__dict__")
+            if type(attributes) is GetSetDescriptorType:
+                return attributes.__get__(instance)
+        return {}
+
+    parts, error = [], None if returned else value
+    try:
+        if returned:
+            parts = [True, encoded(value, other), encoded(arguments, other), []]
+            for instance in instances:  # grows meanwhile
+                parts[3].append([name_of(type(instance)), encoded(attributes_of(instance), other)])
+        else:
+            kind = [kind for kind in mro_of(type(error)) if True in [kind is each for each in EXCEPTIONS]][0]
+            parts = [False, name_of(kind), encoded(arguments_of(error), other)]
+        text = "".join(to_json(parts, 0))
+    except Exception as problem:  # too deep, or too large
+        error = error or problem
+        text = "".join(to_json([False, name_of(type(problem)), ["tuple"]], 0))
+    send(namespace["replies"], text.encode())
+    if error is not None and issubclass(type(error), SystemExit):
+        raise error
+    is_expected = is_name or issubclass(type(error), (StopIteration, Missing))
+    return None if is_expected else error
+
+
+def names_in(code):
+    return {*code.co_names, *[name for part in code.co_consts if type(part) is CodeType for name in names_in(part)]}
+
+
+CODES = tuple((f.__name__, f.__code__, f.__defaults__) for f in (read_exactly, receive, send, encoded, decoded))
+TOOLS = tuple(
+    (name, value)
+    for name, value in (vars(builtins) | globals()).items()
+    if any(name in names_in(code) for code in (perform.__code__, reply.__code__, *[code for _, code, _ in CODES]))
+)
+
+
+# --------------------------------------------------------------------------------------------------- 3. the prompt
+def of_prompt(prefix, suffix):
+    """The prompt's own top-level statements, and the one that the response completes (None: it writes its own)."""
+    *_, line = lines = prefix.split("\n")
+    margins = [text[: len(text) - len(text.lstrip())] for text in lines if text.strip()] or [""]
+    margins = sorted({*margins, margins[-1] + "    ", margins[-1] + "\t", ""}, key=len, reverse=True)
+    fillers = [margin + HOLE + "\n" for margin in margins]  # the innermost block first
+    if line.strip():
+        fillers = [f" {HOLE}\n", *("\n" + filler for filler in fillers)]
+    elif line:
+        fillers = [f"{HOLE}\n"]
+    for rest in (suffix, ""):
+        for filler in fillers:
+            tree = parsed(prefix + filler + rest)
+            if tree is not None and is_reached(tree):
+                statements = [statement for statement in tree.body if not has_hole(statement)]
+                [hole] = [statement for statement in tree.body if has_hole(statement)]
+                is_definition = isinstance(hole, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+                return statements, hole if is_definition else None
+    for i in range(len(lines) - 1, 0, -1):  # it ends in the middle of a statement
+        tree = parsed("\n".join(lines[:i])) if lines[i][:1].strip() else None
+        if tree is not None:
+            return tree.body, None
+    return [], None
+
+
+def parsed(text):
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def has_hole(tree):
+    return any(isinstance(node, ast.Name) and node.id == HOLE for node in ast.walk(tree))
+
+
+def is_reached(tree):
+    """False if the response would follow a `return` or the like in the same block: it doesn't belong there."""
+    for node in ast.walk(tree):
+        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            for before, after in pairwise(block) if isinstance(block, list) else ():
+                is_end = isinstance(before, (ast.Return, ast.Raise, ast.Continue, ast.Break))
+                if is_end and isinstance(after, ast.Expr) and has_hole(after):
+                    return False
+    return True
+
+
+def is_open(definition):
+    """Whether the response must continue this definition: it is cut in a line, or only head and docstring are given.
+
+    Otherwise it may be complete, and the response begin after it.
+    """
+    kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+    *_, inner = (node for node in ast.walk(definition) if isinstance(node, kinds) and has_hole(node))
+    lines = [node.value for node in ast.walk(inner) if isinstance(node, ast.Expr)]
+    is_cut = not any(isinstance(line, ast.Name) and line.id == HOLE for line in lines)
+    rest = [statement for statement in inner.body if not has_hole(statement)]
+    return is_cut or all(isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) for part in rest)
+
+
+def read_names(source):
+    """The globals that a script reads and doesn't define."""
+    read, own, todo = set(), set(), [symtable.symtable(source, "<tests>", "exec")]
+    while todo:
+        table = todo.pop()
+        todo += table.get_children()
+        is_module = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if is_module or symbol.is_global():
+                if symbol.is_referenced():
+                    read.add(symbol.get_name())
+                if symbol.is_assigned() or symbol.is_imported():
+                    own.add(symbol.get_name())
+    return read - own
+
+
+# --------------------------------------------------------------------------------------------------- 4. the harness
 class Ended(BaseException):
     """The program has ended."""
 
 
+class NoValue(BaseException):
+    """The program has answered with an object of its own."""
+
+
 class Remote:
-    """An object of the program. It is equal to itself only: what is equal is not for the program to say."""
+    """What the program answered that isn't a value: `methods` of it may be called (None: any).
 
-    def __init__(self, ask, number):
-        self.__dict__["ask"], self.__dict__["number"] = ask, number
+    It is equal to itself only: what is equal is not for the program to say.
+    """
 
-    def __bool__(self):
-        return True
+    def __init__(self, ask, number, methods):
+        self.__dict__.update(ask=ask, number=number, methods=methods)
 
     def __getattr__(self, name):
         return self.ask(self, "__getattribute__", name)
+
+    def __str__(self):
+        return self.ask(self, "__str__") if self.methods is None or "__str__" in self.methods else repr(self)
+
+    def __repr__(self):
+        if self.methods is None or "__repr__" in self.methods:
+            return self.ask(self, "__repr__")
+        return f"<object {self.number} of the program>"
+
+    def __bool__(self):
+        if self.methods in (FUNCTION, ITERATOR):
+            raise TypeError("the program's answer is no value")
+        return True
 
 
 def asks(method):
@@ -200,8 +455,11 @@ def asks(method):
     return ask
 
 
-for method in ("setattr", "call", "iter", "next", "len", "getitem", "setitem", "contains", "str", "repr"):
+for method in ("setattr", "call", "iter", "next", "len", "getitem", "setitem", "contains"):
     setattr(Remote, f"__{method}__", asks(f"__{method}__"))
+FUNCTION, ITERATOR = frozenset({"__call__"}), frozenset({"__iter__", "__next__"})
+ATTRIBUTES = frozenset({"__getattribute__", "__setattr__"})
+CLASS = FUNCTION | ATTRIBUTES
 
 
 class Session:
@@ -210,24 +468,62 @@ class Session:
     def __init__(self, stdin, stdout):
         self.stdin, self.stdout = stdin, stdout
         self.remotes = {}
+        self.methods = {}  # of the classes under test, by number
+        self.classes = {}  # the prompt's own, by name
         self.raised = None  # the program's last exception
+        self.is_broken = False  # it has answered with an object
 
-    def remote(self, number):
-        return self.remotes.setdefault(number, Remote(self.call, number))
-
-    def number(self, value):
-        if type(value) is Remote:
-            return value.__dict__["number"]
-        raise TypeError(f"the tests pass a {type(value).__name__}: only plain values can be sent")
-
-    def get(self, name):
+    def get(self, name, is_class, methods=None):
         """A global of the program; KeyError if it has none of this name."""
-        return self.exchange(name)[0]
+
+        def named(word, number, what):
+            if is_class and what == "class":
+                self.methods[number] = methods
+                return self.remote(number, CLASS)
+            return self.remote(number, FUNCTION)
+
+        return self.exchange(name, [], [], named)[0]
+
+    def remote(self, number, methods):
+        return self.remotes.setdefault(number, Remote(self.call, number, methods))
 
     def call(self, thing, method, *args, **kwargs):
+        allowed = thing.__dict__["methods"]
+        if allowed is not None and method not in allowed:
+            raise TypeError(f"the tests ask an answer of the program for {method}: only values answer it")
         args = list(args)
-        parts = [encoded(part, self.number) for part in (thing, method, args, kwargs)]
-        value, after = self.exchange(parts)
+        instances = []
+
+        def other(value):
+            if type(value) is Remote:
+                return ["object", value.__dict__["number"]]
+            if type(value) not in self.classes.values():
+                raise TypeError(f"the tests pass a {type(value).__name__}: only plain values can be sent")
+            if type(type(value)) is EnumType:
+                return ["member", type(value).__name__, value.name]
+            if not any(value is instance for instance in instances):
+                instances.append(value)
+            return ["instance", next(i for i, instance in enumerate(instances) if value is instance)]
+
+        def known(word, number, what):
+            if number in self.remotes:
+                return self.remotes[number]
+            if what == "iterator" or method == "__iter__":
+                return self.remote(number, ITERATOR)
+            if what == "function":
+                return self.remote(number, FUNCTION)
+            if what in self.methods:
+                methods = self.methods[what]
+                return self.remote(number, None if methods is None else methods | ATTRIBUTES)
+            self.is_broken = True
+            raise NoValue("the program's answer is no value but an object of its own")
+
+        parts = [encoded(part, other) for part in (thing, method, args, kwargs)]
+        table = [(type(instance).__name__, encoded(vars(instance), other)) for instance in instances]
+        value, after = self.exchange(parts, instances, table, known)
+        is_own = type(value) is Remote and allowed is not None and method == "__getattribute__"
+        if is_own and args[0] not in allowed and allowed is not CLASS:
+            raise AttributeError(f"the prompt has no method {args[0]}")
         for mine, theirs in zip(args, after, strict=False):  # arguments that the program has changed in place
             if type(mine) is type(theirs) and mine is not theirs:
                 if isinstance(mine, (list, bytearray)):
@@ -237,54 +533,87 @@ class Session:
                     mine.update(theirs)
         return value
 
-    def exchange(self, call):
-        send(self.stdout, json.dumps(call).encode(), b"q")
-        reply = receive(self.stdin)
-        if not reply:
+    def exchange(self, call, instances, table, known):
+        send(self.stdout, dumps((call, list(self.classes), table)), b"q")
+        answer = receive(self.stdin)
+        if not answer:
             raise Ended
         try:
-            good, *parts = json.loads(reply)
-            if good:
-                value, after = (decoded(part, self.remote) for part in parts)
+            returned, *parts = json.loads(answer)
+            if returned:
+                content, after, table = parts
+                instances += [object.__new__(self.classes[name]) for name, _ in table[len(instances) :]]
+
+                def other(word, number, *what):
+                    if word == "member":
+                        return self.classes[number][what[0]]
+                    return instances[number] if word == "instance" else known(word, number, *what)
+
+                for instance, (_, attributes) in zip(instances, table, strict=True):
+                    attributes = decoded(attributes, other)
+                    vars(instance).clear()
+                    vars(instance).update(attributes)
+                value, after = decoded(content, other), decoded(after, other)
                 return value, after if isinstance(after, list) else []
             name, args = parts
             kind = getattr(builtins, name) if isinstance(name, str) else None
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 kind = Exception
+            args = decoded(args, lambda *what: "an object")
             try:
                 error = kind(*args)
             except TypeError:  # UnicodeDecodeError and the like need other arguments
                 error = Exception(*args)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ArithmeticError) as bad:
-            error = RuntimeError(f"the program's reply is no value: {bad}")
+            raise RuntimeError(f"the program's reply is no value: {bad}") from None
         self.raised = error
         raise error
 
 
-def tests(session, source, imports, callable_names):
+def bind(session, namespace, source, prefix, suffix, library):
+    """Give the tests what they read: the prompt's own definitions, and from the program what is under test."""
+    statements, hole = of_prompt(prefix, suffix)
+    symbols = symtable.symtable(ast.unparse(ast.Module(statements, [])), "<prompt>", "exec").get_symbols()
+    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    missing = {name for name in read_names(source) - defined if not hasattr(builtins, name)}
+    known = {name for name in missing if name in library or name in sys.stdlib_module_names}
+    if hole is not None and not is_open(hole) and missing - known - {hole.name}:
+        statements.append(hole)  # a helper; the response begins after it
+        hole = None
+    asked = {hole.name} if hole is not None else missing - known or known
+    definitions = {node.name: node for node in (*statements, hole) if isinstance(node, ast.ClassDef)}
+    for name in sorted(asked):
+        is_class = name in definitions if hole is not None else name[:1].isupper()
+        try:
+            namespace[name] = session.get(name, is_class, methods_of(definitions.get(name), definitions))
+        except KeyError:
+            continue  # a NameError, where the tests read it
+    for name in sorted(known - asked):
+        is_module = name in sys.stdlib_module_names
+        namespace[name] = importlib.import_module(name) if is_module else library[name]
+    tree = ast.Module([statement for statement in statements if not has_hole(statement)], [])
+    exec(compile(tree, "<prompt>", "exec", dont_inherit=True), namespace)
+    session.classes = {name: namespace[name] for name in definitions if isinstance(namespace.get(name), type)}
+
+
+def methods_of(definition, definitions):
+    """The methods that the prompt gives a class, its own bases included; None if it leaves them to the response."""
+    if definition is None:
+        return None
+    names = {part.name for part in definition.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    for base in definition.bases:
+        if isinstance(base, ast.Name) and base.id in definitions:
+            names |= methods_of(definitions[base.id], definitions) or set()
+    return frozenset(names) or None
+
+
+def tests(session, source, prefix, suffix, library):
     """Run tests; returns the verdict's word and the error."""
     namespace = {"__name__": "__main__", "__builtins__": builtins}
     try:
-        tree = ast.parse(source)
-        code = compile(tree, "<tests>", "exec", dont_inherit=True)
-        for line in imports:
-            try:
-                exec(line, namespace)
-            except ImportError:
-                continue  # not installed here: the program has failed at the same line
-        for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
-            if name not in callable_names:
-                if hasattr(builtins, name) or name in namespace:
-                    continue  # the tests' sum is Python's, and their math the library's
-                if name in sys.stdlib_module_names:
-                    namespace[name] = importlib.import_module(name)
-                    continue
-            try:
-                namespace[name] = session.get(name)
-            except KeyError:
-                continue  # the tests' own, or a NameError
+        bind(session, namespace, source, prefix, suffix, library)
         session.raised = None
-        exec(code, namespace)
+        exec(compile(source, "<tests>", "exec", dont_inherit=True), namespace)
     except Ended:
         return "ended", None
     except SystemExit as error:
@@ -295,7 +624,7 @@ def tests(session, source, imports, callable_names):
         return ("exception" if error is session.raised else "wrong_answer"), error
     except BaseException as error:
         return "exception", error
-    return "passed", None
+    return ("exception" if session.is_broken else "passed"), None
 
 
 def harness():
@@ -304,9 +633,13 @@ def harness():
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # for the tests' own use
         os.dup2(null, fd)
+    library = {}
+    for module in LIBRARY:
+        public = vars(importlib.import_module(module)).items()
+        library |= {name: value for name, value in public if not name.startswith("_")}
     while True:
         try:
-            _, _, source, imports, names = (receive(stdin).decode("utf-8", "surrogatepass") for _ in range(5))
+            _, prefix, _, suffix, source = (receive(stdin).decode("utf-8", "surrogatepass") for _ in range(5))
         except EOFError:
             return
         try:
@@ -321,7 +654,7 @@ def harness():
         if child == 0:
             sys.stdout = sys.stderr = printed = io.StringIO()
             session = Session(stdin, stdout)
-            word, failure = tests(session, source, imports.splitlines(), names.split())
+            word, failure = tests(session, source, prefix, suffix, library)
             if failure is not None and failure is not session.raised:  # the program has printed its own
                 trace = failure.__traceback__
                 traceback.print_exception(type(failure), failure, trace and trace.tb_next)  # without this file's frame

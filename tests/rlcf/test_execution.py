@@ -102,6 +102,11 @@ def java(body, tests="", classes="", returns="Integer"):
     )
 
 
+def whole(code, tests):
+    """A program that is all the response's."""
+    return Program("import java.util.*;\n", code, "", java("", tests).tests)
+
+
 def python(code, tests=""):
     return Program("", code, "", tests)
 
@@ -154,13 +159,13 @@ JAVA_VERDICTS = {  # name: (program, reason)
              TWO_TESTS), "passed"),
     "its own out and err": (
         java("System.setOut(null); System.setErr(null); return 1;", TWO_TESTS), "wrong_answer"),
-    "strings compared by identity": (java(
-        "return problem(\"a\", n); } static int problem(String s, int n) { return s == \"a\" ? n * n : 0;",
-        TWO_TESTS + "if (Problem.problem(\"a\", 3) != 9) throw new Exception();"), "passed"),
+    "strings compared by identity": (whole(
+        "class Problem { static int problem(String s, int n) { return s == \"a\" ? n * n : 0; } }",
+        "if (Problem.problem(\"a\", 3) != 9) throw new Exception();"), "passed"),
     "an exception of the JDK that the tests expect": (java(
         "throw new IllegalArgumentException();",
         "try { Problem.problem(1); } catch (IllegalArgumentException e) { return; } throw new Exception();"), "passed"),
-    "values of every plain type": (java("return n; } static Object same(Object o) { return o;", """
+    "values of every plain type": (whole("class Problem { static Object same(Object o) { return o; } }", """
 Object[] values = {null, true, (byte) 1, (short) 2, 'c', 3, 4L, 1.5f, Double.NaN, "\\ud800é", new int[][] {{1}, null},
     new String[] {"a"}, new java.math.BigInteger("9".repeat(50)), new java.math.BigDecimal("1.10"), List.of(1),
     Arrays.asList(1, null), new ArrayList<>(List.of(1)), new LinkedList<>(List.of(1)), new Vector<>(List.of(1)),
