@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 import kernels.linear
 import nanorlhf.model
@@ -316,6 +317,21 @@ def test_top_k_and_top_p_equal_a_search_through_a_sorted_list():
             kept = [i for n, i in enumerate(order) if n == 0 or sum(whole[j] for j in order[:n]) < p]
             found = keep_top_p(logits, p)[b]
             assert [found[i].item() for i in order] == [row[i].item() if i in kept else -math.inf for i in order]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_filtered_logits_are_those_of_transformers(temperature):
+    """Temperature, then top-k, then top-p, of 200 rows of 50 logits; the ban of repeated n-grams of texts of 12 ids."""
+    logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(5, (200, 12), generator=torch.Generator().manual_seed(1))
+    scaled = transformers.TemperatureLogitsWarper(temperature)(ids, logits)
+    for k in (1, 7, 49):
+        for p in (0.1, 0.6, 0.95):
+            expected = transformers.TopPLogitsWarper(p)(ids, transformers.TopKLogitsWarper(k)(ids, scaled))
+            assert torch.equal(keep_top_p(keep_top_k(logits / temperature, k), p), expected)
+    for n in (1, 2, 3):
+        expected = transformers.NoRepeatNGramLogitsProcessor(n)(ids, logits)
+        assert torch.equal(ban_repeated_ngrams(logits, ids, n), expected) and expected.isinf().any()
 
 
 def test_top_k_keeps_ties_with_the_last_and_top_p_stops_where_p_is_reached():

@@ -402,6 +402,28 @@ def test_the_library_peft_reads_the_updates(family, targets, tmp_path):
     )
 
 
+@pytest.mark.parametrize("family", ["gpt_neo", "qwen2", "gemma2"])
+def test_the_gradients_of_the_updates_are_the_library_pefts(family, tmp_path):
+    """Of families that store q and v as tensors of their own: there an update of ours is one of peft's."""
+    model = random_gpt(FAMILIES[family])
+    save(model, tmp_path / "base")
+    tune(model, "lora", rank=3)
+    save_updates(perturb(model, only_trained=True), tmp_path / "adapter", str(tmp_path / "base"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager").eval()
+    theirs = PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True).eval()
+    F.cross_entropy(theirs(input_ids=IDS).logits.flatten(0, 1), IDS.flip(1).flatten()).backward()
+    F.cross_entropy(model.logits(model(IDS)).flatten(0, 1), IDS.flip(1).flatten()).backward()
+    found = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+    for i, block in enumerate(model.transformer.blocks):
+        lora = block.attention.qkv
+        for module, down, up in zip(("q_proj", "v_proj"), lora.downs, lora.ups, strict=True):
+            for letter, ours in (("A", down), ("B", up)):
+                [name] = [name for name in found if f".{i}." in name and f"{module}.lora_{letter}." in name]
+                gradient = found.pop(name)
+                assert (gradient - ours.grad).abs().max() < 1e-4 * gradient.abs().max(), name
+    assert not found
+
+
 @every_family
 def test_a_checkpoint_keeps_its_adapters_and_transformers_refuses_it(family, tmp_path):
     model = tuned_gpt(FAMILIES[family], "adapter")

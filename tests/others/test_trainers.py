@@ -1,0 +1,310 @@
+"""One step of TRL's trainers on a tiny random model: what they compute from their own rollout, against ours from it."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, PreTrainedTokenizerFast
+
+from kernels import gae
+from nanorlhf.batch import Batch
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.dataset import Comparison
+from nanorlhf.dpo import Labels, implicit_pair_rewards, kto_loss, log_ratio_sum, mismatched
+from nanorlhf.ppo import policy_loss, value_loss, whiten
+from nanorlhf.training import grpo
+from tests.others.common import difference
+from train_dpo import margin_loss
+
+trl = pytest.importorskip("trl", reason="trl is not installed: docs/others.md says how")
+ppo = pytest.importorskip("trl.experimental.ppo")
+Dataset = pytest.importorskip("datasets").Dataset
+
+WORDS = ["E", "P", *"abcdefgh"]
+EOS, PAD, T = 0, 1, 8
+SHAPE = GPTNeoXConfig(
+    vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    max_position_embeddings=32, bos_token_id=EOS, eos_token_id=EOS, pad_token_id=PAD, num_labels=1,
+)  # fmt: skip
+USUAL = {"report_to": "none", "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "bf16": False}
+USUAL |= {"gradient_checkpointing": False}
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="E", pad_token="P", padding_side="left")
+
+
+def policy(seed: int) -> GPTNeoXForCausalLM:
+    """Far from uniform, so that what is compared isn't 0; it samples no [PAD], which TRL would read as the end."""
+    torch.manual_seed(seed)
+    model = GPTNeoXForCausalLM(SHAPE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.generation_config.suppress_tokens = [PAD]
+    return model
+
+
+# -------------------------------------------------------------------------------------------------------------- 1. PPO
+def test_an_update_of_ppo_is_trls(tokenizer, tmp_path, monkeypatch):
+    """score_at after_eos, TRL's only choice. Two epochs: in the second the ratios have left 1."""
+    events = []
+
+    def record(name: str) -> None:
+        function = getattr(ppo.ppo_trainer, name)
+
+        def recorded(*args, **keywords):
+            result = function(*args, **keywords)
+            events.append((name, (*args, *keywords.values()), result))
+            return result
+
+        monkeypatch.setattr(ppo.ppo_trainer, name, recorded)
+
+    for name in ("selective_log_softmax", "get_reward", "masked_whiten", "masked_mean", "forward"):
+        record(name)
+    monkeypatch.setattr(np.random, "permutation", np.arange)
+    torch.manual_seed(0)
+    value_model, reward_model = (GPTNeoXForSequenceClassification(SHAPE) for _ in range(2))
+    for model in (value_model, reward_model):
+        torch.nn.init.normal_(model.score.weight)
+    args = ppo.PPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=16, num_mini_batches=1, num_ppo_epochs=2,
+        total_episodes=16, response_length=T, stop_token="eos", temperature=1.0, kl_coef=0.3, gamma=0.9, lam=0.8,
+        whiten_rewards=True, missing_eos_penalty=1.0, num_sample_generations=0, learning_rate=3e-2, cliprange=0.1,
+        cliprange_value=0.1, **USUAL,
+    )  # fmt: skip
+    queries = Dataset.from_dict({"input_ids": [[2 + i % 8, 3, 4] for i in range(16)]})
+    models = policy(1), policy(2), reward_model
+    trainer = ppo.PPOTrainer(args, tokenizer, *models, queries, value_model, eval_dataset=queries)
+    trainer.train()
+
+    def of(name: str) -> list:
+        return [(arguments, result) for event, arguments, result in events if event == name]
+
+    (_, logprobs), (_, ref_logprobs), *later_logprobs = of("selective_log_softmax")
+    (arguments, (values, _, _)), (_, (_, scores, _)) = of("get_reward")
+    (their_rewards, their_states, _), whitened_rewards = of("masked_whiten")[0]
+    (their_advantages, their_actions), whitened_advantages = of("masked_whiten")[1]
+    query, response = arguments[1][:, :3], arguments[1][:, 3:]
+    values = values[:, 2:-1].squeeze(-1)
+
+    batch = Batch.of([{}] * 16, query, response, logprobs, EOS, PAD, "after_eos")
+    actions, states = batch.actions, batch.states
+    assert torch.equal(actions, their_actions) and torch.equal(states, their_states)
+    assert 0 < batch.has_eos.sum() < 16 and actions.sum() < actions.numel()  # some end, some don't
+    rewards = -0.3 * torch.where(actions, logprobs - ref_logprobs, 0.0)
+    scores = torch.where(batch.has_eos, scores, scores - 1)  # ours replaces the score by a number
+    rewards[torch.arange(16), batch.score_index] += scores
+    assert difference(rewards, their_rewards) < 1e-5
+
+    n, mean = states.sum(), rewards[states].mean()
+    found = (whiten(rewards, states, shift_mean=False) - mean) * ((n - 1) / n).sqrt() + mean
+    assert difference(found[states], whitened_rewards[states]) < 1e-5
+    advantages, returns = gae(whitened_rewards, values, 0.9, 0.8, states)
+    assert difference(advantages[actions], their_advantages[actions]) < 1e-5
+    n = actions.sum()
+    found = whiten(advantages, actions) * ((n - 1) / n).sqrt()
+    assert difference(found[actions], whitened_advantages[actions]) < 1e-5
+
+    last = max(i for i, (name, _, _) in enumerate(events) if name == "masked_whiten")
+    means = [arguments for name, arguments, _ in events[last + 1 :] if name == "masked_mean"]
+    passes = [result[1] for name, _, result in events[last + 1 :] if name == "forward"]
+    assert len(means) == 8 and len(passes) == len(later_logprobs) == 2
+    for epoch, (new_values, (_, new)) in enumerate(zip(passes, later_logprobs, strict=True)):
+        (their_values, counted), (values_clipped, _), (their_losses, chosen), (is_clipped, _) = means[4 * epoch :][:4]
+        assert torch.equal(counted, states) and torch.equal(chosen, actions)
+        losses, clipped = policy_loss(new, logprobs, whitened_advantages, actions, 0.1)
+        assert difference(losses[actions], their_losses[actions]) < 1e-5
+        assert torch.equal(clipped[actions], is_clipped[actions].bool()) and (epoch == 0 or clipped.any())
+        losses, clipped = value_loss(new_values[:, 2:-1].squeeze(-1), values, returns, states, 0.1)
+        assert difference(losses[states], 0.5 * their_values[states]) < 1e-5
+        assert torch.equal(clipped[states], values_clipped[states].bool()) and (epoch == 0 or clipped.any())
+
+    # the mean over all positions, of which those after the end count 0: smaller by their share
+    squares = [0.5 * (new - logprobs)[actions].square() for _, new in later_logprobs]
+    approx_kl = torch.cat(squares).mean() * actions.float().mean()
+    logged = next(log for log in trainer.state.log_history if "policy/approxkl_avg" in log)
+    assert logged["policy/approxkl_avg"] == pytest.approx(approx_kl.item(), rel=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------------- 2. GRPO and RLOO
+SCORES = [0.5, -1.0, 2.0, 0.3, 0.7, -0.1]
+
+
+def batch_of(trainer_class, config, tokenizer, monkeypatch, ref_policy=None) -> dict[str, torch.Tensor]:
+    """The trainer's rollout, before it is shuffled: the six completions of two queries score SCORES."""
+    seen = []
+    rollout = trainer_class._generate_and_score_completions
+
+    def recorded(self, inputs):
+        seen.append(rollout(self, inputs))
+        return seen[-1]
+
+    monkeypatch.setattr(trainer_class, "_generate_and_score_completions", recorded)
+    transformers.set_seed(0)
+    policy(1).save_pretrained(config.output_dir)  # where the trainer finds its reference
+    model = GPTNeoXForCausalLM.from_pretrained(config.output_dir)
+    queries = Dataset.from_dict({"prompt": ["a b", "c d"]})
+    trainer = trainer_class(model, lambda completions, **_: SCORES, config, queries, processing_class=tokenizer)
+    if ref_policy is not None:
+        trainer.ref_model.load_state_dict(ref_policy.state_dict())
+    trainer.train()
+    return seen[0]
+
+
+SIX = {"per_device_train_batch_size": 6, "num_generations": 3, "max_completion_length": T, "max_steps": 1} | USUAL
+NONE = torch.zeros(6, 1)
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_the_advantages_of_grpo_are_trls_but_for_the_standard_deviation(tokenizer, tmp_path, monkeypatch, scale):
+    """TRL divides by a sample's standard deviation + 1e-4; `none` is Dr. GRPO."""
+    config = trl.GRPOConfig(output_dir=str(tmp_path), scale_rewards=scale, **SIX)
+    found = batch_of(trl.GRPOTrainer, config, tokenizer, monkeypatch)["advantages"]
+    kind = grpo.grpo if scale == "group" else grpo.dr_grpo
+    ours = kind(torch.tensor(SCORES), NONE, NONE, NONE == 0, 3, 0.0, 1.0)[:, 0]
+    if scale == "group":
+        assert difference(ours, found) > 0.2
+        ours = ours * (2 / 3) ** 0.5
+    assert difference(ours, found) < (1e-3 if scale == "group" else 1e-5)
+
+
+def test_the_advantages_of_rloo_are_trls(tokenizer, tmp_path, monkeypatch):
+    """The KL of a response, k1 summed over its tokens, is part of what is compared."""
+    config = trl.RLOOConfig(output_dir=str(tmp_path), beta=0.3, **SIX)
+    reference = policy(2)
+    inputs = batch_of(trl.RLOOTrainer, config, tokenizer, monkeypatch, reference)
+    ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), 1)
+    mask = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), 1)
+    with torch.no_grad():
+        logps = reference(input_ids=ids, attention_mask=mask).logits[:, 1:-1].log_softmax(-1)
+    actions = inputs["completion_mask"].bool()
+    ref_logps = torch.where(actions, logps.gather(2, ids[:, 2:, None]).squeeze(2), 0.0).sum(1)
+    kl = (inputs["old_logps"] - ref_logps)[:, None]  # of a response
+    ours = grpo.rloo(torch.tensor(SCORES), kl, NONE, NONE == 0, 3, 0.3, 1.0)[:, 0]
+    assert kl.abs().max() > 0.5 and difference(ours, inputs["advantages"]) < 1e-5
+
+
+@pytest.mark.parametrize("scores", [[0.5, -1.0, 0.3, 0.7], [0.5, -1.0, 0.5, 0.7]])
+def test_the_gradient_of_online_dpo_is_trls_but_for_a_tie(tokenizer, tmp_path, monkeypatch, scores):
+    """Two queries, whose responses are rows 0 and 2, 1 and 3. Of a tie TRL takes the first as the better one."""
+    online_dpo = pytest.importorskip("trl.experimental.online_dpo")
+    seen = []
+
+    def record(name: str) -> None:
+        method = getattr(online_dpo.OnlineDPOTrainer, name)
+
+        def recorded(self, *args, **keywords):
+            result = method(self, *args, **keywords)
+            if name == "_forward" and result.requires_grad:
+                result.retain_grad()
+            seen.append(result)
+            return result
+
+        monkeypatch.setattr(online_dpo.OnlineDPOTrainer, name, recorded)
+
+    record("_generate")
+    record("_forward")
+    config = online_dpo.OnlineDPOConfig(
+        output_dir=str(tmp_path), beta=0.3, per_device_train_batch_size=2, max_new_tokens=T, max_steps=1, **USUAL
+    )
+    transformers.set_seed(0)
+    online_dpo.OnlineDPOTrainer(
+        policy(1), policy(2), reward_funcs=lambda completions, **_: scores, args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["a b", "c d"]}), processing_class=tokenizer,
+    ).train()  # fmt: skip
+    (_, _, _, mask), logprobs, ref_logprobs = seen
+    pairs = [0, 2, 1, 3]
+    actions = mask.bool()[pairs]
+    kl = torch.where(actions, (logprobs - ref_logprobs).detach()[pairs], 0.0)
+    advantages = grpo.online_dpo(torch.tensor(scores)[pairs], kl, None, actions, 2, 0.3, 1.0)
+    new = logprobs.detach()[pairs].requires_grad_(True)
+    losses, _ = policy_loss(new, new.detach(), advantages, actions, 0.2)
+    (gradient,) = torch.autograd.grad(grpo.mean_of_sums(losses, actions, torch.tensor(4), None), new)
+    expected = logprobs.grad[pairs]
+    assert difference(gradient[2:], expected[2:]) < 1e-5 and expected[:2].abs().max() > 0.01
+    if scores[0] == scores[2]:
+        assert (gradient[:2] == 0).all()
+    else:
+        assert difference(gradient[:2], expected[:2]) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------------ 3. DPO and KTO
+QUERIES = ["a b c", "d", "e f", "g h a b"]
+CHOSEN, REJECTED = [" d e", " f", " g a b c d", " h"], [" a", " b c d", " h h", " e f g a"]
+
+
+def ids(text: str, eos: bool = True) -> list[int]:
+    return [WORDS.index(word) for word in text.split()] + [EOS] * eos
+
+
+def loss_of(trainer_class, monkeypatch, *arguments, **keywords) -> float:
+    """The loss of one step."""
+    seen = []
+    compute_loss = trainer_class._compute_loss
+
+    def recorded(self, *args):
+        seen.append(compute_loss(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(trainer_class, "_compute_loss", recorded)
+    trainer_class(*arguments, **keywords).train()
+    [loss] = seen
+    return loss.item()
+
+
+@pytest.fixture
+def ours(tmp_path) -> list:
+    """`policy(1)` and `policy(2)` as our models."""
+    models = []
+    for seed in (1, 2):
+        policy(seed).save_pretrained(tmp_path / str(seed))
+        models.append(load_gpt(str(tmp_path / str(seed))))
+    return models
+
+
+FOUR = {"beta": 0.3, "per_device_train_batch_size": 4, "max_steps": 1} | USUAL
+
+
+def test_the_loss_of_dpo_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours):
+    """The EOS counts, the query doesn't; both pad on their own side."""
+    texts = {"prompt": QUERIES, "chosen": CHOSEN, "rejected": REJECTED}
+    config = trl.DPOConfig(output_dir=str(tmp_path / "dpo"), **FOUR)
+    settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
+    expected = loss_of(trl.DPOTrainer, monkeypatch, policy(1), policy(2), **settings)
+    rows = [
+        Comparison(ids(query, eos=False), ids(chosen), ids(rejected), {})
+        for query, chosen, rejected in zip(QUERIES, CHOSEN, REJECTED, strict=True)
+    ]
+    chosen, rejected = implicit_pair_rewards(*ours, rows, PAD, 0.3)
+    found = margin_loss(chosen - rejected, 0.3, "sigmoid", 0.0).mean().item()
+    assert abs(found - 0.69) > 0.1 and found == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, tmp_path, monkeypatch, ours):
+    """TRL pairs a query with the response of the row before, we with that of the row after; all else is the same."""
+    desirable = [True, False, True, True]
+    responses = [REJECTED[0], CHOSEN[1], REJECTED[2], CHOSEN[3]]
+    texts = {"prompt": QUERIES, "completion": responses, "label": desirable}
+    config = trl.KTOConfig(output_dir=str(tmp_path / "kto"), **FOUR)
+    settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
+    expected = loss_of(trl.KTOTrainer, monkeypatch, policy(1), policy(2), **settings)
+    rows = []
+    for query, response, label in zip(QUERIES, map(ids, responses), desirable, strict=True):
+        rows.append(Comparison(ids(query, eos=False), *((response, []) if label else ([], response)), {}))
+    found = []
+    for order in (rows[::-1], rows):
+        total, number = log_ratio_sum(ours[0], mismatched(order), ours[1], PAD)
+        z0 = (total / number).clamp(min=0)
+        assert z0 > 0
+        rewards = torch.stack(implicit_pair_rewards(*ours, order, PAD, 0.3))
+        present = torch.tensor([[bool(row.chosen), bool(row.rejected)] for row in order]).T
+        losses, _ = kto_loss(rewards, present, 0.3 * z0, Labels())
+        found.append(losses.mean().item())
+    assert found[0] == pytest.approx(expected, rel=1e-5) and abs(found[1] - found[0]) > 0.01
