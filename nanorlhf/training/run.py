@@ -227,8 +227,17 @@ class Run:
                     self.save(step + 1)
                 if stopping:
                     signals.stop(self.out, step + 1)
+        except BaseException:  # the run ends, and in a notebook its process goes on
+            self.unlock()
+            raise
         finally:
             signals.restore()
+
+    def unlock(self) -> None:
+        """Let another process write to the directory."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     def save(self, step: int) -> None:
         """Write the checkpoint and the state after `step` steps, to resume from; every rank calls it."""
@@ -274,9 +283,7 @@ class Run:
         summary = {name: value for name, value in summary.items() if name != "episodes_per_second"}
         if self.main:
             self.opened().close()
-            if self.lock is not None:
-                os.close(self.lock)
-                self.lock = None
+            self.unlock()
             cost = {"seconds": self.seconds, "peak_resident_bytes": peak_resident_bytes()}
             write_json(self.out / "summary.json", {**summary, **cost})
             self.diagnose(summary)

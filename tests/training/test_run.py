@@ -82,7 +82,8 @@ def other_process_has(directory):
 
 def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
     run.log(0, {"loss": 1.0})
-    os.close(run.lock)  # as if another process had begun it
+    run.board.flush()  # TensorBoard writes in a thread of its own
+    run.unlock()  # as if another process had begun it
     before = files_of(run.out)
     with other_process_has(run.out):
         for settings in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
@@ -97,14 +98,28 @@ def test_two_runs_with_one_output_are_refused_and_the_first_loses_nothing(run):
     start(Args(run.out)).log(0, {"loss": 2.0})
 
 
-def test_a_run_holds_its_directory_against_other_processes_until_it_is_finished(run):
-    run.log(0, {"loss": 1.0})
+def locks(out: Path) -> subprocess.CompletedProcess:
+    """Another process that tries to lock a run's directory."""
     code = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    command = [sys.executable, "-c", code, str(run.out / "command.txt")]
-    assert b"BlockingIOError" in subprocess.run(command, capture_output=True).stderr
+    return subprocess.run([sys.executable, "-c", code, str(out / "command.txt")], capture_output=True)
+
+
+def test_a_run_holds_its_directory_against_other_processes_until_it_is_finished(run):
+    for step in run.steps(1):
+        run.log(step, {"loss": 1.0})
+    assert b"BlockingIOError" in locks(run.out).stderr
     run.finish({"loss": 1.0})
-    assert subprocess.run(command).returncode == 0
+    assert locks(run.out).returncode == 0
     assert (run.out / "command.txt").read_text().startswith("python ")
+
+
+def test_an_interrupted_run_gives_its_directory_back_while_the_process_goes_on(run):
+    with pytest.raises(KeyboardInterrupt):
+        for step in run.steps(2):
+            run.log(step, {"loss": 1.0})
+            assert b"BlockingIOError" in locks(run.out).stderr
+            raise KeyboardInterrupt
+    assert locks(run.out).returncode == 0
 
 
 def test_an_interrupted_run_is_not_overwritten_silently(run):
