@@ -117,6 +117,7 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 # slow at any size: a test of their own executes them
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
+    "data.reason": "tests/data/test_reason.py",
     "nanorlhf.doctor": "tests/doctor/test_run.py",
     "nano.py": "tests/test_nano.py",
     "tools.nano_page": "tests/test_nano_page.py",

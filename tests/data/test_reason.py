@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ SOLVED = f"{ROOT / 'data' / 'reason.py'}:solved"
 def world(tmp_path_factory) -> Path:
     pytest.importorskip("reasoning_gym", reason="it makes the problems: pip install reasoning-gym")
     out = tmp_path_factory.mktemp("reason")
-    reason.main(reason.Args(out=out))
+    subprocess.run([sys.executable, "-m", "data.reason", "--out", str(out), "--seed", "1"], cwd=ROOT, check=True)
     return out
 
 
