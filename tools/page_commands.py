@@ -305,7 +305,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         stub = here / ".venv" / "bin" / "python"
         stub.write_text(STUB)
         stub.chmod(0o755)
-        for name in ("complete", "test", "str", "real", "docs"):  # installed
+        for name in ("complete", "test", "str", "real", "reason", "docs"):  # installed
             (here / ".venv" / name).touch()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
