@@ -26,15 +26,7 @@ from typing import Annotated
 import numpy as np
 
 from data.prepare import has_rows
-from nanorlhf.cli import (
-    NonNegativeFloat,
-    PositiveInt,
-    Range,
-    Seed,
-    check_ranges,
-    printable,
-    run_module,
-)
+from nanorlhf.cli import NonNegativeFloat, PositiveInt, Range, Seed, check_ranges, printable, run_module
 from nanorlhf.dataset import field, iter_jsonl, list_of, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.metrics.agreement import iter_rankings

@@ -31,7 +31,7 @@ from nanorlhf.rewards.function import is_function
 from nanorlhf.rewards.gold import Gold
 from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from nanorlhf.training.run import write_json
-from nanorlhf.training.run_directory import read_settings
+from nanorlhf.training.run_directory import read_metrics, read_settings
 from nanorlhf.training.supervised import autocast
 
 M = TypeVar("M", GPT, ScalarModel)
@@ -116,7 +116,7 @@ def common_tokenizer(named: str | None, places: Iterable[str | None], gold: str 
     if gold and not is_function(gold):
         models.append(gold)
     for place in models:  # the report shows them: better refused now than after hours
-        stage_of(place), read_settings(place)
+        stage_of(place, read_metrics(place)), read_settings(place)
     tokenizer = load_tokenizer(named or models[0])
     for place in models:
         if named is None and load_tokenizer(place).backend.get_vocab() != tokenizer.backend.get_vocab():

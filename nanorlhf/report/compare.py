@@ -31,8 +31,8 @@ from nanorlhf.report.lab import Numbers, float_at, part
 from nanorlhf.report.page import (
     BLUE,
     GREY,
-    LINES,
     ORANGE,
+    STYLES,
     Lines,
     Section,
     label_axes,
@@ -62,7 +62,6 @@ COSTS = (
     ("models", "models held", 0, False),
 )
 LAST = 3  # updates whose rollouts are averaged, where a run is cut off
-STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, marker in LINES)
 
 
 @dataclass(frozen=True, kw_only=True)

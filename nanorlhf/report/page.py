@@ -30,6 +30,8 @@ LINES = (
     *((BLUE, "o"), (ORANGE, "s"), ("#2c8a57", "^"), ("#8a4fa3", "D")),
     *((GREY, "v"), ("#1c2024", "x"), ("#c2447a", "P"), ("#9a7b1c", "*")),
 )
+# as many again with each kind of line
+STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, marker in LINES)
 # the template's macros, which return markup; whatever text they are given is escaped
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined

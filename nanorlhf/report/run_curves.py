@@ -17,9 +17,8 @@ def run_sections(runs: Iterable[str]) -> list[Section]:
     return [section for _, _, section in sorted((curves(run) for run in runs), key=lambda found: found[:2])]
 
 
-def stage_of(run: str) -> int:
-    """The stage of a run directory, as in `curves`. Raises InputError where its metrics are those of no stage."""
-    rows = read_metrics(run)
+def stage_of(run: str, rows: Rows) -> int:
+    """The stage of a run directory, as in `curves`, by its metrics. Raises InputError where they are of no stage."""
     if not rows:
         return 4
     if {"objective/kl", "objective/score", "eos_rate"} <= rows[-1].keys():
@@ -41,7 +40,7 @@ def curves(run: str) -> tuple[int, str, Section]:
     if not rows:
         none = f"{run} holds no metrics.jsonl, so there are no curves."
         return 4, name, Section(name, markup.paragraph(none))
-    last, stage = rows[-1], stage_of(run)
+    last, stage = rows[-1], stage_of(run, rows)
     if stage == 3:
         title = str(read_settings(run).get("algorithm", "PPO")).upper()
         drawn = ppo_figures(rows)

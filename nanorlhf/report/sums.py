@@ -26,7 +26,7 @@ from nanorlhf.files import check_out, read_object, write_text
 from nanorlhf.metrics import t_interval
 from nanorlhf.report.lab import float_at, part
 from nanorlhf.report.page import (
-    LINES,
+    STYLES,
     Lines,
     Section,
     label_axes,
@@ -54,7 +54,6 @@ COLUMNS = (  # of sums.csv: heading of the table, digits
     ("seconds", "seconds", 0),
 )
 COMPARED = ("pass@1", "pass@8", "pass@64", "steps")  # columns of the differences
-STYLES = tuple((color, marker, line) for line in ("-", "--", ":") for color, marker in LINES)
 TABLES = (  # title, what is in it
     ("The outcome as reward", lambda name: "-" not in name or name in ("dr-grpo", "online-dpo")),
     ("Other rewards", lambda name: name.endswith(("-process", "-learned", "-leak"))),
@@ -219,7 +218,7 @@ def pass_figure(by_name: dict[str, list[Policy]]) -> Figure:
         axes.set_xscale("log", base=2)
         shown = [name for name in by_name if name == START or belongs(name)]
         for i, name in enumerate(shown):
-            color, marker, line = STYLES[i]
+            color, marker, line = STYLES[i % len(STYLES)]
             ks = list(by_name[name][0].curve)
             solved = [fmean(policy.curve[k] for policy in by_name[name] if k in policy.curve) for k in ks]
             axes.plot(ks, solved, line, color=color, marker=marker, ms=3, label=name)
@@ -237,7 +236,7 @@ def training_figure(by_name: dict[str, list[Policy]], key: str, title: str, unit
         if curves:
             length = min(len(episodes) for episodes, _ in curves)  # a seed may still be training
             values = sum(smooth(values[:length], 5) for _, values in curves) / len(curves)
-            color, marker, line = STYLES[i]
+            color, marker, line = STYLES[i % len(STYLES)]
             axes.plot(curves[0][0][:length], values, line, color=color, marker=marker, ms=3, markevery=10, label=name)
     if not axes.lines:
         return None

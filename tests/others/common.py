@@ -42,11 +42,16 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def loss_difference(ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor]) -> float:
-    """`difference` of two losses of the same new log-probabilities, or of their gradients where that is larger."""
+def loss_difference(
+    ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], made: Callable[[], Tensor] = new_logprobs
+) -> float:
+    """`difference` of two losses of the same tensor, or of their gradients where that is larger.
+
+    made: makes the tensor, the same each time
+    """
     found = []
     for loss_of in (ours, theirs):
-        new = new_logprobs()
+        new = made()
         loss = loss_of(new)
         found.append((loss, *torch.autograd.grad(loss, new)))
     return max(difference(a, b) for a, b in zip(*found, strict=True))

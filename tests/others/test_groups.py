@@ -30,6 +30,13 @@ B, T = ACTIONS.shape
 NONE = torch.zeros_like(OLD)
 QUERIES = np.array([0, 0, 0, 1, 1, 1])
 PER_TOKEN = ADVANTAGES[:, None].expand(B, T)
+BATCH = {  # as TRL names it
+    "prompt_ids": torch.zeros(B, 1),
+    "prompt_mask": torch.ones(B, 1),
+    "completion_ids": torch.zeros(B, T),
+    "completion_mask": ACTIONS.long(),
+    "advantages": ADVANTAGES,
+}
 
 
 def ours(mean_loss, losses_of=policy_loss, clip_range: ClipRange = 0.2, beta: float = 0.0):
@@ -64,11 +71,7 @@ def loss_of_trl(kind: str, level: str = "token", clip_range: tuple[float, float]
             _get_per_token_logps_and_entropies=lambda *_, **__: (new, NONE, None),
         )
         inputs = {
-            "prompt_ids": torch.zeros(B, 1),
-            "prompt_mask": torch.ones(B, 1),
-            "completion_ids": torch.zeros(B, T),
-            "completion_mask": ACTIONS.long(),
-            "advantages": ADVANTAGES,
+            **BATCH,
             "old_per_token_logps": OLD,
             "ref_per_token_logps": REF,
             "num_items_in_batch": ACTIONS.sum(),
@@ -119,11 +122,7 @@ def loss_of_trls_rloo(new: Tensor) -> Tensor:
         _get_per_token_logps_and_entropies=lambda *_, **__: (new, NONE, None),
     )
     inputs = {
-        "prompt_ids": torch.zeros(B, 1),
-        "prompt_mask": torch.ones(B, 1),
-        "completion_ids": torch.zeros(B, T),
-        "completion_mask": ACTIONS.long(),
-        "advantages": ADVANTAGES,
+        **BATCH,
         "old_logps": OLD.sum(1),
     }
     return RLOOTrainer._compute_loss(trainer, trainer.model, inputs)

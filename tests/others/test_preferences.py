@@ -1,5 +1,6 @@
 """DPO and its relatives against TRL's trainers, OpenRLHF's and torchtune's losses. docs/others.md is the table."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanorlhf.dpo import Labels, kto_loss, log_odds
-from tests.others.common import alone, difference, load, need
+from tests.others.common import alone, difference, load, loss_difference, need
 from train_dpo import margin_loss
 
 B, L, V, BETA = 4, 9, 11, 0.3
@@ -31,14 +32,7 @@ def summed(logits: Tensor) -> Tensor:
     return torch.where(RESPONSE[:, 1:], logprobs, 0.0).sum(1)
 
 
-def worst(ours, theirs) -> float:
-    """The difference of two losses of the logits, or of their gradients where that is larger."""
-    found = []
-    for loss_of in (ours, theirs):
-        logits = new_logits()
-        loss = loss_of(logits)
-        found.append((loss, *torch.autograd.grad(loss, logits)))
-    return max(difference(a, b) for a, b in zip(*found, strict=True))
+worst = partial(loss_difference, made=new_logits)
 
 
 def our_dpo(kind: str, smoothing: float = 0.0, ref: Tensor = REF_LOGPS):
