@@ -1,4 +1,4 @@
-"""Speed and memory of generation, log-probabilities, GAE, a whole PPO iteration and static checks, beside alternatives.
+"""Speed and memory of generation, log-probabilities, GAE, training steps and static checks, beside alternatives.
 
     python bench.py                                   # all parts on shape tiny, beside plain PyTorch
     python bench.py --shape small --parts ppo --peers # also transformers' generate and TRL's PPO trainer
@@ -7,7 +7,8 @@
     python bench.py --quick                           # tiny, and 16 tokens of small, once: two minutes
 
 Each part alternates between the implementations round by round and reports medians; a ratio is an alternative's time
-divided by ours. Weights are random. Peak memory is that of the allocator beyond what was held before (linear_logprobs:
+divided by ours, and "of the limit" the least time that the arithmetic takes here (tools/limit.py) divided by what a way
+took. Weights are random. Peak memory is that of the allocator beyond what was held before (linear_logprobs:
 also beyond the two gradients; PPO on a CPU and compilers: the peak resident size of the process).
 
 `--peers` needs `pip install -e .[bench]`: TRL 1.12.0, the last release with a PPO trainer.
@@ -32,7 +33,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -42,32 +43,36 @@ from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
+import train_dpo
 import train_ppo
+import train_rm
+import train_sft
 from kernels import gae, linear_logprobs
 from kernels.gae import gae_loop
-from kernels.linear import matmul
 from kernels.processor import has_int8_products
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import load_gpt, load_scalar, save, scalar_from_gpt
 from nanorlhf.cli import run_module
-from nanorlhf.dataset import write_jsonl
+from nanorlhf.dataset import load_comparisons, load_demonstrations, write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.launch import die_with_parent
-from nanorlhf.model import GPT, GPTConfig, KVCache
-from nanorlhf.padding import left_pad
+from nanorlhf.model import GPT, GPTConfig, KVCache, ScalarModel
+from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.ppo import eos_masks, policy_loss, value_loss, whiten
 from nanorlhf.rlcf.compilers import JAVAC, JavaCompiler, PythonCompiler
 from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.run import Run
 from nanorlhf.training.settings import SamplerSettings
+from tools import limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     shape: Literal["tiny", "small", "124m", "1b", "6.9b"] = "tiny"
     """model and episode sizes, see SHAPES"""
-    parts: tuple[Literal["generate", "logprobs", "gae", "ppo", "compile"], ...] = (
-        "generate", "logprobs", "gae", "ppo", "compile",
+    parts: tuple[Literal["generate", "logprobs", "gae", "supervised", "ppo", "compile"], ...] = (
+        "generate", "logprobs", "gae", "supervised", "ppo", "compile",
     )  # fmt: skip
     """what to measure; without a JDK, compile is skipped unless named"""
     rounds: int = 5
@@ -97,6 +102,13 @@ class Shape:
     """GPT-2 (learned positions, tied head) instead of an untied GPT-NeoX"""
 
     @property
+    def query_lengths(self) -> list[int]:
+        """Uniform between half the maximum and the maximum."""
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(self.query_length // 2, self.query_length + 1, (self.episodes,), generator=generator)
+        return [self.query_length, *lengths[1:].tolist()]
+
+    @property
     def config(self) -> GPTConfig:
         family = (
             dict(
@@ -120,11 +132,9 @@ SHAPES = {
 }
 
 
+NUM_EPOCHS = 4  # of a PPO iteration, over one minibatch
 NUM_PROGRAMS = 300  # per round of a persistent compiler
 NUM_PROCESSES = 8  # per round of single processes, half a second each
-# what the limits are measured on: numbers to copy, rows of a square matrix
-COPIED = {"cpu": 2**25, "cuda": 2**28}
-MULTIPLIED = {"cpu": 2048, "cuda": 8192}
 
 
 # -------------------------------------------------------------------------------------------------------- the stopwatch
@@ -205,9 +215,8 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
     rows = table_rows("linear_logprobs, forward + backward", size, compare(ways, args.rounds, device))
     for row in rows:  # memory beyond the two gradients
         row["peak_bytes"] -= (hidden.numel() + weight.numel()) * weight.element_size()
-    # 4 products of N * V * C (the fourth recomputes the logits), 2 operations each
-    rows[0]["roofline"] = roofline(device, flops=8 * N * V * C, dtype=dtype, seconds=rows[0]["seconds"])
-    return rows
+    # logits, and the gradients of both factors; ours makes the logits twice instead of storing them
+    return with_limit(rows, limit.Work(3 * 2 * N * V * C), device, args)
 
 
 def bench_gae(args: Args, shape: Shape, device: torch.device) -> list[dict]:
@@ -286,10 +295,8 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
             if row["way"].endswith(f"rollouts in {name}"):
                 packed = compare({"packing": partial(for_sampling, model, name)}, args.rounds, device)
                 row["packing_seconds"] = packed["packing"][0]
-    # a decode step reads every weight once, but of the embedding only the rows of its tokens
-    weights = sum(p.numel() for p in model.transformer.blocks.parameters()) + model.lm_head.weight.numel()
-    rows[0]["roofline"] = roofline(device, moved=T * weights * dtype.itemsize, seconds=rows[0]["seconds"])
-    return rows
+    work = limit.generation(shape.config, shape.query_lengths, T, dtype.itemsize)
+    return with_limit(rows, work, device, args)
 
 
 def rollout_dtypes(args: Args, device: torch.device) -> list[str]:
@@ -327,18 +334,44 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     if device.type == "cpu" and sys.platform == "linux":
         ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
     ways["plain PyTorch"] = ppo_of_plain_pytorch
-    times, peaks = {name: [] for name in ways}, {}
     with tempfile.TemporaryDirectory() as directory:
         make_run(shape, Path(directory))
-        for _ in tqdm(range(args.rounds), desc="ppo"):
-            for name, way in ways.items():
-                spawn = multiprocessing.get_context("spawn")
-                with ProcessPoolExecutor(1, mp_context=spawn, initializer=die_with_parent) as worker:
-                    seconds, peaks[name] = worker.submit(way, args, Path(directory)).result()
-                times[name].append(seconds)
-    result = {name: (statistics.median(times[name]), peaks[name]) for name in ways}
+        result = in_processes(ways, args, Path(directory), "ppo")
     size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
-    return table_rows("PPO iteration", size, result)
+    work = limit.ppo_iteration(shape.config, shape.query_lengths, shape.response_length, NUM_EPOCHS)
+    return with_limit(table_rows("PPO iteration", size, result), work, device, args)
+
+
+def in_processes(
+    ways: dict[str, Callable[[Args, Path], tuple[float, int]]], args: Args, directory: Path, what: str
+) -> dict[str, tuple[float, int]]:
+    """Alternate between the ways, each call in a process of its own -> (median seconds, peak bytes) of each."""
+    times, peaks = {name: [] for name in ways}, {}
+    for _ in tqdm(range(args.rounds), desc=what):
+        for name, way in ways.items():
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=spawn, initializer=die_with_parent) as worker:
+                seconds, peaks[name] = worker.submit(way, args, directory).result()
+            times[name].append(seconds)
+    return {name: (statistics.median(times[name]), peaks[name]) for name in ways}
+
+
+def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dict]:
+    """One optimizer step of train_sft.py, train_rm.py and train_dpo.py themselves, `episodes` rows each."""
+    rows = []
+    lengths = [(length, shape.response_length) for length in shape.query_lengths]
+    with tempfile.TemporaryDirectory() as directory:
+        make_run(shape, Path(directory))
+        for stage, work in (("sft", limit.sft_step), ("rm", limit.rm_step), ("dpo", limit.dpo_step)):
+            ways = {
+                "ours": partial(stage_of_ours, stage=stage),
+                "plain PyTorch": partial(stage_of_plain_pytorch, stage=stage),
+            }
+            result = in_processes(ways, args, Path(directory), stage)
+            size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
+            table = table_rows(f"{stage.upper()} step", size, result)
+            rows += with_limit(table, work(shape.config, lengths), device, args)
+    return rows
 
 
 def bench_compile(args: Args, shape: Shape, device: torch.device) -> list[dict]:
@@ -433,13 +466,14 @@ def python_program(number: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- 2. one PPO iteration
-def random_queries(shape: Shape) -> list[list[int]]:
-    """Queries with lengths uniform between half the maximum and the maximum."""
+def random_texts(shape: Shape, lengths: list[int]) -> list[list[int]]:
+    """Words, without EOS and [PAD]."""
     generator = torch.Generator().manual_seed(0)
-    longest = shape.query_length
-    lengths = torch.randint(longest // 2, longest + 1, (shape.episodes,), generator=generator)
-    lengths[0] = longest
     return [torch.randint(1, shape.vocab_size - 1, (length,), generator=generator).tolist() for length in lengths]
+
+
+def random_queries(shape: Shape) -> list[list[int]]:
+    return random_texts(shape, shape.query_lengths)
 
 
 def tokenizer_of(shape: Shape, directory: Path):
@@ -455,11 +489,20 @@ def tokenizer_of(shape: Shape, directory: Path):
 
 
 def make_run(shape: Shape, directory: Path) -> None:
-    """Write queries, and a policy and a reward model with random weights."""
+    """Write queries, responses of the full length, and a policy and a reward model with random weights."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(shape, directory)
-    rows = [{"query": " ".join(f"w{i}" for i in ids), "response": " w1", "meta": {}} for ids in random_queries(shape)]
-    write_jsonl(directory / "sft.train.jsonl", rows)
+    queries, (chosen, rejected) = random_queries(shape), random_texts(shape, [shape.response_length - 1] * 2)
+
+    def words(ids: list[int]) -> str:
+        return " ".join(f"w{i}" for i in ids)
+
+    pair = {"chosen": f" {words(chosen)}", "rejected": f" {words(rejected)}", "meta": {}}
+    comparisons = [{"query": words(ids)} | pair for ids in queries]
+    rows = [{"query": words(ids), "response": pair["chosen"], "meta": {}} for ids in queries]
+    for name, written in (("sft", rows), ("comparisons", comparisons)):
+        write_jsonl(directory / f"{name}.train.jsonl", written)
+        write_jsonl(directory / f"{name}.validation.jsonl", written[:1])
     policy = GPT(shape.config)
     save(policy, directory / "sft", tokenizer)
     save(scalar_from_gpt(policy), directory / "rm", tokenizer)
@@ -470,7 +513,8 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
     shape = SHAPES[args.shape]
     settings = replace(
         train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
-        reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype, batch_size=shape.episodes,
+        num_ppo_epochs=NUM_EPOCHS, reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype,
+        batch_size=shape.episodes,
         micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
         max_query_length=shape.query_length, response_length=shape.response_length,
         sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, overwrite=True,
@@ -478,6 +522,76 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
     launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     return shape.episodes / last["episodes_per_second"], peak_of_process()
+
+
+def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
+    """The script itself, three steps on the same rows -> seconds of the second, peak bytes."""
+    shape, times, log = SHAPES[args.shape], [], Run.log
+
+    def timed(run: Run, *arguments, **shown) -> None:
+        times.append(time.perf_counter())
+        log(run, *arguments, **shown)
+
+    settings: dict[str, Any] = dict(
+        data=directory, out=directory / f"{stage}_out", device=args.device, dtype=args.dtype, batch_size=shape.episodes,
+        micro_batch_size=min(32, shape.episodes), num_epochs=3, max_query_length=shape.query_length,
+        max_response_length=shape.response_length, overwrite=True,
+    )  # fmt: skip
+    with mock.patch.object(Run, "log", timed):
+        if stage == "sft":
+            train_sft.main(train_sft.Args(model=str(directory / "sft"), **settings))
+        else:
+            script = {"rm": train_rm, "dpo": train_dpo}[stage]
+            script.main(script.Args(sft=str(directory / "sft"), **settings))
+    return times[1] - times[0], peak_of_process()  # the third step ends with a validation
+
+
+def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[float, int]:
+    """A straightforward implementation: all logits stored, padding computed, a comparison as two rows."""
+    shape, device = SHAPES[args.shape], torch.device(args.device)
+    tokenizer = load_tokenizer(directory / "sft")
+    limits = tokenizer, shape.query_length, shape.response_length
+    if stage == "sft":
+        texts = [(row.query, row.response) for row in load_demonstrations(directory / "sft.train.jsonl", *limits)]
+    else:
+        pairs = list(load_comparisons(directory / "comparisons.train.jsonl", *limits))
+        texts = [(row.query, row.chosen) for row in pairs] + [(row.query, row.rejected) for row in pairs]
+    ids = right_pad([query + response for query, response in texts], tokenizer.pad_id).to(device)  # (B, L)
+    real = ids != tokenizer.pad_id
+    ends = real.sum(1, keepdim=True) - 1
+    first = torch.tensor([[len(query)] for query, _ in texts], device=device)
+    in_response = (real & (torch.arange(ids.size(1), device=device) >= first))[:, 1:]  # of the labels
+    trained = load_scalar(directory / "rm", device) if stage == "rm" else load_gpt(directory / "sft", device)
+    reference = load_gpt(directory / "sft", device) if stage == "dpo" else None
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=3e-6, eps=1e-5)
+
+    def logprobs(model: GPT) -> Tensor:  # (B, L - 1)
+        log_p = model.logits(model(ids, real)).float()[:, :-1].log_softmax(-1)
+        return log_p.gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+    def loss() -> Tensor:
+        if isinstance(trained, ScalarModel):
+            chosen, rejected = trained(ids, real).gather(1, ends).squeeze(1).chunk(2)
+            return -F.logsigmoid(chosen - rejected).mean()
+        new_logprobs = logprobs(trained)
+        if reference is None:
+            return -new_logprobs[real[:, 1:]].mean()
+        with torch.no_grad():
+            ref_logprobs = logprobs(reference)
+        chosen, rejected = ((new_logprobs - ref_logprobs) * in_response).sum(1).chunk(2)
+        return -F.logsigmoid(0.05 * (chosen - rejected)).mean()
+
+    with plain_products():
+        for _ in range(2):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+                value = loss()
+            value.backward()
+            optimizer.step()
+            synchronise(device)
+            seconds = time.perf_counter() - start
+    return seconds, peak_of_process()
 
 
 def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
@@ -508,7 +622,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
 
     settings = PPOConfig(
         output_dir=str(directory / "trl"), per_device_train_batch_size=shape.episodes // processes, num_mini_batches=1,
-        num_ppo_epochs=4, total_episodes=2 * shape.episodes, response_length=shape.response_length,
+        num_ppo_epochs=NUM_EPOCHS, total_episodes=2 * shape.episodes, response_length=shape.response_length,
         local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7, gradient_checkpointing=False,
         bf16=False, use_cpu=args.device == "cpu", report_to="none", save_strategy="no", num_sample_generations=0,
         disable_tqdm=True, learning_rate=3e-6,
@@ -552,7 +666,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
         rewards[torch.arange(len(scores)), (eos_index + 1).clamp(max=T - 1)] += scores
         advantages, returns = gae_loop(rewards, values, 1.0, 0.95)
         advantages = whiten(advantages, actions)
-        for _ in range(4):
+        for _ in range(NUM_EPOCHS):
             optimizer.zero_grad()
             new_logprobs, _ = forward(policy, ids, real)
             with autocast:
@@ -592,20 +706,9 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
     ]
 
 
-def roofline(device: torch.device, seconds: float, moved: int = 0, flops: int = 0, dtype=None) -> str:
-    """The limit, beside the peers: bytes against the rate of a copy here, operations against that of a product.
-
-    What fits a processor's caches is read faster than a copy's source: more than 100% of its bandwidth is possible.
-    """
-    if moved:
-        x = torch.ones(COPIED[device.type], device=device)
-        y = torch.empty_like(x)
-        copy_seconds, _ = compare({"copy": lambda: y.copy_(x)}, 10, device)["copy"]
-        return f"{moved / seconds / (2 * x.numel() * 4 / copy_seconds):.0%} of copy bandwidth"
-    n = MULTIPLIED[device.type]
-    a = torch.randn(n, n, device=device, dtype=dtype)
-    product_seconds, _ = compare({"product": lambda: matmul(a, a)}, 10, device)["product"]
-    return f"{flops / seconds / (2 * n**3 / product_seconds):.0%} of the matmul rate"
+def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: Args) -> list[dict]:
+    """Rows with the least seconds that the work takes in the dtype of ours; lower precision may need fewer."""
+    return [row | {"limit_seconds": work.seconds(device, getattr(torch, args.dtype))} for row in rows]
 
 
 def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, biased: bool) -> str:
@@ -617,7 +720,7 @@ def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, bi
 
 
 def print_table(rows: list[dict]) -> None:
-    print(f"{'way':42} {'ms':>10} {'x ours':>7} {'peak MB':>9}")
+    print(f"{'way':42} {'ms':>10} {'x ours':>7} {'peak MB':>9} {'of the limit':>12}")
     for first, row in zip([None, *rows], rows, strict=False):
         title = f"{row['what']}, {row['size']}"
         if first is None or title != f"{first['what']}, {first['size']}":
@@ -629,9 +732,8 @@ def print_table(rows: list[dict]) -> None:
         ]
         if "packing_seconds" in row:
             extra.append(f"{1e3 * row['packing_seconds']:,.1f} ms of it rounding and packing weights")
-        if "roofline" in row:
-            extra.append(row["roofline"])
-        numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f}"
+        share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else "-"
+        numbers = f"{1e3 * row['seconds']:10.2f} {row['ratio']:7.2f} {row['peak_bytes'] / 1e6:9.1f} {share:>12}"
         print(f"    {row['way']:38} {numbers}  {', '.join(extra)}")
 
 
@@ -654,8 +756,8 @@ def main(args: Args) -> None:
     device = launch.setup(args.device)
     args = replace(args, device=device.type)
     parts = {
-        "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "ppo": bench_ppo,
-        "compile": bench_compile,
+        "generate": bench_generate, "logprobs": bench_logprobs, "gae": bench_gae, "supervised": bench_supervised,
+        "ppo": bench_ppo, "compile": bench_compile,
     }  # fmt: skip
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     if args.quick:

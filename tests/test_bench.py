@@ -19,6 +19,7 @@ import bench
 from kernels.processor import has_int8_products
 from nanorlhf.errors import InputError
 from tests.conftest import ROOT
+from tools import limit
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.slow
 def moment(monkeypatch):
     monkeypatch.setitem(bench.SHAPES, "tiny", bench.Shape(1, 16, 2, 40, 8, 5, 4))
     monkeypatch.setattr(bench.launch, "keep_freed_memory", lambda: None)
-    monkeypatch.setitem(bench.COPIED, "cpu", 1000)
-    monkeypatch.setitem(bench.MULTIPLIED, "cpu", 16)
+    monkeypatch.setattr(limit, "product_rate", lambda device, dtype: 1e12)
+    monkeypatch.setattr(limit, "read_rate", lambda device, num_bytes: 1e10)
     return bench.Args(device="cpu", rounds=1, parts=("generate", "logprobs", "gae"))
 
 
@@ -47,8 +48,8 @@ def test_every_part_gives_rows_with_ours_first(moment, tmp_path, capsys, dtype):
     assert rows[0]["way"] == "ours" and all(row["seconds"] > 0 and row["peak_bytes"] >= 0 for row in rows)
     printed = capsys.readouterr().out
     assert "plain PyTorch" in printed and f"attention: {attention[0]} where" in printed
-    for limit in ("tokens/s, [0-9]+% of copy bandwidth\n", "[0-9]+% of the matmul rate\n"):
-        assert re.search(limit, printed)
+    assert all(("limit_seconds" in row) == (row["what"] != "gae") for row in rows)
+    assert re.search("ours +[0-9.]+ +1.00 +[0-9.]+ +[0-9]+%  [0-9,]+ tokens/s\n", printed)
 
 
 def hangs(args: bench.Args, directory: Path) -> None:
@@ -93,6 +94,22 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
     assert max(lengths) == 8 and min(lengths) >= 4
 
 
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_both_ways_of_a_supervised_step_run_on_the_same_rows(moment, tmp_path, stage):
+    bench.make_run(bench.SHAPES["tiny"], tmp_path)
+    for way in (bench.stage_of_ours, bench.stage_of_plain_pytorch):
+        seconds, peak = way(moment, tmp_path, stage)
+        assert seconds > 0 and peak > 0
+
+
+def test_supervised_steps_are_three_stages_with_their_limits(moment, monkeypatch):
+    monkeypatch.setattr(bench, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
+    rows = bench.bench_supervised(moment, bench.SHAPES["tiny"], torch.device("cpu"))
+    names = [(row["what"], row["way"]) for row in rows]
+    assert names == [(f"{stage} step", way) for stage in ("SFT", "RM", "DPO") for way in ("ours", "plain PyTorch")]
+    assert rows[0]["limit_seconds"] == rows[1]["limit_seconds"] < rows[4]["limit_seconds"]  # DPO has two models
+
+
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK on this machine")
 def test_persistent_compilers_are_timed_beside_one_process_per_program(moment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "NUM_PROGRAMS", 3)
@@ -109,7 +126,7 @@ def test_persistent_compilers_are_timed_beside_one_process_per_program(moment, t
 
 
 def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, capsys):
-    for name in ("generate", "logprobs", "gae", "ppo"):
+    for name in ("generate", "logprobs", "gae", "supervised", "ppo"):
         monkeypatch.setattr(bench, f"bench_{name}", lambda *arguments: [])
     monkeypatch.setattr(bench.shutil, "which", lambda name: None)
     bench.main(replace(moment, parts=bench.Args().parts))
@@ -120,7 +137,7 @@ def test_without_a_jdk_compile_is_skipped_unless_named(moment, monkeypatch, caps
 
 def test_quick_measures_tiny_and_a_few_tokens_of_small_once(moment, monkeypatch):
     calls = []
-    for name in ("generate", "logprobs", "gae", "ppo", "compile"):
+    for name in ("generate", "logprobs", "gae", "supervised", "ppo", "compile"):
         record = lambda args, shape, device, name=name: calls.append((name, args.rounds, shape)) or []  # noqa: E731
         monkeypatch.setattr(bench, f"bench_{name}", record)
     bench.main(bench.Args(device="cpu", quick=True))

@@ -166,12 +166,14 @@ def table(report: dict[str, Any]) -> str:
     if others:
         lines += ["", *others]
     if rows:
-        lines += ["", "| what | size | way | ms | times ours | peak MB | |", "|---|---|---|---|---|---|---|"]
+        names = ("what", "size", "way", "ms", "times ours", "peak MB", "of the limit", "")
+        lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
-        tokens = f"{row['tokens_per_second']:,.0f} tokens/s " if "tokens_per_second" in row else ""
+        tokens = f"{row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
+        share = f"{row['limit_seconds'] / row['seconds']:.0%}" if "limit_seconds" in row else ""
         lines.append(
             f"| {row['what']} | {row['size']} | {row['way']} | {1e3 * row['seconds']:.2f} | {row['ratio']:.2f} | "
-            f"{row['peak_bytes'] / 1e6:.1f} | {tokens}{row.get('roofline', '')} |"
+            f"{row['peak_bytes'] / 1e6:.1f} | {share} | {tokens} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,107 @@
+"""What the limits count, beside the products that PyTorch sees."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import bench
+from nanorlhf.model import GPT
+from tools import limit
+from tools.limit import Read, Work
+
+SHAPE = bench.Shape(2, 16, 2, 40, 8, 5, 4)
+GATED = dict(n_kv_head=1, gated_mlp=True, d_mlp=24, architecture="llama", rotary_dim=8, norm="rms", mlp_bias=False)
+
+
+def products(way) -> int:
+    """The operations of the products in a call, as PyTorch counts them: attention to later tokens included."""
+    # PyTorch does not count what is within the CPU's fused attention
+    with bench.plain_products(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        way()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("config", [SHAPE.config, replace(SHAPE.config, **GATED)], ids=["neox", "grouped heads"])
+@pytest.mark.parametrize("last", [1, 3, 9])
+def test_a_forward_pass_counts_the_products_of_the_model(config, last):
+    model, ids = GPT(config).eval(), torch.randint(40, (1, 9))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    with torch.no_grad():
+        counted = products(lambda: model.logits(model(ids, real, last=last)))
+    unused = 2 * (9 - last) * 16 * 16  # queries of the last block, which the model's joint projection makes as well
+    assert counted == limit.forward_flops(config, Read(9, 9 * 9), Read(last, last * 9), last) + unused
+
+
+def test_the_gradient_takes_twice_the_forward_products():
+    model, ids = GPT(SHAPE.config), torch.randint(40, (1, 9))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    counted = products(lambda: model.logits(model(ids, real)).sum().backward())
+    assert counted == 3 * limit.forward_flops(SHAPE.config, Read(9, 81), Read(9, 81), 9)
+
+
+def test_pairs_are_those_of_causal_attention():
+    def pairs(first: int, length: int) -> int:
+        return sum(key <= query for query, key in itertools.product(range(first, length), range(length)))
+
+    assert limit.text(7) == Read(7, pairs(0, 7)) and limit.text(7, 2) == Read(2, pairs(5, 7))
+    assert limit.total([Read(1, 2), Read(30, 40)]) == Read(31, 42)
+    # a query of 4, then two responses of 3 that see the query and themselves
+    sees = [[key <= query and not (query >= 7 and 4 <= key < 7) for key in range(10)] for query in range(10)]
+    read, used = limit.comparison(4, 3, last=1)
+    assert read == Read(10, sum(map(sum, sees))) and used == Read(2, sum(sees[6]) + sum(sees[9]))
+
+
+def test_parameters_and_decode_steps_are_the_models():
+    for name in ("tiny", "124m"):
+        config = replace(bench.SHAPES[name].config, n_layer=2, vocab_size=300)
+        model = GPT(config)
+        matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "position" not in n)
+        assert limit.num_parameters(config) == matrices
+    (flops, size), *_ = limit.generation(SHAPE.config, [3, 5], 2).steps
+    weights = limit.num_parameters(SHAPE.config) - 40 * 16
+    assert size == 4 * (weights + 2 * 2 * 16 * (4 + 6))  # keys and values of two layers, of 4 and 6 tokens
+    read = Read(2, 4 + 6)
+    assert flops == limit.forward_flops(SHAPE.config, read, read, 2)
+
+
+@pytest.mark.parametrize(
+    ("way", "work"),
+    [
+        (partial(bench.stage_of_plain_pytorch, stage="sft"), limit.sft_step),
+        (partial(bench.stage_of_plain_pytorch, stage="rm"), limit.rm_step),
+        (partial(bench.stage_of_plain_pytorch, stage="dpo"), limit.dpo_step),
+        (bench.ppo_of_plain_pytorch, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4)),
+    ],
+    ids=["sft", "rm", "dpo", "ppo"],
+)
+def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench.SHAPES, "tiny", SHAPE)
+    bench.make_run(SHAPE, tmp_path)
+    needed = work(SHAPE.config, [(length, SHAPE.response_length) for length in SHAPE.query_lengths])
+    flops = needed.flops + sum(flops for flops, _ in needed.steps)
+    counted = products(lambda: way(bench.Args(device="cpu"), tmp_path)) / 2  # of two steps
+    assert flops < counted < 3 * flops
+
+
+def test_seconds_are_work_over_rates(monkeypatch):
+    monkeypatch.setattr(limit, "product_rate", lambda device, dtype: 100.0)
+    monkeypatch.setattr(limit, "read_rate", lambda device, size: 10.0)
+    work = Work(200, 30, ((50, 20), (300, 1))) + Work(100)
+    assert work.seconds(torch.device("cpu"), torch.float32) == pytest.approx(3 + 3 + 2 + 3)
+
+
+def test_rates_are_measured(monkeypatch):
+    monkeypatch.setitem(limit.MULTIPLIED, "cpu", 16)
+    monkeypatch.setattr(limit, "REPEATS", 1)
+    limit.product_rate.cache_clear()
+    limit.read_rate.cache_clear()
+    for dtype in (torch.float32, torch.bfloat16):
+        assert limit.product_rate(torch.device("cpu"), dtype) > 0
+    assert limit.read_rate(torch.device("cpu"), 4096) > 0
+    limit.product_rate.cache_clear()
+    limit.read_rate.cache_clear()
