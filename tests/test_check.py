@@ -1,0 +1,136 @@
+"""`make check` finds the tests that a change concerns, in a tree of its own."""
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nanorlhf.errors import InputError
+from tests import conftest
+from tools import check
+
+FILES = {
+    "core/sums.py": "def add(a, b):\n    return a + b\n",
+    "core/__init__.py": "",
+    "core/means.py": "from core.sums import add\n",
+    "report.py": "def show():\n    from core import means\n",
+    "notes.md": "words\n",
+    "tests/test_sums.py": "import core.sums\n\ndef test_a(): ...\ndef test_b(): ...\n",
+    "tests/test_means.py": "from core import means\n",
+    "tests/test_report.py": "import report\n\ndef test_it(): ...\n",
+    "tests/test_notes.py": "NOTES = 'notes.md'\n",
+    "tests/test_alone.py": "import json\n",
+}
+
+
+def git(tree: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tree, check=True)
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "SECONDS", tmp_path / "seconds")
+    check.python_files.cache_clear()
+    check.test_files.cache_clear()
+    yield tmp_path
+    check.python_files.cache_clear()
+    check.test_files.cache_clear()
+
+
+def near(tree: Path) -> dict[str, int]:
+    return {file.stem: distance for file, distance in check.distances(check.changed_files("HEAD")).items()}
+
+
+def test_tests_are_as_far_as_the_imports_between(tree):
+    assert near(tree) == {}
+    (tree / "core/sums.py").write_text("def add(a, b):\n    return b + a\n")
+    assert near(tree) == {"test_sums": 1, "test_means": 2, "test_report": 3}
+
+
+def test_a_changed_test_is_nearest_and_a_new_file_counts(tree):
+    (tree / "tests/test_alone.py").write_text("import new\n")
+    (tree / "new.py").write_text("")
+    assert check.changed_files("HEAD") == {Path("tests/test_alone.py"), Path("new.py")}
+    check.python_files.cache_clear()
+    assert near(tree) == {"test_alone": 0}
+
+
+def test_a_deleted_file_concerns_those_that_imported_it(tree):
+    (tree / "core/means.py").unlink()
+    assert near(tree) == {"test_means": 1, "test_report": 2}
+
+
+def test_a_file_that_is_not_python_concerns_the_tests_that_name_it(tree):
+    (tree / "notes.md").write_text("other words\n")
+    assert near(tree) == {"test_notes": 1}
+
+
+def test_another_commit_to_compare_with(tree):
+    (tree / "core/sums.py").write_text("")
+    git(tree, "commit", "-qam", "second")
+    assert near(tree) == {}
+    assert check.changed_files("HEAD~1") == {Path("core/sums.py")}
+    with pytest.raises(InputError, match="git diff .*nowhere.*: name a commit with --since"):
+        check.changed_files("nowhere")
+
+
+def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
+    sums, means, report = (Path(f"tests/test_{name}.py") for name in ("sums", "means", "report"))
+    distances = {sums: 1, means: 1, report: 2}
+    assert check.seconds_of(sums) == 2 * check.UNKNOWN  # by the number of its tests
+    (tree / "seconds").write_text(json.dumps({str(sums): 8.0, str(means): 3.0, str(report): 1.0}))
+    assert check.chosen(distances, 100) == [means, sums, report]
+    assert check.chosen(distances, 10) == [means, report]  # sums does not fit any more
+
+
+def test_nothing_to_check_is_said(tree, capsys):
+    check.main(check.Args())
+    assert capsys.readouterr().out == "nothing has changed since HEAD\n"
+
+
+def test_what_fails_is_the_exit_status(tree, monkeypatch, capsys):
+    (tree / "core/sums.py").write_text("add = 1\n")
+    commands = []
+
+    class Done:
+        returncode = 1
+
+        def __init__(self, command, **settings):
+            commands.append([str(part) for part in command])
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(check, "changed_files", lambda since: {Path("core/sums.py")})
+    monkeypatch.setattr(check, "chosen", lambda near, seconds: [Path("tests/test_sums.py")])
+    check.python_files()
+    monkeypatch.setattr(check.subprocess, "Popen", Done)
+    monkeypatch.setattr(check.subprocess, "run", Done)
+    with pytest.raises(SystemExit) as stop:
+        check.main(check.Args())
+    assert stop.value.code
+    tools = [command[2] for command in commands]
+    assert tools == ["ruff", "ruff", "mypy", "pytest"] and "tests/test_sums.py" in commands[-1]
+    assert "1 changed files, 3 test files that they concern, 1 of them run" in capsys.readouterr().out
+
+
+def test_a_run_keeps_the_seconds_of_each_file_but_not_of_slow_tests():
+    def report(nodeid: str, seconds: float, *keywords: str) -> pytest.TestReport:
+        return pytest.TestReport(nodeid, ("", 0, ""), dict.fromkeys(keywords, 1), "passed", None, "call", (), seconds)
+
+    reports = [report("tests/a.py::x", 1.0), report("tests/a.py::y", 2.0), report("tests/b.py::z", 9.0, "slow")]
+    kept = {"tests/a.py": 100.0, "tests/c.py": 5.0}
+    cache = SimpleNamespace(get=lambda name, default: kept, set=lambda name, value: kept.update(value))
+    terminal = SimpleNamespace(stats={"passed": reports, "warnings": [object()]})
+    conftest.pytest_terminal_summary(terminal, SimpleNamespace(cache=cache))
+    assert kept == {"tests/a.py": 3.0, "tests/c.py": 5.0}

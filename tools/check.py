@@ -1,0 +1,152 @@
+"""What a person runs after each edit: style, types, and the tests nearest to what was changed, within a minute.
+
+    make check
+    python -m tools.check --since main --seconds 300
+
+A changed file concerns the tests that import it, and less those that import what imports it; a file that is not Python
+concerns the tests whose text names it. The nearest come first, as many as the time is enough for, by the seconds that
+each file took in the last run of the suite here. Tests marked slow are left to `make test`.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from nanorlhf.cli import PositiveInt, run_module
+from nanorlhf.errors import InputError
+from tools.house import narrow_files
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = ROOT / ".pytest_cache/v/seconds"
+"""seconds per test file, which tests/conftest.py keeps"""
+START = 12.0
+"""seconds of types, and of workers that import PyTorch"""
+UNKNOWN = 0.6
+"""seconds of a test, with all its parameters, that has not been run here"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    since: str = "HEAD"
+    """commit or branch that the working tree is compared with"""
+    seconds: PositiveInt = 60
+    """how long it may take, about"""
+    workers: PositiveInt = 2
+    """processes that run tests"""
+
+
+def git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"git {' '.join(arguments)}: {done.stderr.strip()}: name a commit with --since.")
+    return done.stdout.splitlines()
+
+
+def changed_files(since: str) -> set[Path]:
+    """Changed, new and deleted files, relative to the tree."""
+    names = git("diff", "--name-only", since, "--") + git("ls-files", "--others", "--exclude-standard")
+    return {Path(name) for name in names}
+
+
+@cache
+def python_files() -> frozenset[Path]:
+    return frozenset(Path(name) for name in git("ls-files", "--cached", "--others", "--exclude-standard", "*.py"))
+
+
+def files_of(module: str) -> set[Path]:
+    path = Path(*module.split("."))
+    return {path.with_suffix(".py"), path / "__init__.py"}
+
+
+def imported(file: Path) -> set[Path]:
+    """The files that a file's import statements may name, within functions too."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Import):
+            found = found.union(*(files_of(alias.name) for alias in node.names))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= files_of(node.module)
+            found = found.union(*(files_of(f"{node.module}.{alias.name}") for alias in node.names))
+    return found
+
+
+def distances(changed: Iterable[Path]) -> dict[Path, int]:
+    """Test file -> how many imports lie between it and what was changed; 0: it was changed itself."""
+    importers: dict[Path, set[Path]] = {}
+    for file in python_files():
+        if (ROOT / file).exists():  # not deleted
+            for found in imported(file):
+                importers.setdefault(found, set()).add(file)
+    reached = {file: 0 for file in changed}
+    for file in [file for file in reached if file.suffix != ".py"]:
+        reached |= {test: 1 for test in test_files() if file.name in (ROOT / test).read_text()}
+    queue = list(reached)
+    for file in queue:
+        for importer in importers.get(file, ()):
+            if importer not in reached:
+                reached[importer] = reached[file] + 1
+                queue.append(importer)
+    return {file: distance for file, distance in reached.items() if file in test_files()}
+
+
+@cache
+def test_files() -> frozenset[Path]:
+    tests = (file for file in python_files() if file.parts[0] == "tests" and file.name.startswith("test_"))
+    return frozenset(file for file in tests if (ROOT / file).exists())
+
+
+def seconds_of(file: Path) -> float:
+    known = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    return known.get(str(file), UNKNOWN * (ROOT / file).read_text().count("\ndef test_"))
+
+
+def chosen(distance_of: dict[Path, int], seconds: float) -> list[Path]:
+    """The nearest files that fit, the quicker of two first; what does not fit is left out, not what follows it."""
+    found = []
+    for file in sorted(distance_of, key=lambda file: (distance_of[file], seconds_of(file))):
+        if seconds_of(file) <= seconds:
+            found.append(file)
+            seconds -= seconds_of(file)
+    return found
+
+
+def main(args: Args) -> None:
+    start = time.perf_counter()
+    changed = changed_files(args.since)
+    if not changed:
+        print(f"nothing has changed since {args.since}")
+        return
+    python = [file for file in changed if file.suffix == ".py" and (ROOT / file).exists()]
+    narrow = [file for file in python if ROOT / file in narrow_files(ROOT)]
+    near = distances(changed)
+    tests = chosen(near, args.workers * max(0.0, args.seconds - START))
+    ruff = [sys.executable, "-m", "ruff"]
+    hundred = ["--config", "line-length = 100", "--config", "format.exclude = []"]
+    commands = [
+        [*ruff, "check", "--quiet", *python] if python else [],
+        [*ruff, "format", "--check", "--quiet", *python] if python else [],
+        [*ruff, "format", "--check", "--quiet", *hundred, *narrow] if narrow else [],
+        [sys.executable, "-m", "mypy"] if python else [],
+    ]
+    running = [subprocess.Popen(command, cwd=ROOT) for command in commands if command]
+    failed = False
+    if tests:
+        pytest = [sys.executable, "-m", "pytest", "-m", "not slow and not gpu", *tests]
+        pytest += ["--numprocesses", str(args.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+        failed = subprocess.run(pytest, cwd=ROOT).returncode not in (0, 5)  # 5: all of them are slow
+    failed |= any([process.wait() for process in running])
+    print(
+        f"{len(changed)} changed files, {len(near)} test files that they concern, {len(tests)} of them run, "
+        f"in {time.perf_counter() - start:.0f} s. `make test` runs everything."
+    )
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
