@@ -38,7 +38,12 @@ from nanorlhf.rewards.combined import items, parse
 from tools import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "course" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "course" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 PROGRAMS = ("python", "torchrun", "make", "pip", "pytest")
 INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)")
 
