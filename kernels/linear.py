@@ -1,11 +1,9 @@
 """x @ weight.T + bias on a CPU in float32, through the faster of the two BLAS libraries in PyTorch.
 
-PyTorch's CPU builds multiply float32 with MKL. On AMD processors MKL takes its AVX2 path, while
-oneDNN, in the same build, uses all that the processor has. On Intel's the two are equal for many
-rows, and oneDNN is up to twice as fast for the few rows of a decode step: kernels/README.md has the
-measurements. Its float32 matmul is only reachable through a private operator, which is used here
-and nowhere else. Where the operator is absent or not known to be faster,
-`torch.nn.functional.linear` does the work.
+PyTorch's CPU builds multiply float32 with MKL. oneDNN, in the same build, is faster for some
+shapes, which depend on the processor and the number of threads: kernels/tune.py measures them. Its
+float32 matmul is only reachable through a private operator. Where the operator is absent or not
+known to be faster, `torch.nn.functional.linear` does the work.
 
 oneDNN rearranges a weight before it multiplies. A sampler, which multiplies a few rows by the same
 weights at each token, has that done once: `PackedWeight`.
@@ -18,12 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import processor
 from kernels.int8 import Int8Weight
-from kernels.processor import maker
 
-# on Intel's processors oneDNN multiplies at most this many rows by at least this many weights
-FEW_ROWS = range(8, 512)
-MANY_WEIGHTS = 2**20
+MANY_WEIGHTS = 2**20  # a smaller weight is not worth packing: it stays in the cache
 # name: the function, and oneDNN's arguments to fuse it into the matmul
 ACTIVATIONS: dict[str | None, tuple[Callable[[Tensor], Tensor], tuple[str, list, str]]] = {
     None: (lambda x: x, ("none", [], "")),
@@ -61,8 +57,9 @@ class PackedWeight:
 
 
 def is_worth_packing(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies few rows by it: float32 on a CPU; small ones stay in the cache."""
-    return weight.numel() >= MANY_WEIGHTS and is_for_onednn(weight[: FEW_ROWS.start], weight)
+    """Whether a sampler has it packed: a large one that oneDNN can multiply."""
+    is_large = weight.numel() >= MANY_WEIGHTS
+    return is_large and processor.chosen.pack and fits_onednn(weight, weight)
 
 
 Packed = Int8Weight | PackedWeight  # what a sampler has instead of a weight
@@ -82,7 +79,10 @@ def linear(
     is_trained = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     if not (is_trained and torch.is_grad_enabled()):
         return matmul(x, weight, bias, activation)
-    if is_for_onednn(x, weight):
+    num_rows = x.numel() // max(x.size(-1), 1)
+    if fits_onednn(x, weight) and any(
+        is_faster_by_onednn(product, num_rows, weight.numel()) for product in processor.PRODUCTS
+    ):
         # flattened outside the Function, so that its output is not a view
         y = OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     else:
@@ -167,23 +167,31 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:
 
 
 def is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """True for float32 on a CPU with K > 0, which oneDNN requires; bf16 has it from PyTorch.
+    """Whether oneDNN multiplies a b^T: it can, and this class of products is chosen for it.
 
-    Chosen by the processor's maker and the shape, not by timing: a choice that may vary between
-    runs would change their digits.
+    Chosen before a run, not by timing within it: a choice that varied would change its digits.
     """
-    if (
-        not a.dtype == b.dtype == torch.float32
-        or not a.is_cpu
-        or a.size(-1) == 0
-        or torch.is_autocast_enabled("cpu")
-        or onednn_matmul() is None
-    ):
+    if not fits_onednn(a, b):
         return False
-    if maker() == "GenuineIntel":
-        num_rows = a.numel() // a.size(-1)
-        return b.is_contiguous() and b.numel() >= MANY_WEIGHTS and num_rows in FEW_ROWS
-    return maker() == "AuthenticAMD"
+    if a.stride(-1) != 1:  # g^T x: the rows are summed over
+        return is_faster_by_onednn("weight", a.size(-1), a.size(0) * b.size(0))
+    product = "forward" if b.stride(-1) == 1 else "input"
+    return is_faster_by_onednn(product, a.numel() // a.size(-1), b.numel())
+
+
+def is_faster_by_onednn(product: str, num_rows: int, num_weights: int) -> bool:
+    return processor.product_class(product, num_rows, num_weights) in processor.chosen.onednn
+
+
+def fits_onednn(a: Tensor, b: Tensor) -> bool:
+    """True for float32 on a CPU with K > 0, which oneDNN requires; bf16 has it from PyTorch."""
+    return (
+        a.dtype == b.dtype == torch.float32
+        and a.is_cpu
+        and a.size(-1) > 0
+        and not torch.is_autocast_enabled("cpu")
+        and onednn_matmul() is not None
+    )
 
 
 class OneDNNLinear(torch.autograd.Function):
@@ -204,7 +212,8 @@ class OneDNNLinear(torch.autograd.Function):
         grad_x = matmul(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            # if N > K, x^T g is up to 1.5 times as fast but has to be transposed: for many rows
+            # if N > K, oneDNN's x^T g is up to 1.5 times as fast but is transposed: for many rows
             swap = weight.size(0) > weight.size(1) and len(x) > 8 * weight.size(1)
+            swap = swap and is_for_onednn(grad.T, x.T)
             grad_weight = matmul(x.T, grad.T).T.contiguous() if swap else matmul(grad.T, x.T)
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

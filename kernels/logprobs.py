@@ -22,6 +22,7 @@ the above times 1 - tanh(z / c)^2.
 import torch
 from torch import Tensor
 
+from kernels import processor
 from kernels.linear import cast, matmul_into, wide_linear
 
 try:
@@ -30,8 +31,6 @@ try:
 except ModuleNotFoundError:  # PyTorch's CPU wheels come without Triton
     triton = None
 
-KEPT = 14 * 2**20  # logits kept for the backward pass on a CPU: 59 MB in float32
-BLOCK = 2**21  # logits per block on a CPU: 8 MB
 GPU_BLOCK = 2**25  # gradients of logits per block on a GPU: 64 MB in bf16
 LOWEST = -1e30  # instead of -inf: 0 * -inf is NaN
 
@@ -56,6 +55,10 @@ def linear_logprobs(
     """
     hidden, weight = cast(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
+        if processor.chosen.stored_logits and not runs_triton(hidden):
+            every_id = slice(len(weight))
+            logits = block_logits(hidden, weight, bias, temperature, cap, every_id)
+            return stored_logprobs(logits, labels)
         return LinearLogprobs.apply(hidden, weight, labels, bias, temperature, cap)
 
 
@@ -131,7 +134,8 @@ def is_label(labels: Tensor, V: int) -> Tensor:
 
 
 def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
-    size = max(1, (GPU_BLOCK if runs_triton(hidden) else BLOCK) // max(len(hidden), 1))
+    block = GPU_BLOCK if runs_triton(hidden) else processor.chosen.block
+    size = max(1, block // max(len(hidden), 1))
     return [slice(start, min(start + size, V)) for start in range(0, V, size)]
 
 
@@ -188,7 +192,7 @@ def linear_forward_cpu(
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
         logits = block_logits(hidden, weight, bias, temperature, cap, ids)  # (N, v)
-        if kept is not None and len(hidden) * ids.stop <= KEPT:
+        if kept is not None and len(hidden) * ids.stop <= processor.chosen.kept:
             kept.append(logits)
         new_maximum = torch.maximum(maximum, logits.amax(1))
         scale = (maximum - new_maximum).exp()

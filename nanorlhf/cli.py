@@ -126,11 +126,16 @@ def with_dtype(args: S) -> S:
     """Replace `--dtype auto` by the faster dtype on the device; rank 0 prints which it is."""
     if getattr(args, "dtype", None) != "auto":
         return args
-    from kernels.processor import faster_dtype  # imports PyTorch too
-    from nanorlhf.launch import is_cpu
+    import torch
+
+    from kernels import processor
+    from nanorlhf.launch import chosen_kernels, is_cpu
 
     on_cpu = is_cpu(getattr(args, "device", "auto"))
-    dtype, reason = faster_dtype("cpu" if on_cpu else "cuda")
+    if on_cpu:
+        several = getattr(args, "processes", 1) > 1  # of one thread each
+        processor.use(chosen_kernels(1 if several else torch.get_num_threads()))
+    dtype, reason = processor.faster_dtype("cpu" if on_cpu else "cuda")
     if os.environ.get("RANK", "0") == "0":
         print(f"--dtype auto: {dtype}, as {reason}")
     return replace(args, dtype=dtype)

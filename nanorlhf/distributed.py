@@ -84,7 +84,7 @@ def all_gather_objects(rows: list) -> list:
 def from_first(function: Callable[[], Any]) -> Any:
     """Call the function on rank 0 only; return its result on every rank."""
     box = [function() if rank() == 0 else None]
-    if world_size() > 1:
+    if dist.is_initialized():
         dist.broadcast_object_list(box)
     return box[0]
 

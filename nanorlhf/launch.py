@@ -15,25 +15,31 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from kernels import processor, tune
+from kernels.processor import DEFAULT, PLAIN, Choice
 from nanorlhf import distributed
 from nanorlhf.errors import InputError, Interrupted
+from nanorlhf.files import read_object
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
 GRACE_PERIOD = 10.0  # seconds after a peer died, for `torchrun` to kill this process
 # [N+ 8] for a peer that hangs: longer than a save. A peer that dies is noticed at once.
 TIMEOUT = timedelta(minutes=30)
+KERNELS_VARIABLE = "NANORLHF_KERNELS"  # tuned, default or plain: what a CPU computes with
 
 
-def setup(device: str) -> torch.device:
+def setup(device: str, kernels: Path | None = None) -> torch.device:
     """Join the process group if `torchrun` started several processes; returns this rank's device.
 
     device: auto (CUDA if available), cpu, cuda (one GPU per local rank) or, for a single process,
-    cuda:N. Raises InputError for anything else.
+    cuda:N. Raises InputError for anything else. kernels: the choice that a resumed run was started
+    with, which it keeps; on a CPU all ranks take rank 0's.
     """
     if device == "auto":
         device = "cpu" if is_cpu(device) else "cuda"
@@ -55,7 +61,37 @@ def setup(device: str) -> torch.device:
         dist.init_process_group(backend, timeout=TIMEOUT)
     if device == "cpu":
         keep_freed_memory()
+        processor.use(distributed.from_first(lambda: kernels_of_run(kernels)))
     return torch.device(device)
+
+
+def kernels_of_run(recorded: Path | None) -> Choice:
+    """The recorded choice where there is one, else the environment's."""
+    if recorded is None or not recorded.exists():
+        return chosen_kernels(torch.get_num_threads())
+    try:
+        choice = Choice.from_json(read_object(recorded))
+    except ValueError as error:
+        raise InputError(
+            f"{recorded} holds no choice of kernels ({error}): delete it to resume with others."
+        ) from error
+    wanted = os.environ.get(KERNELS_VARIABLE, choice.name)
+    if wanted != choice.name:
+        raise InputError(
+            f"{KERNELS_VARIABLE}={wanted}: the run was started with {choice.name} ({recorded}): "
+            "unset it."
+        )
+    return choice
+
+
+def chosen_kernels(threads: int) -> Choice:
+    """What a CPU computes with: tuned, measured once per machine, unless NANORLHF_KERNELS says."""
+    name = os.environ.get(KERNELS_VARIABLE, "tuned")
+    if name == "tuned":
+        return tune.tuned(threads)
+    if name not in (DEFAULT.name, PLAIN.name):
+        raise InputError(f"{KERNELS_VARIABLE}={name}: it must be tuned, default or plain.")
+    return PLAIN if name == PLAIN.name else DEFAULT
 
 
 def is_cpu(device: str) -> bool:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, fields, replace
 
 import pytest
+import torch
 
 import eval as evaluation
 import train_dpo
@@ -15,7 +16,8 @@ import train_ppo
 import train_rm
 import train_sft
 from data import programs, sums, tiny, town
-from kernels import processor
+from kernels import processor, tune
+from nanorlhf import launch
 from nanorlhf.cli import check_ranges, command_line, run_module
 from nanorlhf.errors import InputError
 from nanorlhf.training.settings import SamplerSettings
@@ -62,6 +64,17 @@ def test_the_faster_dtype_is_chosen_on_request_and_said(monkeypatch, capsys, scr
     assert call(monkeypatch, capsys, script, recipe, "--dtype", "auto")[1] == ""
     with pytest.raises(InputError, match="--dtype auto works on the command line only"):
         check_ranges(replace(args, dtype="auto"))
+
+
+@pytest.mark.parametrize(("flags", "threads"), [((), torch.get_num_threads()), (("--processes", "2"), 1)])
+def test_the_faster_dtype_is_the_measured_one_for_the_threads_of_a_process(monkeypatch, capsys, flags, threads):
+    measured = {threads: replace(processor.DEFAULT, name="tuned", bfloat16=0.3)}
+    monkeypatch.setenv("NANORLHF_KERNELS", "tuned")
+    monkeypatch.setattr(tune, "tuned", measured.__getitem__)
+    monkeypatch.setattr(processor, "chosen", processor.DEFAULT)
+    monkeypatch.setattr(launch, "fork_ranks", lambda work, processes: work())
+    code, out, _, (args,) = call(monkeypatch, capsys, "train_ppo", "--dtype", "auto", "--device", "cpu", *flags)
+    assert code == 0 and args.dtype == "bfloat16" and "takes 0.30 of float32's time" in out
 
 
 def test_none_as_a_value_means_none(monkeypatch, capsys):

@@ -118,6 +118,7 @@ LENGTHS |= {"rlcf-tiny-bench": (400, 300), "str-tiny": (120, 48)}
 ELSEWHERE = {
     "course": "tests/course/test_commands.py",
     "data.reason": "tests/data/test_reason.py",
+    "kernels.tune": "tests/kernels/test_tune.py",
     "nanorlhf.doctor": "tests/doctor/test_run.py",
     "nano.py": "tests/test_nano.py",
     "tools.nano_page": "tests/test_nano_page.py",

@@ -497,7 +497,6 @@ def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
 @pytest.mark.skipif(onednn_matmul() is None, reason="this build of PyTorch has no oneDNN linear")
 def test_weights_that_are_rearranged_once_sample_the_same(monkeypatch):
     monkeypatch.setattr(kernels.linear, "MANY_WEIGHTS", 1100)
-    monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
     model = random_gpt(**SHAPES["qwen3"]).forbid(3, 36)
     tune(model, "lora", rank=2, targets=("q", "v", "down"))
     sampler = for_sampling(model, "same")

@@ -81,7 +81,7 @@ def start(tree: Path, world: Path, modules: Sequence[str]) -> subprocess.Popen[s
     """A process of one thread that runs the checks of these modules in the tree."""
     environment = os.environ | {
         "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
-        "TQDM_DISABLE": "1",
+        "TQDM_DISABLE": "1", "NANORLHF_KERNELS": "default",
     }  # fmt: skip
     command = [sys.executable, "-m", "nanorlhf.doctor.code", str(world), *modules]
     return subprocess.Popen(

@@ -1,6 +1,7 @@
 """What all training programs share of a run: its directory, progress bar, saving, stopping and resuming.
 
     args.json         the settings          metrics.jsonl   one object per logged step
+    kernels.json      what a CPU computed with (kernels/tune.py), which --resume keeps
     command.txt       how it was started    summary.json    the final numbers; where it exists, the run is finished
     samples.jsonl     what the model said   events.out.tfevents.*   TensorBoard
     state/            what --resume loads (resume.py)
@@ -30,6 +31,8 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from kernels import processor
+from kernels.processor import CLEAR
 from nanorlhf import distributed, launch
 from nanorlhf.checkpoint import save, to_disk
 from nanorlhf.cli import check_ranges
@@ -48,6 +51,7 @@ from nanorlhf.training.signals import StopSignals
 
 Main = Callable[[Any], dict[str, float]]
 COMMAND = "command.txt"
+KERNELS = "kernels.json"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
 SAMPLING = "generated.partial.jsonl"
 """what a run has sampled before its first step, while it samples: --resume goes on from there"""
@@ -77,7 +81,10 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
     """
     check_ranges(args)
     check_output(args.out, args.overwrite, args.resume)
-    device = launch.setup(args.device)
+    device = launch.setup(args.device, args.out / KERNELS if args.resume else None)
+    slower = processor.chosen.bfloat16 or 1.0
+    if args.dtype == "bfloat16" and device.type == "cpu" and slower * CLEAR > 1 and distributed.rank() == 0:
+        print(f"--dtype bfloat16: on this processor a product takes {slower:.1f} times float32's time, as measured")
     torch.manual_seed(args.seed)
     world = distributed.world_size()
     for name in batch_sizes:
@@ -192,6 +199,7 @@ class Run:
                 if int(path.stem.removeprefix("update-")) >= self.first_step:
                     path.unlink()
         write_json(self.out / "args.json", asdict(self.args))
+        write_json(self.out / KERNELS, asdict(processor.chosen))
         self.board = SummaryWriter(str(self.out), purge_step=self.first_step)
         return self.board
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels import processor
+from kernels.processor import CLEAR
 from nanorlhf import distributed
 from nanorlhf.batch import Batch, ScoreAt, sample
 from nanorlhf.dataset import Demonstration
@@ -42,6 +44,13 @@ class Sampler:
             self.engine = Engine(self.settings.url)
         elif self.settings.sync_every > 1:
             self.source = copy.deepcopy(policy).requires_grad_(False)
+        size = processor.size_class(policy.config.d_model * policy.config.d_mlp)
+        slower = processor.chosen.rollouts.get(f"{self.settings.dtype} {size}", 1.0)
+        if slower * CLEAR > 1 and policy.lm_head.weight.is_cpu and distributed.rank() == 0:
+            print(
+                f"--sampler.dtype {self.settings.dtype}: on this processor a decode step's products take {slower:.1f} "
+                "times float32's time, as measured"
+            )
 
     def state(self) -> dict[str, nn.Module]:
         """What a run tracks: a stale copy of the policy."""

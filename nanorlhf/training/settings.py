@@ -52,8 +52,8 @@ class RunArgs:
     processes: Workers = 1
     """on a CPU, the number of one-thread processes that share every batch: faster than threads for a small model"""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, by
-    what the processor or GPU has"""
+    """bfloat16: forward passes under autocast; weights and optimizer stay float32; auto: the faster, as
+    measured on this processor, or by what the GPU has"""
 
     batch_size: Count
     """rows per optimizer step (in PPO: responses per rollout), over all ranks"""
@@ -150,7 +150,7 @@ class SamplerSettings:
     url: str | None = None
     """http://HOST:PORT of a vLLM or SGLang server that samples instead, and reads new weights from --out"""
     dtype: Literal["same", "bfloat16", "int8"] = "same"
-    """dtype of the sampler's weights, rounded once per rollout; int8 is for CPUs with VNNI, which it makes faster"""
+    """dtype of the sampler's weights, rounded once per rollout; int8 needs a CPU with VNNI"""
     top_p: Fraction = 1.0
     """sample from the most probable tokens whose total probability reaches this; the update's distribution is whole"""
     sync_every: PositiveInt = 1

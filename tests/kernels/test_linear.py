@@ -1,11 +1,13 @@
 """The product through oneDNN against PyTorch's own, forward and backward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import kernels.linear
-import kernels.processor
+from kernels import processor
 from kernels.linear import (
     ACTIVATIONS,
     OneDNNLinear,
@@ -17,6 +19,9 @@ from kernels.linear import (
     matmul_into,
 )
 
+ALL = tuple(
+    f"{product} {rows} {size}" for product in processor.PRODUCTS for rows in processor.ROWS for size in processor.SIZES
+)
 has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch has no oneDNN linear")
 
@@ -25,7 +30,7 @@ needs_onednn = pytest.mark.skipif(not has_onednn, reason="this build of PyTorch 
 def onednn(monkeypatch):
     """As on a processor where oneDNN is always faster."""
     monkeypatch.setattr(kernels.linear, "onednn_matmul", lambda: torch.ops.mkldnn._linear_pointwise.default)
-    monkeypatch.setattr(kernels.linear, "maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, onednn=ALL))
 
 
 @needs_onednn
@@ -88,31 +93,60 @@ def test_without_the_operator_pytorch_is_used(monkeypatch):
 
 
 @needs_onednn
-def test_onednn_is_chosen_by_maker_and_shape(monkeypatch, tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(kernels.processor, "CPUINFO", cpuinfo)
-    large, transposed, small = torch.empty(1024, 1024), torch.empty(1024, 1024).T, torch.empty(1023, 1024)
-    shapes = [(rows, weight) for weight in (large, transposed, small) for rows in (1, 7, 8, 511, 512)]
-    for text, chosen in (
-        ("processor : 0\nvendor_id : AuthenticAMD\n", shapes),
-        ("processor : 0\nvendor_id : GenuineIntel\n", [(8, large), (511, large)]),
-        ("processor : 0\n", []),
-        (None, []),
-    ):
-        cpuinfo.unlink(missing_ok=True)
-        if text:
-            cpuinfo.write_text(text)
-        kernels.processor.maker.cache_clear()
-        found = [(rows, weight) for rows, weight in shapes if is_for_onednn(torch.empty(rows, 1, 1024), weight)]
-        assert [(rows, id(weight)) for rows, weight in found] == [(rows, id(weight)) for rows, weight in chosen], text
-    kernels.processor.maker.cache_clear()
+@pytest.mark.parametrize("rows", [1, 7, 8, 63, 64, 511, 512])
+@pytest.mark.parametrize("width", [256, 512, 768])
+def test_a_product_and_both_of_its_gradients_take_the_library_of_their_class(monkeypatch, rows, width):
+    """A layer's classes are known from the shapes of x and W alone, whichever of its three products is asked for."""
+    x, weight, grad = torch.empty(rows, width), torch.empty(2 * width, width), torch.empty(rows, 2 * width)
+    row_class = {1: "1-7", 7: "1-7", 8: "8-63", 63: "8-63", 64: "64-511", 511: "64-511", 512: "512+"}[rows]
+    size = {256: "small", 512: "medium", 768: "large"}[width]
+    factors = {"forward": (x, weight), "input": (grad, weight.T), "weight": (grad.T, x.T)}
+    for product in factors:
+        chosen = replace(processor.DEFAULT, onednn=(f"{product} {row_class} {size}",))
+        monkeypatch.setattr(processor, "chosen", chosen)
+        assert {name for name, pair in factors.items() if is_for_onednn(*pair)} == {product}
+    monkeypatch.setattr(processor, "chosen", processor.PLAIN)
+    assert not any(is_for_onednn(*pair) for pair in factors.values())
 
 
-@pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
+@needs_onednn
+@pytest.mark.parametrize("product", processor.PRODUCTS)
+def test_one_of_a_layers_three_products_can_be_onednns_alone(monkeypatch, product):
+    torch.manual_seed(0)
+    tensors = torch.randn(70, 6), torch.randn(9, 6), torch.randn(9)
+    operator, seen = torch.ops.mkldnn._linear_pointwise.default, []
+    monkeypatch.setattr(kernels.linear, "onednn_matmul", lambda: lambda *all: seen.append(1) or operator(*all))
+    results = []
+    for onednn in ((f"{product} 64-511 small",), ()):
+        monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, onednn=onednn))
+        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+        y = linear(*inputs)
+        y.square().sum().backward()
+        results.append([y, *(tensor.grad for tensor in inputs)])
+        assert len(seen) == 1
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
+
+
+def test_the_plain_choice_is_pytorchs_own_linear_to_the_last_bit(monkeypatch):
+    torch.manual_seed(0)
+    tensors = torch.randn(16, 1024), torch.randn(1024, 1024), torch.randn(1024)
+    monkeypatch.setattr(processor, "chosen", processor.PLAIN)
+    results = []
+    for function in (linear, F.linear):
+        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+        y = function(*inputs)
+        y.square().sum().backward()
+        results.append([y, *(tensor.grad for tensor in inputs)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert torch.equal(linear(*tensors, "gelu"), F.gelu(F.linear(*tensors)))
+
+
+@pytest.mark.parametrize("onednn", [ALL, ()])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_written_into_rows_of_a_larger_tensor(monkeypatch, maker, add, dtype):
-    monkeypatch.setattr(kernels.linear, "maker", lambda: maker)
+def test_a_product_is_written_into_rows_of_a_larger_tensor(monkeypatch, onednn, add, dtype):
+    monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, onednn=onednn))
     a, b, total = torch.randn(5, 3).T.to(dtype), torch.randn(4, 5).to(dtype), torch.ones(9, 4)  # (3, 5), (4, 5)
     matmul_into(total[2:5], a, b, add)
     expected = torch.ones(9, 4, dtype=torch.float64)
@@ -155,5 +189,5 @@ def test_only_what_onednn_multiplies_by_few_rows_is_packed(onednn, monkeypatch):
     assert is_worth_packing(large) and not is_worth_packing(small) and not is_worth_packing(large.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert not is_worth_packing(large)
-    monkeypatch.setattr(kernels.linear, "maker", lambda: "unknown")
+    monkeypatch.setattr(processor, "chosen", processor.PLAIN)
     assert not is_worth_packing(large)

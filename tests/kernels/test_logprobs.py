@@ -4,16 +4,18 @@ Without a GPU the Triton sources run in the interpreter, on small sizes.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels.logprobs
-from kernels import linear_logprobs
+from kernels import linear_logprobs, processor
 from kernels.linear import wide_linear
 from kernels.logprobs import stored_logprobs
 from tests.conftest import GPU
@@ -30,7 +32,7 @@ def way(request, monkeypatch) -> str:
     if request.param == "triton":
         pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr(kernels.logprobs, "runs_triton", lambda x: request.param == "triton")
-    monkeypatch.setattr(kernels.logprobs, "BLOCK", 500)
+    monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=500))
     monkeypatch.setattr(kernels.logprobs, "GPU_BLOCK", 2000)
     monkeypatch.setattr(kernels.logprobs, "SPLIT", 48)
     return request.param
@@ -85,8 +87,7 @@ def test_linear_logprobs_of_any_shape_equal_float64_forward_and_backward(way, N,
     hidden, weight, labels, bias, coefficients = to_device(way, hidden, weight, labels, bias, coefficients)
     for kept in (0, N * V // 2, 2**24):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels.logprobs, "KEPT", kept)
-            patch.setattr(kernels.logprobs, "BLOCK", 100)
+            patch.setattr(processor, "chosen", replace(processor.DEFAULT, block=100, kept=kept))
             got = gradients(linear_logprobs, [hidden, weight, bias], labels, temperature, coefficients)
         for one, other in zip(got, expected, strict=True):
             assert torch.allclose(one, other, atol=2e-4, rtol=1e-4)  # sums of up to 150 float32 products
@@ -178,14 +179,13 @@ def test_a_cap_bends_the_product_before_the_bias_is_added():
 
 
 def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
-    monkeypatch.setattr(kernels.logprobs, "BLOCK", 15)
     torch.manual_seed(0)
     hidden, weight, bias = (
         torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((5, 3), (7, 3), (7,))
     )
     labels = torch.tensor([0, 6, 3, -100, 1])
     for kept in (0, 20, 2**24):  # none, the first of three blocks, all
-        monkeypatch.setattr(kernels.logprobs, "KEPT", kept)
+        monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=15, kept=kept))
         for way in (linear_logprobs, stored_linear_logprobs):
             assert torch.autograd.gradcheck(lambda h, w, b: way(h, w, labels, b, 0.7), (hidden, weight, bias))  # noqa: B023
         capped = lambda h, w: linear_logprobs(h, w, labels, bias.detach(), 0.7, cap=1.3)  # noqa: E731
@@ -227,8 +227,7 @@ def test_autocast_multiplies_in_its_dtype_and_sums_in_float32(device):
 
 def test_no_tensor_holds_all_logits(monkeypatch):
     """No tensor is larger than a block of logits or a gradient."""
-    monkeypatch.setattr("kernels.logprobs.KEPT", 1000)
-    monkeypatch.setattr("kernels.logprobs.BLOCK", 2000)
+    monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=2000, kept=1000))
     N, V, C = 100, 200, 4
     largest = [0]
 
@@ -245,6 +244,37 @@ def test_no_tensor_holds_all_logits(monkeypatch):
         logprobs, entropy = linear_logprobs(hidden, weight, torch.zeros(N, dtype=torch.long))
         (logprobs + entropy).sum().backward()
     assert largest[0] == 2000
+
+
+@pytest.mark.parametrize("cap", [None, 1.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_choice_is_log_softmax_of_stored_logits_to_the_last_bit(monkeypatch, cap, dtype):
+    monkeypatch.setattr(processor, "chosen", processor.PLAIN)
+    hidden, weight, labels, bias, coefficients = random_case(11, 61, 8, True, dtype)
+    results = []
+    for plain in (False, True):
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        if plain:
+            logits = F.linear(*(tensor.float() for tensor in inputs))
+            logits = (logits if cap is None else cap * torch.tanh(logits / cap)) + bias
+            logprobs, entropy = stored_logprobs(logits / 0.7, labels)
+        else:
+            logprobs, entropy = linear_logprobs(*inputs, labels, bias, 0.7, cap)
+        (coefficients[0] * logprobs + coefficients[1] * entropy).sum().backward()
+        results.append([logprobs, entropy, *(tensor.grad for tensor in inputs)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_the_plain_choice_survives_forbidden_ids_and_capped_gradients(monkeypatch):
+    hidden, weight, labels, bias, coefficients = random_case(11, 61, 8, True)
+    bias[5:9] = -torch.inf
+    labels[labels.sub(5).abs() < 4] = 20
+    results = []
+    for choice in (processor.PLAIN, processor.DEFAULT):
+        monkeypatch.setattr(processor, "chosen", choice)
+        results.append(gradients(linear_logprobs, [hidden, weight, bias], labels, 0.7, coefficients))
+    for one, other in zip(*results, strict=True):
+        assert one.isfinite().all() and torch.allclose(one, other, atol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------- the specification

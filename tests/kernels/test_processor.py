@@ -1,4 +1,7 @@
-"""The table of processors."""
+"""What is chosen where nothing is measured, and the file that keeps a choice."""
+
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ EPYC_ZEN_3 = {"cpu_name": "AMD EPYC 7763", "avx512_vnni": False, "avx_vnni": Fal
 @pytest.mark.parametrize(
     ("found", "dtype", "has_int8"),
     [
-        (EPYC_ZEN_5, "bfloat16", True),
+        (EPYC_ZEN_5, "float32", True),
         (XEON_CASCADE_LAKE, "float32", True),
         (XEON_COOPER_LAKE, "float32", True),
         (XEON_SAPPHIRE_RAPIDS, "bfloat16", True),
@@ -25,12 +28,19 @@ EPYC_ZEN_3 = {"cpu_name": "AMD EPYC 7763", "avx512_vnni": False, "avx_vnni": Fal
         ({}, "float32", False),  # an ARM, or a PyTorch that doesn't tell
     ],
 )
-def test_what_is_chosen_by_instructions_and_maker(monkeypatch, found, dtype, has_int8):
+def test_what_instructions_tell_without_a_measurement(monkeypatch, found, dtype, has_int8):
     monkeypatch.setattr(processor, "capabilities", lambda: found)
-    monkeypatch.setattr(processor, "maker", lambda: "AuthenticAMD" if "AMD" in found.get("cpu_name", "") else "")
     chosen, reason = processor.faster_dtype("cpu")
     assert chosen == dtype and str(found.get("cpu_name", "unknown")) in reason
     assert processor.has_int8_products() == has_int8
+
+
+@pytest.mark.parametrize(("measured", "dtype"), [(0.3, "bfloat16"), (0.95, "float32"), (1.6, "float32")])
+def test_a_measurement_decides_over_instructions(monkeypatch, measured, dtype):
+    monkeypatch.setattr(processor, "capabilities", lambda: XEON_SAPPHIRE_RAPIDS)
+    monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, bfloat16=measured))
+    chosen, reason = processor.faster_dtype("cpu")
+    assert chosen == dtype and f"{measured:.2f} of float32's time" in reason and "Xeon" in reason
 
 
 @pytest.mark.parametrize(("supported", "dtype"), [(True, "bfloat16"), (False, "float32")])
@@ -44,3 +54,37 @@ def test_pytorch_names_this_processor():
     names = {"avx512_vnni", "avx_vnni", "amx_bf16", "avx512_bf16", "cpu_name"}
     if processor.capabilities().get("architecture") == "x86_64":
         assert names <= processor.capabilities().keys()
+
+
+CHOICE = processor.Choice("tuned", ("weight 512+ small",), False, False, 2**20, 2**26, 0.4, {"int8 large": 0.3})
+
+
+@pytest.mark.parametrize("choice", [CHOICE, processor.DEFAULT, processor.PLAIN])
+def test_a_choice_is_the_same_when_it_is_read_again(choice):
+    assert processor.Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"onednn": "all"}, "onednn is 'all'"),
+        ({"block": 0}, "block is 0"),
+        ({"block": "2"}, "block is '2'"),
+        ({"rollouts": {"int8 large": None}}, "rollouts has int8 large None"),
+        ({"colour": 1}, "its fields"),
+    ],
+)
+def test_what_is_no_choice_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        processor.Choice.from_json(json.loads(json.dumps(asdict(CHOICE) | change)))
+    with pytest.raises(ValueError, match="its fields"):
+        processor.Choice.from_json([])
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights", "name"),
+    [(0, 0, "1-7 small"), (7, 2**18 - 1, "1-7 small"), (8, 2**18, "8-63 medium"), (63, 2**20 - 1, "8-63 medium"),
+     (64, 2**20, "64-511 large"), (511, 2**30, "64-511 large"), (512, 1, "512+ small"), (10**6, 1, "512+ small")],
+)  # fmt: skip
+def test_classes_end_where_they_say(rows, weights, name):
+    assert processor.product_class("input", rows, weights) == f"input {name}"

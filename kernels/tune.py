@@ -1,0 +1,289 @@
+"""Measure once per machine which kernels are faster: `python -m kernels.tune`.
+
+Runs take the result from the user's cache directory, under the processor, the number of threads and
+PyTorch's version; the first one that finds none measures, in a process of its own.
+
+All that is compared is timed in turn, round by round, so that other work on the machine slows each
+of them alike. The shipped default (`processor.DEFAULT`) gives way only to what is clearly faster.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import linear_logprobs, processor
+from kernels.int8 import Int8Weight
+from kernels.linear import PackedWeight, onednn_matmul
+from kernels.processor import CLEAR, DEFAULT, Choice
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 8.0  # of timing
+ROUNDS = 15  # at most
+FEWEST = 4  # with fewer, nothing is known
+TIMED = 1e-3  # seconds: what takes less is repeated
+# W (outputs, inputs) and rows of x that stand for their class
+WEIGHTS = {"small": (512, 128), "medium": (768, 768), "large": (2048, 768)}
+ROWS = {"1-7": 4, "8-63": 16, "64-511": 128, "512+": 512}
+COPIES = 6  # of all but the small ones: a decode step reads a model's weights, from no cache
+HEAD = (256, 128, 8192)  # rows, width and ids of log-probabilities
+KEEP_ALL = 2**26  # logits that may be kept where that is faster: 268 MB
+OVERRIDES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")  # another processor's paths
+
+Case = dict[str, Callable[[], object]]  # what is compared, by name
+Times = dict[str, dict[str, list[float]]]  # seconds, by case and name
+
+
+# --------------------------------------------------------------------------------------- 1. measure
+def products() -> dict[str, Case]:
+    """Each class of float32 products by both libraries; a decode step's also packed and rounded."""
+    cases: dict[str, Case] = {}
+    for size, shape in WEIGHTS.items():
+        cold = [torch.randn(shape) for _ in range(1 if size == "small" else COPIES)]
+        for rows, num_rows in ROWS.items():
+            x, grad = torch.randn(num_rows, shape[1]), torch.randn(num_rows, shape[0])
+            ws = cold if num_rows < 64 else cold[:1]
+            cases[f"forward {rows} {size}"] = both_libraries(x, ws)
+            cases[f"input {rows} {size}"] = both_libraries(grad, [w.T for w in ws[:1]])
+            cases[f"weight {rows} {size}"] = both_libraries(grad.T, [x.T])
+            if num_rows == 16 and size != "medium":
+                cases[f"forward {rows} {size}"] |= prepared(x, ws)
+            if rows == "512+" and size == "large":
+                half = [w.bfloat16() for w in ws]
+                cases[f"forward {rows} {size}"]["bfloat16"] = in_bfloat16(x, half)
+    return cases
+
+
+def both_libraries(a: Tensor, bs: list[Tensor]) -> Case:
+    """a b^T for each b."""
+    operator = onednn_matmul()
+    case: Case = {"mkl": lambda: [F.linear(a, b) for b in bs]}
+    if operator is not None:
+        case["onednn"] = lambda: [operator(a, b, None, "none", [], "") for b in bs]
+    return case
+
+
+def prepared(x: Tensor, weights: list[Tensor]) -> Case:
+    """The same with weights that a sampler has prepared (`nanorlhf.generate.for_sampling`)."""
+    case: Case = {"bfloat16": in_bfloat16(x, [weight.bfloat16() for weight in weights])}
+    if onednn_matmul() is not None:
+        packed = [PackedWeight(weight) for weight in weights]
+        case["packed"] = lambda: [weight.matmul(x) for weight in packed]
+    if processor.has_int8_products():
+        rounded = [Int8Weight(weight) for weight in weights]
+        case["int8"] = lambda: [weight.matmul(x) for weight in rounded]
+    return case
+
+
+def in_bfloat16(x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
+    return lambda: [F.linear(x.bfloat16(), weight) for weight in weights]
+
+
+def logprobs() -> dict[str, Case]:
+    """`linear_logprobs`, forward and backward: two sizes of block, and with all logits kept."""
+    num_rows, width, num_ids = HEAD
+    hidden, weight = torch.randn(num_rows, width), torch.randn(num_ids, width) / width**0.5
+    labels = torch.randint(num_ids, (num_rows,))
+    inputs = hidden.requires_grad_(), weight.requires_grad_()
+
+    def run(block: int, kept: int) -> None:
+        processor.use(replace(DEFAULT, block=block, kept=kept))
+        found, _ = linear_logprobs(*inputs, labels)
+        torch.autograd.grad(found.sum(), inputs)
+        processor.use(DEFAULT)
+
+    block = DEFAULT.block
+    case: Case = {"default": lambda: run(block, 0), "half blocks": lambda: run(block // 2, 0)}
+    return {"log-probabilities": case | {"all kept": lambda: run(block, KEEP_ALL)}}
+
+
+def alternate(cases: dict[str, Case], seconds: float) -> Times:
+    """Time everything in turn until the seconds are over; the first round is not counted."""
+    # alone, a thread's own time, which other work can't lengthen; several wait for each other
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    end = time.perf_counter() + seconds
+    times: Times = {case: {name: [] for name in ways} for case, ways in cases.items()}
+    repeats: dict[tuple[str, str], int] = {}
+    for _ in range(1 + ROUNDS):
+        for case, ways in cases.items():
+            for name, function in ways.items():
+                if time.perf_counter() > end:
+                    return times
+                start = clock()
+                number = repeats.get((case, name), 1)
+                for _ in range(number):
+                    function()
+                took = (clock() - start) / number
+                if (case, name) in repeats:
+                    times[case][name].append(took)
+                repeats.setdefault((case, name), math.ceil(TIMED / took))
+    return times
+
+
+# ---------------------------------------------------------------------------------------- 2. choose
+def is_faster(times: dict[str, list[float]], name: str, than: str) -> bool:
+    """Clearly, in the median and at best: other work on the machine can only add time."""
+    ours, theirs = times.get(name, []), times.get(than, [])
+    if min(len(ours), len(theirs)) < FEWEST:
+        return False
+    return all(of(ours) < CLEAR * of(theirs) for of in (median, min))
+
+
+def choose(times: Times) -> Choice:
+    """The default, with what is clearly faster in its place."""
+    onednn = []
+    for case, ways in times.items():
+        usual, other = ("onednn", "mkl") if case in DEFAULT.onednn else ("mkl", "onednn")
+        if "onednn" in ways and (other if is_faster(ways, other, usual) else usual) == "onednn":
+            onednn.append(case)
+    decode = times["forward 8-63 large"]
+    pack = not any(is_faster(decode, name, "packed") for name in ("mkl", "onednn"))
+    head = times["log-probabilities"]
+    halved, all_kept = (is_faster(head, name, "default") for name in ("half blocks", "all kept"))
+    rollouts = {
+        f"{dtype} {size}": relative
+        for size in ("small", "large")
+        for dtype in ("bfloat16", "int8")
+        if (relative := over_float32(times[f"forward 8-63 {size}"], dtype)) is not None
+    }
+    return Choice(
+        name="tuned",
+        onednn=tuple(onednn),
+        pack=pack,
+        block=DEFAULT.block // 2 if halved else DEFAULT.block,
+        kept=KEEP_ALL if all_kept else DEFAULT.kept,
+        bfloat16=over_float32(times["forward 512+ large"], "bfloat16"),
+        rollouts=rollouts,
+    )
+
+
+def over_float32(times: dict[str, list[float]], dtype: str) -> float | None:
+    """A dtype's time over that of the fastest float32 product."""
+    float32 = [median(times[name]) for name in ("mkl", "onednn", "packed") if times.get(name)]
+    if len(times.get(dtype, [])) < FEWEST:
+        return None
+    return round(median(times[dtype]) / min(float32), 3)
+
+
+# ------------------------------------------------------------------------------------------ 3. keep
+def machine(threads: int) -> dict[str, object]:
+    """What a measurement is true of."""
+    has = processor.capabilities()
+    return {
+        "format": 1,
+        "processor": has.get("cpu_name") or platform.processor() or platform.machine(),
+        "instructions": sorted(name for name, value in has.items() if value is True),
+        "used": [torch.backends.cpu.get_cpu_capability(), *map(os.environ.get, OVERRIDES)],
+        "threads": threads,
+        "torch": torch.__version__,
+    }
+
+
+def cache_file(threads: int) -> Path:
+    """Where this machine's measurement is kept. Raises RuntimeError for a user without a home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # a relative path is to be ignored, says the XDG specification
+        directory = Path(named)
+    else:
+        directory = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    key = hashlib.sha256(json.dumps(machine(threads)).encode()).hexdigest()[:16]
+    return directory / "nanorlhf" / f"kernels-{key}.json"
+
+
+def read(path: Path, threads: int) -> Choice | None:
+    """The choice in a file; None if there is none, or it is damaged or another machine's."""
+    try:
+        found = json.loads(path.read_text())
+        return Choice.from_json(found["choice"]) if found["machine"] == machine(threads) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
+    """Write in one step, so that a reader finds the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shown = {
+        case: {name: round(1e3 * median(taken), 4) for name, taken in ways.items() if taken}
+        for case, ways in times.items()
+    }
+    content = {"machine": machine(threads), "choice": asdict(choice), "milliseconds": shown}
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        try:
+            json.dump(content, file, indent=1)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def tuned(threads: int) -> Choice:
+    """This machine's choice, measured now if it never was; the default where none can be kept.
+
+    In a process of its own, which leaves this one's memory, threads and random numbers alone.
+    """
+    try:
+        path = cache_file(threads)
+        if (choice := read(path, threads)) is not None:
+            return choice
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / "lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # of several processes one measures
+            if (choice := read(path, threads)) is None:
+                said = f"measuring this machine's kernels, {SECONDS:g} s, once: {path}"
+                print(said, file=sys.stderr)
+                command = [sys.executable, "-m", "kernels.tune"]
+                command += ["--threads", str(threads), "--seconds", str(SECONDS)]
+                subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+                choice = read(path, threads)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"kernels are not measured, the default is taken: {error}", file=sys.stderr)
+        choice = None
+    return choice or DEFAULT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m kernels.tune", description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of timing")
+    args = parser.parse_args()
+    if args.threads < 1:
+        parser.error(f"--threads {args.threads}: it must be at least 1.")
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    times = alternate(products() | logprobs(), args.seconds)
+    choice = choose(times)
+    rounds = min(len(taken) for ways in times.values() for taken in ways.values())
+    if rounds < FEWEST:
+        said = f"only {rounds} rounds, so the default stays where nothing is clear"
+        print(f"this machine is busy: {said}; later, run python -m kernels.tune", file=sys.stderr)
+    print(f"milliseconds, medians of {rounds} rounds; {machine(args.threads)}")
+    for case, ways in times.items():
+        shown = "  ".join(f"{name} {1e3 * median(t):.3f}" for name, t in ways.items() if t)
+        print(f"{case:22} {shown}{'  -> onednn' if case in choice.onednn else ''}")
+    path = cache_file(args.threads)
+    print(f"{choice}\n{path}, {time.perf_counter() - start:.1f} s")
+    try:
+        write(path, args.threads, choice, times)
+    except OSError as error:
+        parser.exit(1, f"error: {path} can't be written ({error.strerror}).\n")
+
+
+if __name__ == "__main__":
+    main()
