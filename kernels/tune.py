@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 8.0  # of timing
 ROUNDS = 15  # at most
 FEWEST = 4  # with fewer, nothing is known
+RETRY = 3600.0  # seconds for which a measurement of fewer rounds is kept: the machine was busy
 TIMED = 1e-3  # seconds: what takes less is repeated
 # W (outputs, inputs) and rows of x that stand for their class
 WEIGHTS = {"small": (512, 128), "medium": (768, 768), "large": (2048, 768)}
@@ -206,10 +207,13 @@ def cache_file(threads: int) -> Path:
 
 
 def read(path: Path, threads: int) -> Choice | None:
-    """The choice in a file; None if there is none, or it is damaged or another machine's."""
+    """The choice in a file; None if there is none, or it is damaged, another machine's or stale."""
     try:
         found = json.loads(path.read_text())
-        return Choice.from_json(found["choice"]) if found["machine"] == machine(threads) else None
+        is_stale = found["rounds"] < FEWEST and time.time() - path.stat().st_mtime > RETRY
+        if is_stale or found["machine"] != machine(threads):
+            return None
+        return Choice.from_json(found["choice"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -221,7 +225,12 @@ def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
         case: {name: round(1e3 * median(taken), 4) for name, taken in ways.items() if taken}
         for case, ways in times.items()
     }
-    content = {"machine": machine(threads), "choice": asdict(choice), "milliseconds": shown}
+    content = {
+        "machine": machine(threads),
+        "choice": asdict(choice),
+        "rounds": num_rounds(times),
+        "milliseconds": shown,
+    }
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         try:
             json.dump(content, file, indent=1)
@@ -230,6 +239,11 @@ def write(path: Path, threads: int, choice: Choice, times: Times) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def num_rounds(times: Times) -> int:
+    """How often everything was timed."""
+    return min((len(taken) for ways in times.values() for taken in ways.values()), default=0)
 
 
 def tuned(threads: int) -> Choice:
@@ -269,10 +283,10 @@ def main() -> None:
     start = time.perf_counter()
     times = alternate(products() | logprobs(), args.seconds)
     choice = choose(times)
-    rounds = min(len(taken) for ways in times.values() for taken in ways.values())
+    rounds = num_rounds(times)
     if rounds < FEWEST:
-        said = f"only {rounds} rounds, so the default stays where nothing is clear"
-        print(f"this machine is busy: {said}; later, run python -m kernels.tune", file=sys.stderr)
+        said = f"only {rounds} rounds, so the default stays; measured again in an hour"
+        print(f"this machine is busy: {said}, or by python -m kernels.tune", file=sys.stderr)
     print(f"milliseconds, medians of {rounds} rounds; {machine(args.threads)}")
     for case, ways in times.items():
         shown = "  ".join(f"{name} {1e3 * median(t):.3f}" for name, t in ways.items() if t)

@@ -214,6 +214,16 @@ def test_a_file_that_is_damaged_or_another_machines_is_measured_again(measuremen
     assert tune.tuned(2) == FOUND and len(measurements) == 2 and path.read_text() == whole
 
 
+def test_a_busy_machine_is_measured_again_after_an_hour(measurements):
+    path = tune.cache_file(2)
+    for rounds, again in ((tune.FEWEST - 1, 1), (tune.FEWEST, 0)):
+        tune.write(path, 2, FOUND, {"case": {"mkl": [0.001] * rounds}})
+        before = len(measurements)
+        assert tune.tuned(2) == FOUND and len(measurements) == before
+        os.utime(path, (0, 0))
+        assert tune.tuned(2) == FOUND and len(measurements) == before + again
+
+
 def test_where_nothing_can_be_kept_the_default_is_taken_and_said(tmp_path, monkeypatch, measurements, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
