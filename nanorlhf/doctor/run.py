@@ -99,7 +99,7 @@ def read_and_examine_traces(run: Path, tokenizer: Tokenizer | None) -> list[Find
     for path in sorted((run / "trace").glob("update-*.safetensors")):
         tensors, about = read_trace(path)
         record = Record(settings=flat_settings(about["settings"]), rows=[], summary={})
-        traces.append(traced(tensors, about, record, tokenizer, str(path)))
+        traces.append(traced(tensors, about, record, tokenizer))
     try:
         return examine_traces(traces)
     except InputError as error:

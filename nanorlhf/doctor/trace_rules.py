@@ -12,14 +12,9 @@ from torch import Tensor
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.record import Record
 from nanorlhf.doctor.thresholds import limit
-from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer
 
 PAGE = "docs/microscope.md"
-# (n,); new_* have an epoch more, the others (n, T)
-PER_ROW = ("index", "scores", "eos_index", "score_index", "has_eos")
-MASKS = ("actions", "states", "in_loss", "has_eos")
-IDS = ("query", "response", "index", "eos_index", "score_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +182,7 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     if settings.get("reward") is not None or settings.get("reward_weights") is not None:
         return None
     one = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
-    if trace.update != 0 or "values" not in trace.tensors or value_model is not None or not one:
+    if trace.update != 0 or trace.algorithm != "ppo" or value_model is not None or not one:
         return None
     # the state after EOS is the one that has read it
     reads_eos = trace["has_eos"] & (trace["score_index"] == trace["eos_index"] + 1)
@@ -210,7 +205,7 @@ def reward_sum(trace: Traced) -> Finding | None:
 
     Rewards per token count as well.
     """
-    if "values" not in trace.tensors:
+    if trace.algorithm != "ppo":
         return None
     states = trace["states"]
     rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
@@ -238,7 +233,7 @@ def reward_sum(trace: Traced) -> Finding | None:
 # -------------------------------------------------------------------------------------------------------- 3. advantages
 def gae_recursion(trace: Traced) -> Finding | None:
     """A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; after the last state all is 0."""
-    if "values" not in trace.tensors:
+    if trace.algorithm != "ppo":
         return None
     gamma, lam = trace.record.number("gamma", 1.0), trace.record.number("lam", 1.0)
     states = trace["states"]
@@ -264,7 +259,7 @@ def gae_recursion(trace: Traced) -> Finding | None:
 
 
 def returns(trace: Traced) -> Finding | None:
-    if "values" not in trace.tensors:
+    if trace.algorithm != "ppo":
         return None
     difference = trace.differs(trace["returns"], trace["raw_advantages"] + trace["values"], trace["states"])
     if difference is None:
@@ -386,30 +381,14 @@ def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
     return findings if alike is None else [*findings, alike]
 
 
-def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None, where: str) -> Traced:
-    """From what `read_trace` returns. Raises InputError for tensors of another kind, and for missing statistics."""
-    for name, x in tensors.items():
-        kind = "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
-        dimensions = 1 if name in PER_ROW else 3 if name.startswith("new_") else 2
-        wanted = "bool" if name in MASKS else "int" if name in IDS else "float"
-        if kind != wanted or x.ndim != dimensions:
-            raise InputError(
-                f"{where}: {name} has {x.ndim} dimensions of {kind}, not {dimensions} of {wanted}: delete the file, or "
-                "train again with --trace."
-            )
-    wide = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
-    needed = ["advantage_mean", "advantage_var"] if "raw_advantages" in tensors else []
-    needed += ["return_mean", "return_var"] if about["algorithm"] == "reinforce++" else []
-    needed += ["reward_mean", "reward_var"] if record.settings.get("whiten_rewards") else []
-    for name in needed:
-        if not isinstance(about.get(name), int | float):
-            raise InputError(f"{where}: about: the field {name!r} must be a number.")
+def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None) -> Traced:
+    """From what `read_trace` returns."""
     return Traced(
         update=about["update"],
         kl_coef=about["kl_coef"],
         algorithm=about["algorithm"],
-        statistics={name: about[name] for name in needed},
-        tensors=wide,
+        statistics={name: x for name, x in about.items() if name.endswith(("_mean", "_var"))},
+        tensors={name: x.double() if x.is_floating_point() else x for name, x in tensors.items()},
         record=record,
         tokenizer=tokenizer,
     )
