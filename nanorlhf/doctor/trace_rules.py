@@ -200,6 +200,16 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     )
 
 
+def expected_rewards(trace: Traced) -> Tensor:
+    """(n, T) beta times minus the KL, a token's own reward, and the score once."""
+    rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
+    rewards = rewards + trace["token_rewards"]
+    if trace.record.settings.get("whiten_rewards"):
+        average, variance = trace.statistics["reward_mean"], trace.statistics["reward_var"]
+        rewards = (rewards - average) / (variance + 1e-8) ** 0.5 + average
+    return rewards
+
+
 def reward_sum(trace: Traced) -> Finding | None:
     """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts.
 
@@ -208,13 +218,8 @@ def reward_sum(trace: Traced) -> Finding | None:
     if trace.algorithm != "ppo":
         return None
     states = trace["states"]
-    rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
-    rewards = rewards + trace["token_rewards"]
-    if trace.record.settings.get("whiten_rewards"):
-        average, variance = trace.statistics["reward_mean"], trace.statistics["reward_var"]
-        rewards = (rewards - average) / (variance + 1e-8) ** 0.5 + average
     # summed over what counts, and with the score even where its position does not
-    expected = torch.where(states | trace.at_score, rewards, 0.0).sum(1)
+    expected = torch.where(states | trace.at_score, expected_rewards(trace), 0.0).sum(1)
     found = torch.where(states, trace["rewards"], 0.0).sum(1)
     difference = trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))
     if difference is None:
@@ -224,8 +229,25 @@ def reward_sum(trace: Traced) -> Finding | None:
         seen=f"A kept response's rewards sum to {difference:.3g} more or less than its score minus beta "
         f"({trace.kl_coef:.3g}) times its KL, with its rewards per token.",
         means="The KL has the wrong sign, a token's KL or the score counts twice or never, or the score lies where it "
-        "is masked away.",
+        "is masked away. Rewards of your own belong in batch.token_rewards, which the trace keeps.",
         where="the rewards in train_ppo.py, and score_index in nanorlhf/batch.py",
+        page=PAGE,
+    )
+
+
+def reward_places(trace: Traced) -> Finding | None:
+    """With rewards per token: each token has its own."""
+    if trace.algorithm != "ppo" or not trace["token_rewards"].any() or reward_sum(trace) is not None:
+        return None
+    difference = trace.differs(trace["rewards"], expected_rewards(trace), trace["states"])
+    if difference is None:
+        return None
+    return Finding(
+        name="token-rewards",
+        seen=f"Rewards have the right sum in each kept response, and those of single tokens are up to {difference:.3g} "
+        "off their KL penalty and their own reward.",
+        means="The reward of a token is added at another token, such as the next one.",
+        where="the rewards in train_ppo.py, and as_scores in nanorlhf/rewards/rule.py",
         page=PAGE,
     )
 
@@ -348,8 +370,8 @@ def group_advantages(trace: Traced) -> Finding | None:
 
 
 RULES = (
-    *(text_after_eos, masks, first_epoch, first_reference, missing_eos, score_at_the_end, reward_sum),
-    *(gae_recursion, returns, whitened_advantages, group_advantages),
+    *(text_after_eos, masks, first_epoch, first_reference, missing_eos, score_at_the_end),
+    *(reward_sum, reward_places, gae_recursion, returns, whitened_advantages, group_advantages),
 )
 
 

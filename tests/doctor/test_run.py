@@ -131,6 +131,17 @@ def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_pat
         assert names(run) == expected
 
 
+@pytest.mark.parametrize("text, metrics", [(" then they cut the cable and sold the car", {"compile_rate": 0.1}),
+                                           (" then they cut\ufffd the cable and sold the car", {})])  # fmt: skip
+def test_samples_of_programs_that_were_cut_and_of_bytes_that_are_no_text_are_not_measured(
+    text, metrics, traced_run, tmp_path
+):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, [row | {"response_length": 3.0} | metrics for row in ppo_rows()])
+    (run / "tokenizer.json").write_bytes((traced_run / "tokenizer.json").read_bytes())
+    (run / "samples.jsonl").write_text(20 * (json.dumps({"step": 0, "response": text}) + "\n"))
+    assert "text-after-eos" not in names(run)
+
+
 def test_a_damaged_trace_is_refused(traced_run, tmp_path):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
     (run / "trace").mkdir()
