@@ -1,14 +1,15 @@
-"""How good is the doctor? Each bug of the course, and twelve that it was not made for, in code and in a run.
+"""How good is the doctor? Each bug of the course, twelve that it was not made for, and changes made right and wrong.
 
     make doctor
     python -m tools.doctor --demo runs/tiny --out runs/doctor --healthy runs/tiny runs/site
 
-Each bug is planted in a copy of the tree. `doctor code` examines the copy; then the stage that has the bug trains on
-the demo's world, and `doctor run` examines its run. With --healthy every run below those directories is examined too:
-what is found there are false alarms. Out: OUT/verdicts.jsonl, from which an interrupted call goes on, and
-docs/doctor.csv, the table.
+Each bug, and each change of tools/changes.py, is planted in a copy of the tree. `doctor code` examines the copy; then
+the stage that has it trains on the demo's world, and `doctor run` examines its run. With --healthy every run below
+those directories is examined too: what is found there are false alarms, unless the run is sick. Out:
+OUT/verdicts.jsonl, from which an interrupted call goes on, and docs/doctor.csv, the table.
 """
 
+import contextlib
 import csv
 import functools
 import hashlib
@@ -18,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -30,7 +32,9 @@ from course.copies import CODE, ROOT, copy_files
 from course.hunt import put_in
 from nanorlhf.cli import Workers, check_ranges, run_module
 from nanorlhf.doctor import code, run
+from nanorlhf.doctor.finding import Finding
 from nanorlhf.errors import InputError
+from tools.changes import CHANGES
 from tools.other_bugs import OTHER_BUGS
 
 TABLE = ROOT / "docs/doctor.csv"
@@ -58,20 +62,41 @@ class Args:
     """what `make demo` wrote: data, sft, rm"""
     out: Path = Path("runs/doctor")
     bugs: tuple[str, ...] = ()
-    """names; none: all"""
+    """names, of changes too; none: all"""
     healthy: tuple[Path, ...] = ()
     """directories of healthy runs, at any depth"""
     jobs: Workers = 2
     """bugs at a time, of two threads each"""
 
 
+Kind = Literal["course", "new", "right", "wrong"]
+"""a bug of the course; one that the doctor was not made for; a change made right, or wrong"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planted, and which stages of the demo are trained with it."""
+
+    name: str
+    kind: Kind
+    level: int
+    edits: tuple[Bug, ...]
+    stages: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    """of the stages, beside those that they always have"""
+
+    @property
+    def key(self) -> str:
+        """Of the case, the doctor and the code: with the same, the verdict is the same."""
+        return hashlib.sha256(digest_of_code() + repr(self).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Verdict:
     key: str
-    """of the bug, the doctor and the code: with the same, the verdict is the same"""
+    """of its case"""
     bug: str
-    is_new: bool
-    """one that the doctor was not made for"""
+    kind: Kind
     level: int
     by_code: list[str]
     by_run: list[str]
@@ -89,33 +114,54 @@ def digest_of_code() -> bytes:
     return digest.digest()
 
 
-def key_of(bug: Bug) -> str:
-    return hashlib.sha256(digest_of_code() + repr(bug).encode()).hexdigest()[:16]
-
-
-def stages_of(bug: Bug) -> Sequence[str]:
+def stages_of(bug: Bug) -> tuple[str, ...]:
     return STAGES.get(bug.where, STAGES.get(bug.where.partition(":")[0], ("ppo",)))
 
 
-def judge(bug: Bug, args: Args) -> Verdict:
-    """What both forms of the doctor say of the code with this bug."""
-    began = time.monotonic()
+def all_cases() -> list[Case]:
+    cases = [Case(bug.name, "course", bug.level, (bug,), stages_of(bug)) for bug in BUGS]
+    cases += [Case(bug.name, "new", bug.level, (bug,), stages_of(bug)) for bug in OTHER_BUGS]
+    for change in CHANGES:
+        shown = (change.stage,) if change.stage else (), change.flags
+        right = () if change.right is None else (change.right,)
+        cases.append(Case(change.wrong.name, "right", change.wrong.level, right, *shown))
+        cases.append(Case(change.wrong.name, "wrong", change.wrong.level, (change.wrong,), *shown))
+    return cases
+
+
+@contextlib.contextmanager
+def planted(edits: tuple[Bug, ...]) -> Iterator[Path]:
+    """A copy of the tree with these edits."""
     with tempfile.TemporaryDirectory(prefix="doctor-bug-") as directory:
-        tree = Path(directory)
-        copy_files(ROOT, tree, CODE)
-        put_in(tree, bug)
-        findings, _ = code.examine(tree)
-        runs: list[Path] = []
-        crashed: list[str] = []
-        for stage in stages_of(bug):
-            out = args.out.absolute() / "runs" / bug.name / stage
-            if train(tree, stage, args.demo.absolute(), out):
+        copy_files(ROOT, Path(directory), CODE)
+        for bug in edits:
+            put_in(Path(directory), bug)
+        yield Path(directory)
+
+
+@functools.cache
+def found_in_code(edits: tuple[Bug, ...]) -> list[Finding]:
+    """Once for all changes that the product has: their tree is this one."""
+    with planted(edits) as tree:
+        return code.examine(tree)[0]
+
+
+def judge(case: Case, args: Args) -> Verdict:
+    """What both forms of the doctor say of the code with this case's edits."""
+    began = time.monotonic()
+    findings = found_in_code(case.edits)
+    runs: list[Path] = []
+    crashed: list[str] = []
+    with planted(case.edits) as tree:
+        for stage in case.stages:
+            out = args.out.absolute() / "runs" / (f"{case.name}-right" if case.kind == "right" else case.name) / stage
+            if train(tree, stage, args.demo.absolute(), out, case.flags):
                 runs.append(out)
             else:
                 crashed.append(stage)
     of_runs = run.examine(runs) if runs else []
     return Verdict(
-        key_of(bug), bug.name, bug in OTHER_BUGS, bug.level, names(findings),
+        case.key, case.name, case.kind, case.level, names(findings),
         names(of_runs) + [f"{stage} fails" for stage in crashed], [*map(str, [*findings, *of_runs])],
         round(time.monotonic() - began, 1),
     )  # fmt: skip
@@ -125,8 +171,8 @@ def names(findings: Sequence) -> list[str]:
     return list(dict.fromkeys(finding.name for finding in findings))
 
 
-def train(tree: Path, stage: str, demo: Path, out: Path) -> bool:
-    """Train a stage of the demo by the scripts of the tree; whether it came to its end."""
+def train(tree: Path, stage: str, demo: Path, out: Path, others: Sequence[str]) -> bool:
+    """Train a stage of the demo by the scripts of the tree, with other flags; whether it came to its end."""
     flags: dict[str, object] = {"data": demo / "data", "out": out, "seed": 1, "device": "cpu"}
     if stage != "sft":
         flags["sft"] = demo / "sft"
@@ -134,31 +180,33 @@ def train(tree: Path, stage: str, demo: Path, out: Path) -> bool:
         own = out.parent / "rm"
         flags |= {"reward-model": own if own.exists() else demo / "rm", "trace": 4}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, str(tree / f"train_{stage}.py"), *words, "--overwrite"]
+    command = [sys.executable, str(tree / f"train_{stage}.py"), *words, *others, "--overwrite"]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True).returncode == 0
 
 
-def false_alarms(directories: Sequence[Path]) -> tuple[int, list[str]]:
-    """How many runs lie below the directories, and what is found in them."""
-    runs = sorted({path.parent for directory in directories for path in directory.rglob("args.json")})
-    runs = [path for path in runs if (path / "metrics.jsonl").exists()]
-    return len(runs), [f"{path}: {finding}" for path in runs for finding in run.examine([path])]
+def examine_below(directories: Sequence[Path]) -> dict[Path, list[Finding]]:
+    """What is found in each run below the directories; one that has not logged anything yet is left out."""
+    files = {path for directory in directories for path in directory.rglob("metrics.jsonl") if path.stat().st_size}
+    runs = [path.parent for path in sorted(files) if path.with_name("args.json").exists()]
+    return {path: run.examine([path]) for path in runs}
 
 
 def table_rows(verdicts: Sequence[Verdict]) -> list[tuple[str, str, int, str, str]]:
-    return [
-        (v.bug, "new" if v.is_new else "course", v.level, " ".join(v.by_code), " ".join(v.by_run)) for v in verdicts
-    ]
+    return [(v.bug, v.kind, v.level, " ".join(v.by_code), " ".join(v.by_run)) for v in verdicts]
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     lines = []
     for what, group in (
-        ("the course's bugs", [v for v in verdicts if not v.is_new]),
-        ("those of level 1", [v for v in verdicts if not v.is_new and v.level == 1]),
-        ("new bugs", [v for v in verdicts if v.is_new]),
+        ("the course's bugs", [v for v in verdicts if v.kind == "course"]),
+        ("those of level 1", [v for v in verdicts if v.kind == "course" and v.level == 1]),
+        ("new bugs", [v for v in verdicts if v.kind == "new"]),
+        ("changes made right", [v for v in verdicts if v.kind == "right"]),
+        ("changes made wrong", [v for v in verdicts if v.kind == "wrong"]),
     ):
+        if not group:
+            continue
         by_code, by_run = sum(bool(v.by_code) for v in group), sum(bool(v.by_run) for v in group)
         neither = [v.bug for v in group if not v.by_code and not v.by_run]
         lines.append(f"{what}: {len(group)}, named by code {by_code}, by run {by_run}, by neither: {neither or 'none'}")
@@ -170,25 +218,26 @@ def main(args: Args) -> None:
     for name in ("data", "sft", "rm"):
         if not (args.demo / name).is_dir():
             raise InputError(f"--demo {args.demo} has no {name}: run `make demo` first.")
-    known = {bug.name: bug for bug in (*BUGS, *OTHER_BUGS)}
+    known = all_cases()
     for name in args.bugs:
-        if name not in known:
+        if all(case.name != name for case in known):
             raise InputError(f"--bugs {name}: there is no such bug.")
     args.out.mkdir(parents=True, exist_ok=True)
+    cases = [case for case in known if not args.bugs or case.name in args.bugs]
+    wanted = {case.key for case in cases}
     file = args.out / "verdicts.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    found = {verdict.key: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
-    bugs = [bug for name, bug in known.items() if not args.bugs or name in args.bugs]
-    open_ = [bug for bug in bugs if key_of(bug) not in found]
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    found = {line["key"]: Verdict(**line) for line in lines if line["key"] in wanted}
+    open_ = [case for case in cases if case.key not in found]
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(open_), desc="bugs") as bar:
-        for verdict in pool.map(lambda bug: judge(bug, args), open_):
+        for verdict in pool.map(lambda case: judge(case, args), open_):
             found[verdict.key] = verdict
             with file.open("a") as stream:
                 stream.write(json.dumps(asdict(verdict)) + "\n")
             bar.update()
             seen = f"code: {' '.join(verdict.by_code) or '-'}; run: {' '.join(verdict.by_run) or '-'}"
-            bar.write(f"{verdict.bug} (level {verdict.level}): {seen}")
-    verdicts = [found[key_of(bug)] for bug in bugs]
+            bar.write(f"{verdict.bug} ({verdict.kind}, level {verdict.level}): {seen}")
+    verdicts = [found[case.key] for case in cases]
     print(summary(verdicts))
     if not args.bugs:
         with TABLE.open("w", newline="") as stream:
@@ -196,8 +245,10 @@ def main(args: Args) -> None:
             writer.writerow(("bug", "from", "level", "code", "run"))
             writer.writerows(table_rows(verdicts))
     if args.healthy:
-        number, alarms = false_alarms(args.healthy)
-        print(f"{number} healthy runs, {len(alarms)} false alarms", *alarms, sep="\n")
+        of_runs = examine_below(args.healthy)
+        print(f"{len(of_runs)} runs, {sum(map(bool, of_runs.values()))} of them with findings")
+        for path, findings in of_runs.items():
+            print(*(f"{path}: {finding}" for finding in findings), sep="\n", end="\n" if findings else "")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def sampler_gap(record: Record) -> Finding | None:
     rows = record.having("policy/sampler_gap")
     is_exact = record.sampler == "policy" and record.is_float32
     gap = max((row["policy/sampler_gap"] for row in rows), default=math.nan)
-    if not gap > limit("sampler_gap" if is_exact else "sampler_gap_rounded"):
+    # tokens that together have top_p or more are renormalised, by at most 1 / top_p
+    filtered = -math.log(min(1.0, max(record.number("sampler.top_p", 1.0), 1e-9)))
+    if not gap > limit("sampler_gap" if is_exact else "sampler_gap_rounded") + filtered:
         return None
     if record.number("sampler.sync_every", 1) > 1 or record.settings.get("sampler.url") is not None:
         return None  # a stale copy may be anywhere, and an engine is checked where it is called
@@ -121,7 +123,7 @@ def clip_often(record: Record) -> Finding | None:
     rows = record.having("policy/clip_fraction")
     share = mean(rows, "policy/clip_fraction")
     is_gspo = record.settings.get("algorithm") == "gspo"
-    if len(rows) < 2 or not share > limit("clip_often"):
+    if len(rows) < 2 or not share > limit("clip_often_responses" if is_gspo else "clip_often"):
         return None
     return Finding(
         name="clip-often",

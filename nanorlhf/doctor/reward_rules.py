@@ -30,6 +30,23 @@ def scores_alike(record: Record) -> Finding | None:
     )
 
 
+def refills_in_vain(record: Record) -> Finding | None:
+    """Of DAPO: some of the groups that are sampled again come out with a difference."""
+    rows = record.having("groups/alike", "groups/refilled", "groups/dropped")
+    refilled = sum(row["groups/refilled"] for row in rows)
+    if not refilled > limit("refills") or any(row["groups/dropped"] < row["groups/alike"] for row in rows):
+        return None
+    return Finding(
+        name="refills-in-vain",
+        seen=f"In {len(rows)} updates responses were sampled again for {refilled:g} queries whose responses all scored "
+        "the same, and no query came out with a difference: groups/dropped never is below groups/alike.",
+        means="New responses keep the scores of the old ones or are drawn from the same random numbers; or the policy "
+        "has one answer left to each query.",
+        where="refill in nanorlhf/training/grpo.py",
+        page="docs/algorithms.md",
+    )
+
+
 def score_flat(record: Record) -> Finding | None:
     first, last, std, chance = quarters_of_scores(record)
     gain = mean(last, "objective/score") - mean(first, "objective/score")
@@ -41,7 +58,8 @@ def score_flat(record: Record) -> Finding | None:
         seen=f"The policy has moved {kl:.3g} nats from the reference, and the score changed by {gain:+.2g} (its "
         f"standard deviation is {std:.2g}).",
         means="What the policy learns from is not the score: a wrong sign, a score that lands where it is masked away "
-        "or that is read before the response, or a KL penalty that pays.",
+        "or that is read before the response, or a KL penalty that pays. Or the steps are too large, above all without "
+        "a KL penalty; or the start is right too seldom for a reward of 0 or 1 to say much.",
         where="the rewards in train_ppo.py, end_scores in nanorlhf/reward.py, score_index in nanorlhf/batch.py",
         page="docs/metrics.md",
     )
@@ -154,6 +172,7 @@ def start_score(record: Record, reward_model: Record) -> Finding | None:
 
 RULES = (
     scores_alike,
+    refills_in_vain,
     score_flat,
     reward_falls,
     overoptimised,

@@ -4,18 +4,22 @@ Rewards are examined by differences: another score, another KL, another penalty,
 that adds rewards of its own passes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import gae
+from nanorlhf.dataset import load_demonstrations
 from nanorlhf.doctor.cases import B, CannotCheckError, Cases, far, logprobs_alone, outputs_alone, rereading, unpadded
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.watch import Watched
 
 PPO: dict[str, Any] = {"lam": 1.0, "gamma": 0.9, "reward_model": None, "num_ppo_epochs": 1}
+DAPO: dict[str, Any] = {
+    "algorithm": "dapo", "kl_coef": 0.0, "reward_model": None, "missing_eos_score": None, "num_epochs": 1,
+}  # fmt: skip
 LONGER: dict[str, Any] = {"total_episodes": 3 * B, "save_every": 1}
 """three updates, scored by the reward model"""
 SCRIPT = "train_ppo.py (2.3 to 2.5)"
@@ -135,21 +139,65 @@ def kept_masks(cases: Cases) -> Iterator[Finding]:
 
 
 def rule_inputs(cases: Cases) -> Iterator[Finding]:
-    """A reward function gets the text of the response, without its query."""
-    tensors = by_rule(cases)
+    """A reward function gets the text of the response, without its query, and the row of the data that was asked."""
     tokenizer = cases.world.tokenizer
-    for row, (_, response) in enumerate(unpadded(tensors, tokenizer.pad_id)):
-        expected = len(tokenizer.decode(response)) % 5 - 2.0
-        if tensors["has_eos"][row] and abs(tensors["scores"][row].item() - expected) > 1e-4:
-            yield Finding(
-                name="rule-inputs",
-                seen=f"A rule that counts characters says {tensors['scores'][row]:.3g} of a response, and "
-                f"{expected:.3g} of its text.",
-                means="The rule gets something else than the response: the query, or tokens after EOS.",
-                where="nanorlhf/rewards/rule.py (Rule._score)",
-                page="docs/troubleshooting.md#rewards-and-scores",
-            )
-            return
+    rows = load_demonstrations(cases.world.data / "sft.train.jsonl", tokenizer, None, None)
+    truth = {row.record["query"]: row.record["response"] for row in rows}
+    runs: dict[str, tuple[str, dict[str, Any], Callable[[str, str], float]]] = {
+        "score": ("train_ppo", PPO | {"kl_coef": 0.0}, lambda text, query: len(text) % 5 - 2.0),
+        "truth": ("train_ppo", PPO | {"kl_coef": 0.0}, lambda text, query: len(text) % 5 + 10.0 * len(truth[query])),
+        "seldom": ("train_grpo", DAPO, lambda text, query: float(len(text) > 6)),
+    }
+    said = {
+        "score": "A rule that counts characters",
+        "truth": "A rule that counts characters, also of the demonstration in the row of the data,",
+        "seldom": "With --algorithm dapo, which samples groups without a difference again, a rule",
+    }
+    means = {
+        "score": "The rule gets something else than the response: the query, or tokens after EOS.",
+        "truth": "The rule gets the row of another query: rows were put in another order than their responses.",
+        "seldom": "A response was replaced and kept the score of the old one, or the other way round.",
+    }
+    where = {
+        "score": "nanorlhf/rewards/rule.py (Rule._score)",
+        "truth": "nanorlhf/batch.py (Batch.__getitem__, read) and nanorlhf/rewards/rule.py (Rule._score)",
+        "seldom": "nanorlhf/training/grpo.py (refill) and nanorlhf/batch.py (Batch.replace)",
+    }
+    for name, (script, settings, rule) in runs.items():
+        run = cases.run(script, reward=cases.world.rule(name), **settings)
+        tensors, about = run.traces()[0]
+        for row, (_, response) in enumerate(unpadded(tensors, tokenizer.pad_id)):
+            expected = rule(tokenizer.decode(response), about["queries"][row])
+            keeps_score = tensors["has_eos"][row] or script == "train_grpo"  # there without a penalty
+            if keeps_score and abs(tensors["scores"][row].item() - expected) > 1e-4:
+                yield Finding(
+                    name="rule-inputs",
+                    seen=f"{said[name]} gave a response {tensors['scores'][row]:.3g}, and gives its text "
+                    f"{expected:.3g}.",
+                    means=means[name],
+                    where=where[name],
+                    page="docs/troubleshooting.md#rewards-and-scores",
+                )
+                break
+
+
+def token_rewards(cases: Cases) -> Iterator[Finding]:
+    """A reward for a token is added at that token, and nowhere else."""
+    dense, nothing = by_rule(cases, "per_token"), by_rule(cases, "nothing")
+    T = dense["rewards"].size(1)
+    moved = dense["rewards"] - nothing["rewards"]
+    expected = torch.where(dense["actions"], 0.25 * (1.0 + torch.arange(T)).double(), 0.0)
+    if far(moved, expected):
+        row, t = divmod(int((moved - expected).abs().argmax()), T)
+        yield Finding(
+            name="token-rewards",
+            seen=f"A rule gives {expected[row, t]:.3g} at position {t} of a response, and the reward there moves by "
+            f"{moved[row, t]:.3g}.",
+            means="The reward of a token belongs to the state in which the token was chosen. Added one position later "
+            "it counts as the consequence of the next token; after the end it is lost.",
+            where=f"{SCRIPT} and nanorlhf/rewards/rule.py (as_scores)",
+            page="docs/troubleshooting.md#rewards-and-scores",
+        )
 
 
 def score_placement(cases: Cases) -> Iterator[Finding]:
@@ -348,10 +396,29 @@ def statistics(cases: Cases) -> Iterator[Finding]:
                     where="nanorlhf/training/statistics.py and kernels/kl.py",
                     page="docs/metrics.md",
                 )
+        yield from explained_variance(tensors, row)
         return
 
 
+def explained_variance(tensors: dict[str, Tensor], row: dict[str, float]) -> Iterator[Finding]:
+    """For a script that logs it, over the states or the actions: 1 - Var(returns - values) / Var(returns)."""
+    expected = []
+    for mask in (tensors["states"], tensors["actions"]):
+        returns, values = tensors["returns"][mask], tensors["values"][mask]
+        error, variance = returns - values, returns.var(correction=0)
+        expected += [(1 - x / variance).item() for x in (error.var(correction=0), error.square().mean())]
+    for name, logged in row.items():
+        if "explained_variance" in name and min(abs(logged - value) for value in expected) > 1e-3:
+            yield Finding(
+                name="statistics",
+                seen=f"{name} is logged as {logged:.4g}, and returns and values of the states give {expected[0]:.4g}.",
+                means="A variance counts padding, or the two variances change places.",
+                where="the script's metrics",
+                page="docs/metrics.md",
+            )
+
+
 CHECKS = (
-    readings, reference, kept_masks, rule_inputs, score_placement, kl_penalty, returns, whitening, controller,
-    statistics,
+    *(readings, reference, kept_masks, rule_inputs, token_rewards, score_placement, kl_penalty, returns, whitening),
+    *(controller, statistics),
 )  # fmt: skip

@@ -75,9 +75,11 @@ def long_samples(run: Path, record: Record, tokenizer: Tokenizer) -> Finding | N
     """The samples' texts, tokenised again, are about as long as the responses that were counted."""
     path = run / "samples.jsonl"
     rows = record.having("response_length", "policy/loss")
-    if not path.exists() or not rows:
+    # a program is counted up to its error, and its sample is whole
+    if not path.exists() or not rows or any("compile_rate" in row for row in rows):
         return None
     texts = [field(row, "response", str, str(path)) for row in whole_rows(path)]
+    texts = [text for text in texts if "\ufffd" not in text]  # which stands for bytes that are no text
     if len(texts) < 20:
         return None
     length = sum(1 + len(ids) for ids in tokenizer.encode_responses(texts)) / len(texts)  # with EOS
@@ -99,7 +101,7 @@ def read_and_examine_traces(run: Path, tokenizer: Tokenizer | None) -> list[Find
     for path in sorted((run / "trace").glob("update-*.safetensors")):
         tensors, about = read_trace(path)
         record = Record(settings=flat_settings(about["settings"]), rows=[], summary={})
-        traces.append(traced(tensors, about, record, tokenizer, str(path)))
+        traces.append(traced(tensors, about, record, tokenizer))
     try:
         return examine_traces(traces)
     except InputError as error:

@@ -1,9 +1,10 @@
 """How far a healthy run goes, and where the doctor speaks: the one table of its thresholds (docs/doctor.md shows it).
 
 Healthy runs: 28 of train_ppo.py and train_grpo.py on the demo's world, with 22 settings, and two of train_sft.py,
-train_rm.py and train_dpo.py each. Of 33 more, with other seeds and settings, none had a finding. All have models of
-half a million parameters. What a larger model, a GPU or another batch size adds is a guess, so thresholds lie far from
-what was seen: a false alarm costs more than a missed finding.
+train_rm.py and train_dpo.py each. Of 33 more, with other seeds and settings, none had a finding. These have models of
+half a million parameters; docs/doctor.md counts 162 later ones, among them a real model with LoRA. What a larger model,
+a GPU or another batch size adds is a guess, so thresholds lie far from what was seen: a false alarm costs more than a
+missed finding.
 """
 
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ THRESHOLDS = {
         source="policy/approx_kl at which tokens must be clipped; healthy without a clipped token: 0.004",
     ),
     "clip_often": Threshold(value=0.3, unit="of tokens", source="mean of a run; healthy: 0.04"),
+    "clip_often_responses": Threshold(
+        value=0.6, unit="of responses", source="mean of a run of GSPO, whose range is narrow; healthy: 0.39"
+    ),
     "movement": Threshold(
         value=1e-8, unit="policy/approx_kl", source="the largest of a run; healthy: 5e-3, with LoRA 7e-7"
     ),
@@ -108,6 +112,7 @@ THRESHOLDS = {
         value=0.33, unit="of the reward model's shift", source="the first score is as near to it; healthy: 1.1 off"
     ),
     "groups_alike": Threshold(value=0.9, unit="of the traced groups", source="healthy: 0.03"),
+    "refills": Threshold(value=30, unit="queries", source="sampled again in vain in a whole run; healthy: 0"),
     # ------------------------------------------------------------------------------------------------------ supervised
     "loss_fall": Threshold(
         value=0.05,

@@ -12,14 +12,9 @@ from torch import Tensor
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.record import Record
 from nanorlhf.doctor.thresholds import limit
-from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import Tokenizer
 
 PAGE = "docs/microscope.md"
-# (n,); new_* have an epoch more, the others (n, T)
-PER_ROW = ("index", "scores", "eos_index", "score_index", "has_eos")
-MASKS = ("actions", "states", "in_loss", "has_eos")
-IDS = ("query", "response", "index", "eos_index", "score_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +182,7 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     if settings.get("reward") is not None or settings.get("reward_weights") is not None:
         return None
     one = isinstance(reward_model, str) or isinstance(reward_model, list) and len(reward_model) == 1
-    if trace.update != 0 or "values" not in trace.tensors or value_model is not None or not one:
+    if trace.update != 0 or trace.algorithm != "ppo" or value_model is not None or not one:
         return None
     # the state after EOS is the one that has read it
     reads_eos = trace["has_eos"] & (trace["score_index"] == trace["eos_index"] + 1)
@@ -205,21 +200,26 @@ def score_at_the_end(trace: Traced) -> Finding | None:
     )
 
 
-def reward_sum(trace: Traced) -> Finding | None:
-    """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts.
-
-    Rewards per token count as well.
-    """
-    if "values" not in trace.tensors:
-        return None
-    states = trace["states"]
+def expected_rewards(trace: Traced) -> Tensor:
+    """(n, T) beta times minus the KL, a token's own reward, and the score once."""
     rewards = torch.where(trace.at_score, trace["scores"][:, None], 0.0) - trace.kl_coef * trace.kl
     rewards = rewards + trace["token_rewards"]
     if trace.record.settings.get("whiten_rewards"):
         average, variance = trace.statistics["reward_mean"], trace.statistics["reward_var"]
         rewards = (rewards - average) / (variance + 1e-8) ** 0.5 + average
+    return rewards
+
+
+def reward_sum(trace: Traced) -> Finding | None:
+    """A response's rewards sum to its score minus beta times its KL: the score once, at a position that counts.
+
+    Rewards per token count as well.
+    """
+    if trace.algorithm != "ppo":
+        return None
+    states = trace["states"]
     # summed over what counts, and with the score even where its position does not
-    expected = torch.where(states | trace.at_score, rewards, 0.0).sum(1)
+    expected = torch.where(states | trace.at_score, expected_rewards(trace), 0.0).sum(1)
     found = torch.where(states, trace["rewards"], 0.0).sum(1)
     difference = trace.differs(found, expected, torch.ones(len(found), dtype=torch.bool))
     if difference is None:
@@ -229,8 +229,25 @@ def reward_sum(trace: Traced) -> Finding | None:
         seen=f"A kept response's rewards sum to {difference:.3g} more or less than its score minus beta "
         f"({trace.kl_coef:.3g}) times its KL, with its rewards per token.",
         means="The KL has the wrong sign, a token's KL or the score counts twice or never, or the score lies where it "
-        "is masked away.",
+        "is masked away. Rewards of your own belong in batch.token_rewards, which the trace keeps.",
         where="the rewards in train_ppo.py, and score_index in nanorlhf/batch.py",
+        page=PAGE,
+    )
+
+
+def reward_places(trace: Traced) -> Finding | None:
+    """With rewards per token: each token has its own."""
+    if trace.algorithm != "ppo" or not trace["token_rewards"].any() or reward_sum(trace) is not None:
+        return None
+    difference = trace.differs(trace["rewards"], expected_rewards(trace), trace["states"])
+    if difference is None:
+        return None
+    return Finding(
+        name="token-rewards",
+        seen=f"Rewards have the right sum in each kept response, and those of single tokens are up to {difference:.3g} "
+        "off their KL penalty and their own reward.",
+        means="The reward of a token is added at another token, such as the next one.",
+        where="the rewards in train_ppo.py, and as_scores in nanorlhf/rewards/rule.py",
         page=PAGE,
     )
 
@@ -238,7 +255,7 @@ def reward_sum(trace: Traced) -> Finding | None:
 # -------------------------------------------------------------------------------------------------------- 3. advantages
 def gae_recursion(trace: Traced) -> Finding | None:
     """A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; after the last state all is 0."""
-    if "values" not in trace.tensors:
+    if trace.algorithm != "ppo":
         return None
     gamma, lam = trace.record.number("gamma", 1.0), trace.record.number("lam", 1.0)
     states = trace["states"]
@@ -264,7 +281,7 @@ def gae_recursion(trace: Traced) -> Finding | None:
 
 
 def returns(trace: Traced) -> Finding | None:
-    if "values" not in trace.tensors:
+    if trace.algorithm != "ppo":
         return None
     difference = trace.differs(trace["returns"], trace["raw_advantages"] + trace["values"], trace["states"])
     if difference is None:
@@ -353,8 +370,8 @@ def group_advantages(trace: Traced) -> Finding | None:
 
 
 RULES = (
-    *(text_after_eos, masks, first_epoch, first_reference, missing_eos, score_at_the_end, reward_sum),
-    *(gae_recursion, returns, whitened_advantages, group_advantages),
+    *(text_after_eos, masks, first_epoch, first_reference, missing_eos, score_at_the_end),
+    *(reward_sum, reward_places, gae_recursion, returns, whitened_advantages, group_advantages),
 )
 
 
@@ -386,30 +403,14 @@ def examine_traces(traces: Sequence[Traced]) -> list[Finding]:
     return findings if alike is None else [*findings, alike]
 
 
-def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None, where: str) -> Traced:
-    """From what `read_trace` returns. Raises InputError for tensors of another kind, and for missing statistics."""
-    for name, x in tensors.items():
-        kind = "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
-        dimensions = 1 if name in PER_ROW else 3 if name.startswith("new_") else 2
-        wanted = "bool" if name in MASKS else "int" if name in IDS else "float"
-        if kind != wanted or x.ndim != dimensions:
-            raise InputError(
-                f"{where}: {name} has {x.ndim} dimensions of {kind}, not {dimensions} of {wanted}: delete the file, or "
-                "train again with --trace."
-            )
-    wide = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
-    needed = ["advantage_mean", "advantage_var"] if "raw_advantages" in tensors else []
-    needed += ["return_mean", "return_var"] if about["algorithm"] == "reinforce++" else []
-    needed += ["reward_mean", "reward_var"] if record.settings.get("whiten_rewards") else []
-    for name in needed:
-        if not isinstance(about.get(name), int | float):
-            raise InputError(f"{where}: about: the field {name!r} must be a number.")
+def traced(tensors: dict[str, Tensor], about: dict, record: Record, tokenizer: Tokenizer | None) -> Traced:
+    """From what `read_trace` returns."""
     return Traced(
         update=about["update"],
         kl_coef=about["kl_coef"],
         algorithm=about["algorithm"],
-        statistics={name: about[name] for name in needed},
-        tensors=wide,
+        statistics={name: x for name, x in about.items() if name.endswith(("_mean", "_var"))},
+        tensors={name: x.double() if x.is_floating_point() else x for name, x in tensors.items()},
         record=record,
         tokenizer=tokenizer,
     )

@@ -26,6 +26,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 UNBIASED = ("dr_grpo", "rloo", "reinforce++", "cispo")
 """whose gradient is that of the expected score, up to a factor, where all responses are to one query"""
 RATIOS = (1.0, 3.0, 0.3, 200.0)
+DR_GRPO: dict[str, Any] = {"algorithm": "dr_grpo", "reward_model": None, "num_epochs": 1}
 
 
 def first_ratio(cases: Cases) -> Iterator[Finding]:
@@ -216,21 +217,18 @@ def older_policy(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Te
 
 def clipping(cases: Cases) -> Iterator[Finding]:
     """A token that has gone far in the direction of its advantage has no gradient, and any other token has one."""
-    settings: dict[str, dict[str, Any]] = {
-        "train_ppo": PPO,
-        "train_grpo": {"algorithm": "dr_grpo", "reward_model": None, "num_epochs": 1},
-    }
-    for name, changes in settings.items():
-        changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0, "clip_range": 0.2}
+    settings: dict[str, tuple[dict[str, Any], float, float]] = {
+        "train_ppo": (PPO | {"clip_range": 0.2}, 0.8, 1.2),
+        "train_grpo": (DR_GRPO | {"clip_range": (0.5, 4.0)}, 0.5, 5.0),
+    }  # and how far a ratio counts
+    for name, (changes, least, most) in settings.items():
+        changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0}
         run = cases.run(name, patches=rereading(name, older_policy), **changes)
-        rows = slopes_of_rows(run, cases.world.tokenizer.pad_id)
         wrong: dict[str, int] = {}
-        num_tokens = num_silent = 0
-        num_silent_rows = 0
-        for row, advantages, found in rows:
+        for row, advantages, found in slopes_of_rows(run, cases.world.tokenizer.pad_id):
             ratio = RATIOS[row % len(RATIOS)]
             with_advantage = advantages.abs() > 1e-3
-            gone_far = (ratio > 2) & (advantages > 0) | (ratio < 0.5) & (advantages < 0)
+            gone_far = (ratio > most) & (advantages > 0) | (ratio < least) & (advantages < 0)
             others = with_advantage & ~gone_far & (ratio < 100)  # a dual clip may stop those
             silent = found.abs() < 1e-9
             for what, mask in (
@@ -239,32 +237,70 @@ def clipping(cases: Cases) -> Iterator[Finding]:
                 ("have a gradient of the wrong sign", others & (found.sign() == advantages.sign()) & ~silent),
             ):
                 wrong[what] = wrong.get(what, 0) + int(mask.sum())
-            num_tokens += len(advantages)
-            num_silent += int((silent & with_advantage).sum())
-            num_silent_rows += bool((silent & with_advantage).any())
         for what, count in wrong.items():
             if count:
                 yield Finding(
                     name="clipping",
-                    seen=f"With ratios of 1, 3, 0.3 and 200 in the first step of {name}.py, {count} tokens {what}.",
+                    seen=f"With ratios of 1, 3, 0.3 and 200 in the first step of {name}.py, and --clip-range "
+                    f"{changes['clip_range']}, {count} tokens {what}.",
                     means="The clipped loss is the larger of two, max(-A * ratio, -A * clip(ratio)), of the ratio to "
-                    "the rollout's own log-probabilities, and no token is left out for being far.",
-                    where=f"nanorlhf/ppo.py (policy_loss) and the call of it in {name}.py",
+                    "the rollout's own log-probabilities, and no token is left out for being far. Of two numbers of "
+                    "the clip range the first is how far the ratio may fall below 1.",
+                    where=f"nanorlhf/ppo.py (policy_loss, ratio_bounds) and the call of it in {name}.py",
                     page="docs/troubleshooting.md#the-update",
                 )
                 break
+
+
+def back_and_forth(batch: Any, logprobs: Tensor, ref_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """The rollout as an older policy would have written it: ratios of 2 and 2/3 take turns in each response."""
+    return torch.where(batch.actions, logprobs - turns(logprobs.size(1)), logprobs), ref_logprobs
+
+
+def turns(T: int) -> Tensor:
+    """(T,) log 2, log 2/3, log 2, ..., whose mean is above log 1.1."""
+    return torch.where(torch.arange(T) % 2 == 0, math.log(2), math.log(2 / 3))
+
+
+def ratio_statistics(cases: Cases) -> Iterator[Finding]:
+    """What is logged of ratios and clips describes those that the loss clips: of tokens, or of whole responses."""
+    settings: dict[str, tuple[str, dict[str, Any]]] = {
+        "train_ppo.py": ("train_ppo", PPO),
+        "train_grpo.py --algorithm dr_grpo": ("train_grpo", DR_GRPO),
+        "train_grpo.py --algorithm gspo": ("train_grpo", DR_GRPO | {"algorithm": "gspo"}),
+    }
+    for name, (module, changes) in settings.items():
+        changes = changes | {"reward": cases.world.rule("score"), "kl_coef": 0.0, "clip_range": 0.1}
+        run = cases.run(module, patches=rereading(module, back_and_forth), **changes)
+        tensors, _ = run.traces()[0]
+        slopes_of = run.token_slopes()
+        log_ratios, clipped = [], []  # of each response, (t,)
+        for row, (query, response) in enumerate(unpadded(tensors, cases.world.tokenizer.pad_id)):
+            if tuple(query + response) not in slopes_of:
+                raise CannotCheckError(f"{name} leaves a response out of its loss")
+            actions = tensors["actions"][row]
+            advantages, found = tensors["advantages"][row][actions], slopes_of[tuple(query + response)]
+            log_ratios.append(turns(len(actions))[actions])
+            clipped.append((found.abs() < 1e-9) & (advantages.abs() > 1e-3))
+        if not torch.cat(clipped).any():
+            continue  # a script may do without a clip
+        if any(x.any() != x.all() for x in clipped):
+            what, ratio, share = "tokens", torch.cat(log_ratios).exp().mean(), torch.cat(clipped).double().mean()
         else:
-            logged = run.metrics[0].get("policy/clip_fraction")
-            shares = (num_silent / num_tokens, num_silent_rows / len(rows))
-            if logged is not None and min(abs(logged - share) for share in shares) > 0.02:
+            what, ratio = "responses", torch.stack([x.mean() for x in log_ratios]).exp().mean()
+            share = torch.stack([x.any() for x in clipped]).double().mean()
+        for metric, expected in (("policy/ratio", ratio.item()), ("policy/clip_fraction", share.item())):
+            logged = run.metrics[0].get(metric)
+            if logged is not None and abs(logged - expected) > 1e-3:
                 yield Finding(
                     name="statistics",
-                    seen=f"{name}.py logs policy/clip_fraction as {logged:.3g} where {shares[0]:.3g} of the tokens in "
-                    f"{shares[1]:.3g} of the responses are clipped.",
-                    means="The statistic describes another clip than the loss.",
-                    where=f"{name}.py and nanorlhf/ppo.py (policy_loss)",
+                    seen=f"The loss of {name} clips the ratios of {what}, and {metric} is logged as {logged:.3g} where "
+                    f"it is {expected:.3g} of {what}.",
+                    means="The statistic describes other ratios than those that the loss clips.",
+                    where=f"{name.partition(' ')[0]} and nanorlhf/training/statistics.py (UpdateStatistics)",
                     page="docs/metrics.md",
                 )
+                break
 
 
 def baselines(cases: Cases) -> Iterator[Finding]:
@@ -405,4 +441,7 @@ def head_gradient(run: Watched, vocab_size: int) -> Tensor:
     return max(found, key=lambda g: g[:, 0].abs().sum().item())
 
 
-CHECKS = (first_ratio, slopes, micro_batches, two_models, clipping, baselines, seven_responses)
+CHECKS = (
+    *(first_ratio, slopes, micro_batches, two_models, clipping, ratio_statistics),
+    *(baselines, seven_responses),
+)

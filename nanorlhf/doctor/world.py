@@ -19,7 +19,7 @@ Architecture = Literal["gpt2", "gpt_neox"]
 WORDS = "sun rain wind snow hail mist cloud storm frost thaw dew heat".split()
 T = 8
 """tokens of a response, EOS included"""
-RULES = '''"""Scores that depend on the response alone."""
+RULES = '''"""Scores of responses; `truth` depends on the row of the data as well."""
 
 
 def score(queries, responses):
@@ -36,6 +36,22 @@ def double(queries, responses):
 
 def constant(queries, responses):
     return [1.5] * len(responses)
+
+
+def nothing(queries, responses):
+    return [0.0] * len(responses)
+
+
+def per_token(queries, responses, response_ids):
+    return [[0.25 * (1 + t) for t in range(len(ids))] for ids in response_ids]
+
+
+def seldom(queries, responses):
+    return [float(len(text) > 6) for text in responses]
+
+
+def truth(queries, responses, records):
+    return [len(text) % 5 + 10.0 * len(row["response"]) for text, row in zip(responses, records)]
 
 '''
 PYTHON = {"language": "python", "prefix": "def f(x):\n    return ", "suffix": "\n", "tests": ""}

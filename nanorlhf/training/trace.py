@@ -50,6 +50,9 @@ OF_BATCH = (
     *("index", "query", "response", "actions", "states", "in_loss", "eos_index", "score_index", "has_eos"),
     *("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"),
 )
+PER_ROW = ("index", "scores", "eos_index", "score_index", "has_eos")
+MASKS = ("actions", "states", "in_loss", "has_eos")
+IDS = ("index", "query", "response", "eos_index", "score_index")
 WITH_RETURNS = ("rewards", "returns")
 WITH_VALUES = (*WITH_RETURNS, "values", "raw_advantages", "new_values")
 Tensors = dict[str, Tensor]
@@ -264,7 +267,10 @@ def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
 
 
 def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of one traced update, and what is said about them. Raises InputError for a damaged file."""
+    """The tensors of one traced update, with the shapes and kinds listed above, and what is said about them.
+
+    Raises InputError for a damaged file.
+    """
     again = "delete it, or train again with --trace"
     open_regular(path).close()
     try:
@@ -283,13 +289,30 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
     if missing := sorted(needed - tensors.keys()):
         raise InputError(f"{path}: it lacks the tensor {missing[0]}: {again}.")
     n, T = tensors["response"].shape if tensors["response"].ndim == 2 else (-1, -1)
-    for name in sorted(needed - {"query", "fixed_logprobs"}):
-        shape = tuple(tensors[name].shape)
-        if shape not in ((n,), (n, T), (len(tensors["new_logprobs"]), n, T)):
-            raise InputError(f"{path}: {name} has the shape {shape}, and response {(n, T)}: {again}.")
+    for name in sorted(needed):
+        x = tensors[name]
+        if name == "query":
+            shape = (n, *x.shape[-1:])
+        elif name == "fixed_logprobs":
+            shape = (*x.shape[:1], T)
+        elif name.startswith("new_"):
+            shape = (*tensors["new_logprobs"].shape[:1], n, T)
+        else:
+            shape = (n,) if name in PER_ROW else (n, T)
+        kind = "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
+        wanted = "bool" if name in MASKS else "int" if name in IDS else "float"
+        if tuple(x.shape) != shape:
+            raise InputError(f"{path}: {name} has the shape {tuple(x.shape)}, and not {shape}: {again}.")
+        if kind != wanted:
+            raise InputError(f"{path}: {name} holds {kind}, and not {wanted}: {again}.")
     field(about, "update", int, where)
     field(about, "kl_coef", float, where)
-    field(about, "settings", dict, where)
+    settings = field(about, "settings", dict, where)
+    whitened = {"ppo": ("advantage",), "reinforce++": ("return",)}.get(algorithm, ())
+    for name in (*whitened, *(("reward",) if settings.get("whiten_rewards") else ())):
+        for statistic in (f"{name}_mean", f"{name}_var"):
+            if not isinstance(about.get(statistic), float):  # NaN in a run that has diverged
+                raise InputError(f"{where}: the field {statistic!r} must be a number: {again}.")
     for name in ("queries", "texts"):
         if len(field(about, name, list, where)) != n:
             raise InputError(f"{where}: {name} must have {n} items: {again}.")

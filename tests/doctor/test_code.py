@@ -19,6 +19,7 @@ from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.world import World, make_world
 from nanorlhf.errors import InputError
 from nanorlhf.pretrained.families import FAMILIES
+from tools.changes import CHANGES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (model_checks, rollout_checks, update_checks, stage_checks, run_checks, family_checks)
@@ -85,6 +86,17 @@ UNSEEN = {
     "judge-is-always-answered": "an LLM judge's answers are read after training, by no policy-gradient code",
     "timeout-does-not-compile": "a verdict on executed programs, which no training reads",
 }
+# change of tools/changes.py -> a check that names it where it was made wrong
+CHANGE_FOUND_BY = {
+    "gspo": "ratio_statistics",
+    "clip-higher": "clipping",
+    "dropped-groups": "rule_inputs",
+    "ground-truth": "rule_inputs",
+    "dense-reward": "token_rewards",
+    "kto": "reference_point",
+    "gpt-j": "families",
+    "explained-variance": "statistics",
+}
 FINDING = Finding(name="x", seen="A y.", means="B.", where="z", page="docs/doctor.md")
 
 
@@ -144,17 +156,14 @@ def test_a_bug_of_the_course_is_found(bug, plant, world):
     assert [*CHECKS[FOUND_BY[bug.name]](Cases(world))]
 
 
-def test_a_reference_point_of_each_micro_batch_is_found(plant, world):
-    bug = replace(
-        bug_named("dpo-by-mean"),
-        name="reference-point-of-the-micro-batch",
-        where="train_dpo:main",
-        old="args.beta * z0",
-        new="args.beta * reference_point(rows)",
-    )
-    plant(bug)
-    (finding,) = stage_checks.reference_point(Cases(world))
-    assert finding.name == "reference-point"
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.wrong.name)
+def test_a_change_that_was_made_wrong_is_found_and_one_made_right_is_not(change, plant, world):
+    check = CHECKS[CHANGE_FOUND_BY[change.wrong.name]]
+    if change.right is not None:
+        plant(change.right)
+        assert [*map(str, check(Cases(world)))] == []
+    plant(change.wrong)
+    assert {finding.name for finding in check(Cases(world))}
 
 
 def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from course.bugs import BUGS
 from nanorlhf.errors import InputError
+from tests.doctor.healthy import PPO_SETTINGS, ppo_rows, write_run
 from tools import doctor as judging
-from tools.doctor import Verdict, key_of
+from tools.changes import CHANGES
+from tools.doctor import Verdict, all_cases
 from tools.other_bugs import OTHER_BUGS
 from tools.sick_runs import PANELS, Args, main, side_by_side
 
@@ -27,10 +29,10 @@ def judged(monkeypatch, tmp_path):
     """The names of the bugs that were judged, by a judge that names each bug's level; the table is written apart."""
     names: list[str] = []
 
-    def judge(bug, args):
-        names.append(bug.name)
-        by_code = ["masks"] if bug.level == 1 else []
-        return Verdict(key_of(bug), bug.name, bug in OTHER_BUGS, bug.level, by_code, ["gae"], [], 1.0)
+    def judge(case, args):
+        names.append(case.name)
+        by_code = ["masks"] if case.level == 1 else []
+        return Verdict(case.key, case.name, case.kind, case.level, by_code, ["gae"], [], 1.0)
 
     monkeypatch.setattr(judging, "judge", judge)
     monkeypatch.setattr(judging, "TABLE", tmp_path / "doctor.csv")
@@ -43,14 +45,59 @@ def test_an_interrupted_call_goes_on_and_the_table_has_a_row_per_bug(demo, judge
     assert set(judged) == {BUGS[0].name, BUGS[1].name} and len(judged) == 2
     assert not (tmp_path / "doctor.csv").exists()
     judging.main(judging.Args(demo=demo, out=tmp_path / "doctor", jobs=2))
-    known = [bug.name for bug in (*BUGS, *OTHER_BUGS)]
+    known = [case.name for case in all_cases()]
     assert sorted(judged) == sorted(known)  # none was judged twice
     assert f"the course's bugs: {len(BUGS)}, named by code 17, by run {len(BUGS)}" in capsys.readouterr().out
     with (tmp_path / "doctor.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["bug"] for row in rows] == known
-    assert [row["from"] for row in rows] == ["course"] * len(BUGS) + ["new"] * len(OTHER_BUGS)
+    assert [row["from"] for row in rows] == ["course"] * len(BUGS) + ["new"] * len(OTHER_BUGS) + [
+        "right",
+        "wrong",
+    ] * len(CHANGES)
     assert {row["run"] for row in rows} == {"gae"} and {row["code"] for row in rows if row["level"] == "2"} == {""}
+
+
+def test_a_change_is_judged_made_right_and_made_wrong(demo, judged, tmp_path, capsys):
+    judging.main(judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("gspo",), jobs=1))
+    assert judged == ["gspo", "gspo"]
+    out = capsys.readouterr().out
+    assert "gspo (right, level 2): code: -; run: gae" in out and "gspo (wrong, level 2): code: -; run: gae" in out
+
+
+def test_every_run_below_the_healthy_directories_is_examined(demo, judged, tmp_path, capsys):
+    write_run(tmp_path / "runs/1/ppo", PPO_SETTINGS, ppo_rows())
+    write_run(tmp_path / "runs/1/ppo/state/step-00000012", PPO_SETTINGS, [])  # has logged nothing
+    write_run(tmp_path / "runs/sick", PPO_SETTINGS, [row | {"policy/clip_fraction": 0.5} for row in ppo_rows()])
+    args = judging.Args(demo=demo, out=tmp_path / "doctor", bugs=("gspo",), healthy=(tmp_path / "runs",), jobs=1)
+    judging.main(args)
+    _, count, said = capsys.readouterr().out.partition("2 runs, 1 of them with findings\n")
+    assert count and said.startswith(f"{tmp_path}/runs/sick: clip-often: On average 50% of the tokens")
+
+
+def test_a_case_is_planted_and_its_stage_gets_its_flags(demo, tmp_path, monkeypatch):
+    seen = []
+
+    def examine(tree):
+        seen.append((tree / "nanorlhf/ppo.py").read_text())
+        return [], []
+
+    def no_training(tree, stage, demo, out, flags):
+        seen.append((stage, out.parent.name, *flags))
+        return False
+
+    monkeypatch.setattr(judging.code, "examine", examine)
+    monkeypatch.setattr(judging, "train", no_training)
+    right, wrong = [case for case in all_cases() if case.name == "clip-higher"]
+    args = judging.Args(demo=demo, out=tmp_path / "doctor")
+    judging.found_in_code.cache_clear()
+    assert [judging.judge(case, args).by_run for case in (right, wrong, right)] == [["grpo fails"]] * 3
+    sources = [text for text in seen if isinstance(text, str)]
+    assert ["1 - upper, 1 + lower" in text for text in sources] == [False, True]  # the right one once
+    flags = right.flags
+    assert "dapo" in flags
+    assert seen[1] == ("grpo", "clip-higher-right", *flags) and seen[3] == ("grpo", "clip-higher", *flags)
+    judging.found_in_code.cache_clear()
 
 
 def test_a_demo_that_was_not_made_and_an_unknown_bug_are_refused(demo, judged, tmp_path):

@@ -69,6 +69,7 @@ SICK = {
     ),
     "entropy-gone": lambda row: {"policy/entropy": 1e-4, "objective/entropy": 1e-3} if row["step"] > 8 else {},
     "scores-alike": lambda row: {"objective/score_std": 0.0},
+    "refills-in-vain": lambda row: {"groups/alike": 0.25, "groups/refilled": 6.0, "groups/dropped": 0.25},
     "score-flat": lambda row: {"objective/score": 0.4, "objective/rlhf_reward": 0.4 - 0.1 * row["objective/kl"]},
     "reward-falls": lambda row: {"objective/rlhf_reward": -0.2 * row["step"]},
     "over-optimised": lambda row: {"gold_score": 2.5 - 0.3 * row["step"]},
@@ -100,6 +101,8 @@ def test_samples_less_likely_than_the_policy_makes_them_are_found():
         ("kl-estimators", sampler(sync_every=4)),
         ("sampler-gap", sampler(dtype="int8")),
         ("sampler-gap", {"dtype": "bfloat16"}),
+        ("sampler-gap", sampler(top_p=0.5)),
+        ("clip-often", {"algorithm": "gspo"}),
         ("first-ratio", {"dtype": "bfloat16"}),
         ("first-ratio", sampler(dtype="int8", correction="sampler_logprobs")),
         ("first-kl", sampler(dtype="int8", correction="sampler_logprobs")),
@@ -111,6 +114,17 @@ def test_samples_less_likely_than_the_policy_makes_them_are_found():
 )
 def test_a_setting_that_explains_the_number_silences_its_rule(name, settings):
     assert ppo(SICK[name], **settings) == []
+
+
+def test_a_gap_that_top_p_does_not_explain_and_many_clipped_responses_are_found():
+    assert ppo(lambda row: {"policy/sampler_gap": 1.0}, **sampler(top_p=0.5)) == ["sampler-gap"]
+    assert ppo(lambda row: {"policy/clip_fraction": 0.65}, algorithm="gspo") == ["clip-often"]
+
+
+def test_one_query_that_came_out_with_a_difference_is_enough():
+    groups = {"groups/alike": 0.25, "groups/refilled": 6.0, "groups/dropped": 0.25}
+    assert ppo(lambda row: groups | ({"groups/dropped": 0.125} if row["step"] == 9 else {})) == []
+    assert ppo(lambda row: groups | {"groups/refilled": 2.0}) == []  # too few to tell
 
 
 def test_the_noise_of_a_small_batch_is_no_finding():

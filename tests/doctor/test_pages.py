@@ -9,7 +9,8 @@ import pytest
 from course.bugs import BUGS
 from course.copies import path_of
 from course.edit import replaced
-from tools.doctor import Verdict, stages_of, summary
+from tools.changes import CHANGES
+from tools.doctor import Verdict, all_cases, stages_of, summary
 from tools.other_bugs import OTHER_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +38,16 @@ def test_the_pages_that_findings_name_exist_with_their_sections():
         assert not anchor or anchor in anchors(ROOT / file), page
 
 
-@pytest.mark.parametrize("bug", OTHER_BUGS, ids=lambda bug: bug.name)
-def test_a_new_bug_can_be_planted(bug):
+@pytest.mark.parametrize(
+    "bug",
+    [
+        *OTHER_BUGS,
+        *(change.wrong for change in CHANGES),
+        *(change.right for change in CHANGES if change.right is not None),
+    ],
+    ids=lambda bug: bug.name,
+)
+def test_a_new_bug_and_a_change_can_be_planted(bug):
     module, _, name = bug.where.partition(":")
     source = (ROOT / path_of(module)).read_text(encoding="utf-8")
     assert replaced(source, name, bug.old, bug.new, bug.number) != source
@@ -47,21 +56,25 @@ def test_a_new_bug_can_be_planted(bug):
 
 def test_the_summary_counts_each_form_and_names_what_neither_finds():
     verdicts = [
-        Verdict("1", "seen", False, 1, ["masks"], ["eos-rate"], [], 1.0),
-        Verdict("2", "unseen", False, 3, [], [], [], 1.0),
-        Verdict("3", "fresh", True, 2, [], ["gae"], [], 1.0),
+        Verdict("1", "seen", "course", 1, ["masks"], ["eos-rate"], [], 1.0),
+        Verdict("2", "unseen", "course", 3, [], [], [], 1.0),
+        Verdict("3", "fresh", "new", 2, [], ["gae"], [], 1.0),
+        Verdict("4", "gspo", "right", 2, [], [], [], 1.0),
+        Verdict("5", "gspo", "wrong", 2, ["statistics"], [], [], 1.0),
     ]
     assert summary(verdicts).splitlines() == [
         "the course's bugs: 2, named by code 1, by run 1, by neither: ['unseen']",
         "those of level 1: 1, named by code 1, by run 1, by neither: none",
         "new bugs: 1, named by code 0, by run 1, by neither: none",
+        "changes made right: 1, named by code 0, by run 0, by neither: ['gspo']",
+        "changes made wrong: 1, named by code 1, by run 0, by neither: none",
     ]
 
 
 def test_the_table_has_a_row_per_bug_and_the_page_counts_it():
     with (ROOT / "docs/doctor.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert [row["bug"] for row in rows] == [bug.name for bug in (*BUGS, *OTHER_BUGS)]
+    assert [(row["bug"], row["from"]) for row in rows] == [(case.name, case.kind) for case in all_cases()]
     course = [row for row in rows if row["from"] == "course"]
     page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
     easy, new = [row for row in course if row["level"] == "1"], [row for row in rows if row["from"] == "new"]
@@ -69,6 +82,10 @@ def test_the_table_has_a_row_per_bug_and_the_page_counts_it():
         by_code, by_run = sum(bool(row["code"]) for row in group), sum(bool(row["run"]) for row in group)
         neither = sum(not row["code"] and not row["run"] for row in group)
         assert f"| {len(group)} | {by_code} | {by_run} | {neither} |" in page
+    changes = {row["bug"]: row for row in rows if row["from"] == "wrong"}
+    said = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| `([a-z-]+)` \| `?([a-z-]*)`?\s*\|$", page, re.MULTILINE)
+    assert said == [(name, row["code"], row["run"]) for name, row in changes.items()]
+    assert not any(row["code"] or row["run"] for row in rows if row["from"] == "right")
     assert sum(bool(row["code"]) for row in course) >= 50
     assert sum(bool(row["run"]) for row in easy) >= 14
 

@@ -11,7 +11,6 @@ from nanorlhf.doctor.__main__ import Args, Run, main
 from nanorlhf.doctor.run import examine
 from nanorlhf.errors import InputError
 from nanorlhf.training import run as training_run
-from nanorlhf.training.trace import read_trace, save_trace
 from tests.doctor.healthy import PPO_SETTINGS, RM_SETTINGS, ppo_rows, rm_rows, write_run
 
 
@@ -132,21 +131,23 @@ def test_samples_longer_than_the_counted_responses_are_found(traced_run, tmp_pat
         assert names(run) == expected
 
 
+@pytest.mark.parametrize("text, metrics", [(" then they cut the cable and sold the car", {"compile_rate": 0.1}),
+                                           (" then they cut\ufffd the cable and sold the car", {})])  # fmt: skip
+def test_samples_of_programs_that_were_cut_and_of_bytes_that_are_no_text_are_not_measured(
+    text, metrics, traced_run, tmp_path
+):
+    run = write_run(tmp_path / "ppo", PPO_SETTINGS, [row | {"response_length": 3.0} | metrics for row in ppo_rows()])
+    (run / "tokenizer.json").write_bytes((traced_run / "tokenizer.json").read_bytes())
+    (run / "samples.jsonl").write_text(20 * (json.dumps({"step": 0, "response": text}) + "\n"))
+    assert "text-after-eos" not in names(run)
+
+
 def test_a_damaged_trace_is_refused(traced_run, tmp_path):
     run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
     (run / "trace").mkdir()
     path = sorted((traced_run / "trace").iterdir())[0]
     (run / "trace" / path.name).write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match="damaged"):
-        examine([run])
-
-
-def test_a_trace_whose_masks_are_numbers_is_refused(traced_run, tmp_path):
-    run = write_run(tmp_path / "ppo", PPO_SETTINGS, ppo_rows())
-    path = sorted((traced_run / "trace").iterdir())[0]
-    tensors, about = read_trace(path)
-    save_trace(run / "trace" / path.name, tensors | {"actions": tensors["actions"].float()}, about)
-    with pytest.raises(InputError, match="actions has 2 dimensions of float, not 2 of bool"):
         examine([run])
 
 

@@ -114,6 +114,15 @@ def test_one_wrong_number_is_found(name, tensor, at, value):
     assert name in names(trace_of(tensors))
 
 
+def test_rewards_of_tokens_that_come_one_token_late_are_found():
+    tensors = of_ppo()
+    own = tensors["token_rewards"]
+    tensors["rewards"] -= own
+    own[2] = 0.0  # without EOS the last one would be lost, and the sum wrong
+    tensors["rewards"][:, 1:] += own[:, :-1]
+    assert "token-rewards" in names(trace_of(tensors))
+
+
 def test_a_reference_that_differs_in_the_first_update_is_found():
     assert names(trace_of(of_ppo(3), update=0)) == ["first-kl"] and names(trace_of(of_ppo(3), update=3)) == []
 

@@ -298,6 +298,7 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         ("update", "update"),
         ("algorithm", "algorithm"),
         ("texts", "texts"),
+        ("advantage_var", "the field 'advantage_var' must be a number"),
     ):
         kept = {name: x for name, x in tensors.items() if name != missing}
         said = {name: x for name, x in about.items() if name != missing}
@@ -306,6 +307,19 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         save_trace(tmp_path / "a" / "x.safetensors", kept, said)
         with pytest.raises(InputError, match=sentence):
             read_trace(tmp_path / "a" / "x.safetensors")
-    save_trace(tmp_path / "a" / "x.safetensors", tensors | {"kl": torch.zeros(1), "values": torch.zeros(2, 3)}, about)
-    with pytest.raises(InputError, match=r"values has the shape \(2, 3\)"):
+    for wrong, sentence in (
+        ({"values": torch.zeros(2, 3)}, r"values has the shape \(2, 3\), and not \(4, \d+\)"),
+        ({"new_values": tensors["new_values"][:1]}, r"new_values has the shape \(1, "),
+        ({"query": tensors["query"][:, 0]}, r"query has the shape \(4,\), and not"),
+        ({"scores": tensors["rewards"]}, r"scores has the shape .*, and not \(4,\)"),
+        ({"actions": tensors["actions"].float()}, "actions holds float, and not bool"),
+        ({"response": tensors["response"].float()}, "response holds float, and not int"),
+        ({"logprobs": tensors["actions"]}, "logprobs holds bool, and not float"),
+    ):
+        save_trace(tmp_path / "a" / "x.safetensors", tensors | wrong, about)
+        with pytest.raises(InputError, match=sentence):
+            read_trace(tmp_path / "a" / "x.safetensors")
+    whitened = about | {"settings": about["settings"] | {"whiten_rewards": True}}
+    save_trace(tmp_path / "a" / "x.safetensors", tensors, whitened)
+    with pytest.raises(InputError, match="the field 'reward_mean' must be a number"):
         read_trace(tmp_path / "a" / "x.safetensors")
