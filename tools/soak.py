@@ -11,9 +11,9 @@ The disk is a tmpfs of its own, which really fills up and really becomes read-on
 files may not grow beyond a size (RLIMIT_FSIZE), and no disk is read-only. The clock that jumps is Python's time.time.
 """
 
+import atexit
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import random
@@ -24,11 +24,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ from nanorlhf import launch
 from nanorlhf.cli import command_line
 from nanorlhf.rewards.endpoint import read_cache
 from nanorlhf.training.resume import damage, states
+from nanorlhf.training.trace import read_trace
 from tests.conftest import make_miniature
 
 STAGES: dict[str, Callable[[Any], Any]] = {
@@ -84,7 +87,7 @@ PATIENCE = 300.0  # seconds that a run may take on a busy machine; undisturbed i
 SPARE = 2**23  # bytes by which this process may grow after three rounds: a state kept per run is more within minutes
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000  # from sched.h
 PR_SET_CHILD_SUBREAPER = 36  # from prctl.h
-RUBRIC = "Rate the summary.\\n\\nPost: {query}\\n\\nSummary: {response}\\n\\nEnd with a number from 1 to 10."
+RUBRIC = "Rate from 1 to 10 how well {response} sums up {query}."
 CLOCK = {"seconds": 0.0}  # by which the clock of a run is wrong
 
 
@@ -130,7 +133,7 @@ class Judge(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         prompt = self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": f"Score: {hashlib.sha256(prompt).digest()[0] % 10 + 1}"}
+        message = {"role": "assistant", "content": f"Score: {sha256(prompt).digest()[0] % 10 + 1}"}
         answer = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
         time.sleep(0.3 if self.mood == "slow judge" else 0)
         self.send_response(500 if self.mood == "failing judge" else 200)
@@ -146,8 +149,8 @@ class Judge(BaseHTTPRequestHandler):
 
 
 def jump(*_: object) -> None:
-    """The clock of this run jumps: a year ahead, then a year back, and further each time."""
-    CLOCK["seconds"] = -2 * CLOCK["seconds"] or 365 * 86400.0
+    """The clock of this run jumps, from a year ahead to a year back."""
+    CLOCK["seconds"] = -CLOCK["seconds"] or 365 * 86400.0
 
 
 def saves(out: Path) -> set[tuple[Path, int]]:
@@ -167,14 +170,18 @@ def fingerprint(disk: Path) -> dict[str, str]:
         content: object = None  # of directories; states hold times, and resuming shows that they are right
         if path.name == "answers.jsonl":  # in the order in which they came
             content = sorted(read_cache(path.read_bytes()).items())
+        elif path.parent.name == "trace":  # with the settings of the start that wrote it
+            tensors, about = read_trace(path)
+            about["settings"] = {name: about["settings"][name] for name in about["settings"] if name not in TIMES}
+            content = [{name: sha256(tensors[name].numpy().tobytes()).hexdigest() for name in sorted(tensors)}, about]
         elif path.suffix in (".json", ".jsonl") and "state" not in path.parts:
             texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             rows = [json.loads(text) for text in texts]
             content = [{key: row[key] for key in row if key not in TIMES} for row in rows]
         elif path.is_file() and "state" not in path.parts:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            content = sha256(path.read_bytes()).hexdigest()
         if not path.name.startswith("events.out.tfevents."):  # one per start, with its time
-            found[str(path.relative_to(disk))] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+            found[str(path.relative_to(disk))] = sha256(json.dumps(content).encode()).hexdigest()
     return found
 
 
@@ -214,7 +221,7 @@ class Soak:
                 train_grpo.RECIPES["tiny"][1],
                 data=small.ppo.data, device="cpu", sft=places["sft"], max_query_length=160, response_length=12,
                 total_episodes=48, batch_size=8, micro_batch_size=4, samples_per_query=4, num_epochs=1,
-                reward_model=None, reward=(f"judge:{self.run / 'judge.toml'}", f"{tiny.__file__}:gold_score"),
+                reward_model=None, reward=(f"judge:{self.run / 'judge.toml'}", f"{self.run / 'rule.py'}:score"),
                 reward_workers=1, **common,
             )  # fmt: skip
         extra = {"total_episodes": 64, "kl_target": 0.01, "trace": 2} if self.stage == "ppo" else {"eval_every": 3}
@@ -242,7 +249,9 @@ class Soak:
             code = int(stop.code or 0)
         except BaseException:
             traceback.print_exc()
-        finally:
+        finally:  # as the interpreter ends: with what was registered for it
+            threading._shutdown()
+            atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -272,7 +281,8 @@ class Soak:
         code, log = os.waitstatus_to_exitcode(status), (self.root / "log").read_text()
         if code not in (0, *codes):
             raise Failure(f"the run ended with {code}")
-        if "Traceback" in log and self.fault != "dead rank" or code == 2 and "error: " not in log.splitlines()[-1]:
+        tracebacks = log.count("Traceback") - log.count("Exception in thread")  # TensorBoard's own, where the disk is full
+        if code != 1 and tracebacks or code == 2 and "error: " not in log.splitlines()[-1]:
             raise Failure("the run ended in more than a sentence")
         (self.root / "log").unlink()
         return code
@@ -479,7 +489,7 @@ def own_size() -> tuple[int, int]:
 
 
 def make_start(start: Path, run: Path, port: int) -> None:
-    """What each round begins with: the data, and the file of the judge."""
+    """What each round begins with: the data, a reward function, and the file of the judge."""
     child = os.fork()  # this process starts no threads: a fork would lose them
     if child == 0:
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
@@ -487,6 +497,7 @@ def make_start(start: Path, run: Path, port: int) -> None:
             tiny.main(tiny.Args(out=start / "data", **sizes))
         os._exit(0)
     os.waitpid(child, 0)
+    (start / "rule.py").write_text("def score(queries, responses):\n    return [len(text) / 10 for text in responses]\n")
     judge = {"url": f"http://127.0.0.1:{port}/v1", "model": "judge", "rubric": RUBRIC, "timeout": 2.0, "workers": 4}
     judge["cache"] = str(run / "answers.jsonl")
     (start / "judge.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in judge.items()))
@@ -518,9 +529,10 @@ def main(args: Args) -> int:
                 number += 1
         except Failure as failure:
             code = 1
+            bar.close()
             shutil.copytree(soak.disk, root / "kept", symlinks=True)
             print(
-                f"\nFAILED in round {number}, {soak.stage} with {LAYOUTS[number % len(LAYOUTS)]}, after {soak.fault}: "
+                f"FAILED in round {number}, {soak.stage} with {LAYOUTS[number % len(LAYOUTS)]}, after {soak.fault}: "
                 f"{failure}. All files are in {root}, what the run said in {root / 'log'}. To repeat it: "
                 f"python -m tools.soak --hours 0 --seed {args.seed} --first-round {number}"
             )
