@@ -119,8 +119,8 @@ def set_generator_states(states: dict[str, Any]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- read
 def states(out: Path, up_to: int | None = None) -> list[Path]:
-    """The states in a run's directory, newest first, damaged ones included."""
-    paths = sorted((out / "state").glob("step-????????"), reverse=True)
+    """The states in a run's directory, newest first, damaged ones included; what else lies there stays."""
+    paths = sorted((path for path in (out / "state").glob(f"step-{8 * '[0-9]'}") if path.is_dir()), reverse=True)
     return [path for path in paths if up_to is None or int(path.name.removeprefix("step-")) <= up_to]
 
 

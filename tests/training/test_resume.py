@@ -107,6 +107,21 @@ def test_the_newest_states_are_kept(args):
     assert names(args.out) == ["step-00000006", "step-00000004"]
 
 
+def test_other_files_beside_states_do_no_harm_and_stay(args):
+    """Notes, and what a user copied: the newest state is still the newest state."""
+    write(args, 1, weights=torch.zeros(3))
+    directory = args.out / "state"
+    (directory / "step-99999999").write_text("a file")
+    for name in ("step-the-best", "step-00000001.bak"):
+        shutil.copytree(directory / "step-00000001", directory / name)
+    assert load_state(args.out, args)["step"] == 1
+    for step in (2, 3, 4):
+        write(args, step, weights=torch.ones(3))
+    assert load_state(args.out, args)["step"] == 4
+    left = {path.name for path in directory.iterdir()}
+    assert left == {"step-00000004", "step-00000003", "step-00000001.bak", "step-the-best", "step-99999999"}
+
+
 def damage_at(path, how):
     if how == "cut off":
         path.write_bytes(path.read_bytes()[:-100])
