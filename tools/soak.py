@@ -119,11 +119,11 @@ class Soak:
         common = {"out": self.run / self.stage, "save_every": 1, **layout}
         sampled = {"data": small.ppo.data, "device": "cpu", "max_query_length": 160, "response_length": 12}
         if self.stage == "eval":
+            pairs = [(stage, str(self.run / stage)) for stage in ("sft", "ppo", "grpo", "dpo")]
             return replace(
                 evaluation.RECIPES["tiny"][1],
                 **sampled, out=common["out"], overwrite=True, num_queries=8, batch_size=4, max_response_length=64,
-                policies=tuple(word for stage in ("sft", "ppo", "grpo", "dpo") for word in (stage, str(self.run / stage))),
-                reward_model=small.ppo.reward_model,
+                policies=tuple(word for pair in pairs for word in pair), reward_model=small.ppo.reward_model,
             )  # fmt: skip
         if self.stage == "grpo":
             return replace(
@@ -164,11 +164,12 @@ class Soak:
             os._exit(code)
 
     def begin(self, args: Any) -> None:
-        """Start the present stage, after a fault if it has a directory; resume it where there is a state."""
-        if args.out.exists() and self.stage != "eval":
+        """Start the present stage; after a fault, resume it where there is a state."""
+        if self.fault:
             resume = bool(states(args.out))
-            args = replace(args, resume=resume, overwrite=not resume)
             (self.resumed if resume else self.restarted)[self.fault] += 1
+            if self.stage != "eval":
+                args = replace(args, resume=resume, overwrite=not resume)
         self.start(args)
 
     def wait(self, *codes: int) -> int:
@@ -258,7 +259,7 @@ class Soak:
         shutil.rmtree(self.run, ignore_errors=True)
         shutil.copytree(self.root / "start", self.run)
         for self.stage in STAGES:
-            self.fault = "no fault"
+            self.fault = ""
             args = self.settings(LAYOUTS[index])
             self.world.heal(self.stage == "grpo")
             if (self.stage, index) not in self.whole:
@@ -340,9 +341,10 @@ def main(args: Args) -> int:
             code = 1
             bar.close()
             shutil.copytree(soak.world.disk, root / "kept", symlinks=True)
+            layout = LAYOUTS[(number - 1) % len(LAYOUTS)]
             print(
-                f"FAILED in round {number}, {soak.stage} with {LAYOUTS[(number - 1) % len(LAYOUTS)]}, after {soak.fault}: "
-                f"{failure}. All files are in {root}, what the run said in {root / 'log'}. To repeat it: "
+                f"FAILED in round {number}, {soak.stage} with {layout}, after {soak.fault or 'no fault'}: {failure}. "
+                f"All files are in {root}, what the run said in {root / 'log'}. To repeat it: "
                 f"python -m tools.soak --hours 0 --seed {args.seed} --first-round {number}"
             )
         except KeyboardInterrupt:
