@@ -58,6 +58,7 @@ OF_STATES = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file"
 FOREIGN = ("notes.txt", "step-00000001.bak", "step-99999999", "step-the-best")
 TIMES = ("seconds", "peak_resident_bytes", "episodes_per_second", "resume", "overwrite")
 PATIENCE = 600.0  # seconds that a run may take on a busy machine; on a quiet one it takes less than 20
+GRACE = 2 * launch.GRACE_PERIOD  # seconds that the last process of a run may take to end
 SPARE = 2**23  # bytes by which this process may grow after three rounds: a state kept per run is more within minutes
 PR_SET_CHILD_SUBREAPER = 36  # from prctl.h
 RUBRIC = "Rate from 1 to 10 how well {response} sums up {query}."
@@ -244,7 +245,7 @@ class Soak:
                 raise Failure(f"{state.name} is damaged ({reason})")
         if self.world.mounted and (segments := os.listdir("/dev/shm")):
             raise Failure(f"it left shared memory: {', '.join(segments)}")
-        end = time.monotonic() + 20  # an orphan may take the grace period of nanorlhf/launch.py
+        end = time.monotonic() + GRACE
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait4(-1, os.WNOHANG)

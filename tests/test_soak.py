@@ -1,0 +1,73 @@
+"""The soak's faults really happen, it finds defects, and the product survives a round of it."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and needs /proc")]
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_every_fault_really_happens():
+    result = run("tests.struck")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    mounted = found.pop("mounted")
+    assert found == {
+        **dict.fromkeys(("SIGKILL", "SIGKILL in a save", "truncated state", "foreign file"), ["exit -9"]),
+        "SIGINT": ["exit 2"],  # as KeyboardInterrupt
+        "SIGTERM": ["exit -15"],
+        "SIGHUP": ["exit -1"],
+        "SIGSTOP, SIGCONT": ["continued"],
+        "dead rank": ["the first goes on alone"],
+        "full disk": [f"OSError {errno.ENOSPC if mounted else errno.EFBIG}"],
+        **({"read-only disk": [f"OSError {errno.EROFS}"]} if mounted else {}),
+        "jumping clock": ["the clock jumped"],
+        "slow judge": ["late headers"],
+        "dripping judge": ["late body"],
+        "failing judge": ["str "],
+        "dead judge": [f"ConnectionRefusedError {errno.ECONNREFUSED}"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("defect", "sentence"),
+    [
+        ("other weights", "it left other files than the undisturbed run: run/sft/model.safetensors."),
+        ("a temporary file", "it left other files than the undisturbed run: tmp/tmp"),
+        ("half a save", "it left other files than the undisturbed run: run/sft/state/.partial."),
+        ("a damaged state", "step-00000012 is damaged (state.pt does not match its checksum)"),
+        ("shared memory", "it left shared memory: left"),
+        ("a process", "it left a process"),
+        ("an error", "the run ended with 1"),
+    ],
+)
+def test_a_defect_is_found_and_what_it_left_is_kept(defect, sentence, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    result = run("tests.soaked", defect)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert f"FAILED in round 1, sft with {{'processes': 1}}, after SIGKILL: {sentence}" in result.stdout
+    assert "--hours 0 --seed 0 --first-round 1" in result.stdout
+    [root] = tmp_path.glob("soak-*")
+    assert (root / "kept" / "run" / "sft" / "model.safetensors").exists()
+
+
+def test_a_round_ends_in_the_bits_of_undisturbed_runs(tmp_path, monkeypatch):
+    """One of two processes; `python -m tools.soak` plays as many as you like."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    result = run("tools.soak", "--hours", "0", "--first-round", "2")
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    drawn, hit, *_ = map(int, result.stdout.split("| all |")[1].split("\n")[0].rstrip("| ").split("|"))
+    assert 0 < hit <= drawn and "\n1 rounds, " in result.stdout and not list(tmp_path.iterdir())
