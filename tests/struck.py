@@ -7,7 +7,9 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from tools.faults import CLOCK, FAULTS, World, is_alive, jump, processes_of, small_disk, wrong_clock
@@ -34,7 +36,9 @@ def write_and_ask(directory: Path, url: str, report: Path) -> None:
                         print(f"late {part}", file=said, flush=True)
                 assert b"Score: " in text
                 print("well", file=said, flush=True)
-            except OSError as error:  # so is what urlopen raises
+            except HTTPError as error:
+                print(f"HTTP {error.code}", file=said, flush=True)
+            except (OSError, HTTPException) as error:  # urlopen wraps the cause
                 cause = getattr(error, "reason", error)
                 print(f"{type(cause).__name__} {getattr(cause, 'errno', '')}", file=said, flush=True)
             time.sleep(0.01)

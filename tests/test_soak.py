@@ -25,21 +25,24 @@ def test_every_fault_really_happens():
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     mounted = found.pop("mounted")
-    assert found == {
-        **dict.fromkeys(("SIGKILL", "SIGKILL in a save", "truncated state", "foreign file"), ["exit -9"]),
-        "SIGINT": ["exit 2"],  # as KeyboardInterrupt
-        "SIGTERM": ["exit -15"],
-        "SIGHUP": ["exit -1"],
-        "SIGSTOP, SIGCONT": ["continued"],
-        "dead rank": ["the first goes on alone"],
-        "full disk": [f"OSError {errno.ENOSPC if mounted else errno.EFBIG}"],
-        **({"read-only disk": [f"OSError {errno.EROFS}"]} if mounted else {}),
-        "jumping clock": ["the clock jumped"],
-        "slow judge": ["late headers"],
-        "dripping judge": ["late body"],
-        "failing judge": ["str "],
-        "dead judge": [f"ConnectionRefusedError {errno.ECONNREFUSED}"],
+    expected = {
+        **dict.fromkeys(("SIGKILL", "SIGKILL in a save", "truncated state", "foreign file"), "exit -9"),
+        "SIGINT": "exit 2",  # by KeyboardInterrupt
+        "SIGTERM": "exit -15",
+        "SIGHUP": "exit -1",
+        "SIGSTOP, SIGCONT": "continued",
+        "dead rank": "the first goes on alone",
+        "full disk": f"OSError {errno.ENOSPC if mounted else errno.EFBIG}",
+        **({"read-only disk": f"OSError {errno.EROFS}"} if mounted else {}),
+        "jumping clock": "the clock jumped",
+        "slow judge": "late headers",
+        "dripping judge": "late body",
+        "failing judge": "HTTP 500",
+        "dead judge": f"ConnectionRefusedError {errno.ECONNREFUSED}",
     }
+    assert found.keys() == expected.keys()
+    for fault, said in expected.items():  # on a busy machine answers are late without a fault, too
+        assert said in found[fault], (fault, found[fault])
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,10 @@ class Judge(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        for byte in answer:
-            self.wfile.write(bytes([byte]))
-            time.sleep(0.01 if self.mood == "dripping judge" else 0)
+        size = 1 if self.mood == "dripping judge" else len(answer)
+        for start in range(0, len(answer), size):
+            self.wfile.write(answer[start : start + size])
+            time.sleep(0.01 if size == 1 else 0)
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
@@ -151,6 +152,7 @@ class World:
             os.setsid()
             launch.die_with_parent()
             Judge.mood = mood
+            os.close(2)  # where the server complains of runs that died
             ThreadingHTTPServer(self.reserved.getsockname(), Judge).serve_forever()
         finally:
             os._exit(1)
