@@ -146,6 +146,8 @@ class Soak:
         try:
             os.setsid()
             launch.die_with_parent()
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what is in the background ignore it
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and so does nohup
             wrong_clock()
             log = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
