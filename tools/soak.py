@@ -193,7 +193,7 @@ class Soak:
             raise Failure(f"the run ended with {code}")
         # TensorBoard's thread prints its own where the disk is full
         tracebacks = log.count("Traceback") - log.count("Exception in thread")
-        if code != 1 and tracebacks or code == 2 and "error: " not in log.splitlines()[-1]:
+        if code not in (0, 1) and tracebacks or code == 2 and "error: " not in log.splitlines()[-1]:
             raise Failure("the run ended in more than a sentence")
         (self.root / "log").unlink()
         return code
