@@ -1,8 +1,10 @@
-"""SFT, soaked, of which every start but the first has a defect: `python -m tests.soaked DEFECT`."""
+"""SFT in a soak, with a defect in every start but the first: `python -m tests.soaked` prints what the soak says."""
 
+import contextlib
+import io
+import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +29,9 @@ DEFECTS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def soak_with(defect: str) -> int:
+def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
+    """Exit code, output, and the files of the run that it kept."""
+
     def main(args: train_sft.Args) -> None:
         train_sft.main(args)
         if args.resume or args.overwrite:
@@ -36,8 +40,17 @@ def soak_with(defect: str) -> int:
     soak.STAGES = {"sft": main}
     soak.FAULTS = {"SIGKILL": soak.FAULTS["SIGKILL"]}
     soak.GRACE = 1.0
-    return soak.main(soak.Args(hours=0))
+    tempfile.tempdir = str(directory)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = soak.main(soak.Args(hours=0))
+    return code, said.getvalue(), [path.name for path in directory.glob("soak-*/kept/run/sft/*")]
 
 
 if __name__ == "__main__":
-    sys.exit(soak_with(sys.argv[1]))
+    found = {}
+    start = tempfile.gettempdir()
+    for name in DEFECTS:
+        os.environ["TMPDIR"] = tempfile.tempdir = start  # the soak sets its own
+        with tempfile.TemporaryDirectory() as directory:
+            found[name] = soak_with(name, Path(directory))
+    print(json.dumps(found))

@@ -45,26 +45,26 @@ def test_every_fault_really_happens():
         assert said in found[fault], (fault, found[fault])
 
 
-@pytest.mark.parametrize(
-    ("defect", "sentence"),
-    [
-        ("other weights", "it left other files than the undisturbed run: run/sft/model.safetensors."),
-        ("a temporary file", "it left other files than the undisturbed run: tmp/tmp"),
-        ("half a save", "it left other files than the undisturbed run: run/sft/state/.partial."),
-        ("a damaged state", "step-00000012 is damaged (state.pt does not match its checksum)"),
-        ("shared memory", "it left shared memory: left"),
-        ("a process", "it left a process"),
-        ("an error", "the run ended with 1"),
-    ],
-)
-def test_a_defect_is_found_and_what_it_left_is_kept(defect, sentence, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    result = run("tests.soaked", defect)
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert f"FAILED in round 1, sft with {{'processes': 1}}, after SIGKILL: {sentence}" in result.stdout
-    assert "--hours 0 --seed 0 --first-round 1" in result.stdout
-    [root] = tmp_path.glob("soak-*")
-    assert (root / "kept" / "run" / "sft" / "model.safetensors").exists()
+def test_defects_are_found_and_what_they_left_is_kept():
+    result = run("tests.soaked")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    others = "it left other files than the undisturbed run: "
+    expected = {
+        "other weights": f"{others}run/sft/model.safetensors.",
+        "a temporary file": f"{others}tmp/tmp",
+        "half a save": f"{others}run/sft/state/.partial.",
+        "a damaged state": "step-00000012 is damaged (state.pt does not match its checksum)",
+        "shared memory": "it left shared memory: left",
+        "a process": "it left a process",
+        "an error": "the run ended with 1",
+    }
+    assert found.keys() == expected.keys()
+    for defect, sentence in expected.items():
+        code, said, kept = found[defect]
+        assert code == 1 and "model.safetensors" in kept, (defect, said)
+        assert f"FAILED in round 1, sft with {{'processes': 1}}, after SIGKILL: {sentence}" in said
+        assert "--hours 0 --seed 0 --first-round 1" in said
 
 
 def test_a_round_ends_in_the_bits_of_undisturbed_runs(tmp_path, monkeypatch):

@@ -167,9 +167,14 @@ class World:
         return is_alive(job)
 
     def strike(self, fault: str, job: int, out: Path) -> bool:
-        """Let it happen to a run, the leader of a process group; returns whether it could."""
+        """Let it happen to a run, the leader of a process group; returns whether it could.
+
+        Raises ProcessLookupError where the run ends meanwhile.
+        """
         send = self.draw.choice((os.kill, os.killpg))  # to the process that the user started, or to all
         processes = processes_of(job)
+        if not processes:  # it has no group yet
+            return False
         match fault:
             case "SIGKILL" | "SIGKILL in a save" | "truncated state" | "foreign file":
                 send(job, signal.SIGKILL)
@@ -183,7 +188,7 @@ class World:
             case "dead rank":
                 if processes == [job]:  # the second is not there yet, or not any more
                     return False
-                os.kill(max(processes), signal.SIGKILL)
+                os.kill(next(process for process in processes if process != job), signal.SIGKILL)
             case "full disk" if self.mounted:
                 with (self.disk / "ballast").open("wb") as file, contextlib.suppress(OSError):
                     while True:  # until nothing fits: the run writes meanwhile

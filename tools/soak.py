@@ -139,31 +139,35 @@ class Soak:
     def start(self, args: Any) -> None:
         """Fork the present stage, in a session of its own."""
         self.runs += 1
+        log = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.job = os.fork()
         if self.job:
+            os.close(log)
             return
         code = 1
         try:
-            os.setsid()
-            launch.die_with_parent()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what is in the background ignore it
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and so does nohup
-            wrong_clock()
-            log = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            sys.argv = [self.stage]
-            command_line(STAGES[self.stage], {"soak": ("", args)})
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        except BaseException:
-            traceback.print_exc()
-        finally:  # as the interpreter ends
-            threading._shutdown()
+            try:
+                os.setsid()
+                launch.die_with_parent()
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
+                wrong_clock()
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                sys.argv = [self.stage]
+                command_line(STAGES[self.stage], {"soak": ("", args)})
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+            except KeyboardInterrupt:
+                code = 128 + signal.SIGINT
+            except BaseException:
+                traceback.print_exc()
+            threading._shutdown()  # as the interpreter ends
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
+        finally:
             os._exit(code)
 
     def begin(self, args: Any) -> None:
@@ -193,7 +197,7 @@ class Soak:
             raise Failure(f"the run ended with {code}")
         # TensorBoard's thread prints its own where the disk is full
         tracebacks = log.count("Traceback") - log.count("Exception in thread")
-        if code not in (0, 1) and tracebacks or code == 2 and "error: " not in log.splitlines()[-1]:
+        if code not in (0, 1) and tracebacks or code == 2 and "error: " not in log:
             raise Failure("the run ended in more than a sentence")
         (self.root / "log").unlink()
         return code
@@ -209,7 +213,9 @@ class Soak:
                 self.begin(args)
             self.fault, before = fault, saves(out)
             alive = world.moment(fault, self.job, out, seconds)
-            struck = alive and world.strike(fault, self.job, out)
+            struck = False
+            with contextlib.suppress(ProcessLookupError):
+                struck = alive and world.strike(fault, self.job, out)
             if alive and not (struck and FAULTS[fault]):
                 self.hit[fault] += struck
                 continue  # the run goes on, and the next fault finds it
