@@ -361,7 +361,8 @@ def main(args: Args) -> int:
         finally:
             bar.close()
             if soak.job:
-                os.killpg(soak.job, signal.SIGKILL)
+                os.kill(soak.job, signal.SIGKILL)  # what it has started ends with it
+                os.waitpid(soak.job, 0)
             soak.world.heal(judged=False)
     if code != 1:
         shutil.rmtree(root)
