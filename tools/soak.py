@@ -206,6 +206,7 @@ class Soak:
     def disturb(self, args: Any, faults: list[str], seconds: float) -> None:
         """Run the present stage to its end while faults hit it."""
         out, world = args.out, self.world
+        last = out / ("eval.json" if self.stage == "eval" else "summary.json")  # which a finished run has
         foreign: set[Path] = set()
         for fault in faults:
             self.drawn[fault] += 1
@@ -231,9 +232,9 @@ class Soak:
                 for path in foreign:
                     path.write_text("not a state")
             self.hit[fault] += struck
-            if code == 0:
+            if code == 0 or last.exists():
                 break
-        if not self.job and not (out / ("eval.json" if self.stage == "eval" else "summary.json")).exists():
+        if not self.job and not last.exists():
             self.begin(args)
         if self.job:
             self.wait()
