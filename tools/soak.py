@@ -224,7 +224,7 @@ class Soak:
             world.heal(self.stage == "grpo")
             if fault == "SIGKILL in a save":
                 struck = bool(saves(out) - before)
-            elif fault == "truncated state" and (struck := struck and len(states(out)) > 1):
+            elif fault == "truncated state" and (struck := struck and len(states(out)) > 1 and not last.exists()):
                 file = states(out)[0] / "state.pt"
                 os.truncate(file, file.stat().st_size - world.draw.randint(1, 5000))
             elif fault == "foreign file" and (struck := struck and bool(states(out))):
