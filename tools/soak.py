@@ -319,7 +319,7 @@ def make_start(start: Path, world: World) -> None:
     os.waitpid(child, 0)
     (start / "rule.py").write_text(RULE)
     url, cache = f"http://127.0.0.1:{world.reserved.getsockname()[1]}/v1", str(world.run / "answers.jsonl")
-    judge = {"url": url, "model": "judge", "rubric": RUBRIC, "timeout": 2.0, "workers": 4, "cache": cache}
+    judge = {"url": url, "model": "judge", "rubric": RUBRIC, "timeout": 10.0, "workers": 4, "cache": cache}
     (start / "judge.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in judge.items()))
 
 
