@@ -83,7 +83,9 @@ def fingerprint(disk: Path) -> dict[str, str]:
     """Path -> hash of what lies there, times apart; directories and the names of states included."""
     found = {}
     for path in sorted(disk.rglob("*")):
-        content: object = None  # of directories; states hold times, and resuming shows that they are right
+        # of directories; of states, which hold times: resuming shows that they are right; and of the evaluation's page,
+        # which shows how each run was last started
+        content: object = None
         if path.name == "answers.jsonl":  # in the order in which they came
             content = sorted(read_cache(path.read_bytes()).items())
         elif path.parent.name == "trace":  # with the settings of the start that wrote it
@@ -94,7 +96,7 @@ def fingerprint(disk: Path) -> dict[str, str]:
             texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             rows = [json.loads(text) for text in texts]
             content = [{key: row[key] for key in row if key not in TIMES} for row in rows]
-        elif path.is_file() and "state" not in path.parts:
+        elif path.is_file() and "state" not in path.parts and path.name != "report.html":
             content = sha256(path.read_bytes()).hexdigest()
         if not path.name.startswith("events.out.tfevents."):  # one per start, with its time
             found[str(path.relative_to(disk))] = sha256(json.dumps(content).encode()).hexdigest()
