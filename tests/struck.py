@@ -44,13 +44,13 @@ def write_and_ask(directory: Path, url: str, report: Path) -> None:
             time.sleep(0.01)
 
 
-def struck() -> dict[str, list[str]]:
-    """Fault -> how the program ended, the second process if it is gone, and what the program reported."""
+def struck() -> dict[str, object]:
+    """Fault -> how the program ended, or what it reported; and whether its disk was mounted."""
     signal.signal(signal.SIGUSR1, jump)
     root = Path(tempfile.mkdtemp())
     (root / "disk").mkdir()
     (root / "view").mkdir()
-    found = {}
+    found: dict[str, object] = {}
     with small_disk(root / "disk") as mounted:
         world = World(root, mounted)
         world.run.mkdir()
@@ -66,6 +66,7 @@ def struck() -> dict[str, list[str]]:
             if job == 0:
                 with suppress(BaseException):
                     os.setsid()
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
                     signal.alarm(300)
                     if fault == "dead rank":
                         os.fork()

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +14,16 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and needs /proc")]
 
 
-def run(*command: str) -> subprocess.CompletedProcess:
+def run(directory: Path, *command: str) -> subprocess.CompletedProcess:
+    """Its temporary files go to the directory."""
     return subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=ROOT, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(directory)},
     )  # fmt: skip
 
 
-def test_every_fault_really_happens():
-    result = run("tests.struck")
+def test_every_fault_really_happens(tmp_path):
+    result = run(tmp_path, "tests.struck")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     mounted = found.pop("mounted")
@@ -45,8 +47,8 @@ def test_every_fault_really_happens():
         assert said in found[fault], (fault, found[fault])
 
 
-def test_defects_are_found_and_what_they_left_is_kept():
-    result = run("tests.soaked")
+def test_defects_are_found_and_what_they_left_is_kept(tmp_path):
+    result = run(tmp_path, "tests.soaked")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     others = "it left other files than the undisturbed run: "
@@ -67,10 +69,9 @@ def test_defects_are_found_and_what_they_left_is_kept():
         assert "--hours 0 --seed 0 --first-round 1" in said
 
 
-def test_a_round_ends_in_the_bits_of_undisturbed_runs(tmp_path, monkeypatch):
+def test_a_round_ends_in_the_bits_of_undisturbed_runs(tmp_path):
     """One of two processes; `python -m tools.soak` plays as many as you like."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    result = run("tools.soak", "--hours", "0", "--first-round", "2")
+    result = run(tmp_path, "tools.soak", "--hours", "0", "--first-round", "2")
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     drawn, hit, *_ = map(int, result.stdout.split("| all |")[1].split("\n")[0].rstrip("| ").split("|"))
     assert 0 < hit <= drawn and "\n1 rounds, " in result.stdout and not list(tmp_path.iterdir())
