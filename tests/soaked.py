@@ -1,4 +1,4 @@
-"""SFT in a soak, with a defect in every start but the first: `python -m tests.soaked` prints what the soak says."""
+"""SFT in a soak, with a defect in all runs but the undisturbed one; `python -m tests.soaked` prints what is found."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
 
     def main(args: train_sft.Args) -> None:
         train_sft.main(args)
-        if args.resume or args.overwrite:
+        if not (args.out.parents[2] / "before").exists():  # what the undisturbed run is put back to
             DEFECTS[defect](args.out)
 
     soak.STAGES = {"sft": main}
