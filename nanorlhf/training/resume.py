@@ -65,8 +65,14 @@ def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> No
         to_disk(directory)
     finally:
         remove(partial)
+    keep_last(out, step)
+
+
+def keep_last(out: Path, step: int) -> None:
+    """Delete all states but the KEEP_LAST newest up to this step; later ones belong to no run any more."""
+    kept = states(out, up_to=step)[:KEEP_LAST]
     for path in states(out):
-        if path not in states(out, up_to=step)[:KEEP_LAST]:  # states after this step belong to no run any more
+        if path not in kept:
             remove(path)
 
 

@@ -107,6 +107,21 @@ def test_the_newest_states_are_kept(args):
     assert names(args.out) == ["step-00000006", "step-00000004"]
 
 
+def test_a_state_that_a_killed_save_did_not_delete_is_deleted_on_resume(tmp_path):
+    """Also where no save follows: the kill was in the last one."""
+    args = ResumableArgs(tmp_path / "run")
+    run = Run(args, "test", lambda: None)
+    run.log(0, {"loss": 1.0})
+    run.save(1)
+    shutil.copytree(args.out / "state", tmp_path / "copy")
+    run.save(2)
+    run.save(3)
+    shutil.copytree(tmp_path / "copy", args.out / "state", dirs_exist_ok=True)
+    assert len(states(args.out)) == 3
+    Run(replace(args, resume=True), "test", lambda: None).finish({})
+    assert names(args.out) == ["step-00000003", "step-00000002"]
+
+
 def test_other_files_beside_states_do_no_harm_and_stay(args):
     """Notes, and what a user copied: the newest state is still the newest state."""
     write(args, 1, weights=torch.zeros(3))
