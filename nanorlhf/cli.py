@@ -197,6 +197,8 @@ class _one_sentence:
             sys.exit(_fail(str(error)))
         if isinstance(error, OSError):
             where = error.filename or "the output directory"
+            if isinstance(where, bytes):  # TensorBoard's
+                where = os.fsdecode(where)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}."))
             if error.errno in BAD_PATH:

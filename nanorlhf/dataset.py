@@ -432,6 +432,10 @@ def cached_tokens(
     temporary = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
     try:
         cache.parent.mkdir(exist_ok=True)
+        for other in cache.parent.glob(f".{cache.name}.*.tmp"):
+            process = other.name.split(".")[-2]
+            if process.isdecimal() and not is_running(int(process)):  # a kill left it
+                other.unlink(missing_ok=True)
         temporary.write_bytes(save(arrays, {"key": key}))
         os.replace(temporary, cache)
     except OSError as error:
@@ -444,6 +448,15 @@ def cached_tokens(
         )
         return arrays
     return cache
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this machine, by its id, is running."""
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # it may be another user's
+    return True
 
 
 def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:

@@ -11,6 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +48,9 @@ def check_out(directory: Path, flag: str = "--out") -> None:
         raise InputError(f"{flag} {directory} is a file, not a directory.")
     try:  # os.access can't tell: root may write in /proc, which takes no directory
         TemporaryDirectory(dir=parent, prefix=".nanorlhf-").cleanup()
+        for left in parent.glob(".nanorlhf-*"):  # by a check that was killed
+            with suppress(OSError):  # another check may remove it too
+                left.rmdir()
     except OSError as error:
         raise InputError(
             f"{flag} {directory}: {parent} is not a writable directory ({error.strerror})."

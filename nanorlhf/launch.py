@@ -28,6 +28,7 @@ from nanorlhf.errors import InputError, Interrupted
 from nanorlhf.files import read_object
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
+JOINING = "nanorlhf/joining"  # and one per rank
 GRACE_PERIOD = 10.0  # seconds after a peer died, for `torchrun` to kill this process
 # [N+ 8] for a peer that hangs: longer than a save. A peer that dies is noticed at once.
 TIMEOUT = timedelta(minutes=30)
@@ -159,6 +160,12 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
             address, port, is_master=rank == 0, wait_for_workers=False, master_listen_fd=handle
         )
         torch.set_num_threads(1)
+        store.set(f"{JOINING}/{rank}", "")
+        for number, other in enumerate(others if rank == 0 else [], start=1):
+            while not store.check([f"{JOINING}/{number}"]):
+                if not other.is_alive():  # the process group would wait for it until TIMEOUT
+                    raise RuntimeError(f"in another process: rank {number} died as it started")
+                time.sleep(0.01)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=processes, timeout=TIMEOUT
         )

@@ -147,6 +147,7 @@ def test_help_lists_the_recipes_and_every_flag(monkeypatch, capsys, script):
     [
         (InputError("rows.jsonl:3: malformed JSON: fix the line."), 2, "error: rows.jsonl:3: malformed JSON"),
         (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 2, r"error: the disk is full .* at a.bin\."),
+        (OSError(errno.ENOSPC, "No space left on device", b"a.bin"), 2, r"error: the disk is full .* at a.bin\."),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full .*the output directory"),
         (OSError(errno.EFBIG, "File too large", "a.bin"), 2, "error: the disk is full .*File too large.* at a.bin"),
         (PermissionError(errno.EACCES, "Permission denied", "a.bin"), 2, "error: a.bin: Permission denied"),

@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import os
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -344,6 +345,19 @@ def test_a_directory_that_cant_be_written_costs_the_cache_and_nothing_else(tmp_p
         [row] = load_demonstrations(path, TOKENIZER, None, None)
     assert row.query == TOKENIZER.encode("TL;DR:") and "No space left" in capsys.readouterr().err
     assert list((tmp_path / ".tokens").iterdir()) == [] and len(tokenised) == 2
+
+
+def test_a_cache_that_a_killed_start_has_half_written_is_removed(tmp_path):
+    path = write(tmp_path / "sft", DEMONSTRATION)
+    load_demonstrations(path, TOKENIZER, None, None)
+    [cache] = (tmp_path / ".tokens").iterdir()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for process in (gone.pid, os.getppid()):  # the second still writes
+        cache.with_name(f".{cache.name}.{process}.tmp").write_text("half")
+    cache.unlink()
+    load_demonstrations(path, TOKENIZER, None, None)
+    assert {file.name for file in cache.parent.iterdir()} == {cache.name, f".{cache.name}.{os.getppid()}.tmp"}
 
 
 def test_a_broken_row_leaves_no_cache(tmp_path):

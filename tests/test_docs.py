@@ -73,7 +73,7 @@ def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
             if command.program.endswith(".py") or "." in command.program or command.program == "course":
                 args = settings_of(command)
                 names = set(path_fields(type(args))) if args is not None else set()
-                assert command.program in ("tools.kills", "tools.fuzz") or names <= known, (
+                assert command.program in ("tools.soak", "tools.fuzz") or names <= known, (
                     f"{command.program}: {names - known}"
                 )
 
@@ -126,7 +126,7 @@ ELSEWHERE = {
     "tools.sick_runs": "tests/doctor/test_judging.py",
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
-    "tools.kills": "tests/test_kills.py",
+    "tools.soak": "tests/test_soak.py",
     "tools.parity": "tests/test_parity.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",

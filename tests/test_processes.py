@@ -99,6 +99,22 @@ def test_a_killed_process_ends_the_others(job):
     assert process.returncode == 1 and "in another process: a process died" in err
 
 
+DIES_AS_IT_STARTS = """
+import os, signal
+from nanorlhf import launch
+launch.die_with_parent = lambda: os.kill(os.getpid(), signal.SIGKILL)  # the first call of a rank that is forked
+launch.run(lambda: print("all are there"), "cpu", 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_before_it_joins_ends_the_first():
+    """Which would wait for it for half an hour."""
+    done = run("-c", DIES_AS_IT_STARTS, threads=1)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.strip().endswith("RuntimeError: in another process: rank 1 died as it started"), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_first_leaves_no_orphan(job, number):

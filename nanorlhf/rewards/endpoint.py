@@ -102,6 +102,7 @@ class _Asker:
         self.num_calls = 0
         self.num_unanswered_in_a_row = 0
         self.last_error = ""
+        self.failure = ""  # the last error that was the endpoint's fault and cost a prompt its answer
 
     def stop(self, reason: str) -> None:
         with self.lock:
@@ -161,8 +162,10 @@ class _Asker:
             self.last_error = f"HTTP {error.status_code} {self.safe(error.response.text)}".strip()
             if error.status_code < 500 and error.status_code not in (*REFUSED, *BUSY):
                 self.stop(f"the endpoint refuses: {self.last_error}")
+            if error.status_code not in REFUSED:
+                self.failure = self.last_error
         except self.openai.APIConnectionError as error:  # no connection, or a timeout
-            self.last_error = self.safe(f"{type(error).__name__}: {error.__cause__ or error}")
+            self.failure = self.last_error = self.safe(f"{type(error).__name__}: {error.__cause__ or error}")
         except (
             ValueError,
             LookupError,
@@ -201,15 +204,16 @@ def read_cache(lines: bytes) -> dict[str, str]:
 def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[dict[str, str], dict]:
     """Prompt -> answer, from the cache or the endpoint, and an account of the calls.
 
-    The account has `num_calls`, and `stopped` and `last_error`, which are empty if nothing went wrong. Never raises for
-    what the endpoint does: the answers received so far are kept.
+    The account has `num_calls`, and `stopped`, `last_error` and `failure`, which are empty if nothing went wrong;
+    `failure` says why prompts that are not to blame have no answer. Never raises for what the endpoint does: the
+    answers received so far are kept.
     """
     lines = read_bytes(cache, MAX_CACHE) if cache.exists() else b""
     known = read_cache(lines)
     keys = {prompt: endpoint.cache_key(prompt) for prompt in prompts}
     answers = {prompt: known[key] for prompt, key in keys.items() if key in known}
     waiting = [prompt for prompt in keys if prompt not in answers]
-    account = {"num_calls": 0, "stopped": "", "last_error": ""}
+    account = {"num_calls": 0, "stopped": "", "last_error": "", "failure": ""}
     if waiting:
         asker = _Asker(endpoint)
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -233,5 +237,5 @@ def ask_all(prompts: Iterable[str], endpoint: Endpoint, cache: Path) -> tuple[di
             asker.stop(asker.cap)
         account["num_calls"] = asker.num_calls
         if len(answers) < len(keys):
-            account |= {"stopped": asker.stopped, "last_error": asker.last_error}
+            account |= {"stopped": asker.stopped, "last_error": asker.last_error, "failure": asker.failure}
     return answers, account

@@ -6,7 +6,8 @@
 
 and, where the defaults don't fit, key_variable, max_calls (of the run), cache, workers, timeout, temperature,
 max_tokens, and scale, which multiplies the number. The judge's answer must end in a number, such as `Score: 7`,
-`**7**` or `7/10` (7). An answer that doesn't, and a prompt that gets none, say nothing of the response.
+`**7**` or `7/10` (7). An answer that doesn't, and a prompt that the endpoint refuses, say nothing of the response.
+Where the endpoint fails, the run ends: without these scores it would go on as another run.
 """
 
 import re
@@ -121,9 +122,11 @@ class Judge:
         endpoint = replace(self.endpoint, max_calls=self.max_calls - self.num_calls)
         answers, account = ask_all(dict.fromkeys(prompts), endpoint, self.cache)
         self.num_calls += account["num_calls"]
-        if account["stopped"]:
+        if account["stopped"] or account["failure"]:
             is_spent = self.num_calls >= self.max_calls
-            reason = f"max_calls = {self.max_calls} is spent" if is_spent else account["stopped"]
+            reason = account["stopped"] or f"{len(prompts) - len(answers)} prompts got no answer ({account['failure']})"
+            if is_spent:
+                reason = f"max_calls = {self.max_calls} is spent"
             raise InputError(f"{self.name}: {reason}; answers are kept in {self.cache}.")
         numbers = [last_number(answers.get(prompt, "")) for prompt in prompts]
         return [None if number is None else self.scale * number for number in numbers]

@@ -155,7 +155,7 @@ def main(fd: int) -> None:
             connection.send(function(connection.recv()))
     except InputError as error:
         connection.send(str(error))
-    except EOFError:  # the parent has no more work
+    except (EOFError, ConnectionError):  # the parent has no more work, or was killed
         pass
 
 

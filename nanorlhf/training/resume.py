@@ -65,8 +65,14 @@ def save_state(out: Path, args: RunArgs, step: int, state: dict[str, Any]) -> No
         to_disk(directory)
     finally:
         remove(partial)
+    keep_last(out, step)
+
+
+def keep_last(out: Path, step: int) -> None:
+    """Delete all states but the KEEP_LAST newest up to this step; later ones belong to no run any more."""
+    kept = states(out, up_to=step)[:KEEP_LAST]
     for path in states(out):
-        if path not in states(out, up_to=step)[:KEEP_LAST]:  # states after this step belong to no run any more
+        if path not in kept:
             remove(path)
 
 
@@ -119,8 +125,8 @@ def set_generator_states(states: dict[str, Any]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- read
 def states(out: Path, up_to: int | None = None) -> list[Path]:
-    """The states in a run's directory, newest first, damaged ones included."""
-    paths = sorted((out / "state").glob("step-????????"), reverse=True)
+    """The states in a run's directory, newest first, damaged ones included; what else lies there stays."""
+    paths = sorted((path for path in (out / "state").glob(f"step-{8 * '[0-9]'}") if path.is_dir()), reverse=True)
     return [path for path in paths if up_to is None or int(path.name.removeprefix("step-")) <= up_to]
 
 

@@ -44,7 +44,7 @@ from nanorlhf.files import check_out, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
-from nanorlhf.training.resume import fitting, forget, load_state, save_state, states
+from nanorlhf.training.resume import fitting, forget, keep_last, load_state, save_state, states
 from nanorlhf.training.run_directory import flat_settings, read_metrics, read_settings, whole_rows
 from nanorlhf.training.settings import RunArgs
 from nanorlhf.training.signals import StopSignals
@@ -191,7 +191,8 @@ class Run:
             command = shlex.join(("python", Path(sys.argv[0]).name, *sys.argv[1:]))
             os.truncate(self.lock, 0)  # not closed: that would unlock it
             os.write(self.lock, (command + "\n").encode(errors="backslashreplace"))
-        else:  # resumed: drop what was logged after the state was saved
+        else:  # resumed: drop what was logged after the state was saved, and states that a kill left
+            keep_last(self.out, self.first_step)
             for path in (self.out / "metrics.jsonl", self.out / "samples.jsonl"):
                 if path.exists():
                     write_jsonl(path, [row for row in whole_rows(path) if row["step"] < self.first_step])

@@ -297,7 +297,7 @@ def test_a_request_is_a_chat_completion_with_the_prompt_and_the_key(serve, tmp_p
     server, endpoint = serve(fine("B"), key="sk-secret", temperature=0.0, max_tokens=99)
     answers, account = ask_all(["which one? é"], endpoint, tmp_path / "deep" / "cache.jsonl")
     assert answers == {"which one? é": "Comparison: so.\nPreferred: B"}
-    assert account == {"num_calls": 1, "stopped": "", "last_error": ""}
+    assert account == {"num_calls": 1, "stopped": "", "last_error": "", "failure": ""}
     ((path, headers, body),) = server.seen
     assert path == "/v1/chat/completions" and headers["authorization"] == "Bearer sk-secret"
     assert body == {
@@ -336,7 +336,7 @@ def test_what_may_pass_is_tried_again(serve, tmp_path, bad) -> None:
     server, endpoint = serve(bad, bad, fine())
     answers, account = ask_all(["p"], endpoint, tmp_path / "cache.jsonl")
     assert parse(answers["p"]) == "A" and len(server.seen) == 3
-    assert account == {"num_calls": 3, "stopped": "", "last_error": ""}
+    assert account == {"num_calls": 3, "stopped": "", "last_error": "", "failure": ""}
 
 
 @pytest.mark.parametrize(
@@ -410,13 +410,15 @@ def test_a_prompt_that_never_gets_an_answer_is_left_out_and_the_others_stay(serv
     server, endpoint = serve(fine(), *[reply(500, b"broken")] * endpoint_module.TRIES, fine("B"))
     answers, account = ask_all(["p", "q", "r"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"p", "r"} and len(server.seen) == endpoint_module.TRIES + 2
-    assert account == {"num_calls": endpoint_module.TRIES + 2, "stopped": "", "last_error": "HTTP 500 broken"}
+    errors = dict.fromkeys(("last_error", "failure"), "HTTP 500 broken")
+    assert account == {"num_calls": endpoint_module.TRIES + 2, "stopped": "", **errors}
 
 
 def test_a_refused_prompt_costs_one_call_and_the_others_continue(serve, tmp_path) -> None:
     server, endpoint = serve(reply(400, b'{"error": "content filter"}'), fine())
     answers, account = ask_all(["p", "q"], endpoint, tmp_path / "cache.jsonl")
     assert answers.keys() == {"q"} and len(server.seen) == 2 and "content filter" in account["last_error"]
+    assert account["failure"] == ""  # of the prompt, not of the endpoint
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404])
@@ -456,7 +458,7 @@ def test_the_cap_stops_asking_and_what_was_judged_stays(serve, tmp_path) -> None
     more, account = ask_all(prompts, endpoint, cache)
     assert len(more) == 7 and answers.items() <= more.items() and len(server.seen) == 8
     everything, account = ask_all(prompts, replace(endpoint, max_calls=3), cache)
-    assert len(everything) == 10 and account == {"num_calls": 3, "stopped": "", "last_error": ""}
+    assert len(everything) == 10 and account == {"num_calls": 3, "stopped": "", "last_error": "", "failure": ""}
     assert ask_all(prompts, replace(endpoint, max_calls=0), cache)[0] == everything and len(server.seen) == 11
 
 

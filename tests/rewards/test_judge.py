@@ -8,6 +8,7 @@ import pytest
 
 import train_ppo
 from nanorlhf.errors import InputError
+from nanorlhf.rewards import endpoint as endpoint_module
 from nanorlhf.rewards.judge import Judge, last_number
 from tests.conftest import read_metrics
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
@@ -98,6 +99,20 @@ def test_an_endpoint_that_refuses_ends_the_run_in_a_sentence(serve, judge_file):
     _, endpoint = serve(reply(401, b"no such key"))
     with pytest.raises(InputError, match="judge.toml: the endpoint refuses: HTTP 401 no such key; answers are kept"):
         Judge(judge_file(endpoint.url), Letters()).score(batch_of())
+
+
+def test_a_judge_that_fails_ends_the_run_and_a_prompt_that_it_refuses_does_not(serve, judge_file, monkeypatch):  # noqa: F811
+    """However few the prompts are: a run that went on without their scores would not be the same run."""
+    monkeypatch.setattr(endpoint_module, "TRIES", 1)
+    server, endpoint = serve(reply(400, b"too long"), reply(500, b"out of memory"), reply(body=chat("3")))
+    judge = Judge(judge_file(endpoint.url, workers=1), Letters())
+    with pytest.raises(
+        InputError, match=r"judge.toml: 2 prompts got no answer \(HTTP 500 out of memory\); answers are"
+    ):
+        judge.score(batch_of())
+    server.script[1:] = [reply(body=chat("3"))]
+    del server.seen[:]
+    assert judge.score(batch_of()).applies.tolist() == [False, True]
 
 
 def test_the_key_is_sent_and_stands_in_no_file(serve, judge_file, monkeypatch, tmp_path):  # noqa: F811

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,20 @@ def test_workers_and_what_they_started_end_with_the_training_process(tmp_path, e
         process.wait(60)
     assert len(pids_in(pids)) == 4
     wait_until(lambda: not any(map(is_alive, pids_in(pids))))
+
+
+def test_a_worker_of_a_killed_process_ends_without_a_word(tmp_path):
+    """What the process had not read is lost with it: a reset of the connection, not its end."""
+    (tmp_path / "rule.py").write_text("def score(queries, responses):\n    return [0.0] * len(responses)\n")
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", "nanorlhf.rewards.workers", str(theirs.fileno())]
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+    theirs.close()
+    ours.send((f"{tmp_path / 'rule.py'}:score", set()))
+    wait_until(lambda: ours.poll(0))  # that it is ready
+    ours.close()
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (0, "")
 
 
 def test_a_slow_call_shows_its_progress(workers, monkeypatch, capsys):

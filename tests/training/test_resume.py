@@ -107,6 +107,36 @@ def test_the_newest_states_are_kept(args):
     assert names(args.out) == ["step-00000006", "step-00000004"]
 
 
+def test_a_state_that_a_killed_save_did_not_delete_is_deleted_on_resume(tmp_path):
+    """Also where no save follows: the kill was in the last one."""
+    args = ResumableArgs(tmp_path / "run")
+    run = Run(args, "test", lambda: None)
+    run.log(0, {"loss": 1.0})
+    run.save(1)
+    shutil.copytree(args.out / "state", tmp_path / "copy")
+    run.save(2)
+    run.save(3)
+    shutil.copytree(tmp_path / "copy", args.out / "state", dirs_exist_ok=True)
+    assert len(states(args.out)) == 3
+    Run(replace(args, resume=True), "test", lambda: None).finish({})
+    assert names(args.out) == ["step-00000003", "step-00000002"]
+
+
+def test_other_files_beside_states_do_no_harm_and_stay(args):
+    """Notes, and what a user copied: the newest state is still the newest state."""
+    write(args, 1, weights=torch.zeros(3))
+    directory = args.out / "state"
+    (directory / "step-99999999").write_text("a file")
+    for name in ("step-the-best", "step-00000001.bak"):
+        shutil.copytree(directory / "step-00000001", directory / name)
+    assert load_state(args.out, args)["step"] == 1
+    for step in (2, 3, 4):
+        write(args, step, weights=torch.ones(3))
+    assert load_state(args.out, args)["step"] == 4
+    left = {path.name for path in directory.iterdir()}
+    assert left == {"step-00000004", "step-00000003", "step-00000001.bak", "step-the-best", "step-99999999"}
+
+
 def damage_at(path, how):
     if how == "cut off":
         path.write_bytes(path.read_bytes()[:-100])

@@ -52,6 +52,12 @@ def test_an_output_that_is_a_file_or_lies_in_one_is_refused(tmp_path):
     assert file.read_text() == "mine"
 
 
+def test_the_check_of_an_output_removes_what_a_killed_check_left(tmp_path):
+    (tmp_path / ".nanorlhf-abc").mkdir()
+    check_output(tmp_path / "run", overwrite=False, resume=False)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_an_output_without_permission_is_refused(tmp_path):
     tmp_path.chmod(0o500)

@@ -1,0 +1,55 @@
+"""SFT in a soak, with a defect in all runs but the undisturbed one; `python -m tests.soaked` prints what is found."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import train_sft
+from tools import soak
+
+
+def other_weights(out: Path) -> None:
+    file = out / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+
+
+DEFECTS: dict[str, Callable[[Path], object]] = {
+    "other weights": other_weights,
+    "a temporary file": lambda out: tempfile.mkstemp(),
+    "half a save": lambda out: (out / "state" / ".partial").mkdir(),
+    "a damaged state": lambda out: os.truncate(max((out / "state").iterdir()) / "state.pt", 100),
+    "shared memory": lambda out: Path("/dev/shm/left").touch(),
+    "a process": lambda out: subprocess.Popen(["sleep", "30"], start_new_session=True),
+    "an error": lambda out: 1 / 0,
+}
+
+
+def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
+    """Exit code, output, and the files of the run that it kept."""
+
+    def main(args: train_sft.Args) -> None:
+        train_sft.main(args)
+        if not (args.out.parents[2] / "before").exists():  # what the undisturbed run is put back to
+            DEFECTS[defect](args.out)
+
+    soak.STAGES = {"sft": main}
+    soak.FAULTS = {"SIGKILL": soak.FAULTS["SIGKILL"]}
+    soak.GRACE = 1.0
+    tempfile.tempdir = str(directory)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = soak.main(soak.Args(hours=0))
+    return code, said.getvalue(), [path.name for path in directory.glob("soak-*/kept/run/sft/*")]
+
+
+if __name__ == "__main__":
+    found = {}
+    start = tempfile.gettempdir()
+    for name in DEFECTS:
+        os.environ["TMPDIR"] = tempfile.tempdir = start  # the soak sets its own
+        found[name] = soak_with(name, Path(tempfile.mkdtemp()))
+    print(json.dumps(found))

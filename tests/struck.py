@@ -1,0 +1,96 @@
+"""A small program, hit by each fault in turn: `python -m tests.struck` prints what happens to it."""
+
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from tools.faults import CLOCK, FAULTS, World, is_alive, jump, processes_of, small_disk, wrong_clock
+
+
+def write_and_ask(directory: Path, url: str, report: Path) -> None:
+    """Append to a file, look at the clock and ask the judge, again and again; report what is unusual."""
+    wrong_clock()
+    right = time.time() - time.monotonic()
+    with report.open("a") as said:
+        while True:
+            try:
+                if abs(time.time() - time.monotonic() - right) > 1e6:
+                    print("the clock jumped", file=said, flush=True)
+                with (directory / "file").open("ab") as file:
+                    file.write(bytes(5000))
+                begin = time.monotonic()
+                with urlopen(url, data=b"a prompt") as answer:
+                    headers = time.monotonic()
+                    text = answer.read()
+                late = ("headers", headers - begin), ("body", time.monotonic() - headers)
+                for part, seconds in late:
+                    if seconds > 0.25:
+                        print(f"late {part}", file=said, flush=True)
+                assert b"Score: " in text
+                print("well", file=said, flush=True)
+            except HTTPError as error:
+                print(f"HTTP {error.code}", file=said, flush=True)
+            except (OSError, HTTPException) as error:  # urlopen wraps the cause
+                cause = getattr(error, "reason", error)
+                print(f"{type(cause).__name__} {getattr(cause, 'errno', '')}", file=said, flush=True)
+            time.sleep(0.01)
+
+
+def struck() -> dict[str, object]:
+    """Fault -> how the program ended, or what it reported; and whether its disk was mounted."""
+    signal.signal(signal.SIGUSR1, jump)
+    root = Path(tempfile.mkdtemp())
+    (root / "disk").mkdir()
+    (root / "view").mkdir()
+    found: dict[str, object] = {}
+    with small_disk(root / "disk") as mounted:
+        world = World(root, mounted)
+        world.run.mkdir()
+        url = f"http://127.0.0.1:{world.reserved.getsockname()[1]}"
+        for fault in FAULTS:
+            if fault == "read-only disk" and not mounted:
+                continue
+            world.heal(judged=True)
+            world.draw = random.Random(1)  # no judge recovers
+            CLOCK["seconds"], report = 0.0, root / fault
+            report.touch()
+            job = os.fork()
+            if job == 0:
+                with suppress(BaseException):
+                    os.setsid()
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+                    signal.alarm(300)
+                    if fault == "dead rank":
+                        os.fork()
+                    write_and_ask(world.run, url, report)
+                os._exit(2)
+            while report.read_text().count("well") < 4:
+                time.sleep(0.01)
+            before = len(report.read_text())
+            assert world.strike(fault, job, world.run)
+            events = os.waitid(os.P_PID, job, os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT)
+            time.sleep(4 if "judge" in fault else 1)  # a dripping answer takes more than a second
+            said = set(report.read_text()[before:].splitlines())
+            if not is_alive(job):
+                said = {f"exit {os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])}"}
+            elif fault == "dead rank" and processes_of(job) == [job]:
+                said.add("the first goes on alone")
+            if events is not None and events.si_code == os.CLD_CONTINUED:
+                said.add("continued")
+            found[fault] = sorted(said - {"well"})
+            with suppress(ProcessLookupError):
+                os.killpg(job, signal.SIGKILL)
+        world.heal(judged=False)
+    return found | {"mounted": mounted}
+
+
+if __name__ == "__main__":
+    print(json.dumps(struck()))

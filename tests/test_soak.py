@@ -1,0 +1,77 @@
+"""The soak's faults really happen, it finds defects, and the product survives a round of it."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and needs /proc")]
+
+
+def run(directory: Path, *command: str) -> subprocess.CompletedProcess:
+    """Its temporary files go to the directory."""
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(directory)},
+    )  # fmt: skip
+
+
+def test_every_fault_really_happens(tmp_path):
+    result = run(tmp_path, "tests.struck")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    mounted = found.pop("mounted")
+    expected = {
+        **dict.fromkeys(("SIGKILL", "SIGKILL in a save", "truncated state", "foreign file"), "exit -9"),
+        "SIGINT": "exit 2",  # by KeyboardInterrupt
+        "SIGTERM": "exit -15",
+        "SIGHUP": "exit -1",
+        "SIGSTOP, SIGCONT": "continued",
+        "dead rank": "the first goes on alone",
+        "full disk": f"OSError {errno.ENOSPC if mounted else errno.EFBIG}",
+        **({"read-only disk": f"OSError {errno.EROFS}"} if mounted else {}),
+        "jumping clock": "the clock jumped",
+        "slow judge": "late headers",
+        "dripping judge": "late body",
+        "failing judge": "HTTP 500",
+        "dead judge": f"ConnectionRefusedError {errno.ECONNREFUSED}",
+    }
+    assert found.keys() == expected.keys()
+    for fault, said in expected.items():  # on a busy machine answers are late without a fault, too
+        assert said in found[fault], (fault, found[fault])
+
+
+def test_defects_are_found_and_what_they_left_is_kept(tmp_path):
+    result = run(tmp_path, "tests.soaked")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    others = "it left other files than the undisturbed run: "
+    expected = {
+        "other weights": f"{others}run/sft/model.safetensors.",
+        "a temporary file": f"{others}tmp/tmp",
+        "half a save": f"{others}run/sft/state/.partial.",
+        "a damaged state": "step-00000012 is damaged (state.pt does not match its checksum)",
+        "shared memory": "it left shared memory: left",
+        "a process": "it left a process",
+        "an error": "the run ended with 1",
+    }
+    assert found.keys() == expected.keys()
+    for defect, sentence in expected.items():
+        code, said, kept = found[defect]
+        assert code == 1 and "model.safetensors" in kept, (defect, said)
+        assert f"FAILED in round 1, sft with {{'processes': 1}}, after SIGKILL: {sentence}" in said
+        assert "--hours 0 --seed 0 --first-round 1" in said
+
+
+def test_a_round_ends_in_the_bits_of_undisturbed_runs(tmp_path):
+    """One of two processes; `python -m tools.soak` plays as many as you like."""
+    result = run(tmp_path, "tools.soak", "--hours", "0", "--first-round", "2")
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    drawn, hit, *_ = map(int, result.stdout.split("| all |")[1].split("\n")[0].rstrip("| ").split("|"))
+    assert 0 < hit <= drawn and "\n1 rounds, " in result.stdout and not list(tmp_path.glob("soak-*"))

@@ -1,0 +1,384 @@
+"""The pipeline in miniature, again and again, under faults that a seed draws: does it always end in the same bits?
+
+    python -m tools.soak --hours 6
+
+A round is SFT, reward model, PPO, GRPO, DPO and an evaluation, in one process, in two, or in two with sharded weights.
+Each stage runs once undisturbed. After that, faults (tools/faults.py) hit it at random moments; a run that ends is
+resumed, or started again where there is no state. In the end all files of the stage must be those of the undisturbed
+run, times apart, and nothing else may be left: no other file, no process, no shared memory. Linux only.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # which an optimizer imports at its first step: here it is imported once, not in every run
+import torch.distributed.fsdp
+import tyro
+from tqdm import tqdm
+
+import eval as evaluation
+import train_dpo
+import train_grpo
+import train_ppo
+import train_rm
+import train_sft
+from data import tiny
+from nanorlhf import launch
+from nanorlhf.cli import command_line
+from nanorlhf.rewards.endpoint import read_cache
+from nanorlhf.training.resume import damage, states
+from nanorlhf.training.trace import read_trace
+from tests.conftest import make_miniature
+from tools.faults import FAULTS, World, jump, saves, small_disk, wrong_clock
+
+STAGES: dict[str, Callable[[Any], Any]] = {
+    "sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main, "grpo": train_grpo.main,
+    "dpo": train_dpo.main, "eval": evaluation.main,
+}  # fmt: skip
+LAYOUTS: tuple[dict[str, Any], ...] = ({"processes": 1}, {"processes": 2}, {"processes": 2, "shard": "fsdp"})
+OF_STATES = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file")  # an evaluation has none
+FOREIGN = ("notes.txt", "step-00000001.bak", "step-99999999", "step-the-best")
+TIMES = ("seconds", "peak_resident_bytes", "episodes_per_second", "resume", "overwrite")
+PATIENCE = 600.0  # seconds that a run may take on a busy machine; on a quiet one it takes less than 20
+GRACE = 2 * launch.GRACE_PERIOD  # seconds that the last process of a run may take to end
+SPARE = 2**23  # bytes by which this process may grow after three rounds: a state kept per run is more within minutes
+PR_SET_CHILD_SUBREAPER = 36  # from prctl.h
+RUBRIC = "Rate from 1 to 10 how well {response} sums up {query}."
+RULE = "def score(queries, responses):\n    return [len(response) / 10 for response in responses]\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    hours: float
+    """no round begins after this time; the first always does"""
+    seed: int = 0
+    """seed of the faults and their moments; they repeat as far as the machine's speed does"""
+    first_round: int = 1
+    """begin with this round, to repeat a failure"""
+
+
+class Failure(Exception):
+    """What a fault may not do."""
+
+
+def fingerprint(disk: Path) -> dict[str, str]:
+    """Path -> hash of what lies there, times apart; directories and the names of states included."""
+    found = {}
+    for path in sorted(disk.rglob("*")):
+        # of directories; of states, which hold times: resuming shows that they are right; and of the evaluation's page,
+        # which shows how each run was last started
+        content: object = None
+        if path.name == "answers.jsonl":  # in the order in which they came
+            content = sorted(read_cache(path.read_bytes()).items())
+        elif path.parent.name == "trace":  # with the settings of the start that wrote it
+            tensors, about = read_trace(path)
+            about["settings"] = {name: about["settings"][name] for name in about["settings"] if name not in TIMES}
+            content = [{name: sha256(tensors[name].numpy().tobytes()).hexdigest() for name in sorted(tensors)}, about]
+        elif path.suffix in (".json", ".jsonl") and "state" not in path.parts:
+            texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+            rows = [json.loads(text) for text in texts]
+            content = [{key: row[key] for key in row if key not in TIMES} for row in rows]
+        elif path.is_file() and "state" not in path.parts and path.name != "report.html":
+            content = sha256(path.read_bytes()).hexdigest()
+        if not path.name.startswith("events.out.tfevents."):  # one per start, with its time
+            found[str(path.relative_to(disk))] = sha256(json.dumps(content).encode()).hexdigest()
+    return found
+
+
+class Soak:
+    """Runs one stage at a time, and counts."""
+
+    def __init__(self, root: Path, seed: int, world: World):
+        self.root, self.seed, self.world, self.run = root, seed, world, world.run
+        self.drawn, self.hit = Counter[str](), Counter[str]()
+        self.resumed, self.restarted = Counter[str](), Counter[str]()  # after this fault
+        self.whole: dict[tuple[str, int], tuple[dict[str, str], float]] = {}  # undisturbed: fingerprint, seconds
+        self.job = 0  # process id; 0: none
+        self.runs = self.largest_rss = 0
+        self.stage = self.fault = ""
+
+    # -------------------------------------------------------------------------------------------------------- 1. a run
+    def settings(self, layout: dict[str, Any]) -> Any:
+        """Of the present stage."""
+        small = make_miniature(self.run, train=False)
+        common = {"out": self.run / self.stage, "save_every": 1, **layout}
+        sampled = {"data": small.ppo.data, "device": "cpu", "max_query_length": 160, "response_length": 12}
+        if self.stage == "eval":
+            pairs = [(stage, str(self.run / stage)) for stage in ("sft", "ppo", "grpo", "dpo")]
+            return replace(
+                evaluation.RECIPES["tiny"][1],
+                **sampled, out=common["out"], overwrite=True, num_queries=8, batch_size=4, max_response_length=64,
+                policies=tuple(word for pair in pairs for word in pair), reward_model=small.ppo.reward_model,
+            )  # fmt: skip
+        if self.stage == "grpo":
+            return replace(
+                train_grpo.RECIPES["tiny"][1],
+                **sampled, **common, sft=small.ppo.sft, total_episodes=48, batch_size=8, micro_batch_size=4,
+                samples_per_query=4, num_epochs=1, reward_model=None, reward_workers=1,
+                reward=(f"judge:{self.run / 'judge.toml'}", f"{self.run / 'rule.py'}:score"),
+            )  # fmt: skip
+        extra = {"total_episodes": 64, "kl_target": 0.01, "trace": 2} if self.stage == "ppo" else {"eval_every": 3}
+        return replace(getattr(small, self.stage), **common, **extra)
+
+    def start(self, args: Any) -> None:
+        """Fork the present stage, in a session of its own."""
+        self.runs += 1
+        log = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.job = os.fork()
+        if self.job:
+            os.close(log)
+            return
+        code = 1
+        try:
+            try:
+                os.setsid()
+                launch.die_with_parent()
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
+                wrong_clock()
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                sys.argv = [self.stage]
+                command_line(STAGES[self.stage], {"soak": ("", args)})
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+            except KeyboardInterrupt:
+                code = 128 + signal.SIGINT
+            except BaseException:
+                traceback.print_exc()
+            threading._shutdown()  # as the interpreter ends
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def begin(self, args: Any) -> None:
+        """Start the present stage; after a fault, resume it where there is a state."""
+        if self.fault:
+            resume = bool(states(args.out))
+            (self.resumed if resume else self.restarted)[self.fault] += 1
+            if self.stage != "eval":
+                args = replace(args, resume=resume, overwrite=not resume)
+        self.start(args)
+
+    def wait(self, *codes: int) -> int:
+        """The run's exit code, which must be 0 or one of `codes`. Reaps orphans too, which this process adopts."""
+        end = time.monotonic() + PATIENCE
+        child, status = 0, 0
+        while child != self.job:
+            child, status, usage = os.wait4(-1, os.WNOHANG)
+            if child and child == self.world.judge:
+                raise Failure("the judge itself ended")
+            self.largest_rss = max(self.largest_rss, 1024 * usage.ru_maxrss)
+            if child == 0 and time.monotonic() > end:
+                raise Failure(f"the run still goes on after {PATIENCE:.0f} seconds")
+            time.sleep(0 if child else 0.01)
+        self.job = 0
+        code, log = os.waitstatus_to_exitcode(status), (self.root / "log").read_text()
+        if code not in (0, *codes):
+            raise Failure(f"the run ended with {code}")
+        # TensorBoard's thread prints its own where the disk is full
+        tracebacks = log.count("Traceback") - log.count("Exception in thread")
+        if code not in (0, 1) and tracebacks or code == 2 and "error: " not in log:
+            raise Failure("the run ended in more than a sentence")
+        (self.root / "log").unlink()
+        return code
+
+    # ------------------------------------------------------------------------------------------------------- 2. a stage
+    def disturb(self, args: Any, faults: list[str], seconds: float) -> None:
+        """Run the present stage to its end while faults hit it."""
+        out, world = args.out, self.world
+        last = out / ("eval.json" if self.stage == "eval" else "summary.json")  # which a finished run has
+        foreign: set[Path] = set()
+        for fault in faults:
+            self.drawn[fault] += 1
+            if not self.job:
+                self.begin(args)
+            self.fault, before = fault, saves(out)
+            alive = world.moment(fault, self.job, out, seconds)
+            struck = False
+            with contextlib.suppress(ProcessLookupError):
+                struck = alive and world.strike(fault, self.job, out)
+            if alive and not (struck and FAULTS[fault]):
+                self.hit[fault] += struck
+                continue  # the run goes on, and the next fault finds it
+            code = self.wait(*(FAULTS[fault] if struck else ()))
+            world.heal(self.stage == "grpo")
+            if fault == "SIGKILL in a save":
+                struck = bool(saves(out) - before)
+            elif fault == "truncated state" and (struck := struck and len(states(out)) > 1 and not last.exists()):
+                file = states(out)[0] / "state.pt"
+                os.truncate(file, file.stat().st_size - world.draw.randint(1, 5000))
+            elif fault == "foreign file" and (struck := struck and bool(states(out))):
+                foreign.add(out / "state" / world.draw.choice(FOREIGN))
+                for path in foreign:
+                    path.write_text("not a state")
+            self.hit[fault] += struck
+            if code == 0 or last.exists():
+                break
+        if not self.job and not last.exists():
+            self.begin(args)
+        if self.job:
+            self.wait()
+        world.heal(judged=False)
+        for path in foreign:
+            if not path.exists():
+                raise Failure(f"it deleted {path}, which is none of its files")
+            path.unlink()
+
+    def check(self, out: Path, whole: dict[str, str]) -> None:
+        """Nothing but what the undisturbed run left; a lock goes with its process."""
+        now = fingerprint(self.world.disk)
+        if wrong := sorted(name for name in now | whole if now.get(name) != whole.get(name)):
+            raise Failure(f"it left other files than the undisturbed run: {', '.join(wrong)}")
+        for state in states(out):
+            if reason := damage(state):
+                raise Failure(f"{state.name} is damaged ({reason})")
+        if self.world.mounted and (segments := os.listdir("/dev/shm")):
+            raise Failure(f"it left shared memory: {', '.join(segments)}")
+        end = time.monotonic() + GRACE
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait4(-1, os.WNOHANG)
+                if time.monotonic() > end:
+                    raise Failure("it left a process")
+                time.sleep(0.01)
+
+    def play(self, number: int) -> Iterator[None]:
+        """One round; yields after each stage."""
+        draw = self.world.draw = random.Random(f"{self.seed} {number}")
+        index = (number - 1) % len(LAYOUTS)
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.copytree(self.root / "start", self.run)
+        for self.stage in STAGES:
+            self.fault = ""
+            args = self.settings(LAYOUTS[index])
+            self.world.heal(self.stage == "grpo")
+            if (self.stage, index) not in self.whole:
+                shutil.copytree(self.run, self.root / "before")
+                begin = time.monotonic()
+                self.start(args)
+                self.wait()
+                self.whole[self.stage, index] = fingerprint(self.world.disk), time.monotonic() - begin
+                shutil.rmtree(self.run)
+                shutil.move(self.root / "before", self.run)
+            possible = [
+                fault
+                for fault in FAULTS
+                if ("judge" not in fault or self.stage == "grpo")
+                and (fault not in OF_STATES or self.stage != "eval")
+                and (fault != "dead rank" or LAYOUTS[index]["processes"] > 1)
+                and (fault != "read-only disk" or self.world.mounted)
+            ]
+            whole, seconds = self.whole[self.stage, index]
+            self.disturb(args, draw.choices(possible, k=draw.randint(2, 4)), seconds)
+            self.check(args.out, whole)
+            yield
+
+    def table(self) -> str:
+        columns = {"drawn": self.drawn, "hit": self.hit, "resumed": self.resumed, "started again": self.restarted}
+        rows = [("fault", *columns), ("---", *("---:" for _ in columns))]
+        rows += [(fault, *(str(column[fault]) for column in columns.values())) for fault in FAULTS]
+        rows.append(("all", *(str(column.total()) for column in columns.values())))
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- 3. main
+def own_size() -> tuple[int, int]:
+    """Bytes in memory, and open files, of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
+
+
+def make_start(start: Path, world: World) -> None:
+    """What each round begins with: the data, a reward function, and the file of the judge."""
+    child = os.fork()  # this process starts no threads: a fork would lose them
+    if child == 0:
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+            sizes = {"num_demonstrations": 64, "num_comparisons": 64, "num_validation": 16, "vocab_size": 320}
+            tiny.main(tiny.Args(out=start / "data", **sizes))
+        os._exit(0)
+    os.waitpid(child, 0)
+    (start / "rule.py").write_text(RULE)
+    url, cache = f"http://127.0.0.1:{world.reserved.getsockname()[1]}/v1", str(world.run / "answers.jsonl")
+    judge = {"url": url, "model": "judge", "rubric": RUBRIC, "timeout": 10.0, "workers": 4, "cache": cache}
+    (start / "judge.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in judge.items()))
+
+
+def main(args: Args) -> int:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGUSR1, jump)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    root = Path(tempfile.mkdtemp(prefix="soak-"))
+    for name in ("disk", "view"):
+        (root / name).mkdir()
+    begin, number, code, sizes = time.monotonic(), args.first_round, 0, (0, 0)
+    tqdm.monitor_interval = 0  # no thread: a fork would wait for its lock for ever
+    bar = tqdm(total=round(3600 * args.hours), unit="s", bar_format="{l_bar}{bar}| {n}/{total} s{postfix}")
+    with small_disk(root / "disk") as mounted:
+        soak = Soak(root, args.seed, World(root, mounted))
+        tempfile.tempdir = os.environ["TMPDIR"] = str(root / "disk" / "tmp")
+        os.environ["NANORLHF_KERNELS"] = "default"  # measured while it runs, others might be chosen
+        os.mkdir(tempfile.tempdir)
+        try:
+            make_start(root / "start", soak.world)
+            while number == args.first_round or time.monotonic() - begin < 3600 * args.hours:
+                for _ in soak.play(number):
+                    bar.n = min(bar.total, round(time.monotonic() - begin))
+                    bar.set_postfix_str(f"round {number}, {soak.hit.total()} faults")
+                now = own_size()
+                sizes = now if number < args.first_round + 3 else sizes
+                if now[0] > sizes[0] + SPARE or now[1] > sizes[1]:
+                    raise Failure(f"the soak itself grew from {sizes} to {now} (bytes, open files)")
+                number += 1
+        except Failure as failure:
+            code = 1
+            bar.close()
+            shutil.copytree(soak.world.disk, root / "kept", symlinks=True)
+            layout = LAYOUTS[(number - 1) % len(LAYOUTS)]
+            print(
+                f"FAILED in round {number}, {soak.stage} with {layout}, after {soak.fault or 'no fault'}: {failure}. "
+                f"All files are in {root}, what the run said in {root / 'log'}. To repeat it: "
+                f"python -m tools.soak --hours 0 --seed {args.seed} --first-round {number}"
+            )
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        finally:
+            bar.close()
+            if soak.job:
+                os.kill(soak.job, signal.SIGKILL)  # what it has started ends with it
+                os.waitpid(soak.job, 0)
+            soak.world.heal(judged=False)
+    if code != 1:
+        shutil.rmtree(root)
+    print(soak.table())
+    memory = [f"{size / 2**20:.0f} MiB" for size in (soak.largest_rss, sizes[0], own_size()[0])]
+    print(
+        f"{number - args.first_round} rounds, {soak.runs} runs, {time.monotonic() - begin:.0f} seconds. Memory: a run "
+        f"{memory[0]} at most, the soak {memory[1]} after three rounds and {memory[2]} in the end."
+    )
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))
