@@ -17,12 +17,14 @@ file, line and reason. The token ids are cached next to the file, in .tokens/, a
 the same file maps the cache.
 """
 
+import glob
 import gzip
 import hashlib
 import io
 import json
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -429,10 +431,11 @@ def cached_tokens(
     except (OSError, SafetensorError):
         pass  # missing or damaged: written below
     arrays = tokenise(path, tokenizer, texts)
-    temporary = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
+    here = f".{cache.name}.{platform.node()}"  # nodes may share a directory, not their processes
+    temporary = cache.with_name(f"{here}.{os.getpid()}.tmp")
     try:
         cache.parent.mkdir(exist_ok=True)
-        for other in cache.parent.glob(f".{cache.name}.*.tmp"):
+        for other in cache.parent.glob(f"{glob.escape(here)}.*.tmp"):
             process = other.name.split(".")[-2]
             if process.isdecimal() and not is_running(int(process)):  # a kill left it
                 other.unlink(missing_ok=True)

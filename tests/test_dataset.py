@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import os
+import platform
 import subprocess
 
 import pytest
@@ -353,11 +354,15 @@ def test_a_cache_that_a_killed_start_has_half_written_is_removed(tmp_path):
     [cache] = (tmp_path / ".tokens").iterdir()
     gone = subprocess.Popen(["true"])
     gone.wait()
-    for process in (gone.pid, os.getppid()):  # the second still writes
-        cache.with_name(f".{cache.name}.{process}.tmp").write_text("half")
+    here = f".{cache.name}.{platform.node()}"
+    left = cache.with_name(f"{here}.{gone.pid}.tmp")
+    # the parent still writes, and nothing is known of another node's processes
+    writing = {f"{here}.{os.getppid()}.tmp", f".{cache.name}.node7.{gone.pid}.tmp"}
+    for name in (left.name, *writing):
+        cache.with_name(name).write_text("half")
     cache.unlink()
     load_demonstrations(path, TOKENIZER, None, None)
-    assert {file.name for file in cache.parent.iterdir()} == {cache.name, f".{cache.name}.{os.getppid()}.tmp"}
+    assert {file.name for file in cache.parent.iterdir()} == {cache.name, *writing}
 
 
 def test_a_broken_row_leaves_no_cache(tmp_path):
