@@ -676,6 +676,11 @@ def test_absurd_flags_are_refused_before_anything_is_made(miniature, tmp_path, c
     refused(replace(miniature.sft, out=tmp_path / "out", **change), "sft", sentence)
 
 
+def test_a_score_that_no_float32_holds_is_refused(miniature, tmp_path):
+    args = replace(miniature.ppo, out=tmp_path / "out", missing_eos_score=1e308)
+    refused(args, "ppo", "--missing-eos-score 1e.308: it must be a finite number in float32")
+
+
 # ------------------------------------------------------------------------------------------------------- tokenizers
 @pytest.mark.parametrize(
     ("files", "reason"),
