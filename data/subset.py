@@ -49,6 +49,7 @@ def main(args: Args) -> None:
     needed = "sft.train" if args.half == "both" else "comparisons.train"
     if needed not in files:
         raise InputError(f"--data {args.data} has no {needed}.jsonl.")
+    tokenizer = load_tokenizer(args.data)
     limits = {"sft.train": args.num_demonstrations, "comparisons.train": args.num_comparisons}
     counts = {}
     with jsonl_files(args.out) as write:
@@ -67,7 +68,7 @@ def main(args: Args) -> None:
             counts[name] = len(kept)
             for _, _, row in sorted(kept, key=lambda entry: entry[1]):  # in the file's order
                 write(name, row)
-    load_tokenizer(args.data).save(args.out)
+    tokenizer.save(args.out)
     print(f"written: {args.out}: " + ", ".join(f"{name}.jsonl ({count})" for name, count in counts.items()))
 
 

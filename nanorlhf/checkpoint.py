@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -118,8 +119,15 @@ def load(
         model = model_class(config)
     cast_linear_weights(model, dtype)
     tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        tensors |= read_tensors(shard)
+    for shard, named in shards.items():
+        found = read_tensors(shard)
+        for name in sorted(named - found.keys())[:1]:
+            raise InputError(f"{shard} has no tensor {name}, which {file} says: download it again.")
+        for name in sorted(tensors.keys() & found.keys())[:1]:
+            raise InputError(
+                f"{shard}: {name} is in another file of {file} too: download it again."
+            )
+        tensors |= found
     tensors = split_gates(with_prefix(tensors, config, file), config)
     tie_head(tensors, config, model_class is GPT, file)
 
@@ -159,9 +167,12 @@ def load(
     for name, buffer in model.named_buffers():  # reward_bias
         value = read_stored(name).to("cpu" if on_meta else device, buffer.dtype, copy=True)
         model.register_buffer(name, value)
-    if not on_meta:
+    check = partial(check_output, model, where)
+    if on_meta:
+        model.__dict__["check_output"] = check  # by `distributed.shard`
+    else:
         distributed.read_weights(model, device)
-        check_output(model, where, dtype)
+        check(torch.device(device), dtype)
     return model
 
 
@@ -181,14 +192,15 @@ def check_values(values: Tensor, where: str) -> None:
 
 
 @torch.no_grad()
-def check_output(model: GPT | ScalarModel, where: str | Path, dtype: torch.dtype) -> None:
+def check_output(
+    model: GPT | ScalarModel, where: str | Path, device: torch.device, dtype: torch.dtype
+) -> None:
     """Refuse a model whose output for a few tokens is not finite, before anyone trains it."""
-    weight = model.transformer.embedding.weight
     length = min(PROBED, model.config.n_ctx)
-    ids = torch.linspace(0, model.config.vocab_size - 1, length).long().to(weight.device)[None]
-    with torch.autocast(weight.device.type, dtype, enabled=dtype != torch.float32):
+    ids = torch.linspace(0, model.config.vocab_size - 1, length).long().to(device)[None]
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         output = model(ids, query_length=max(1, length // 2))
-        if isinstance(model, GPT):
+        if isinstance(model, GPT) and model.forbidden is None:  # else some logits are -inf
             output = model.logits(output)
     if not output.isfinite().all():
         raise InputError(

@@ -41,7 +41,7 @@ ClipRange = PositiveFloat | tuple[PositiveFloat, PositiveFloat]  # one, or below
 NonNegativeFloat = Annotated[float, Range("at least 0", lambda x: x >= 0)]
 Fraction = Annotated[float, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
 Beta = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]
-FiniteFloat = Annotated[float, Range("a finite number", math.isfinite)]
+FiniteFloat = Annotated[float, Range("a finite number in float32", lambda x: abs(x) < 3.4e38)]
 # a smaller one overflows float32; a larger one makes all tokens equally probable
 Temperature = Annotated[float, Range("from 10^-6 to 10^6", lambda x: 1e-6 <= x <= 1e6)]
 TemperatureOrGreedy = Annotated[

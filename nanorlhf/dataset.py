@@ -318,7 +318,7 @@ def filled_texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:
 
 # --------------------------------------------------------------------------- 3. ids in a few arrays
 CACHE = ".tokens"  # directory next to the data
-CACHE_FORMAT = "3"  # a cache in another format is replaced
+CACHE_FORMAT = "4"  # a cache in another format is replaced
 CHUNK = 1024  # rows tokenised at once, on all cores
 
 
@@ -375,10 +375,10 @@ def load_rows(
 ) -> Rows[R]:
     """Tokenise a file, or map the cache that an earlier start wrote; every rank calls it.
 
-    Rank 0 does the work. The cache is named by kind and tokenizer; it is replaced if the file's
-    SHA-256 differs, and written atomically. Where the cache can't be written, or another node
-    doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError for the first
-    field that has more tokens than its limit.
+    Rank 0 does the work. The cache is named by kind and tokenizer; it is replaced if the SHA-256 of
+    the file or of its own arrays differs, and written atomically. Where the cache can't be written,
+    or another node doesn't see it, rank 0 sends the arrays to the other ranks. Raises InputError
+    for the first field that has more tokens than its limit.
     """
     from nanorlhf import distributed  # imports PyTorch, which converters don't need
 
@@ -423,14 +423,16 @@ def cached_tokens(
     for _ in iter_jsonl(path):  # raises InputError unless it is a regular file
         break
     with path.open("rb") as file:
-        key = f"{CACHE_FORMAT} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        source = f"{CACHE_FORMAT} {hashlib.file_digest(file, 'sha256').hexdigest()}"
     cache = path.parent / CACHE / f"{path.name}.{kind}.{tokenizer.fingerprint[:16]}.safetensors"
     try:
-        if read_cache(cache)[0] == key:
+        key, arrays = read_cache(cache)
+        if key == f"{source} {digest(arrays)}":
             return cache
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, TypeError):  # TypeError: a type that NumPy doesn't have
         pass  # missing or damaged: written below
     arrays = tokenise(path, tokenizer, texts)
+    key = f"{source} {digest(arrays)}"
     here = f".{cache.name}.{platform.node()}"  # nodes may share a directory, not their processes
     temporary = cache.with_name(f"{here}.{os.getpid()}.tmp")
     try:
@@ -466,7 +468,16 @@ def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """The key of a cache, and its arrays, mapped."""
     with safe_open(path, "pt") as file:
         arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}
-        return file.metadata().get("key", ""), arrays
+        return (file.metadata() or {}).get("key", ""), arrays
+
+
+def digest(arrays: dict[str, np.ndarray]) -> str:
+    """Of the names, types, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(array.data)
+    return found.hexdigest()
 
 
 def tokenise(

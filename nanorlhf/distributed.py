@@ -118,10 +118,14 @@ def shard(
     memory.
     """
     shard_device = torch.device("cpu") if offload else device
+    check_output = model.__dict__.pop("check_output", None)  # of a model that was not read yet
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
     if not dist.is_initialized():
         if "read_stored" in model.__dict__:
             read_weights(model, shard_device)
         model.to(shard_device)
+        if check_output is not None:
+            check_output(shard_device, dtype)
         return
     # imported here: FSDP2 takes more than a second, and only sharded runs need it
     from torch.distributed.device_mesh import init_device_mesh
@@ -165,6 +169,9 @@ def shard(
             problems = [str(error)]
         for problem in all_gather_objects(problems):
             raise InputError(problem)
+    if check_output is not None:
+        check_output(device, dtype)
+        units[-1].reshard()  # the root keeps its weights after a pass
 
 
 def read_weights(model: nn.Module, device: str | torch.device) -> None:

@@ -606,7 +606,35 @@ def test_a_compressed_pickle_is_refused_unread(tmp_path):
         read_tensors(tmp_path / "y.bin")
 
 
-@pytest.mark.parametrize("shard", ["../other/model.bin", "/etc/passwd", "", ".", "a\0b"])
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ({"a": "1.bin", "b": "1.bin"}, "1.bin has no tensor b, which .*index.json says: download it again"),
+        ({"a": "1.bin", "c": "2.bin"}, "2.bin: a is in another file of .*index.json too: download it again"),
+    ],
+)
+def test_an_index_that_lies_is_refused(miniature, tmp_path, index, reason):
+    checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({"a": torch.ones(2)}, checkpoint / "1.bin")
+    torch.save({"a": torch.zeros(2), "c": torch.ones(2)}, checkpoint / "2.bin")
+    (checkpoint / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(InputError, match=reason):
+        load_gpt(checkpoint)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), 1e30])
+def test_a_weight_of_nan_in_the_second_of_two_files_names_the_index_and_the_tensor(miniature, tmp_path, weight):
+    checkpoint = changed_checkpoint(
+        miniature.root / "sft", tmp_path / "checkpoint", tensors=set_value("embed_out.weight", weight)
+    )
+    fuzz.write_shards(checkpoint / "model.safetensors", checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="index.json: embed_out.weight has a value of"):
+        load_gpt(checkpoint)
+
+
+@pytest.mark.parametrize("shard", ["../other/model.bin", "/etc/passwd", "", ".", "a\0b", "x" * 5000])
 def test_an_index_reads_only_files_beside_it(miniature, tmp_path, shard):
     checkpoint = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
     (checkpoint / "model.safetensors").unlink()
@@ -646,6 +674,11 @@ def test_absurd_sizes_and_types_in_config_json_are_refused_before_anything_is_ma
 )
 def test_absurd_flags_are_refused_before_anything_is_made(miniature, tmp_path, change, sentence):
     refused(replace(miniature.sft, out=tmp_path / "out", **change), "sft", sentence)
+
+
+def test_a_score_that_no_float32_holds_is_refused(miniature, tmp_path):
+    args = replace(miniature.ppo, out=tmp_path / "out", missing_eos_score=1e308)
+    refused(args, "ppo", "--missing-eos-score 1e.308: it must be a finite number in float32")
 
 
 # ------------------------------------------------------------------------------------------------------- tokenizers

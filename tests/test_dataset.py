@@ -320,7 +320,19 @@ def test_a_cache_of_other_data_or_another_tokenizer_is_not_used(tmp_path, tokeni
     assert len(tokenised) == 3  # both stay
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"\xff" * 99])
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1], lambda data: b"", lambda data: b"\xff" * 99,
+        lambda data: flipped(data, -1),  # an id, an end or a line: arrays of the right shapes
+        lambda data: flipped(data, data.index(b'"ids"') + 1), lambda data: data.replace(b'"I32"', b'"F32"'),
+        lambda data: data.replace(b"__metadata__", b"__netadata__"),
+    ],
+)  # fmt: skip
 def test_a_damaged_cache_is_made_anew(tmp_path, tokenised, damage):
     path = write(tmp_path / "sft", DEMONSTRATION)
     whole = queries(load_demonstrations(path, TOKENIZER, None, None))

@@ -286,6 +286,18 @@ def test_a_weight_that_is_nan_in_the_rows_of_one_rank_is_named_by_all() -> None:
             distributed.shard(mapped, DEVICE, False)
 
 
+def test_a_sharded_model_whose_output_is_nan_is_refused_by_all() -> None:
+    model = GPT(replace(TINY, norm_eps=0.0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with tempfile.TemporaryDirectory() as directory:
+        save(model, directory)
+        mapped = load_gpt(directory, "meta").forbid(3, 36)
+        with pytest.raises(InputError, match="the model's output for 8 tokens is not finite"):
+            distributed.shard(mapped, DEVICE, False)
+
+
 def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     signals = StopSignals()
     assert not signals.received()

@@ -45,10 +45,13 @@ if __name__ == "__main__":  # before torch and huggingface_hub are imported
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
 import eval as evaluation
 import train_dpo
+import train_grpo
 import train_ppo
+import train_rlcf
 import train_rm
 import train_sft
 from data import (
@@ -65,14 +68,20 @@ from data import (
     site,
     squad,
     stackoverflow,
+    subset,
+    sums,
     tiny,
     tldr,
+    tokenizer,
     town,
 )
+from nanorlhf.checkpoint import save
 from nanorlhf.cli import PositiveInt, check_ranges, command_line, run_module
 from nanorlhf.dataset import iter_jsonl, write_jsonl
+from nanorlhf.model import GPT
 from nanorlhf.report import compare_runs
 from nanorlhf.rlcf import train_baselines, train_discriminator
+from tests.pretrained import test_gguf
 
 CPU_SECONDS, IDLE_SECONDS, MAX_BYTES = 60, 240, 2 * 2**30
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,6 +142,9 @@ ENTRIES = {
     "train_sft": script(train_sft, f"{SFT} --warmup-steps 0", "data"),
     "train_sft from a model": script(train_sft, f"{SFT} --warmup-steps 0 --model sft", "data sft"),
     "train_sft from pickles": script(train_sft, f"{SFT} --warmup-steps 0 --model bin", "data bin"),
+    "train_sft from GGUF": script(
+        train_sft, f"{SFT} --warmup-steps 0 --model llama.gguf".replace("600", "900"), "data llama.gguf"
+    ),
     "train_sft of programs": script(
         train_sft,
         f"{SFT.replace('data data', 'data code').replace('0.5', '2')} --rows code --warmup-steps 0 "
@@ -143,10 +155,16 @@ ENTRIES = {
     "train_rm": script(train_rm, f"{RM} --warmup-steps 0", "data sft"),
     "train_rm by scores": script(train_rm, f"{RM} --loss regression --warmup-steps 0", "data sft"),
     "train_dpo": script(train_dpo, f"{RM} --warmup-steps 0", "data sft"),
+    "train_dpo by labels": script(train_dpo, f"{RM} --warmup-steps 0 --loss kto_unpaired", "data sft"),
     "train_ppo": script(train_ppo, PPO.replace("{out}", "out/run"), "data sft rm"),
     "train_ppo --resume": script(train_ppo, f"{PPO.replace('{out}', 'ppo')} --resume", "data sft rm ppo"),
-    "train_ppo of programs": script(
-        train_ppo,
+    "train_grpo": script(
+        train_grpo,
+        PPO.replace("{out}", "out/run").replace("--num-ppo-epochs 1", "--num-epochs 1 --samples-per-query 2"),
+        "data sft rm",
+    ),
+    "train_rlcf": script(
+        train_rlcf,
         f"rlcf-tiny {CODE} --total-episodes 4 --batch-size 4 --micro-batch-size 4 --discriminator disc",
         "code sft disc",
     ),
@@ -235,6 +253,18 @@ ENTRIES = {
     ),
     "site": module(site, "--out out/site --num-questions 10", ""),
     "town": module(town, "--out out/town --num-train 4 --num-validation 2", ""),
+    "sums": module(
+        sums,
+        "--out out/sums --num-demonstrations 8 --num-queries 8 --num-comparisons 8 --num-validation 4",
+        "",
+    ),
+    "subset": module(subset, "--data data --out out/data --half first --num-validation 2", "data"),
+    "tokenizer": module(tokenizer, "--data data/sft.train.jsonl --vocab-size 320 --out out/data", "data"),
+    "chat by GGUF": module(
+        chat,
+        "--source chats.jsonl --out out/data --tokenizer llama.gguf --turns all --template chatty/chat_template.jinja",
+        "chats.jsonl llama.gguf chatty",
+    ),
     "label": module(label, "--samples samples.jsonl --out labels.jsonl", "samples.jsonl labels.jsonl"),
     "rank": module(
         rank,
@@ -267,6 +297,10 @@ def make_world() -> None:
         rows = [row for _, row in iter_jsonl(f"data/sft.{split}.jsonl")]
         scored = [{"query": row["query"], "response": row["response"], "score": 0.5} for row in rows]
         write_jsonl(f"data/scored.{split}.jsonl", scored)
+        labelled = [
+            {"query": row["query"], "response": row["response"], "label": i % 2 == 0} for i, row in enumerate(rows)
+        ]
+        write_jsonl(f"data/unpaired.{split}.jsonl", labelled)
     again("train_sft", "out/run", "sft", "--num-epochs 30 --lr 3e-3")  # until it writes letters, mostly
     again("train_rm", "out/run", "rm")
     again("train_ppo", "out/run", "ppo")
@@ -274,6 +308,7 @@ def make_world() -> None:
     shutil.copytree("sft", "bin", ignore=shutil.ignore_patterns("*.safetensors", "state", "best", "events*"))
     write_shards(Path("sft/model.safetensors"), Path("bin"))
     write_encoder(Path("encoder"))
+    write_gguf(Path("llama.gguf"))
 
     programs.main(programs.Args(out=Path("made"), language="python", num_problems=4, num_bench=(4, 2, 2)))
     os.rename("made/bench", "code")
@@ -332,8 +367,6 @@ def again(entry: str, made: str, name: str, flags: str = "") -> None:
 
 def write_shards(weights: Path, directory: Path) -> None:
     """The same weights as two pickles and their index."""
-    from safetensors.torch import load_file
-
     tensors = load_file(weights)
     names = sorted(tensors)
     halves = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
@@ -341,6 +374,14 @@ def write_shards(weights: Path, directory: Path) -> None:
         torch.save({name: tensors[name] for name in half}, directory / file)
     index = {name: file for file, half in halves.items() for name in half}
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def write_gguf(path: Path) -> None:
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as directory:
+        save(GPT(replace(test_gguf.CONFIGS["llama"], n_ctx=1500)), directory)
+        settings = json.loads(Path(directory, "config.json").read_text())
+        test_gguf.write(path, "llama", load_file(f"{directory}/model.safetensors"), settings)
 
 
 def write_encoder(directory: Path) -> None:
@@ -513,6 +554,7 @@ def attack_bytes(data: bytes, rng: random.Random) -> tuple[str, bytes]:
         "a line of words, 20 MB, inserted": lambda: data[:at] + b"a = 1; " * 3_000_000 + data[at:],
         "200,000 lines inserted": lambda: data[:at] + b"\n" * 200_000 + data[at:],
         "a million brackets inserted": lambda: data[:at] + rng.choice((b"[", b"{", b"(", b"<b>")) * 10**6 + data[at:],
+        "another number near the start": lambda: with_number(data, rng.randrange(min(len(data), 4000)), rng),
         "NULs inserted": lambda: data[:at] + b"\0" * 50 + data[at:],
         "in Latin-1": lambda: data[:at] + b"\xe4\xf6\xfc" + data[at:],
         "in UTF-16": lambda: data.decode("latin-1").encode("utf-16"),
@@ -531,6 +573,11 @@ def attack_bytes(data: bytes, rng: random.Random) -> tuple[str, bytes]:
 def flip(data: bytes, at: int, rng: random.Random) -> bytes:
     at %= len(data)
     return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def with_number(data: bytes, at: int, rng: random.Random) -> bytes:
+    """Lengths, counts and offsets in a header of bytes."""
+    return data[:at] + rng.choice((0, 1, 2**31, 2**40, 2**62, 2**64 - 1)).to_bytes(8, "little") + data[at + 8 :]
 
 
 def attack_kind(path: Path, rng: random.Random) -> str:

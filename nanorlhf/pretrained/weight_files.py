@@ -56,20 +56,24 @@ def find_weights(where: str | Path) -> Path:
     raise InputError(f"{where} holds no weights: no {names}.")
 
 
-def shards_of(path: Path) -> list[Path]:
-    """The file itself, or the files next to it that an index names."""
+def shards_of(path: Path) -> dict[Path, set[str]]:
+    """The file itself, or the files next to it that an index names, each with the tensors that it names there."""
     if not path.name.endswith(".index.json"):
-        return [path]
-    names = read_object(path).get("weight_map")
-    names = [*names.values()] if isinstance(names, dict) else []
+        return {path: set()}
+    weight_map = read_object(path).get("weight_map") or {}
+    names = [*weight_map.values()] if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path} has no weight_map from tensors to files: download it again.")
     for name in set(names):
-        if not name or Path(name).name != name or "\0" in name:  # ../.. would read anything
+        is_name = Path(name).name == name and "\0" not in name and len(name) < 256
+        if not name or not is_name:  # ../.. would read anything
             raise InputError(f"{path} names {name!r:.300}, which isn't a file next to it.")
         if not (path.parent / name).is_file():
             raise InputError(f"{path} names {name}, which isn't there: download it too.")
-    return [path.parent / name for name in sorted(set(names))]
+    shards: dict[Path, set[str]] = {path.parent / name: set() for name in sorted(set(names))}
+    for tensor, name in weight_map.items():
+        shards[path.parent / name].add(tensor)
+    return shards
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -6,10 +6,11 @@ Answers are cached on disk, so that nothing is paid for twice; a cap on calls li
 import hashlib
 import json
 import os
+import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -84,9 +85,8 @@ class _Asker:
 
         self.endpoint = endpoint
         self.openai: Any = openai
-        # without redirects: by default the key would go wherever they point
-        hooks = {"request": [self.count], "response": [self.bound]}
-        http_client = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
+        hooks = {"request": [self.count, self.limit_time], "response": [self.limit_size]}
+        http_client = openai.DefaultHttpxClient(event_hooks=hooks, follow_redirects=False)  # the key would go there too
         self.client = openai.OpenAI(
             base_url=endpoint.url.removesuffix("/chat/completions"),
             api_key=endpoint.key or "none",  # without one, the library would send the key in OPENAI_API_KEY
@@ -94,7 +94,8 @@ class _Asker:
             max_retries=TRIES - 1,
             http_client=http_client,
         )
-        self.headers = {} if endpoint.key else {"Authorization": openai.Omit()}
+        # a connection per request, so that its end is the request's
+        self.headers = {"Connection": "close"} | ({} if endpoint.key else {"Authorization": openai.Omit()})
         self.lock = threading.Lock()
         self.over = threading.Event()  # no further request
         self.stopped = ""  # why
@@ -118,26 +119,50 @@ class _Asker:
         self.stop(self.cap)
         raise self.openai.OpenAIError("no further request")  # of its own errors, the library tries none again
 
-    def bound(self, response: Any) -> None:
-        """Called before each body is read: it may have MAX_ANSWER bytes, and take LONGEST timeouts in all."""
-        httpx: Any = import_module(type(response).__module__.partition(".")[0])  # or httpx2, by openai's version
-        stream, openai, end = response.stream, self.openai, time.monotonic() + LONGEST * self.endpoint.timeout
+    def limit_time(self, request: Any) -> None:
+        """Called before each request: it may take LONGEST timeouts in all, however its answer drips."""
+        httpx: Any = import_module(type(request).__module__.partition(".")[0])  # or httpx2, by openai's version
+        sockets: list[socket.socket] = []
+        is_late = threading.Event()
 
-        class Bounded(httpx.SyncByteStream):  # type: ignore[misc]  # a module by its name
+        def stop() -> None:
+            is_late.set()
+            for each in sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)  # its read ends
+
+        timer = threading.Timer(LONGEST * self.endpoint.timeout, stop)
+        timer.daemon = True
+        timer.start()
+
+        def trace(event: str, about: dict[str, Any]) -> None:
+            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+                sockets.append(about["return_value"].get_extra_info("socket"))
+            elif event.endswith((".response_closed.complete", ".connect_tcp.failed", ".start_tls.failed")):
+                timer.cancel()
+            elif event.endswith(".failed") and is_late.is_set():
+                raise httpx.ReadTimeout("the answer never ends")
+
+        request.extensions["trace"] = trace
+
+    def limit_size(self, response: Any) -> None:
+        """Called before each body is read: it may have MAX_ANSWER bytes."""
+        httpx: Any = import_module(type(response).__module__.partition(".")[0])
+        stream, openai = response.stream, self.openai
+
+        class Limited(httpx.SyncByteStream):  # type: ignore[misc]  # a module by its name
             def __iter__(self) -> Iterator[bytes]:
                 size = 0
                 for piece in stream:
                     size += len(piece)
                     if size > MAX_ANSWER:
                         raise openai.OpenAIError(f"an answer of more than {MAX_ANSWER:,} bytes")
-                    if time.monotonic() > end:
-                        raise httpx.ReadTimeout("the answer never ends")
                     yield piece
 
             def close(self) -> None:
                 stream.close()
 
-        response.stream = Bounded()
+        response.stream = Limited()
 
     def ask(self, prompt: str) -> str | None:
         """The answer; None if there is none."""

@@ -33,8 +33,12 @@ define are theirs.
 Answers are values: numbers, strings, arrays, collections of the standard library, and objects of classes that the
 prompt defines. Any other object is no answer, whatever it says it is equal to or contains, except that in Python
 functions may be called and iterators advanced. Tests can't pass functions, nor compare or subclass the program's
-objects (such an object is equal to itself only). What remains possible: to answer right without solving the problem,
-by knowing the tests from elsewhere, and to pass tests that accept too much. NaN is within every tolerance that is
+objects (such an object is equal to itself only). Nor can they use a coroutine, a date, a class with __slots__, or in
+Java a StringBuilder, a comparator's order, and of the prompt's classes fields, records and exceptions: a right program
+fails there.
+
+What remains possible: to answer right without solving the problem, by knowing the tests from elsewhere, and to pass
+tests that accept too much, such as a search through an iterator that has no end. NaN is within every tolerance that is
 written `if abs(x - y) > eps`, here as in plain Python and Java.
 
 A wrong answer: the tests of MBJP, MathQA and HumanEval all throw the same exception. It would skip the remaining tests

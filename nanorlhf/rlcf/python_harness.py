@@ -5,9 +5,9 @@
 
 What passes between them are plain values, written by their type. A subclass is written as the built-in class that it
 extends: the reader makes values of its own, and runs no code of the writer's. An object of a class that the prompt
-defines is written by its attributes, a member of an Enum by its name. A program may also answer with a function, which
-the tests can call, or an iterator, which they can advance; where a class is under test, they can call its methods. Any
-other object is no answer, and ends the tests.
+defines is written by its attributes, which never take the place of the class's methods; a member of an Enum by its
+name. A program may also answer with a function, which the tests can call, or an iterator, which they can advance; where
+a class is under test, they can call its methods. Any other object is no answer, and ends the tests.
 
 The tests read the prompt's own helpers, constants and imports, which are parsed and run again in the harness. The
 program is asked for one name only: the function or class that the response completes. If the response is the whole
@@ -79,7 +79,12 @@ def send(fd, content, kind=b""):
 
 
 # -------------------------------------------------------------------------------------------------- 1. plain values
-Decimal, Fraction, partial = decimal.Decimal, fractions.Fraction, functools.partial
+Decimal, Fraction = decimal.Decimal, fractions.Fraction
+EnumType = type(enum.Enum)
+# the attributes themselves: a metaclass may give others
+mro_of, name_of, flags_of, members_of = (
+    type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__flags__", "__dict__")
+)
 numerator_of, denominator_of = (vars(Fraction)[name].__get__ for name in ("_numerator", "_denominator"))
 VIEWS: tuple = (  # a dictionary's, in another one
     ("dict_keys", type({}.keys()), lambda items: dict.fromkeys(items).keys()),
@@ -93,11 +98,28 @@ CONTAINERS = (
 MAKE = dict(CONTAINERS) | {name: make for name, _, make in VIEWS}
 
 
-def encoded(value, other):
-    """A value as JSON; other(object) writes one that isn't plain. Runs no code of the value's class."""
+def attributes_of(instance):
+    """Its __dict__, however its class answers for it."""
+    for kind in mro_of(type(instance)):
+        attributes = members_of(kind).get("__dict__")
+        if type(attributes) is GetSetDescriptorType:
+            return attributes.__get__(instance)
+    return {}
+
+
+def encoded(value, own, other):
+    """A value as JSON. Runs no code of the value's class.
+
+    own: the prompt's classes by name; other(object) writes what is neither plain nor of their tuples and enumerations
+    """
     kind = type(value)  # isinstance would ask the value for its __class__
     if value is None or kind is bool:
         return value
+    is_own = own.get(name_of(kind)) is kind
+    if is_own and type(kind) is EnumType:  # also of int or str
+        return ["member", name_of(kind), attributes_of(value)["_name_"]]
+    if is_own and issubclass(kind, tuple):
+        return ["named", name_of(kind), *[encoded(item, own, other) for item in tuple.__iter__(value)]]
     if issubclass(kind, int):
         return ["int", format(int.__index__(value), "x")]  # decimal digits have a limit
     if issubclass(kind, float):
@@ -111,21 +133,24 @@ def encoded(value, other):
     if kind is complex:
         return ["complex", float.hex(value.real), float.hex(value.imag)]
     if kind is range:
-        return ["range", *[encoded(part, other) for part in (value.start, value.stop, value.step)]]
+        return ["range", *[encoded(part, own, other) for part in (value.start, value.stop, value.step)]]
     if kind is Decimal:
         return ["Decimal", Decimal.__str__(value)]
     if kind is Fraction:
-        return ["Fraction", encoded(numerator_of(value), other), encoded(denominator_of(value), other)]
+        return ["Fraction", encoded(numerator_of(value), own, other), encoded(denominator_of(value), own, other)]
     if issubclass(kind, dict):
-        return ["dict", *[[encoded(k, other), encoded(v, other)] for k, v in dict.items(value)]]
+        return ["dict", *[[encoded(k, own, other), encoded(v, own, other)] for k, v in dict.items(value)]]
     for name, container in CONTAINERS:
         if issubclass(kind, container):
-            return [name, *[encoded(item, other) for item in container.__iter__(value)]]
+            return [name, *[encoded(item, own, other) for item in container.__iter__(value)]]
     return other(value)
 
 
-def decoded(data, other):
-    """The value of `encoded`; other(*data) gives what isn't plain."""
+def decoded(data, own, instances, object_of):
+    """The value of `encoded`.
+
+    own: the prompt's classes by name; instances: objects of these; object_of(number, ...) gives any other object
+    """
     if data is None or data is True or data is False:
         return data
     name, *parts = data
@@ -141,17 +166,25 @@ def decoded(data, other):
         return bytearray.fromhex(parts[0])
     if name == "complex":
         return complex(*[float.fromhex(part) for part in parts])
-    if name == "range":
-        return range(*[decoded(part, other) for part in parts])
     if name == "Decimal":
         return Decimal(parts[0])
-    if name == "Fraction":
-        return Fraction(*[decoded(part, other) for part in parts])
+    if name == "member":
+        return own[parts[0]][parts[1]]
+    if name == "instance":
+        return instances[parts[0]]
+    if name == "object":
+        return object_of(*parts)
+    rest = own, instances, object_of
     if name == "dict":
-        return {decoded(key, other): decoded(value, other) for key, value in parts}
-    if name in ("object", "instance", "member"):
-        return other(*data)
-    return MAKE[name]([decoded(part, other) for part in parts])
+        return {decoded(key, *rest): decoded(value, *rest) for key, value in parts}
+    if name == "named":
+        return tuple.__new__(own[parts[0]], [decoded(part, *rest) for part in parts[1:]])
+    items = [decoded(part, *rest) for part in parts]
+    if name == "range":
+        return range(*items)
+    if name == "Fraction":
+        return Fraction(*items)
+    return MAKE[name](items)
 
 
 # --------------------------------------------------------------------------------------------------- 2. the program
@@ -161,12 +194,7 @@ class Missing(TypeError):
 
 FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, functools.partial, type(functools.cache(len))
 EXCEPTIONS = tuple(kind for kind in vars(builtins).values() if type(kind) is type and issubclass(kind, BaseException))
-EnumType = type(enum.Enum)
 IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: of the interpreter's types, never of a program's
-# the attributes themselves: a metaclass may give others
-mro_of, name_of, flags_of, members_of = (
-    type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__flags__", "__dict__")
-)
 arguments_of = BaseException.__dict__["args"].__get__
 to_json = vars(json.encoder)["c_make_encoder"](
     None, None, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, False
@@ -240,26 +268,26 @@ def perform():
     module, objects = namespace["module"], namespace["objects"]
     call, names, table = loads(receive(namespace["calls"]))
     arguments, instances, classes = [], [], {name: module.get(name) for name in names}
+    rest = classes, instances, objects.__getitem__
     is_name = type(call) is str
-
-    def known(word, number, *member):
-        if word == "member":
-            return classes[number][member[0]]
-        return (instances if word == "instance" else objects)[number]
-
     try:
         if is_name:
-            return True, module[call], arguments, instances, classes, is_name
-        instances += [object.__new__(classes[name]) for name, _ in table]
-        for instance, (_, attributes) in zip(instances, table, strict=True):
-            instance.__dict__.update(decoded(attributes, known))
-        thing, method, arguments, keywords = [decoded(part, known) for part in call]
-        kind = type(thing)
-        if not hasattr(kind, method):
-            raise Missing(f"{kind.__name__} has no {method}")
-        return True, getattr(kind, method)(thing, *arguments, **keywords), arguments, instances, classes, is_name
+            value = module[call]
+        else:
+            instances += [object.__new__(classes[name]) for name, _ in table]
+            for instance, (_, attributes) in zip(instances, table, strict=True):
+                instance.__dict__.update(decoded(attributes, *rest))
+            thing, method, arguments, keywords = [decoded(part, *rest) for part in call]
+            kind = type(thing)
+            if method == "__bool__":  # or by its length
+                value = bool(thing)
+            elif hasattr(kind, method):
+                value = getattr(kind, method)(thing, *arguments, **keywords)
+            else:
+                raise Missing(f"{kind.__name__} has no {method}")
     except BaseException as error:
         return False, error, arguments, instances, classes, is_name
+    return True, value, arguments, instances, classes, is_name
 
 
 def reply():
@@ -275,8 +303,6 @@ def reply():
 
     def other(value):
         kind = type(value)
-        if classes.get(name_of(kind)) is kind and type(kind) is EnumType:
-            return ["member", name_of(kind), attributes_of(value)["_name_"]]
         if classes.get(name_of(kind)) is kind:
             if id(value) not in positions:
                 positions[id(value)] = len(instances)
@@ -295,26 +321,21 @@ def reply():
             return ["object", number, "iterator"]
         return ["object", number, dict.get(numbers, id(kind))]
 
-    def attributes_of(instance):
-        for kind in mro_of(type(instance)):
-            attributes = members_of(kind).get("__dict__")
-            if type(attributes) is GetSetDescriptorType:
-                return attributes.__get__(instance)
-        return {}
-
     parts, error = [], None if returned else value
     try:
         if returned:
-            parts = [True, encoded(value, other), encoded(arguments, other), []]
+            parts = [True, encoded(value, classes, other), encoded(arguments, classes, other), []]
             for instance in instances:  # grows meanwhile
-                parts[3].append([name_of(type(instance)), encoded(attributes_of(instance), other)])
+                parts[3].append([name_of(type(instance)), encoded(attributes_of(instance), classes, other)])
         else:
-            kind = [kind for kind in mro_of(type(error)) if True in [kind is each for each in EXCEPTIONS]][0]
-            parts = [False, name_of(kind), encoded(arguments_of(error), other)]
+            kinds = [*EXCEPTIONS, *dict.values(classes)]
+            kind = [kind for kind in mro_of(type(error)) if True in [kind is each for each in kinds]][0]
+            content = arguments_of(error), attributes_of(error)
+            parts = [False, name_of(kind), *[encoded(part, classes, other) for part in content]]
         text = "".join(to_json(parts, 0))
     except Exception as problem:  # too deep, or too large
         error = error or problem
-        text = "".join(to_json([False, name_of(type(problem)), ["tuple"]], 0))
+        text = "".join(to_json([False, name_of(type(problem)), ["tuple"], ["dict"]], 0))
     send(namespace["replies"], text.encode())
     if error is not None and issubclass(type(error), SystemExit):
         raise error
@@ -326,7 +347,8 @@ def names_in(code):
     return {*code.co_names, *[name for part in code.co_consts if type(part) is CodeType for name in names_in(part)]}
 
 
-CODES = tuple((f.__name__, f.__code__, f.__defaults__) for f in (read_exactly, receive, send, encoded, decoded))
+COPIED = read_exactly, receive, send, attributes_of, encoded, decoded
+CODES = tuple((f.__name__, f.__code__, f.__defaults__) for f in COPIED)
 TOOLS = tuple(
     (name, value)
     for name, value in (vars(builtins) | globals()).items()
@@ -443,7 +465,7 @@ class Remote:
     def __bool__(self):
         if self.methods in (FUNCTION, ITERATOR):
             raise TypeError("the program's answer is no value")
-        return True
+        return self.ask(self, "__bool__") if self.methods is None or "__bool__" in self.methods else True
 
 
 def asks(method):
@@ -455,7 +477,10 @@ def asks(method):
     return ask
 
 
-for method in ("setattr", "call", "iter", "next", "len", "getitem", "setitem", "contains"):
+for method in (
+    "setattr", "call", "iter", "next", "len", "getitem", "setitem", "delitem", "contains", "enter", "exit",
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "abs", "lt", "le", "gt", "ge", "int", "float",
+):  # fmt: skip
     setattr(Remote, f"__{method}__", asks(f"__{method}__"))
 FUNCTION, ITERATOR = frozenset({"__call__"}), frozenset({"__iter__", "__next__"})
 ATTRIBUTES = frozenset({"__getattribute__", "__setattr__"})
@@ -476,7 +501,7 @@ class Session:
     def get(self, name, is_class, methods=None):
         """A global of the program; KeyError if it has none of this name."""
 
-        def named(word, number, what):
+        def named(number, what):
             if is_class and what == "class":
                 self.methods[number] = methods
                 return self.remote(number, CLASS)
@@ -499,13 +524,11 @@ class Session:
                 return ["object", value.__dict__["number"]]
             if type(value) not in self.classes.values():
                 raise TypeError(f"the tests pass a {type(value).__name__}: only plain values can be sent")
-            if type(type(value)) is EnumType:
-                return ["member", type(value).__name__, value.name]
             if not any(value is instance for instance in instances):
                 instances.append(value)
             return ["instance", next(i for i, instance in enumerate(instances) if value is instance)]
 
-        def known(word, number, what):
+        def known(number, what):
             if number in self.remotes:
                 return self.remotes[number]
             if what == "iterator" or method == "__iter__":
@@ -518,9 +541,15 @@ class Session:
             self.is_broken = True
             raise NoValue("the program's answer is no value but an object of its own")
 
-        parts = [encoded(part, other) for part in (thing, method, args, kwargs)]
-        table = [(type(instance).__name__, encoded(vars(instance), other)) for instance in instances]
-        value, after = self.exchange(parts, instances, table, known)
+        own = self.classes
+        parts = [encoded(part, own, other) for part in (thing, method, args, kwargs)]
+        table = [(type(instance).__name__, encoded(vars(instance), own, other)) for instance in instances]
+        try:
+            value, after = self.exchange(parts, instances, table, known)
+        except StopIteration as error:
+            if method != "__next__":  # it would end a loop of the tests, map() say, in silence
+                raise RuntimeError("the program raised StopIteration") from error
+            raise
         is_own = type(value) is Remote and allowed is not None and method == "__getattribute__"
         if is_own and args[0] not in allowed and allowed is not CLASS:
             raise AttributeError(f"the prompt has no method {args[0]}")
@@ -543,31 +572,35 @@ class Session:
             if returned:
                 content, after, table = parts
                 instances += [object.__new__(self.classes[name]) for name, _ in table[len(instances) :]]
-
-                def other(word, number, *what):
-                    if word == "member":
-                        return self.classes[number][what[0]]
-                    return instances[number] if word == "instance" else known(word, number, *what)
-
+                rest = self.classes, instances, known
                 for instance, (_, attributes) in zip(instances, table, strict=True):
-                    attributes = decoded(attributes, other)
+                    attributes = decoded(attributes, *rest)
                     vars(instance).clear()
-                    vars(instance).update(attributes)
-                value, after = decoded(content, other), decoded(after, other)
+                    self.set_attributes(instance, attributes)
+                value, after = decoded(content, *rest), decoded(after, *rest)
                 return value, after if isinstance(after, list) else []
-            name, args = parts
-            kind = getattr(builtins, name) if isinstance(name, str) else None
+            name, *content = parts
+            objects = collections.defaultdict(lambda: "an object")
+            args, attributes = [decoded(part, self.classes, objects, lambda *what: "an object") for part in content]
+            kind = self.classes.get(name) or getattr(builtins, name)
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 kind = Exception
-            args = decoded(args, lambda *what: "an object")
             try:
-                error = kind(*args)
+                # the prompt's __init__ was called with other arguments than those that it has kept
+                error = kind.__new__(kind, *args) if name in self.classes else kind(*args)
             except TypeError:  # UnicodeDecodeError and the like need other arguments
                 error = Exception(*args)
+            self.set_attributes(error, attributes)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ArithmeticError) as bad:
             raise RuntimeError(f"the program's reply is no value: {bad}") from None
         self.raised = error
         raise error
+
+    def set_attributes(self, instance, attributes):
+        """Without those that would hide the code of its class: a method, or a property that keeps its value."""
+        for name, value in attributes.items():
+            if not any(hasattr(vars(kind).get(name), "__get__") for kind in type(instance).__mro__):
+                vars(instance)[name] = value
 
 
 def bind(session, namespace, source, prefix, suffix, library):
@@ -593,7 +626,8 @@ def bind(session, namespace, source, prefix, suffix, library):
         namespace[name] = importlib.import_module(name) if is_module else library[name]
     tree = ast.Module([statement for statement in statements if not has_hole(statement)], [])
     exec(compile(tree, "<prompt>", "exec", dont_inherit=True), namespace)
-    session.classes = {name: namespace[name] for name in definitions if isinstance(namespace.get(name), type)}
+    own = [value for value in namespace.values() if isinstance(value, type) and value.__module__ == "__main__"]
+    session.classes = {value.__name__: value for value in own}
 
 
 def methods_of(definition, definitions):
@@ -604,6 +638,8 @@ def methods_of(definition, definitions):
     for base in definition.bases:
         if isinstance(base, ast.Name) and base.id in definitions:
             names |= methods_of(definitions[base.id], definitions) or set()
+    if "__len__" in names:
+        names.add("__bool__")
     return frozenset(names) or None
 
 

@@ -78,3 +78,10 @@ def test_data_without_comparisons_has_no_halves(args, tmp_path):
 def test_the_data_is_not_replaced_by_its_own_subset(args):
     with pytest.raises(InputError, match="is --data"):
         subset.main(subset.Args(data=args.data, out=args.data))
+
+
+def test_a_damaged_tokenizer_leaves_nothing(args):
+    (args.data / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="the field .model. is missing"):
+        subset.main(args)
+    assert not args.out.exists()

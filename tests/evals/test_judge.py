@@ -380,7 +380,14 @@ def drip_an_error(handler: BaseHTTPRequestHandler) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("slow", [drip, drip_an_error])
+def drip_headers(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(100):
+        handler.wfile.write(b"a")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("slow", [drip, drip_an_error, drip_headers])
 def test_an_answer_that_drips_without_end_is_left(serve, tmp_path, monkeypatch, slow) -> None:
     monkeypatch.setattr(endpoint_module, "TRIES", 2)
     monkeypatch.setattr(endpoint_module, "LONGEST", 1)

@@ -11,13 +11,16 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceCl
 
 from kernels import gae
 from nanorlhf.batch import Batch
-from nanorlhf.checkpoint import load_gpt
-from nanorlhf.dataset import Comparison
+from nanorlhf.checkpoint import load_gpt, scalar_from_gpt
+from nanorlhf.dataset import Comparison, Demonstration
 from nanorlhf.dpo import Labels, implicit_pair_rewards, kto_loss, log_ratio_sum, mismatched
 from nanorlhf.ppo import policy_loss, value_loss, whiten
+from nanorlhf.reward import pair_scores
 from nanorlhf.training import grpo
 from tests.others.common import difference
 from train_dpo import margin_loss
+from train_rm import contrastive_loss
+from train_sft import demonstration_loss, num_labels
 
 trl = pytest.importorskip("trl", reason="trl is not installed: docs/others.md says how")
 ppo = pytest.importorskip("trl.experimental.ppo")
@@ -235,7 +238,7 @@ def test_the_gradient_of_online_dpo_is_trls_but_for_a_tie(tokenizer, tmp_path, m
         assert difference(gradient[:2], expected[:2]) < 1e-5
 
 
-# ------------------------------------------------------------------------------------------------------ 3. DPO and KTO
+# ------------------------------------------------------------------------------- 3. SFT, the reward model, DPO and KTO
 QUERIES = ["a b c", "d", "e f", "g h a b"]
 CHOSEN, REJECTED = [" d e", " f", " g a b c d", " h"], [" a", " b c d", " h h", " e f g a"]
 
@@ -244,19 +247,19 @@ def ids(text: str, eos: bool = True) -> list[int]:
     return [WORDS.index(word) for word in text.split()] + [EOS] * eos
 
 
-def loss_of(trainer_class, monkeypatch, *arguments, **keywords) -> float:
-    """The loss of one step."""
+def loss_of(trainer_class, method, monkeypatch, *arguments, **keywords) -> torch.Tensor:
+    """What the method that computes the loss returns in one step."""
     seen = []
-    compute_loss = trainer_class._compute_loss
+    compute_loss = getattr(trainer_class, method)
 
-    def recorded(self, *args):
-        seen.append(compute_loss(self, *args))
+    def recorded(self, *args, **keywords):
+        seen.append(compute_loss(self, *args, **keywords))
         return seen[-1]
 
-    monkeypatch.setattr(trainer_class, "_compute_loss", recorded)
+    monkeypatch.setattr(trainer_class, method, recorded)
     trainer_class(*arguments, **keywords).train()
     [loss] = seen
-    return loss.item()
+    return loss.detach()
 
 
 @pytest.fixture
@@ -269,22 +272,64 @@ def ours(tmp_path) -> list:
     return models
 
 
-FOUR = {"beta": 0.3, "per_device_train_batch_size": 4, "max_steps": 1} | USUAL
+FOUR = {"per_device_train_batch_size": 4, "max_steps": 1} | USUAL
+
+
+@pytest.mark.parametrize("loss_on", ["all", "response"])
+@pytest.mark.parametrize("layout", ["padded", "padding_free", "packing"])
+def test_the_loss_of_sft_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours, layout, loss_on):
+    """Its three layouts are one loss: a text sees nothing of the one before, and its first token is no label."""
+    layouts = {
+        "padded": {}, "padding_free": {"padding_free": True, "max_length": None},
+        "packing": {"packing": True, "max_length": 32},
+    }  # fmt: skip
+    config = trl.SFTConfig(
+        output_dir=str(tmp_path / "sft"), completion_only_loss=loss_on == "response", **layouts[layout], **FOUR
+    )
+    texts = Dataset.from_dict({"prompt": QUERIES, "completion": CHOSEN})
+    settings = {"args": config, "train_dataset": texts, "processing_class": tokenizer}
+    expected = loss_of(trl.SFTTrainer, "compute_loss", monkeypatch, policy(1), **settings)
+    rows = [Demonstration(ids(query, eos=False), ids(text), {}) for query, text in zip(QUERIES, CHOSEN, strict=True)]
+    assert difference(demonstration_loss(ours[0], rows, PAD, loss_on) / num_labels(rows, loss_on), expected) < 1e-5
+
+
+@pytest.mark.parametrize("center", [None, 0.5])
+def test_the_loss_of_a_reward_model_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours, center):
+    """TRL can add a square that keeps scores near 0 and subtract a margin per pair; we move the scores afterwards."""
+    theirs = GPTNeoXForSequenceClassification(SHAPE)
+    theirs.gpt_neox.load_state_dict(policy(1).gpt_neox.state_dict())
+    torch.nn.init.normal_(theirs.score.weight)
+    model = scalar_from_gpt(ours[0])
+    model.score.weight.data.copy_(theirs.score.weight)
+    rows = [
+        Comparison(ids(query, eos=False), ids(chosen), ids(rejected), {})
+        for query, chosen, rejected in zip(QUERIES, CHOSEN, REJECTED, strict=True)
+    ]
+    found = contrastive_loss(model, rows, PAD)[0] / len(rows)
+    texts = Dataset.from_dict({"prompt": QUERIES, "chosen": CHOSEN, "rejected": REJECTED})
+    config = trl.RewardConfig(output_dir=str(tmp_path / "rm"), center_rewards_coefficient=center, **FOUR)
+    settings = {"args": config, "train_dataset": texts, "processing_class": tokenizer}
+    expected = loss_of(trl.RewardTrainer, "compute_loss", monkeypatch, theirs, **settings)
+    if center is not None:
+        sums = torch.cat([sum(pair_scores(model, [row], PAD)) for row in rows])
+        assert difference(found, expected) > 0.01
+        found = found + center * sums.square().mean()
+    assert difference(found, expected) < 1e-5
 
 
 def test_the_loss_of_dpo_is_trls_from_text_to_number(tokenizer, tmp_path, monkeypatch, ours):
     """The EOS counts, the query doesn't; both pad on their own side."""
     texts = {"prompt": QUERIES, "chosen": CHOSEN, "rejected": REJECTED}
-    config = trl.DPOConfig(output_dir=str(tmp_path / "dpo"), **FOUR)
+    config = trl.DPOConfig(output_dir=str(tmp_path / "dpo"), beta=0.3, **FOUR)
     settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
-    expected = loss_of(trl.DPOTrainer, monkeypatch, policy(1), policy(2), **settings)
+    expected = loss_of(trl.DPOTrainer, "_compute_loss", monkeypatch, policy(1), policy(2), **settings)
     rows = [
         Comparison(ids(query, eos=False), ids(chosen), ids(rejected), {})
         for query, chosen, rejected in zip(QUERIES, CHOSEN, REJECTED, strict=True)
     ]
     chosen, rejected = implicit_pair_rewards(*ours, rows, PAD, 0.3)
-    found = margin_loss(chosen - rejected, 0.3, "sigmoid", 0.0).mean().item()
-    assert abs(found - 0.69) > 0.1 and found == pytest.approx(expected, rel=1e-5)
+    found = margin_loss(chosen - rejected, 0.3, "sigmoid", 0.0).mean()
+    assert abs(found - 0.69) > 0.1 and difference(found, expected) < 1e-5
 
 
 def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, tmp_path, monkeypatch, ours):
@@ -292,9 +337,9 @@ def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, 
     desirable = [True, False, True, True]
     responses = [REJECTED[0], CHOSEN[1], REJECTED[2], CHOSEN[3]]
     texts = {"prompt": QUERIES, "completion": responses, "label": desirable}
-    config = trl.KTOConfig(output_dir=str(tmp_path / "kto"), **FOUR)
+    config = trl.KTOConfig(output_dir=str(tmp_path / "kto"), beta=0.3, **FOUR)
     settings = {"args": config, "train_dataset": Dataset.from_dict(texts), "processing_class": tokenizer}
-    expected = loss_of(trl.KTOTrainer, monkeypatch, policy(1), policy(2), **settings)
+    expected = loss_of(trl.KTOTrainer, "_compute_loss", monkeypatch, policy(1), policy(2), **settings)
     rows = []
     for query, response, label in zip(QUERIES, map(ids, responses), desirable, strict=True):
         rows.append(Comparison(ids(query, eos=False), *((response, []) if label else ([], response)), {}))
@@ -306,5 +351,5 @@ def test_the_loss_of_kto_is_trls_with_the_rows_in_the_opposite_order(tokenizer, 
         rewards = torch.stack(implicit_pair_rewards(*ours, order, PAD, 0.3))
         present = torch.tensor([[bool(row.chosen), bool(row.rejected)] for row in order]).T
         losses, _ = kto_loss(rewards, present, 0.3 * z0, Labels())
-        found.append(losses.mean().item())
-    assert found[0] == pytest.approx(expected, rel=1e-5) and abs(found[1] - found[0]) > 0.01
+        found.append(losses.mean())
+    assert difference(found[0], expected) < 1e-5 and abs(found[1] - found[0]) > 0.01

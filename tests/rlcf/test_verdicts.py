@@ -96,6 +96,52 @@ REVERSE = """    out = None
         node.next, out, node = out, node, node.next
     return out
 """
+VECTOR = """class V:
+    def __init__(self, x):
+        self.x = x
+
+    def __add__(self, other):
+        return V(self.x + other.x)
+
+    def __lt__(self, other):
+"""
+BAG = """class Bag:
+    def __init__(self):
+        self.items = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *about):
+        self.items.append("closed")
+
+    def __len__(self):
+"""
+POINT = """import enum
+from typing import NamedTuple
+
+
+class Side(enum.IntEnum):
+    LEFT = 1
+    RIGHT = 2
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def f(p, side):
+"""
+BAD = """class Bad(ValueError):
+    def __init__(self, n):
+        super().__init__("not a square")
+        self.n = n
+
+
+def f(n):
+    '''The root, or Bad.'''
+"""
 ZERO = """    begin, end = -1.0, 1.0
     while poly(xs, begin) * poly(xs, end) > 0:
         begin *= 2.0
@@ -198,6 +244,71 @@ RIGHT_PYTHON = {
         "try:\n    f(1)\nexcept ValueError as e:\n    assert e.args == ('no', 1)\nelse: assert 0",
     ),
     "an argument changed in place": square("    a.sort()\n", "a = [2, 1]\nf(a)\nassert a == [1, 2]", "def f(a):\n"),
+    "a class of its own": square(
+        "    return Helper(n).get()\n\n\nclass Helper:\n    def __init__(self, n):\n        self.n = n\n"
+        "    def get(self):\n        return self.n * self.n\n"
+    ),
+    "a recursion of 8000 calls": square(
+        "    import sys\n    sys.setrecursionlimit(20_000)\n    g = lambda k: 0 if k == 0 else 1 + g(k - 1)\n"
+        "    return g(n)\n", "assert f(8000) == 8000"
+    ),
+    "a decorator of the prompt": square(
+        "    return n if n < 2 else fib(n - 1) + fib(n - 2)\n", "assert fib(90) == 2880067194370816120",
+        "import functools\n@functools.lru_cache(None)\ndef fib(n):\n",
+    ),
+    "a decorator of its own": square(
+        "def twice(g):\n    def inner(*a, **k):\n        return 2 * g(*a, **k)\n    return inner\n"
+        "@twice\ndef f(n):\n    return n * n // 2\n", "assert f(2) == 4 and f(n=4) == 16", "",
+    ),
+    "a partial function": square("import functools\nf = functools.partial(pow, exp=2)\n", prefix=""),
+    "a bound method": square("class A:\n    def g(self, n):\n        return n * n\nf = A().g\n", prefix=""),
+    "a main guard": square("    return n * n\n\n\nif __name__ == '__main__':\n    print(f(3))\n"),
+    "a main guard in the suffix": square(
+        "    return n * n\n", suffix="\nif __name__ == '__main__':\n    print(f(3))\n"
+    ),
+    "functions within functions": square(
+        "    def g(x):\n        nonlocal n\n        n = x\n        return x\n    return g(n) * n\n"
+    ),
+    "names and texts beyond ASCII": square(
+        "    größe = 'größe: ' + s\n    return größe * π + '😀'\n", "assert fläche('ä') == 'größe: ägröße: ä😀'",
+        "π = 2\n\n\ndef fläche(s):\n    '''Fläche.'''\n",
+    ),
+    "an endless generator": square(
+        "    while True:\n        yield n\n        n += 1\n",
+        "import itertools\nassert list(itertools.islice(f(3), 3)) == [3, 4, 5]",
+    ),
+    "tests that pass the function on": square(
+        "    return n * n\n",
+        "import functools\nassert functools.reduce(lambda a, b: a + b, map(f, [1, 2])) == 5\n"
+        "assert sorted([1, -2], key=f) == [1, -2]",
+    ),
+    "tests of unittest": square(
+        "    return n * n\n",
+        "import unittest\nclass Case(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(2), 4)\n"
+        "result = unittest.TestResult()\nCase('test').run(result)\nassert result.wasSuccessful()",
+    ),
+    "static and class methods": square(
+        "        return cls(n * n)\n", "assert S.f(2) == 4 and S.make(3).n == 9",
+        "class S:\n    def __init__(self, n):\n        self.n = n\n    @staticmethod\n    def f(n):\n"
+        "        return n * n\n"
+        "    @classmethod\n    def make(cls, n):\n",
+    ),
+    "operators under test": square(
+        "        return self.x < other.x\n",
+        "assert (V(1) + V(3)).x == 4 and V(1) < V(3) and [v.x for v in sorted([V(3), V(1)])] == [1, 3]", VECTOR,
+    ),
+    "the truth of an object under test": square(
+        "        return len(self.items)\n",
+        "with Bag() as bag:\n    assert not bag\nassert bag and len(bag) == 1 and bag.items == ['closed']", BAG,
+    ),
+    "a named tuple and an integer enumeration of the prompt": square(
+        "    return (Point(p.y, p.x), Side.LEFT) if side is Side.RIGHT else (p, side)\n",
+        "p, side = f(Point(1, 2), Side.RIGHT)\nassert p == Point(2, 1) and p.x == 2 and side is Side.LEFT", POINT,
+    ),
+    "an exception of the prompt": square(
+        "    raise Bad(n)\n",
+        "try:\n    f(3)\nexcept Bad as e:\n    assert str(e) == 'not a square' and e.n == 3\nelse:\n    assert 0", BAD,
+    ),
     "NaN, as in plain Python": square(
         "    return float('nan')", "x = f(2)\nif abs(x - 4) > 1e-6:\n    raise AssertionError(x)"
     ),
@@ -212,6 +323,26 @@ GARBAGE = f"""    import gc, types
         if isinstance(thing, dict) and "encoded" in thing:
             thing["encoded"] = lambda value, other: ["int", "4"]
     return n"""
+COLOURS = "import enum\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n\n\ndef f(n):\n"
+AREA = """from functools import cached_property
+
+
+class P:
+    def __init__(self, x):
+        self.x = x
+
+    @cached_property
+    def area(self):
+        return self.x ** 2
+
+    @property
+    def double(self):
+        return 2 * self.x
+
+
+def f(p):
+"""
+G = "\n\n\ndef g(n):\n    return f(n)\n"
 WRONG_PYTHON = {
     # what answers is in reach of the program
     "the encoder, by the caller's frame": (square("""
@@ -269,6 +400,90 @@ names["encoded"] = lambda value, *rest: old(value * value if type(value) is int 
         try: os.write(fd, struct.pack(">i", len(data)) + data)
         except OSError: pass
     return n"""), "exception"),
+    # the end of the program, or of a loop of the tests
+    "StopIteration, at which map() ends": (square(
+        "    raise StopIteration\n", "assert all(map(lambda case: f(case[0]) == case[1], [(2, 4), (3, 9)]))"),
+        "exception"),
+    "StopIteration, at which iter(call, end) ends": (square(
+        "    class Stop(StopIteration): pass\n    raise Stop\n",
+        "for found in iter(lambda: f(2), None):\n    assert found == 4\n    break\n"), "exception"),
+    "GeneratorExit": (square(
+        "    raise GeneratorExit\n", "def g():\n    yield f(2) == 4\nassert all(g())"), "exception"),
+    "SystemExit": (square("    raise SystemExit(0)\n"), "exit"),
+    "an end without a word": (square("    import os\n    os._exit(0)\n"), "exit"),
+    "an end at the end": (square("    return n\nimport atexit, os\natexit.register(os._exit, 0)\n"), "wrong_answer"),
+    "the death of what started it": (square(
+        "    import os, signal\n    os.kill(os.getppid(), signal.SIGKILL)\n    return n\n"), "wrong_answer"),
+    "answers of its children": (square(
+        "    import os\n    for i in range(6):\n        if os.fork() == 0:\n            return n + i\n    return n\n",
+        "assert f(2) == 4"), "wrong_answer"),
+    "no pipe": (square("    import os\n    os.closerange(3, 60)\n    return n\n"), "exit"),
+    "a verdict to every descriptor": (square("""
+    import os, struct
+    for fd in range(64):
+        try: os.write(fd, b'v' + struct.pack('>i', 7) + b'passed\\n')
+        except OSError: pass
+    return n""", "assert f(2) == 4"), "output"),
+    # objects of the prompt's classes
+    "a function in the place of a method": (square(
+        "    node.total = lambda: 7\n    return node\n", "assert rev(Node(1, Node(2))).total() == 7", NODE),
+        "wrong_answer"),
+    "a value in the place of a cached property": (square(
+        "    p.area = 4\n    return p\n", "assert f(P(3)).area == 4", AREA), "wrong_answer"),
+    "a property of the program's own class": (square(
+        "    P.double = 4\n    return p\n", "assert f(P(3)).double == 4", AREA), "wrong_answer"),
+    "another __init__ of that class": (square(
+        "    P.__init__ = lambda self, x: self.__dict__.update(x=4)\n    return P(1)\n",
+        "assert f(P(2)).x == P(2).x", AREA), "wrong_answer"),
+    "members that change places": (square(
+        "    Color._member_map_['RED'] = Color.BLUE\n    Color._value2member_map_[1] = Color.BLUE\n"
+        "    return Color.BLUE\n", "assert f(1) is Color.RED", COLOURS), "wrong_answer"),
+    "a tuple that unpacks to something else": (square(
+        "    class T(tuple):\n        __iter__ = lambda self: iter((4, 9))\n    return T((2, 3))\n",
+        "a, b = f(2)\nassert (a, b) == (4, 9)"), "wrong_answer"),
+    # the suffix
+    "a comment over the suffix": (square(
+        "    return n\n\n\ndef g(n):\n    return 4\n'''", "assert g(2) == 4", "def f(n):\n", f"{G}# '''\n"),
+        "wrong_answer"),
+    "a decorator for the suffix": (square(
+        "    return n\n\n\n@lambda g: lambda n: 4", "assert g(2) == 4", "def f(n):\n", G.removeprefix("\n\n")),
+        "wrong_answer"),
+    # what it finds
+    "the tests in another process": (square("""
+    import os
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        for name in ('cmdline', 'environ', 'mem', 'fd/0'):
+            try:
+                with open(f'/proc/{pid}/{name}', 'rb') as file:
+                    if int(pid) != os.getpid() and b'f(2) ' + b'== 4' in file.read(2**20):
+                        return n * n
+            except OSError:
+                pass
+    return n"""), "wrong_answer"),
+    "the tests in a file": (square("""
+    import glob
+    for path in glob.glob('/tmp/**/*', recursive=True):
+        try:
+            if 'f(2) ' + '== 4' in open(path).read():
+                return n * n
+        except (OSError, UnicodeError):
+            pass
+    return n"""), "wrong_answer"),
+    "the table of what the tests hold": (square("""
+    import sys
+    class A:
+        __contains__ = lambda a, b: True
+        __iter__ = lambda self: iter([4])
+    a, frame = A(), sys._getframe()
+    while frame:
+        numbers = frame.f_locals.get('numbers')
+        if numbers:
+            numbers[id(a)] = next(iter(numbers.values()))
+        frame = frame.f_back
+    return a""", "assert 4 in f(2)"), "exception"),
+    "another main module": (square(
+        "    return n\nimport sys, types\nm = types.ModuleType('__main__')\nm.f = lambda n: n * n\n"
+        "sys.modules['__main__'] = m\n"), "wrong_answer"),
     # what the tests read is redefined
     "the prompt's helper": (square("    return 0.0\ndef poly(xs, x): return 0.0\n", POLY_TESTS, POLY), "wrong_answer"),
     "the prompt's helper in a call": (square(
@@ -438,6 +653,7 @@ def problem(response, condition, members="", returns="double", imports=IMPORTS, 
 NEARLY = "Problem.near(Problem.problem(2), 4)"
 ZERO_TESTS = main("Math.abs(FindZero.poly(Arrays.asList(1.0, 2.0), FindZero.findZero(Arrays.asList(1.0, 2.0)))) < 1e-4")
 BIG = 'new BigInteger("4").equals(BigInteger.valueOf((long) Problem.problem(2)))'
+CLASS = "import java.util.*;\nclass Problem {\n"
 RIGHT_JAVA = {
     "a helper of the prompt": problem("return n * n; } }", NEARLY, HELPERS),
     "another one": Program(IMPORTS + POLYNOMIAL, "return -xs.get(0) / xs.get(1); } }", "", ZERO_TESTS),
@@ -480,6 +696,70 @@ RIGHT_JAVA = {
     "a static method of that class, which reads its fields": Program(
         NODES, "return node.next; } }", "", main("Node.size(Solution.rest(new Node(1, new Node(2, null)))) == 1")
     ),
+    "classes of the response": Program(
+        CLASS + "static int f(int n) {\n",
+        "record P(int x, int y) { int area() { return x * y; } }\n"
+        "return new P(n, n).area() + Color.RED.ordinal(); }\n"
+        "enum Color { RED, BLUE } }\nclass Helper { int n; Helper(int n) { this.n = n; } }", "",
+        main("Problem.f(3) == 9"),
+    ),
+    "recursion, and a private method": Program(
+        CLASS + "static int f(int n) {\n",
+        "return n == 0 ? 0 : f(n - 1) + g(n); }\nprivate static int g(int n) { return 2 * n - 1; } }", "",
+        main("Problem.f(3) == 9"),
+    ),
+    "lambdas, streams and an anonymous class": Program(
+        CLASS + "static List<Integer> f(List<Integer> x) {\n",
+        "List<Integer> y = new ArrayList<>(x); "
+        "y.sort(new Comparator<Integer>() { public int compare(Integer a, Integer b) "
+        "{ return b - a; } }); return y.stream().map(i -> i * i).toList(); } }", "",
+        main("Problem.f(Arrays.asList(1, 2)).equals(Arrays.asList(4, 1))"),
+    ),
+    "a generic method": Program(
+        CLASS + "static <T> List<T> f(List<T> x) {\n",
+        "List<T> y = new LinkedList<>(); for (T t : x) y.add(0, t); return y; } }", "",
+        main("Problem.f(Arrays.asList(1, 2)).equals(Arrays.asList(2, 1))"),
+    ),
+    "any number of arguments": Program(
+        CLASS + "static int f(int... x) {\n", "int s = 0; for (int i : x) s += i; return s; } }", "",
+        main("Problem.f(1, 2, 3) == 6 && Problem.f() == 0"),
+    ),
+    "names and texts beyond ASCII": Program(
+        CLASS + "static String f(String größe) {\n", 'return größe + "\\u00e4ä😀"; } }', "",
+        main('Problem.f("a").equals("aää😀")'),
+    ),
+    "braces in texts and comments": Program(
+        CLASS + "static String f(int n) {\n", "return \"} } /* \" + '}' + \" // \"; } // }\n }", "",
+        main("Problem.f(3).length() == 12"),
+    ),
+    "a static variable, and a main method": Program(
+        CLASS + "static int f(int n) {\n",
+        "return ++calls + n; }\nstatic int calls;\npublic static void main(String[] a) { System.out.println(f(2)); } }",
+        "", main("Problem.f(0) == 1 && Problem.f(0) == 2"),
+    ),
+    "arrays in a list": Program(
+        CLASS + "static List<int[]> f(int n) {\n", "return List.of(new int[] {n}); } }", "",
+        main("Problem.f(2).get(0)[0] == 2"),
+    ),
+    "a thread that ends": Program(
+        CLASS + "static int f(int n) {\n",
+        "int[] x = new int[1]; Thread t = new Thread(() -> x[0] = n * n); t.start(); "
+        "try { t.join(); } catch (InterruptedException e) { } return x[0]; } }", "", main("Problem.f(3) == 9"),
+    ),
+    "an enumeration of the prompt": Program(
+        "enum Color { RED, BLUE }\nclass Solution {\nstatic Color f(Color c) {\n",
+        "return c == Color.RED ? Color.BLUE : Color.RED; } }", "", main("Solution.f(Color.RED) == Color.BLUE"),
+    ),
+    "a class within the prompt's": Program(
+        "class Outer {\nstatic class In { int v; In(int v) { this.v = v; } int get() { return v; } }\n"
+        "static In f(In a) {\n",
+        "return new In(a.v * 2); } }", "", main("Outer.f(new Outer.In(2)).get() == 4"),
+    ),
+    "an interface of the prompt": Program(
+        "interface Shape { double area(); }\nclass Square implements Shape {\n"
+        "double a; Square(double a) { this.a = a; }\n"
+        "public double area() {\n", "return a * a; } }", "", main("new Square(2).area() == 4"),
+    ),
     "NaN, as in plain Java": problem("return Double.NaN; } }", "!(Math.abs(Problem.problem(2) - 4) > 1e-6)"),
 }  # fmt: skip
 ANY = "return true; }"
@@ -502,6 +782,17 @@ static { try {
     byte[] bytes = (byte[]) write.invoke(null, new Object[] {true, 4.0, new Object[] {2.0}}, null);
     REPLY = java.nio.ByteBuffer.allocate(4 + bytes.length).putInt(bytes.length).put(bytes).array();
 } catch (Throwable e) { } } }"""
+NEAR_SUFFIX = "\n}\nstatic boolean near(int a, int b) { return a == b; } }"
+FOUR = "Problem.problem(2) == 4"
+NO_TABLES = """try {
+    var containers = Class.forName("NanoRlhfValues").getDeclaredField("CONTAINERS");
+    containers.setAccessible(true);
+    ((Map) containers.get(null)).clear();
+    var cache = Class.forName("java.lang.Integer$IntegerCache").getDeclaredField("cache");
+    cache.setAccessible(true);
+    ((Integer[]) cache.get(null))[130] = 4;
+} catch (Throwable e) { }
+return 2; } }"""
 WRONG_JAVA = {
     # what the tests use is redefined
     "a more specific overload of a helper": (problem(
@@ -598,6 +889,78 @@ WRONG_JAVA = {
     "a subclass of a class of the prompt": (Program(
         NODES, "return new Node(1, null) { int value() { return 4; } }; } }", "",
         main("Solution.rest(new Node(1, null)).value() == 4")), "exception"),
+    # the end of the program
+    "an end without a word": (problem("Runtime.getRuntime().halt(0); return n; } }", FOUR), "exit"),
+    "an end when it is loaded": (problem("return n; } static { System.exit(0); } }", FOUR), "exit"),
+    "an end at the end": (problem(
+        "return n; } static { Runtime.getRuntime().addShutdownHook("
+        "new Thread(() -> Runtime.getRuntime().halt(0))); } }", FOUR), "wrong_answer"),
+    "an end while its exception is read": (problem(
+        "throw new RuntimeException() { public String getMessage() { System.exit(0); return null; } }; } }", FOUR),
+        "exit"),
+    "an exception that says what a test says": (problem(
+        'throw new RuntimeException("Exception -- test case 0 did not pass. x0 = "); } }', FOUR), "exception"),
+    "the tests' own exception": (problem(
+        "sneak(new Exception()); return n; } "
+        "static <E extends Throwable> void sneak(Throwable e) throws E { throw (E) e; } }", FOUR), "exception"),
+    "a recursion without end": (problem("return problem(n); } }", FOUR), "exception"),
+    # names that are not its own
+    "a class of the launcher's name": (Program(
+        "", "class NanoRlhfTests { public static void fail(String s) { } } "
+        "class Problem { static int f(int n) { return n; } }", "", main("Problem.f(2) == 4")), "wrong_answer"),
+    "the launcher's encoder": (Program(
+        "", "class NanoRlhfValues { static byte[] toBytes(Object v, Object f) { return new byte[0]; } } "
+        "class Problem { static int f(int n) { return n; } }", "", main("Problem.f(2) == 4")), "wrong_answer"),
+    "the launcher's tables, and the JDK's": (problem(NO_TABLES, FOUR, returns="int"), "wrong_answer"),
+    "a main class": (Program(
+        "", "class Main { public static void main(String[] a) { } } "
+        "class Problem { static int f(int n) { return n; } }", "", main("Problem.f(2) == 4")), "compile_error"),
+    "Exception": (Program(
+        "", "class Exception extends RuntimeException { } class Problem { static int f(int n) { return n; } }", "",
+        main("Problem.f(2) == 4")), "wrong_answer"),
+    "String": (Program(
+        "", "class String { public boolean equals(Object o) { return true; } } "
+        "class Problem { static String f(int n) { return new String(); } }", "", main('Problem.f(2).equals("4")')),
+        "compile_error"),
+    "a class of a package's name": (Program(
+        "", "class java { static class lang { static class Exception extends RuntimeException { } } } "
+        "class Problem { static int f(int n) { return n; } }", "", main("Problem.f(2) == 4")), "wrong_answer"),
+    "Integer, within its own class": (problem(
+        "return 3; } static class Integer { static int parseInt(String s) { return 3; } } }",
+        'Problem.problem(2) == Integer.parseInt("4")', returns="int"), "wrong_answer"),
+    "a comment over the suffix": (Program(
+        "class Problem {\nstatic int f(int n) {\n",
+        "return n; } static boolean near(int a, int b) { return true; } } /*", f"{NEAR_SUFFIX} // */",
+        main("Problem.near(Problem.f(2), 4)")), "wrong_answer"),
+    "a line feed by its number": (Program(
+        "class Problem {\nstatic int f(int n) {\n",
+        "return n; } static boolean near(int a, int b) { return true; } } // \\u000a /*", f"{NEAR_SUFFIX} // */",
+        main("Problem.near(Problem.f(2), 4)")), "wrong_answer"),
+    "an interface's method": (Program(
+        "interface Near { default boolean near(double a, double b) { return a == b; } }\n"
+        "class Problem implements Near {\n"
+        "static double f(double n) {\n", "return n; }\npublic boolean near(double a, double b) { return true; } }", "",
+        main("new Problem().near(Problem.f(2), 4)")), "compile_error"),
+    "a constant of the prompt, by the prompt's helper": (Program(
+        "enum Color { RED, BLUE; static boolean isBlue(Color c) { return c == BLUE; } }\nclass Solution {\n"
+        "static Color f(Color c) {\n", "return c; } }", "", main("Color.isBlue(Solution.f(Color.RED))")),
+        "wrong_answer"),
+    "the tests in a file": (problem(
+        'try { for (var p : new File("/tmp").listFiles()) for (var q : p.listFiles()) '
+        'if (new String(new FileInputStream(q).readAllBytes()).contains("java.lang" + ".Exception()")) return 4; '
+        "} catch (Throwable e) { } return n; } }", FOUR), "wrong_answer"),
+    # the answer answers, within a container
+    "a key equal to everything": (problem(
+        "return Map.of(new Object() { public boolean equals(Object o) { " + ANY +
+        " public int hashCode() { return 4; } }, 4); } }", "Problem.problem(2).get(4) != null",
+        returns="Map<Object, Integer>"), "exception"),
+    "an entry equal to everything": (problem(
+        "return new AbstractMap.SimpleEntry<Integer, Integer>(1, 2) { public boolean equals(Object o) { " + ANY +
+        " }; } }",
+        "Problem.problem(2).equals(Map.entry(3, 4))", returns="Map.Entry<Integer, Integer>"), "wrong_answer"),
+    "an optional object": (problem(
+        "return Optional.of(new Object() { public boolean equals(Object o) { " + ANY + " }); } }",
+        "Problem.problem(2).get().equals(4)", returns="Optional<Object>"), "exception"),
     # what answers is in reach of the program
     "a reply more": (problem(REPLY_MORE, "Problem.problem(2) == 4"), "output"),
 }  # fmt: skip

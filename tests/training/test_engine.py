@@ -263,6 +263,9 @@ HOSTILE = {  # what a server sends, None: nothing, a list: a piece every 0.05 s;
     "hangs": (None, "did not answer /v1/models in 1 s"),
     "hangs after the header": ([http_answer(MODELS)[:-1], *[b""] * 60], "did not answer /v1/models in 1 s"),
     "drips its header": ([b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n"] * 60], "did not answer /v1/models in 1 s"),
+    "drips its header byte by byte": (
+        [b"HTTP/1.1 200 OK\r\na: ", *[b"b"] * 60], "did not answer /v1/models in 1 s",
+    ),
     "drips its body": ([http_answer(b"", Content_Length=1000), *[b"["] * 60], "did not answer /v1/models in 1 s"),
     "continues for ever": ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 60, "did not answer /v1/models in 1 s"),
     "says nothing": (b"", "can't be reached .*(closed connection|reset)"),
