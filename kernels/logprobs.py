@@ -136,6 +136,8 @@ def is_label(labels: Tensor, V: int) -> Tensor:
 def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
     block = GPU_BLOCK if runs_triton(hidden) else processor.chosen.block
     size = max(1, block // max(len(hidden), 1))
+    if runs_triton(hidden) and size > 16:
+        size -= size % 16  # so that rows of the gradient are aligned: vector stores, tensor cores
     return [slice(start, min(start + size, V)) for start in range(0, V, size)]
 
 
@@ -250,7 +252,7 @@ def linear_forward_triton(
     if N:
         linear_forward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), num_splits)](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
-            normalisers, moments, chosen, N, V, C, 1 / temperature, cap or 0.0,
+            normalisers, moments, chosen, N, V, C, group_of(hidden), 1 / temperature, cap or 0.0,
             HAS_BIAS=bias is not None, HAS_CAP=cap is not None, SPLIT=SPLIT,
             PRECISION=precision_of(hidden),
         )  # fmt: skip
@@ -274,7 +276,8 @@ def linear_backward_triton(
     if N:
         linear_backward_kernel[grid](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
-            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, 1 / temperature, cap or 0.0,
+            normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, group_of(hidden),
+            1 / temperature, cap or 0.0,
             HAS_BIAS=bias is not None, HAS_CAP=cap is not None, PRECISION=precision_of(hidden),
         )  # fmt: skip
     return grad
@@ -285,12 +288,20 @@ def precision_of(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 or triton.knobs.runtime.interpret else "tf32"
 
 
+def group_of(hidden: Tensor) -> int:
+    return max(1, GROUP // (hidden.size(1) * hidden.element_size()))
+
+
 SPLIT = 4096  # ids per program of the forward pass: programs for every multiprocessor
+# bytes of hidden states that stay in a GPU's L2 cache while all weights are read once: an A100 has
+# two halves of 20 MB, each of which may hold its own copy
+GROUP = 2**24
 
 if triton is not None:
-    # Ampere has 164 KB of shared memory per multiprocessor, Hopper 228 KB: the tuner drops settings
-    # that do not fit. The interpreter can't time settings: it gets one, with small tiles, so that
-    # small tests have several.
+    # None spills registers on Ampere, Hopper or Blackwell (kernels/compiled.csv): a thread holds
+    # at most 64 numbers of a tile. Products in full precision run without tensor cores and need
+    # more registers: 32 numbers there, and a smaller BLOCK_C. The interpreter can't time settings:
+    # it gets one, with small tiles, so that small tests have several.
     if triton.knobs.runtime.interpret:
         TILES = [triton.Config({"BLOCK_N": 16, "BLOCK_V": 32, "BLOCK_C": 16})]
     else:
@@ -299,15 +310,25 @@ if triton is not None:
                 {"BLOCK_N": n, "BLOCK_V": v, "BLOCK_C": c}, num_warps=warps, num_stages=stages
             )
             for n, v, c, warps, stages in (
-                (64, 64, 32, 4, 3),
-                (64, 128, 32, 4, 4),
+                (64, 64, 16, 4, 3),
+                (128, 64, 16, 8, 3),
                 (64, 128, 64, 4, 3),
-                (128, 128, 32, 8, 4),
                 (128, 128, 64, 8, 3),
-                (128, 256, 64, 8, 3),
-                (128, 256, 64, 8, 4),
             )
         ]
+
+    def tiles_for(configs: list, arguments: dict, PRECISION: str, **settings) -> list:
+        """Those with a BLOCK_C of 16 for a product in full precision, the others for bfloat16."""
+        full = PRECISION == "ieee"
+        return [config for config in configs if (config.kwargs["BLOCK_C"] == 16) == full]
+
+    @triton.jit
+    def in_groups(group, BLOCK_N: tl.constexpr):
+        """Which block of rows and of ids this program has: the rows of a group first, then ids."""
+        num_rows, num_ids = tl.num_programs(0), tl.num_programs(1)
+        program = tl.program_id(1) * num_rows + tl.program_id(0)
+        size = tl.maximum(group // BLOCK_N, 1)
+        return tl.swizzle2d(program // num_ids, program % num_ids, num_rows, num_ids, size)
 
     @triton.jit
     def tile_of_logits(
@@ -356,7 +377,7 @@ if triton is not None:
             tile += tl.load(bias + ids, mask=ids < stop, other=0.0).to(tl.float32)[None, :]
         return tl.maximum(tile * inverse_temperature, -1e30), slope
 
-    @triton.autotune(TILES, key=["V", "C"])
+    @triton.autotune(TILES, key=["V", "C"], prune_configs_by={"early_config_prune": tiles_for})
     @triton.jit
     def linear_forward_kernel(
         hidden,  # (N, C)
@@ -369,6 +390,7 @@ if triton is not None:
         N,
         V,
         C,
+        group,  # rows whose programs run before those of the next rows
         inverse_temperature,
         cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
@@ -379,10 +401,11 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
     ):
-        rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        first = tl.program_id(1) * SPLIT
+        row_block, split = in_groups(group, BLOCK_N)
+        rows = row_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = split * SPLIT
         stop = tl.minimum(first + SPLIT, V)
-        label = tl.load(labels + rows, mask=rows < N, other=-1)
+        label = tl.load(labels + rows, mask=rows < N, other=-1).to(tl.int32)
         maximum = tl.full((BLOCK_N,), -1e30, tl.float32)
         total = tl.zeros((BLOCK_N,), tl.float32)
         moment = tl.zeros((BLOCK_N,), tl.float32)
@@ -397,21 +420,22 @@ if triton is not None:
             tile = tl.where(ids[None, :] < stop, tile, -1e30)
             new_maximum = tl.maximum(maximum, tl.max(tile, 1))
             scale = tl.exp(maximum - new_maximum)
-            p = tl.where(tile > -1e30, tl.exp(tile - new_maximum[:, None]), 0.0)
-            total = total * scale + tl.sum(p, 1)
-            moment = moment * scale + tl.sum(p * tile, 1)
             is_label = (ids[None, :] == label[:, None]) & (ids[None, :] < stop)
             label_logit += tl.sum(tl.where(is_label, tile, 0.0), 1)
+            # 0 for a forbidden id, even if all are forbidden; a mask instead would spill registers
+            p = tl.exp(tile - tl.where(new_maximum > -1e30, new_maximum, 0.0)[:, None])
+            total = total * scale + tl.sum(p, 1)
+            moment = moment * scale + tl.sum(p * tile, 1)
             maximum = new_maximum
         # a split in which no id is possible has total 0: normaliser -1e30, moment 0
-        out = tl.program_id(1).to(tl.int64) * N + rows
+        out = split.to(tl.int64) * N + rows
         some = tl.where(total > 0, total, 1.0)
         tl.store(normalisers + out, maximum + tl.log(some), mask=rows < N)
         tl.store(moments + out, moment / some, mask=rows < N)
         tl.store(chosen + out, label_logit, mask=rows < N)
 
     # not tuned by V, which is the size of a block here and changes with N
-    @triton.autotune(TILES, key=["C"])
+    @triton.autotune(TILES, key=["C"], prune_configs_by={"early_config_prune": tiles_for})
     @triton.jit
     def linear_backward_kernel(
         hidden,  # (N, C)
@@ -427,6 +451,7 @@ if triton is not None:
         N,
         V,
         C,
+        group,  # rows whose programs run before those of the next rows
         inverse_temperature,
         cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
@@ -436,23 +461,25 @@ if triton is not None:
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
     ):
-        rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        index = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+        row_block, id_block = in_groups(group, BLOCK_N)
+        rows = row_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        index = id_block * BLOCK_V + tl.arange(0, BLOCK_V)
         ids, is_row = first + index, rows < N
         tile, slope = tile_of_logits(
             hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, cap, HAS_BIAS,
             HAS_CAP, PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
         )  # fmt: skip
-        # g_l * (onehot - p) - g_e * p * (log p + entropy)
-        log_p = tile - tl.load(normalisers + rows, mask=is_row, other=0.0)[:, None]
-        p = tl.where(tile > -1e30, tl.exp(log_p), 0.0)
+        # g_l * (onehot - p) - g_e * p * (log p + entropy); p is 0 even if all ids are forbidden
+        normaliser = tl.load(normalisers + rows, mask=is_row, other=0.0)
+        log_p = tile - tl.where(normaliser > -1e30, normaliser, 0.0)[:, None]
+        p = tl.exp(log_p)
         g_l = tl.load(g_logprobs + rows, mask=is_row, other=0.0)[:, None]
         g_e = tl.load(g_entropies + rows, mask=is_row, other=0.0)[:, None]
         entropy = tl.load(entropies + rows, mask=is_row, other=0.0)[:, None]
-        label = tl.load(labels + rows, mask=is_row, other=-1)
-        onehot = tl.where(ids[None, :] == label[:, None], 1.0, 0.0)
-        result = g_l * (onehot - p) - g_e * p * (log_p + entropy)
+        label = tl.load(labels + rows, mask=is_row, other=-1).to(tl.int32)
+        result = tl.where(ids[None, :] == label[:, None], g_l, 0.0)
+        result -= p * (g_l + g_e * (log_p + entropy))
         if HAS_CAP:
             result *= slope
-        out = grad + rows[:, None].to(tl.int64) * V + index[None, :]
+        out = grad + rows[:, None] * V + index[None, :]  # GPU_BLOCK numbers: 32 bits are enough
         tl.store(out, result.to(grad.dtype.element_ty), mask=is_row[:, None] & (index[None, :] < V))

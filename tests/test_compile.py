@@ -1,32 +1,233 @@
-"""Every Triton kernel compiles for Ampere and Hopper, without a device."""
+"""The compilers' table: no spills, tensor cores, few bytes; its rows are the product's, its bytes counted again."""
 
+import csv
+import json
+import math
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+TABLE = list(csv.DictReader((ROOT / "kernels" / "compiled.csv").open()))
+KEY = ("kernel", "dtype", "setting", "architecture")
+TENSOR_CORES = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}
+
+# the largest tile of each product, where registers are scarcest; it runs in a process of its own, as the interpreter
+# that the other tests use replaces Triton's compiler for the whole process
+COMPILE_A_SAMPLE = """
+import json
+from tools import compile_kernels
+launches = compile_kernels.launches()
+sample = {}
+for launch in launches:
+    for architecture in compile_kernels.CARDS:
+        if (launch.kernel.__name__, str(launch.dtype), architecture) in {
+            ("gae_kernel", "torch.float32", 90),
+            ("kl_kernel", "torch.bfloat16", 100),
+            ("linear_forward_kernel", "torch.bfloat16", 80),
+            ("linear_forward_kernel", "torch.bfloat16", 90),
+            ("linear_backward_kernel", "torch.float32", 80),
+            ("linear_backward_kernel", "torch.bfloat16", 100),
+        }:
+            sample[launch.kernel.__name__, launch.dtype, architecture] = launch
+print(json.dumps({
+    "keys": [compile_kernels.key_of(launch, card) for launch in launches for card in compile_kernels.CARDS],
+    "rows": [compile_kernels.row_of(launch, key[-1]) for key, launch in sample.items()],
+}))
+"""
 
 
-SHARED_MEMORY = {"80": 164_000, "90": 228_000}  # bytes per multiprocessor of Ampere and Hopper
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict:
+    triton = pytest.importorskip("triton", reason="triton is not installed")
+    for tool in (triton.knobs.nvidia.ptxas, triton.knobs.nvidia.ptxas_blackwell, triton.knobs.nvidia.cuobjdump):
+        if not Path(tool.path).is_file():
+            pytest.skip(f"{tool.path} is missing: this Triton comes without NVIDIA's compilers")
+    cache = tmp_path_factory.mktemp("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_A_SAMPLE], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(rows: list[dict]) -> None:
+    """What must hold whatever the version of Triton: see each line."""
+    for row in rows:
+        name = " ".join(row[column] for column in KEY)
+        assert int(row["spilled_bytes"]) == 0, name
+        assert float(row["occupancy"]) > 0, f"{name} does not fit"
+        assert float(row["ratio"]) <= 1.3, name
+        is_product = row["kernel"].startswith("linear") and row["dtype"] == "bfloat16"
+        assert row["tensor_cores"] == (TENSOR_CORES[row["architecture"]] if is_product else "none"), name
+
+
+def test_no_kernel_spills_and_each_product_of_bfloat16_has_tensor_cores():
+    assert len(TABLE) > 60
+    check(TABLE)
+
+
+def test_the_page_shows_the_table_s_summary():
+    pytest.importorskip("triton", reason="triton is not installed")
+    from tools.compile_kernels import summary
+
+    assert summary(TABLE) in (ROOT / "kernels" / "README.md").read_text()
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_and_some_setting_fits_the_shared_memory(tmp_path):
+def test_the_table_has_the_product_s_settings_and_a_sample_compiles_to_what_it_says(compiled):
+    assert [tuple(key.values()) for key in compiled["keys"]] == [tuple(row[column] for column in KEY) for row in TABLE]
+    check(compiled["rows"])
+    assert len(compiled["rows"]) == 6
+    by_key = {tuple(row[column] for column in KEY): row for row in TABLE}
+    for row in compiled["rows"]:
+        stored = by_key[tuple(row[column] for column in KEY)]
+        if stored["triton"] == row["triton"]:  # another version may need other registers
+            assert {column: str(value) for column, value in row.items()} == stored
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """-> a function that runs a call and returns the bytes that interpreted kernels load and store meanwhile."""
     pytest.importorskip("triton", reason="triton is not installed")
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.compile_kernels"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    smallest: dict[tuple[str, str], int] = {}
-    for line in done.stdout.splitlines():
-        architecture, name, *_, shared = line.split()
-        key = architecture, name
-        smallest[key] = min(int(shared), smallest.get(key, int(shared)))
-    assert len(smallest) == 2 * 4
-    assert all(shared <= SHARED_MEMORY[architecture] for (architecture, _), shared in smallest.items())
+    if os.environ["TRITON_INTERPRET"] != "1":
+        pytest.skip("the kernels are compiled here")
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    counted = [0]
+
+    def counting(method):
+        def access(self, pointers, *rest):
+            mask = rest[1 if method is store else 0]
+            counted[0] += int(mask.data.sum()) * pointers.get_element_ty().primitive_bitwidth // 8
+            return method(self, pointers, *rest)
+
+        return access
+
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", counting(load))
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_store", counting(store))
+
+    def run(call) -> int:
+        counted[0] = 0
+        call()
+        return counted[0]
+
+    return run
+
+
+def calls() -> dict:
+    """Launches at sizes that no block divides; groups of two blocks of rows."""
+    gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
+    torch.manual_seed(0)
+    rewards, values, logits = torch.randn(3, 21), torch.randn(3, 21), torch.randn(2, 5, 150)
+    hidden, weight, bias, rows = torch.randn(75, 24), torch.randn(130, 24), torch.randn(130), torch.randn(75)
+    inputs = hidden, weight, torch.randint(130, (75,)), bias, 0.7, None
+    short = (hidden.bfloat16(), weight.bfloat16(), inputs[2], None, 1.0, 5.0)
+    block = slice(32, 103)
+    return {
+        "gae": lambda: gae.gae_triton(rewards, values, 1.0, 0.95),
+        "kl": lambda: kl.kl_triton(*logits),
+        "kl, bfloat16": lambda: kl.kl_triton(*logits.bfloat16()),
+        "forward": lambda: logprobs.linear_forward_triton(*inputs, None),
+        "forward, bfloat16": lambda: logprobs.linear_forward_triton(*short, None),
+        "backward": lambda: logprobs.linear_backward_triton(*inputs, rows, rows, (rows, rows), block, None),
+        "backward, bfloat16": lambda: logprobs.linear_backward_triton(*short, rows, rows, (rows, rows), block, None),
+    }
+
+
+def test_the_model_requests_the_bytes_that_the_interpreted_kernels_load_and_store(count, monkeypatch):
+    from kernels import logprobs
+    from tools import compile_kernels
+
+    monkeypatch.setattr(logprobs, "SPLIT", 64)
+    monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
+    for name, call in calls().items():
+        (launch,) = compile_kernels.launches_of(call)
+        assert compile_kernels.requested_bytes(launch) == count(call) > 0, name
+
+
+def test_the_kernel_and_the_model_finish_a_group_of_rows_before_the_next(count, monkeypatch):
+    """Five blocks of 16 rows in groups of two, three splits of the ids; a program loads its rows' labels first."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from kernels import logprobs
+    from tools import compile_kernels
+
+    first, load = {}, InterpreterBuilder.create_masked_load
+
+    def recording(self, pointers, *rest):
+        x, y, _ = self.grid_idx
+        first.setdefault((y, x), int(pointers.data.flat[0]))  # programs start by x, then by y
+        return load(self, pointers, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", recording)
+    monkeypatch.setattr(logprobs, "SPLIT", 64)
+    monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
+    call = calls()["forward"]
+    (launch,) = compile_kernels.launches_of(call)
+    call()
+    expected = [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 4, 4, 4]
+    assert [(first[program] - min(first.values())) // (16 * 8) for program in sorted(first)] == expected
+    modelled = [[data[1] for data, _ in steps[0] if data[0] == "labels"] for steps in compile_kernels.programs(launch)]
+    assert modelled == [[block] for block in expected]
+
+
+def test_the_cache_of_the_model_keeps_what_fits(count, monkeypatch):
+    """By hand: 75 rows of 24 float32 in blocks of 16, 130 ids of which a program has 64, in tiles of 32."""
+    from kernels import logprobs
+    from tools import compile_kernels
+
+    monkeypatch.setattr(logprobs, "SPLIT", 64)
+    (launch,) = compile_kernels.launches_of(calls()["forward"])
+    hidden, weight, once = 75 * 24 * 4, 130 * 24 * 4, 130 * 4 + 75 * 8 + 3 * 3 * 75 * 4
+    assert compile_kernels.minimum_bytes(launch) == hidden + weight + once
+    for at_a_time in (1, 7, 100):
+        assert compile_kernels.moved_bytes(launch, at_a_time, 10**9) == hidden + weight + once
+    # no cache: all that is requested, since one program at a time reads nothing twice in a row
+    assert compile_kernels.moved_bytes(launch, 1, 0) == compile_kernels.requested_bytes(launch)
+    # five blocks of rows in groups of two: each reads all weights, biases and labels, and fits beside three tiles
+    monkeypatch.setattr(logprobs, "GROUP", 32 * 24 * 4)
+    (launch,) = compile_kernels.launches_of(calls()["forward"])
+    moved = compile_kernels.moved_bytes(launch, 2, 2 * 16 * 96 + 3 * 32 * 96 + 1000)
+    assert 0 <= moved - (hidden + 3 * weight + once) <= 2 * (130 * 4 + 75 * 8)
+
+
+@pytest.mark.parametrize(
+    ("warps", "registers", "shared", "tensor_columns", "expected"),
+    [
+        (4, 32, 0, 0, 16),  # 64 warps
+        (1, 16, 0, 0, 32),  # 32 programs
+        (8, 255, 0, 0, 1),  # 256 registers for each of 256 threads: all 65,536
+        (8, 128, 0, 0, 2),
+        (4, 255, 100 * 1024, 0, 1),  # two would take 202 KB of 164
+        (4, 64, 40 * 1024, 0, 4),  # four take 164 KB
+        (4, 64, 163 * 1024, 0, 1),
+        (4, 64, 164 * 1024, 0, 0),
+        (4, 32, 0, 128, 4),  # 512 columns of tensor memory
+    ],
+)
+def test_resident_programs_are_what_the_scarcest_of_the_limits_allows(
+    warps, registers, shared, tensor_columns, expected
+):
+    from tools.compile_kernels import CARDS, resident_programs
+
+    assert resident_programs(CARDS[80], warps, registers, shared, tensor_columns) == expected
+
+
+def test_a_prediction_is_the_longer_of_bytes_and_products():
+    from tools import compile_kernels
+
+    (launch,) = compile_kernels.launches_of(calls()["forward, bfloat16"])
+    card = compile_kernels.CARDS[90]
+    products = 2 * 75 * 130 * 24 / 989e12
+    assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), products)
+    assert math.isclose(compile_kernels.predicted_seconds(launch, card, 3350), 1e-9)
+    (launch,) = compile_kernels.launches_of(calls()["gae"])
+    assert math.isclose(compile_kernels.predicted_seconds(launch, card, 1), 1 / 3.35e12)

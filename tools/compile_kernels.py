@@ -1,61 +1,360 @@
-"""Compile every Triton kernel for Ampere and Hopper, without a device: `python -m tools.compile_kernels`.
+"""What compilers tell about the kernels on GPUs that are not there: `python -m tools.compile_kernels --out FILE`.
 
-test_compile.py runs it in a separate process, as the interpreter that the other tests use replaces Triton's compiler
-for the whole process. Prints one line per kernel: architecture, name, settings, bytes of shared memory. Ampere gets the
-first of the settings to choose from, Hopper, with more shared memory, the last.
+Compiles every Triton kernel, as the product launches it and in each setting that its tuner may choose, for Ampere,
+Hopper and Blackwell. The compilers (Triton's and ptxas) and the disassembler come with Triton. One row each:
+
+    registers, spilled_bytes          per thread, from the machine code
+    shared_bytes, occupancy           shared memory of a program; share of a multiprocessor's 64 warps that fit
+    tensor_cores                      the instruction that multiplies on them, or none
+    requested_bytes                   what all programs of a launch load and store
+    bytes, minimum_bytes, ratio       what the GPU's memory moves, and what it must: each input and each output once
+    predicted_us, measured_us         the longer of `bytes` at the published bandwidth and the products at the published
+                                      rate: a launch takes at least as long; measured_us is empty
+
+`bytes` comes from a model of the L2 cache. Programs start in order, as many as fit on the GPU, and go through their
+tiles in step. The cache drops what was used longest ago. It counts as half of its published size, as each half of an
+A100's or an H100's may hold its own copy.
+
+kernels/compiled.csv holds the rows; they depend on the version of Triton, the last column. tests/test_compile.py
+compiles a sample again, and compares requested_bytes with what the interpreted kernels load and store.
 """
 
-import importlib
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from math import ceil
+from pathlib import Path
 
+import torch
 import triton
+import tyro
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-gae, kl, logprobs = (importlib.import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
-FLOATS = ("gamma", "decay", "kl_coef", "inverse_temperature", "cap")
-INTEGERS = ("N", "V", "C", "T", "first")
-OF_MODEL = ("hidden", "weight", "logits", "ref_logits", "grad")  # in the model's dtype; everything else is float32
+from nanorlhf.files import write_text
+
+gae, kl, logprobs = (import_module(f"kernels.{name}") for name in ("gae", "kl", "logprobs"))
 
 
-def compile_kernel(kernel, architecture: int, dtype: str, settings: dict, num_warps: int = 4, num_stages: int = 3):
-    signature = {}
-    for name in kernel.arg_names:
-        if name in settings:
-            signature[name] = "constexpr"
-        elif name in FLOATS:
-            signature[name] = "fp32"
-        elif name in INTEGERS:
-            signature[name] = "i32"
-        elif name in ("labels", "eos_indices"):
-            signature[name] = "*i64"
-        else:
-            signature[name] = f"*{dtype}" if name in OF_MODEL else "*fp32"
-    constants = {(kernel.arg_names.index(name),): value for name, value in settings.items()}
-    binary = triton.compile(
-        ASTSource(kernel, signature, constexprs=constants),
-        target=GPUTarget("cuda", architecture, 32),
-        options={"num_warps": num_warps, "num_stages": num_stages},
-    )
-    assert binary.asm["cubin"]
-    print(architecture, kernel.__name__, dtype, settings, binary.metadata.shared)
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A GPU. Its limits are those of its compute capability in the CUDA C++ Programming Guide."""
+
+    name: str
+    multiprocessors: int
+    shared_bytes: int
+    """of a multiprocessor; each program takes 1 KB more than it asks for"""
+    cache_bytes: int
+    """L2"""
+    bandwidth: float
+    """bytes per second"""
+    rates: dict[torch.dtype, float]
+    """dense operations per second: float32 without tensor cores, bfloat16 with them"""
 
 
-def main(architecture: int, which: int) -> None:
-    compile_kernel(gae.gae_kernel, architecture, "fp32", {"BLOCK": gae.BLOCK})
-    for dtype in ("fp32", "bf16"):
-        config = kl.kl_kernel.configs[which]
-        compile_kernel(kl.kl_kernel.fn, architecture, dtype, config.kwargs, config.num_warps)
-    for tuner, more in (
-        (logprobs.linear_forward_kernel, {"SPLIT": logprobs.SPLIT}),
-        (logprobs.linear_backward_kernel, {}),
-    ):
-        config, dtype, precision = tuner.configs[which], *(("fp32", "ieee") if which == 0 else ("bf16", "tf32"))
-        settings = {**config.kwargs, **more, "PRECISION": precision, "HAS_BIAS": dtype == "bf16"}
-        for has_cap in (False, True):
-            settings["HAS_CAP"] = has_cap
-            compile_kernel(tuner.fn, architecture, dtype, settings, config.num_warps, config.num_stages)
+CARDS = {
+    80: Card(  # the A100 80GB SXM: NVIDIA A100 Tensor Core GPU Architecture (2020), and its data sheet
+        name="A100 80GB", multiprocessors=108, shared_bytes=164 * 2**10, cache_bytes=40 * 2**20, bandwidth=2.039e12,
+        rates={torch.float32: 19.5e12, torch.bfloat16: 312e12},
+    ),
+    90: Card(  # the H100 SXM: NVIDIA H100 Tensor Core GPU Architecture (2022), and its data sheet
+        name="H100", multiprocessors=132, shared_bytes=228 * 2**10, cache_bytes=50 * 2**20, bandwidth=3.35e12,
+        rates={torch.float32: 67e12, torch.bfloat16: 989e12},
+    ),
+    100: Card(  # the HGX B200: NVIDIA Blackwell Architecture Technical Brief (2024), and the Blackwell Tuning Guide
+        name="B200", multiprocessors=148, shared_bytes=228 * 2**10, cache_bytes=126 * 2**20, bandwidth=8e12,
+        rates={torch.float32: 80e12, torch.bfloat16: 2250e12},
+    ),
+}  # fmt: skip
+WARPS, PROGRAMS, REGISTERS, TENSOR_COLUMNS = 64, 32, 2**16, 512  # of a multiprocessor, on all three
+
+# Pythia 1B's head, and more numbers in the rows than a micro-batch of any recipe's PPO has
+N, V, C = 2048, 50304, 2048
+B, T = 512, 1024
+
+
+# ---------------------------------------------------------------------------------------- what the product launches
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with the arguments and the settings of one call."""
+
+    kernel: triton.JITFunction
+    arguments: tuple
+    constants: dict
+    config: triton.Config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.arguments[0].dtype
+
+    @property
+    def setting(self) -> str:
+        """What tells this launch from others of its kernel and dtype."""
+        flags = [flag.removeprefix("HAS_").lower() for flag in ("HAS_BIAS", "HAS_CAP") if self.constants.get(flag)]
+        sizes = [f"{name.removeprefix('BLOCK_')}={size}" for name, size in self.config.kwargs.items()]
+        return " ".join([*sizes, f"warps={self.config.num_warps}", f"stages={self.config.num_stages}", *flags])
+
+
+def launches() -> list[Launch]:
+    """Every kernel in every setting that the product can launch, from its own calls on tensors without memory."""
+    found = []
+    for length in (2**i for i in range(gae.BLOCK.bit_length())):
+        found += launches_of(gae.gae_triton, empty(B, length), empty(B, length), 1.0, 0.95)
+    rows, ids = empty(N), slice(0, logprobs.GPU_BLOCK // N)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = empty(N, V, dtype=dtype)
+        found += launches_of(kl.kl_triton, logits, logits)
+        hidden, weight, labels = empty(N, C, dtype=dtype), empty(V, C, dtype=dtype), empty(N, dtype=torch.int64)
+        # with neither, and with both, which contains what either has
+        for bias, cap in ((None, None), (empty(V), 30.0)):
+            inputs = hidden, weight, labels, bias, 0.7, cap
+            found += launches_of(logprobs.linear_forward_triton, *inputs, None)
+            found += launches_of(logprobs.linear_backward_triton, *inputs, rows, rows, (rows, rows), ids, None)
+    return found
+
+
+def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype, device="meta")
+
+
+def launches_of(call: Callable, *inputs) -> list[Launch]:
+    """What a call launches, once for each setting among which the tuner chooses; nothing runs."""
+    recorded: list[tuple] = []
+    kernels = gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel
+    for kernel in kernels:
+        kernel.run = lambda *arguments, kernel=kernel, **constants: recorded.append((kernel, arguments, constants))
+    try:
+        call(*inputs)
+    finally:
+        for kernel in kernels:
+            del kernel.run
+    ((kernel, arguments, constants),) = recorded
+    constants = {name: value for name, value in constants.items() if name.isupper()}
+    if not isinstance(kernel, triton.runtime.Autotuner):
+        return [Launch(kernel, arguments, {}, triton.Config(constants))]
+    prune = kernel.early_config_prune
+    configs = prune(kernel.configs, {}, **constants) if prune else kernel.configs
+    return [Launch(kernel.fn, arguments, constants, config) for config in configs]
+
+
+# --------------------------------------------------------------------------------------------- what the compiler makes
+class NoDriver:
+    """Stands for the driver of a card: Triton asks it what to compile for."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture  # a cache of compiled kernels of its own
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiled(launch: Launch, architecture: int) -> dict:
+    """Registers, spilled bytes, shared memory and the instruction that multiplies, from the machine code."""
+    triton.runtime.driver.set_active(NoDriver(architecture))
+    binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.constants, **launch.config.all_kwargs())
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", code).groups())
+    instructions = set(re.findall(r"\b(HMMA|HGMMA|UTCHMMA)\b", code))
+    return {
+        "registers": registers,
+        "spilled_bytes": stack,  # no kernel has an array: what lies on the stack are spilled registers
+        "shared_bytes": binary.metadata.shared,
+        "tensor_columns": getattr(binary.metadata, "tmem_size", None) or 0,
+        "tensor_cores": " ".join(sorted(instructions)) or "none",
+    }
+
+
+def resident_programs(card: Card, warps: int, registers: int, shared_bytes: int, tensor_columns: int) -> int:
+    """Programs of a kernel that a multiprocessor holds at a time; 0 if it does not fit."""
+    per_warp = ceil(registers * 32 / 256) * 256  # registers are given out in lots of 256
+    shared = shared_bytes + 1024
+    if shared > card.shared_bytes:
+        return 0
+    fit = [PROGRAMS, WARPS // warps, REGISTERS // (per_warp * warps), card.shared_bytes // (ceil(shared / 128) * 128)]
+    if tensor_columns:
+        fit.append(TENSOR_COLUMNS // tensor_columns)
+    return min(fit)
+
+
+# --------------------------------------------------------------------------------------------------- what memory moves
+Step = list[tuple[tuple, int]]
+"""what a program reads or writes in one step: the name of the data, and bytes"""
+
+
+def programs(launch: Launch) -> Iterator[list[Step]]:
+    """The steps of each program, in the order in which programs start."""
+    name, given = launch.kernel.__name__, dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    width = launch.dtype.itemsize
+    if name == "gae_kernel":
+        rows, length = given["rewards"].shape
+        for row in range(rows):
+            inputs = [
+                (("rewards", row), 4 * length),
+                (("values", row), 4 * length),
+                (("values", row), 4 * (length - 1)),
+            ]
+            yield [[*inputs, (("advantages", row), 4 * length), (("returns", row), 4 * length)]]
+    elif name == "kl_kernel":
+        for row in range(len(given["logits"])):
+            yield [[((x, row), width * given["V"]) for x in ("logits", "ref_logits")] + [(("kl", row), 4)]]
+    else:
+        yield from linear_programs(name, given, width, launch.constants, launch.config.kwargs)
+
+
+def linear_programs(name: str, given: dict, width: int, constants: dict, sizes: dict) -> Iterator[list[Step]]:
+    num_rows, num_ids, channels, block = given["N"], given["V"], given["C"], sizes["BLOCK_N"]
+    split = constants.get("SPLIT", sizes["BLOCK_V"])  # ids of a program
+    row_blocks, group = ceil(num_rows / block), max(given["group"] // block, 1)
+    for first_block in range(0, row_blocks, group):
+        blocks = range(first_block, min(first_block + group, row_blocks))
+        for first, row_block in product(range(0, num_ids, split), blocks):
+            rows, stop = min(block, num_rows - row_block * block), min(first + split, num_ids)
+            steps = []
+            for start in range(first, stop, sizes["BLOCK_V"]):
+                ids = min(sizes["BLOCK_V"], stop - start)
+                step = [(("hidden", row_block), rows * channels * width), (("weight", start), ids * channels * width)]
+                steps.append(step + ([(("bias", start), 4 * ids)] if constants["HAS_BIAS"] else []))
+            steps[0].append((("labels", row_block), 8 * rows))
+            if name == "linear_forward_kernel":
+                steps[-1] += [((x, row_block, first), 4 * rows) for x in ("normalisers", "moments", "chosen")]
+            else:
+                steps[0].append((("four numbers per row", row_block), 16 * rows))
+                steps[0].append((("grad", row_block, first), width * rows * ids))
+            yield steps
+
+
+def requested_bytes(launch: Launch) -> int:
+    return sum(size for steps in programs(launch) for step in steps for _, size in step)
+
+
+def minimum_bytes(launch: Launch) -> int:
+    """Each input and each output once."""
+    sizes: dict[tuple, int] = {}
+    for data, size in (access for steps in programs(launch) for step in steps for access in step):
+        sizes[data] = max(size, sizes.get(data, 0))
+    return sum(sizes.values())
+
+
+def moved_bytes(launch: Launch, at_a_time: int, cache_bytes: int) -> int:
+    """What memory reads and writes where so many programs run at a time over a cache of this size."""
+    cache: OrderedDict[tuple, int] = OrderedDict()
+    held = moved = 0
+    waiting = list(programs(launch))
+    for begin in range(0, len(waiting), at_a_time):
+        wave = waiting[begin : begin + at_a_time]
+        for i in range(max(map(len, wave))):
+            for data, size in (access for steps in wave if i < len(steps) for access in steps[i]):
+                if data in cache:
+                    cache.move_to_end(data)
+                    continue
+                moved += size
+                held += size
+                cache[data] = size
+                while held > cache_bytes:
+                    held -= cache.popitem(last=False)[1]
+    return moved
+
+
+def predicted_seconds(launch: Launch, card: Card, num_bytes: int) -> float:
+    """A launch takes at least as long: no kernel reaches the published bandwidth or rate."""
+    products = 0.0
+    if launch.kernel.__name__.startswith("linear"):
+        given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+        products = 2 * given["N"] * given["V"] * given["C"] / card.rates[launch.dtype]
+    return max(num_bytes / card.bandwidth, products)
+
+
+# -------------------------------------------------------------------------------------------------------------- table
+def row_of(launch: Launch, architecture: int) -> dict:
+    card, binary = CARDS[architecture], compiled(launch, architecture)
+    columns, warps = binary.pop("tensor_columns"), launch.config.num_warps
+    resident = resident_programs(card, warps, binary["registers"], binary["shared_bytes"], columns)
+    moved = moved_bytes(launch, max(resident, 1) * card.multiprocessors, card.cache_bytes // 2)
+    minimum = minimum_bytes(launch)
+    return {
+        **key_of(launch, architecture),
+        **binary,
+        "occupancy": resident * warps / WARPS,
+        "requested_bytes": requested_bytes(launch),
+        "bytes": moved,
+        "minimum_bytes": minimum,
+        "ratio": f"{moved / minimum:.2f}",
+        "predicted_us": f"{float(f'{predicted_seconds(launch, card, moved) * 1e6:.3g}'):g}",
+        "measured_us": "",
+        "triton": triton.__version__,
+    }
+
+
+def key_of(launch: Launch, architecture: int) -> dict:
+    """The columns that name a row."""
+    return {
+        "kernel": launch.kernel.__name__,
+        "dtype": str(launch.dtype).removeprefix("torch."),
+        "setting": launch.setting,
+        "architecture": f"sm_{architecture}",
+    }
+
+
+def summary(rows: list[dict]) -> str:
+    """The table of kernels/README.md: ranges over settings and architectures, and the slowest setting's prediction."""
+    names = [card.name for card in CARDS.values()]
+    lines = [
+        "| kernel | dtype | registers | occupancy | bytes / minimum | " + ", µs | ".join(names) + ", µs | measured |"
+    ]
+    lines.append("|---" * (6 + len(names)) + "|")
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["kernel"], row["dtype"]), []).append(row)
+    for (kernel, dtype), group in groups.items():
+        registers, occupancy, ratio = ([float(row[x]) for row in group] for x in ("registers", "occupancy", "ratio"))
+        cells = [f"`{kernel}`", dtype, f"{min(registers):.0f} to {max(registers):.0f}"]
+        ends = f"{min(occupancy):.0%}", f"{max(occupancy):.0%}"
+        cells += [" to ".join(dict.fromkeys(ends)), f"{max(ratio):.2f}"]
+        for architecture in CARDS:
+            times = [float(row["predicted_us"]) for row in group if row["architecture"] == f"sm_{architecture}"]
+            cells.append(f"{max(times):,g}")
+        lines.append("| " + " | ".join(cells) + " | |")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("kernels/compiled.csv")
+    """the table"""
+
+
+def main(args: Args) -> None:
+    rows = []
+    for launch, architecture in product(launches(), CARDS):
+        rows.append(row_of(launch, architecture))
+        print(*rows[-1].values(), flush=True)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(args.out, table.getvalue())
+    print(summary(rows))
 
 
 if __name__ == "__main__":
-    main(80, 0)
-    main(90, -1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        sys.exit("error: TRITON_INTERPRET=1 replaces the compiler: unset it.")
+    main(tyro.cli(Args, description=__doc__))

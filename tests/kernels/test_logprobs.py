@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels.logprobs
 from kernels import linear_logprobs, processor
 from kernels.linear import wide_linear
-from kernels.logprobs import stored_logprobs
+from kernels.logprobs import stored_logprobs, vocabulary_blocks
 from tests.conftest import GPU
 
 CUDA = torch.cuda.is_available()
@@ -35,6 +35,7 @@ def way(request, monkeypatch) -> str:
     monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=500))
     monkeypatch.setattr(kernels.logprobs, "GPU_BLOCK", 2000)
     monkeypatch.setattr(kernels.logprobs, "SPLIT", 48)
+    monkeypatch.setattr(kernels.logprobs, "GROUP", 1200)
     return request.param
 
 
@@ -312,6 +313,16 @@ def test_extreme_logits_leave_no_nan():
     assert logprobs.tolist() == pytest.approx([-2e4, -math.log(2), 0.0, -math.log(3)], abs=1e-3)
     assert entropy.tolist() == pytest.approx([0.0, math.log(2), 0.0, math.log(3)], abs=1e-3)
     assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize(
+    ("N", "sizes"), [(0, (500, 2000)), (7, (71, 272)), (60, (8, 32)), (150, (3, 13)), (5000, (1, 1))]
+)
+def test_a_block_of_ids_has_a_multiple_of_sixteen_on_a_gpu_where_it_has_more(way, N, sizes):
+    size = sizes[WAYS.index(way)]
+    expected = [slice(start, min(start + size, 1000)) for start in range(0, 1000, size)]
+    assert vocabulary_blocks(torch.empty(N, 3), 1000) == expected
 
 
 @pytest.mark.gpu
