@@ -18,7 +18,9 @@ class StopSignals:
     def __init__(self) -> None:
         self.number = 0  # signal that this rank received
         self.agreed = 0  # signal that the ranks agreed on
-        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in self.before:  # known by now: a signal may arrive with the first of them
+            signal.signal(number, self._note)
 
     def _note(self, number: int, _: object) -> None:
         self.number = number

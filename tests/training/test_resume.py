@@ -404,6 +404,21 @@ def test_a_signal_waits_for_the_end_of_a_step_and_a_second_one_does_not(args, nu
     assert raised.value.code == code
 
 
+def test_a_signal_that_arrives_while_the_handlers_are_installed_is_received(monkeypatch):
+    plain = signal.signal
+
+    def install(number, handler):
+        before = plain(number, handler)
+        if getattr(handler, "__name__", "") == "_note" and number == signal.SIGTERM:
+            signal.raise_signal(number)
+        return before
+
+    monkeypatch.setattr(signal, "signal", install)
+    signals = StopSignals()
+    signals.restore()
+    assert signals.received() and signals.agreed == signal.SIGTERM
+
+
 def test_a_signal_while_the_ranks_compare_is_not_lost(monkeypatch):
     signals, plain = StopSignals(), distributed.largest
 
