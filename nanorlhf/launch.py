@@ -174,8 +174,11 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
     def follow(rank: int) -> None:
         die_with_parent()
         listener.close()
-        with suppress(InputError, Interrupted, KeyboardInterrupt):  # rank 0 prints the same
-            join(rank)
+        try:
+            with suppress(InputError, Interrupted):  # rank 0 prints the same
+                join(rank)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
 
     fork = multiprocessing.get_context("fork")
     others = [fork.Process(target=follow, args=(rank,)) for rank in range(1, processes)]
@@ -183,9 +186,20 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         other.start()
     try:
         join(0)
-    except BaseException:
+    except BaseException as error:
+        codes = set()
         for other in others:
+            other.join(1.0 if isinstance(error, RuntimeError) else 0)  # how it ended, if it does
+            codes.add(other.exitcode)
             other.kill()
+        # a signal to all that one of them received while it did not yet listen, or no longer
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if isinstance(error, RuntimeError) and codes & {-number, 128 + number}:
+                raise Interrupted(
+                    f"stopped by {number.name} before or after its steps: --resume continues from "
+                    "the last state, if there is one.",
+                    128 + number,
+                ) from error
         raise
     finally:
         for other in others:

@@ -122,6 +122,7 @@ ELSEWHERE = {
     "nanorlhf.doctor": "tests/doctor/test_run.py",
     "nano.py": "tests/test_nano.py",
     "tools.nano_page": "tests/test_nano_page.py",
+    "tools.check": "tests/test_check.py",
     "tools.compile_kernels": "tests/test_compile.py",
     "tools.doctor": "tests/doctor/test_judging.py",
     "tools.sick_runs": "tests/doctor/test_judging.py",

@@ -99,6 +99,17 @@ def test_a_killed_process_ends_the_others(job):
     assert process.returncode == 1 and "in another process: a process died" in err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_that_one_does_not_wait_for_stops_the_run(job, number):
+    """The first is in its steps and finishes one; another has not begun them, or has ended them."""
+    process, file = job
+    os.kill(max(processes_of(file)), number)
+    _, err = process.communicate(timeout=60)
+    stopped = f"Interrupted: stopped by {number.name} before or after its steps: --resume continues from the last"
+    assert process.returncode == 1 and stopped in err.strip().splitlines()[-1]  # `command_line` exits with its code
+
+
 DIES_AS_IT_STARTS = """
 import os, signal
 from nanorlhf import launch
