@@ -67,6 +67,7 @@ def struck() -> dict[str, object]:
                 with suppress(BaseException):
                     os.setsid()
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+                    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
                     signal.alarm(300)
                     if fault == "dead rank":
                         os.fork()

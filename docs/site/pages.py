@@ -20,7 +20,16 @@ from nanorlhf.report.details_index import with_lines
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "course/*.md", "docs/*.md", "kernels/README.md")
-STATIC = ("docs/*.png", "docs/*/*.png", "docs/*/*.svg", "docs/*.csv", "docs/*/*.csv", "course/*.csv", "course/*.ipynb")
+STATIC = (
+    "docs/*.png",
+    "docs/*/*.png",
+    "docs/*/*.svg",
+    "docs/*.csv",
+    "docs/*/*.csv",
+    "course/*.csv",
+    "kernels/*.csv",
+    "course/*.ipynb",
+)
 MICROSCOPE = "docs/microscope/demo.html"
 SCRIPTS = ("nano.py", "train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo.py", "train_dpo.py", "train_rlcf.py")
 SCRIPTS += ("eval.py", "bench.py")
