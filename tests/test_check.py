@@ -1,4 +1,4 @@
-"""`make check` finds the tests that a change concerns, in a tree of its own."""
+"""`python -m tools.check` finds the tests that a change concerns, in a tree of its own."""
 
 import json
 import subprocess

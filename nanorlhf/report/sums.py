@@ -174,10 +174,11 @@ def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
         if name not in (START, base) and (seeds := ours.keys() & theirs.keys()):
             lines.append([name])
             for key in COMPARED:
-                values = [float(ours[seed][key]) - float(theirs[seed][key]) for seed in seeds]
+                pairs = [(ours[seed][key], theirs[seed][key]) for seed in seeds]
+                values = [float(one) - float(other) for one, other in pairs if one and other]  # "": fewer samples
                 interval = t_interval(values)
                 ends = "" if interval is None else f" [{interval[0]:+.3f}, {interval[1]:+.3f}]"
-                lines[-1].append(f"{fmean(values):+.3f}{ends}")
+                lines[-1].append(f"{fmean(values):+.3f}{ends}" if values else "-")
     return lines
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.report.sums import Args, differences, leak_table, main, markdown, read_policies, tables_of
+from nanorlhf.report.sums import COMPARED, Args, differences, leak_table, main, markdown, read_policies, tables_of
 from tests.conftest import ROOT
 from tools import experiments
 
@@ -72,6 +72,19 @@ def test_differences_are_paired_by_seed(runs, tmp_path):
     [_, against, _] = differences(csv.DictReader((tmp_path / "out/sums.csv").open()), "ppo")
     assert against[:2] == ["dapo", "+0.000 [+0.000, +0.000]"]
     assert "### Minus ppo, seed by seed" in (tmp_path / "out/sums.md").read_text()
+
+
+def test_a_difference_of_what_a_run_did_not_measure_is_left_out():
+    """Fewer than eight samples per query have no pass@8."""
+    row = dict.fromkeys(("pass@1", "pass@8", "pass@64", *COMPARED), "0.5")
+    rows = [
+        row | {"policy": policy, "seed": seed, "pass@8": eight}
+        for policy, seed, eight in (("sft", "1", ""), ("sft", "2", "0.25"), ("ppo", "1", ""), ("ppo", "2", "0.75"))
+    ]
+    [headings, ppo] = differences(rows, "sft")
+    assert dict(zip(headings, ppo, strict=True))["pass@8"] == "+0.500"
+    [headings, ppo] = differences([row | {"pass@8": ""} for row in rows], "sft")
+    assert dict(zip(headings, ppo, strict=True))["pass@8"] == "-"
 
 
 def test_the_leak_is_found_where_it_stays_above_the_limit(runs):
