@@ -64,6 +64,7 @@ NO_PATHS = {
     *("hub_id", "summarisers", "against", "by"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
     *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
+    "since",  # of the check: a commit
     "scripts",  # of the doctor: a tree that a reader has changed
     *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
 }
