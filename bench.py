@@ -514,8 +514,7 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
     settings = replace(
         train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
         num_ppo_epochs=NUM_EPOCHS, reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype,
-        batch_size=shape.episodes,
-        micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
+        batch_size=shape.episodes, micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
         max_query_length=shape.query_length, response_length=shape.response_length,
         sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, overwrite=True,
     )  # fmt: skip
@@ -708,7 +707,8 @@ def table_rows(what: str, size: str, result: dict[str, tuple[float, int]]) -> li
 
 def with_limit(rows: list[dict], work: limit.Work, device: torch.device, args: Args) -> list[dict]:
     """Rows with the least seconds that the work takes in the dtype of ours; lower precision may need fewer."""
-    return [row | {"limit_seconds": work.seconds(device, getattr(torch, args.dtype))} for row in rows]
+    seconds = work.seconds(device, getattr(torch, args.dtype))
+    return [row | {"limit_seconds": seconds} for row in rows]
 
 
 def attention_backend(shape: Shape, device: torch.device, dtype: torch.dtype, biased: bool) -> str:

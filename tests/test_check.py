@@ -40,11 +40,12 @@ def tree(tmp_path, monkeypatch):
     git(tmp_path, "commit", "-qm", "first")
     monkeypatch.setattr(check, "ROOT", tmp_path)
     monkeypatch.setattr(check, "SECONDS", tmp_path / "seconds")
-    check.python_files.cache_clear()
-    check.test_files.cache_clear()
+    cached = check.python_files, check.test_files, check.known_seconds
+    for function in cached:
+        function.cache_clear()
     yield tmp_path
-    check.python_files.cache_clear()
-    check.test_files.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
 def near(tree: Path) -> dict[str, int]:
@@ -88,6 +89,7 @@ def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
     sums, means, report = (Path(f"tests/test_{name}.py") for name in ("sums", "means", "report"))
     distances = {sums: 1, means: 1, report: 2}
     assert check.seconds_of(sums) == 2 * check.UNKNOWN  # by the number of its tests
+    check.known_seconds.cache_clear()
     (tree / "seconds").write_text(json.dumps({str(sums): 8.0, str(means): 3.0, str(report): 1.0}))
     assert check.chosen(distances, 100) == [means, sums, report]
     assert check.chosen(distances, 10) == [means, report]  # sums does not fit any more

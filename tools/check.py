@@ -101,9 +101,13 @@ def test_files() -> frozenset[Path]:
     return frozenset(file for file in tests if (ROOT / file).exists())
 
 
+@cache
+def known_seconds() -> dict[str, float]:
+    return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+
+
 def seconds_of(file: Path) -> float:
-    known = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-    return known.get(str(file), UNKNOWN * (ROOT / file).read_text().count("\ndef test_"))
+    return known_seconds().get(str(file), UNKNOWN * (ROOT / file).read_text().count("\ndef test_"))
 
 
 def chosen(distance_of: dict[Path, int], seconds: float) -> list[Path]:
@@ -123,7 +127,7 @@ def main(args: Args) -> None:
         print(f"nothing has changed since {args.since}")
         return
     python = [file for file in changed if file.suffix == ".py" and (ROOT / file).exists()]
-    narrow = [file for file in python if ROOT / file in narrow_files(ROOT)]
+    narrow = [file.relative_to(ROOT) for file in narrow_files(ROOT) if file.relative_to(ROOT) in changed]
     near = distances(changed)
     tests = chosen(near, args.workers * max(0.0, args.seconds - START))
     ruff = [sys.executable, "-m", "ruff"]

@@ -76,19 +76,25 @@ def total(parts: Sequence[Read]) -> Read:
     return Read(sum(part.tokens for part in parts), sum(part.pairs for part in parts))
 
 
+def block_weights(config: GPTConfig) -> tuple[int, int]:
+    """Of the projections to keys and values, and of the others: as many as multiplications per token."""
+    C, width = config.d_model, config.head_width
+    return 2 * C * config.kv_heads * width, (
+        2 * C * config.n_head * width + (3 if config.gated_mlp else 2) * C * config.d_mlp  # query, output, MLP
+    )
+
+
 def forward_flops(config: GPTConfig, read: Read, used: Read, num_logits: int = 0) -> int:
     """Operations of the products of one pass; a multiplication and an addition are two.
 
     `used` are the positions whose output counts: of the others the last block needs keys and values alone. `num_logits`
     of them go through the LM head.
     """
-    C, width = config.d_model, config.head_width
-    keys = 2 * C * config.kv_heads * width  # multiplications per token: keys and values
-    others = 2 * C * config.n_head * width + (3 if config.gated_mlp else 2) * C * config.d_mlp  # query, output, MLP
-    pair = 2 * config.n_head * width  # of a query with a key, and of its weight with a value
+    keys, others = block_weights(config)
+    pair = 2 * config.n_head * config.head_width  # of a query with a key, and of its weight with a value
     first = (config.n_layer - 1) * (read.tokens * (keys + others) + read.pairs * pair)
     last = read.tokens * keys + used.tokens * others + used.pairs * pair
-    return 2 * (first + last + num_logits * C * config.vocab_size)
+    return 2 * (first + last + num_logits * config.d_model * config.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,8 @@ def training(config: GPTConfig, read: Read, used: Read, num_logits: int = 0) -> 
 
 def num_parameters(config: GPTConfig, with_head: bool = True) -> int:
     """Of the matrices: vectors and learned positions are small."""
-    C, width = config.d_model, config.head_width
-    block = 2 * C * (config.n_head + config.kv_heads) * width + (3 if config.gated_mlp else 2) * C * config.d_mlp
     heads = 1 if config.tied_head or not with_head else 2
-    return config.n_layer * block + heads * config.vocab_size * C
+    return config.n_layer * sum(block_weights(config)) + heads * config.vocab_size * config.d_model
 
 
 # ------------------------------------------------------------------------------------------------------- 3. algorithms

@@ -124,9 +124,8 @@ class Judge:
         self.num_calls += account["num_calls"]
         if account["stopped"] or account["failure"]:
             is_spent = self.num_calls >= self.max_calls
-            reason = account["stopped"] or f"{len(prompts) - len(answers)} prompts got no answer ({account['failure']})"
-            if is_spent:
-                reason = f"max_calls = {self.max_calls} is spent"
+            unanswered = f"{len(prompts) - len(answers)} prompts got no answer ({account['failure']})"
+            reason = f"max_calls = {self.max_calls} is spent" if is_spent else account["stopped"] or unanswered
             raise InputError(f"{self.name}: {reason}; answers are kept in {self.cache}.")
         numbers = [last_number(answers.get(prompt, "")) for prompt in prompts]
         return [None if number is None else self.scale * number for number in numbers]
