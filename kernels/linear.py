@@ -144,11 +144,20 @@ def matmul(
 
     a (..., K), b (N, K), bias (N,) or None -> (..., N)
     """
-    function, fused = ACTIVATIONS[activation]
-    operator = onednn_matmul() if is_for_onednn(a, b) else None
-    if operator is not None:
-        return operator(a, b, bias, *fused)
+    if is_for_onednn(a, b):
+        return matmul_by_onednn(a, b, bias, activation)
+    function, _ = ACTIVATIONS[activation]
     return function(F.linear(a, b, bias))
+
+
+def matmul_by_onednn(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """The same, whatever was chosen. Only where `onednn_matmul` finds the operator."""
+    operator = onednn_matmul()
+    assert operator is not None
+    _, fused = ACTIVATIONS[activation]
+    return operator(a, b, bias, *fused)
 
 
 def matmul_into(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear import onednn_matmul
+from kernels.linear import fits_onednn, matmul_by_onednn
 from nanorlhf.model import GPTConfig
 
 # what the rates are measured on: rows of a square matrix, and the most bytes that are read
@@ -45,9 +45,8 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
     n = MULTIPLIED[device.type]
     a = torch.randn(n, n, device=device, dtype=dtype)
     ways: list[Callable[[], Tensor]] = [lambda: F.linear(a, a)]
-    operator = onednn_matmul()
-    if operator is not None and device.type == "cpu" and dtype == torch.float32:
-        ways.append(lambda: operator(a, a, None, "none", [], ""))
+    if fits_onednn(a, a):
+        ways.append(lambda: matmul_by_onednn(a, a))
     return 2 * n**3 / min(median_seconds(way, device) for way in ways)
 
 
