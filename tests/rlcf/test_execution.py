@@ -477,7 +477,7 @@ HOSTILE_PYTHON = {
         "import os\nfor i in range(2000):\n    os.mkdir('d')\n    os.chdir('d')\n", {"passed"}),
     "a closed directory": ("import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.chmod('d', 0)", {"passed"}),
     "closed stdout": ("import os, sys\nsys.stdout.close()\nos.close(2)", {"passed"}),
-    "closed descriptors": ("import os\nos.closerange(3, 256)", {"exit"}),
+    "closed descriptors": ("import os\nos.closerange(3, 1024)", {"exit"}),
     "invalid UTF-8": ("import os\nos.write(1, b'\\xff\\xc3\\x28')", {"passed"}),
     "stdin": ("import sys\nassert sys.stdin.read() == ''", {"passed"}),
     "a namespace of its own": (
@@ -682,7 +682,7 @@ FORGED_PYTHON = {
     "json replaced": square(
         "    import json\n    json.dumps = lambda reply: '[true, [\"object\", 0], []]'\n    return 1"),
     "a verdict in every descriptor": square(
-        "    import os\n    for fd in range(64):\n        try: os.write(fd, b'v\\0\\0\\0\\7passed\\n')\n"
+        "    import os\n    for fd in range(1024):\n        try: os.write(fd, b'v\\0\\0\\0\\7passed\\n')\n"
         "        except OSError: pass\n    return 1"),
     "exits well": square("    import os\n    os._exit(0)"),
     "exits well in time": square("    raise SystemExit(0)"),
