@@ -2,6 +2,9 @@
 
 import json
 import os
+import runpy
+import sys
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +136,20 @@ def undrawn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda figure, file, **settings: file.write(b"<svg/>"))
         yield
+
+
+def run_program(program: str, *arguments: str) -> None:
+    """`python train_x.py` or `python -m data.x`, in this process, which has imported PyTorch already.
+
+    The file is run from its first line, as __main__ is; raises SystemExit where the program ends with a code.
+    """
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # a test has imported it
+        patch.setattr(sys, "argv", [program, *arguments])
+        if program.endswith(".py"):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
