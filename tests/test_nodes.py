@@ -53,9 +53,12 @@ def two_nodes(directory, path, *command):
 
 @contextlib.contextmanager
 def exchanging_nodes(directory):
-    """Two nodes that exchange numbers until the file is there: the file, the agents, and their logs."""
+    """Two nodes that exchange numbers until the file is there: the file, the agents, and their logs.
+
+    No torchrun kills a process whose peer on the other node died, so the grace period is only waited for.
+    """
     file = directory / "break"
-    with two_nodes(directory, file, "-m", "tests.exchange", str(file)) as (agents, logs):
+    with two_nodes(directory, file, "-m", "tests.exchange", str(file), "1", "1.0") as (agents, logs):
         wait_until((directory / "started").exists, 600)
         yield file, agents, logs
 
