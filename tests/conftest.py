@@ -1,10 +1,12 @@
 """What all tests share: the real data slices, a small model, the pipeline in miniature, two processes."""
 
+import gc
 import json
 import os
 import runpy
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -175,6 +177,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that hold slow tests first, so that several workers finish together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: no collection of garbage looks through its millions of objects, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

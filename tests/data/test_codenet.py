@@ -511,11 +511,12 @@ def test_real_solutions_become_rows_that_compile_and_are_cut_before_a_statement(
         if problem["canonical_solution"]:
             name = problem["task_id"].replace("/", "_") + ".java"
             solutions[name] = problem["prompt"] + problem["canonical_solution"]
+    assert len(solutions) == 524
+    solutions = dict(list(solutions.items())[::3])
     for name, program in solutions.items():
         write(args.source / name, program)
     rows = convert(replace(args, language="java"))["code.train"]
-    assert len(solutions) == 524
-    assert 490 <= len(rows) <= 515  # 5 are refused by javac, about 10 have an unused variable after the cut
+    assert 160 <= len(rows) <= 174  # of all, 1% is refused by javac, about 2% have an unused variable after the cut
     for row in rows:
         assert row["prefix"] + row["response"] + row["suffix"] == solutions[row["meta"]["file"]]
     # an empty block is legal exactly where a statement may begin

@@ -834,7 +834,8 @@ def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_i
     with pytest.raises(SystemExit) as stopped:
         run_program("data.stackoverflow", *flags, "--tag", "rust")
     assert stopped.value.code == 2
-    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", said)
 
 
 # ---------------------------------------------------------------------------------------------------------- a long dump
