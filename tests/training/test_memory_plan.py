@@ -202,9 +202,9 @@ def long_rows(tmp_path_factory):
     rows = [json.loads(line) for line in (root / "sft.train.jsonl").read_text().splitlines()]
     row = max(rows, key=lambda row: len(tokenizer.encode(row["query"])))
     pair = {"query": row["query"], "chosen": row["response"], "rejected": row["response"] + "!", "meta": {}}
-    for split in ("train", "validation"):
+    for split, num_pairs in (("train", 32), ("validation", 8)):
         (root / f"sft.{split}.jsonl").write_text((json.dumps(row) + "\n") * 32)
-        (root / f"comparisons.{split}.jsonl").write_text((json.dumps(pair) + "\n") * 32)
+        (root / f"comparisons.{split}.jsonl").write_text((json.dumps(pair) + "\n") * num_pairs)
     torch.manual_seed(0)
     save(GPT(SHAPE), root / "policy", tokenizer)
     save(GPT(GEMMA2), root / "gemma2", tokenizer)
