@@ -32,6 +32,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from data.pretrained import HUB_ID
+from nanorlhf import launch
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
 from nanorlhf.rewards.combined import items, parse
@@ -184,6 +185,7 @@ def settings_of(command: Command) -> Any:
     given: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
         patch.setattr(sys, "argv", [command.program, *command.arguments])
+        patch.setattr(launch, "run", lambda main, device, processes: main())  # nothing is forked for flags
         try:
             if hasattr(module, "RECIPES"):
                 command_line(given.append, module.RECIPES)
