@@ -76,6 +76,7 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.tldr": {"sft": BOTH, "comparisons": BOTH},
     "data.hh": {"sft": BOTH, "comparisons": BOTH},
     "data.chat": {"sft": BOTH, "comparisons": BOTH},
+    "data.rewardbench": {"comparisons": ("validation",)},
     "data.stackoverflow": {"sft": BOTH, "comparisons": BOTH, "scored": BOTH},
     "data.codenet": {"code": BOTH},
     "data.mxeval": {"code": ("train", "validation", "test")},
