@@ -27,7 +27,9 @@ OTHERS = (
     "LICENSE",
     "Makefile",
     "README.md",
+    "constraints.txt",
     "pyproject.toml",
+    "setup.py",
 )
 MARK = ".course"  # in a copy: what was done to it
 
