@@ -82,7 +82,9 @@ def test_the_examples_of_the_page_pass_their_tests_which_fail_without_them(tmp_p
                     files.add(file)
                     names |= set(re.findall(r"^\+def (test_\w+)", "\n".join(lines), re.M))
     # the tests of a model family are there; they get the rows of the example
-    names |= {f"{name} and gemma-" for name in ("test_hidden_states_and_logits", "test_transformers_loads_what_we_write")}
+    names |= {
+        f"{name} and gemma-" for name in ("test_hidden_states_and_logits", "test_transformers_loads_what_we_write")
+    }
     passed, failed = outcomes(after, files, names), outcomes(before, files, names)
     assert {outcome for outcome, _ in passed} == {"PASSED"} and len({name for _, name in passed}) == len(names), passed
     assert "PASSED" not in {outcome for outcome, _ in failed}, failed

@@ -135,7 +135,8 @@ PIPELINE = (
     f"train_sft --data runs/data --out runs/sft {SHORT} --max-response-length 64 --n-layer 1 --d-model 16",
     f"train_rm --data runs/data --sft runs/sft --out runs/rm {SHORT} --max-response-length 64 --num-normalisation 8",
     f"train_ppo.py --data runs/data --sft runs/sft --reward-model runs/rm --out runs/ppo {ROLLOUT} --trace 4",
-    f"train_grpo --data runs/data --sft runs/sft --reward my_rule.py:score --reward-workers 2 --out runs/grpo {ROLLOUT}",
+    "train_grpo --data runs/data --sft runs/sft --reward my_rule.py:score --reward-workers 2 --out runs/grpo "
+    f"{ROLLOUT} --samples-per-query 2",
     "eval --data runs/data --policies sft runs/sft ppo runs/ppo --reward-model runs/rm --out runs/eval "
     "--max-query-length 160 --max-response-length 64 --num-queries 4 --response-length 12 --num-report-samples 1",
     "report.microscope --run runs/ppo",
@@ -150,7 +151,9 @@ def test_an_installed_copy_runs_the_pipeline_beside_a_users_modules(commands, de
         run(desk, commands / "nanorlhf", *command.split())
     assert (desk / "runs" / "eval" / "report.html").is_file()
     assert "train_ppo.py:" in (desk / "runs" / "ppo" / "microscope.html").read_text()
-    done = subprocess.run([commands / "nanorlhf", "doctor", "run", "runs/ppo"], cwd=desk, capture_output=True, text=True)
+    done = subprocess.run(
+        [commands / "nanorlhf", "doctor", "run", "runs/ppo"], cwd=desk, capture_output=True, text=True
+    )
     assert done.returncode in (0, 1) and not done.stderr  # 1: it finds something in a run of two updates
     done = subprocess.run([commands / "nanorlhf", "doctor", "code"], cwd=desk, capture_output=True, text=True)
     assert done.returncode == 2 and "checks a clone of the repository" in done.stderr

@@ -1,12 +1,16 @@
-"""The workflows: one definition of the suite, .ci/run; no right that a job does not need; no word of a user in a shell."""
+"""Workflows, containers, constraints: one definition of the suite, .ci/run, and no right that a job does not need."""
 
+import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -74,3 +78,42 @@ def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
     constraints = "[] []" if newest else "[constraints.txt] [constraints.txt]"
     assert all(line.endswith(constraints) for line in lines)
     assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 5
+
+
+# --------------------------------------------------------------------------------------------------------- containers
+def test_the_image_is_built_by_the_readmes_two_commands() -> None:
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]
+    tools, image = (re.findall(r"^RUN (.+)$", stage, re.M) for stage in stages)
+    [commands] = re.findall(r"## Two commands.*?```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert image == [line.partition("  ")[0] for line in commands.splitlines()] == ["make demo", "make test"]
+    assert tools == ["pip install --no-cache-dir uv"]
+    assert re.search(r"^ARG TORCH=cpu\nENV UV_TORCH_BACKEND=\$TORCH$", stages[0], re.M)
+
+
+def test_the_development_container_is_the_images_first_stage() -> None:
+    settings = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    dockerfile = (ROOT / ".devcontainer" / settings["build"]["dockerfile"]).read_text()
+    assert f" AS {settings['build']['target']}\n" in dockerfile
+    targets = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.M))
+    assert set(re.findall(r"make (\S+)", settings["postCreateCommand"])) <= targets
+
+
+def test_no_package_registry_is_named() -> None:
+    """Whoever installs says where from: in pip's and uv's own settings."""
+    hosts = re.compile(r"pypi\.org|pythonhosted|download\.pytorch\.org|index-url|find-links|ghcr\.io|docker\.io")
+    files = [*WORKFLOWS, *(ROOT / name for name in ("Dockerfile", "Makefile", "pyproject.toml", "constraints.txt"))]
+    assert not [path.name for path in (*files, ROOT / ".ci" / "run") if hosts.search(path.read_text())]
+
+
+# ------------------------------------------------------------------------------------------------------ what was tested
+def test_every_package_that_the_suite_asks_for_has_a_tested_version_that_it_allows() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert list(tested) == sorted(tested) and not [name for name in tested if name != canonicalize_name(name)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    for group in groups.keys() - {"bench", "others"}:  # peers, which pin older packages
+        for text in groups[group]:
+            asked = Requirement(text)
+            if asked.name != "nanorlhf":
+                assert asked.specifier.contains(tested[canonicalize_name(asked.name)]), text
