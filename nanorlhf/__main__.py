@@ -28,7 +28,7 @@ READS_FLAGS = re.compile(
 
 def programs() -> dict[str, str]:
     """What reads the command line: its name, and the first line of its docstring. Scripts first."""
-    found = {}
+    found: dict[str, str] = {}
     patterns = (TREE, "train_*.py"), (TREE, "eval.py"), (TREE, "data/*.py"), (PACKAGE, "**/*.py")
     for root, pattern in patterns:
         for path in sorted(root.glob(pattern)):
