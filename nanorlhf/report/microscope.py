@@ -541,11 +541,11 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
 
 def source_line(file: str, expression: str) -> str:
     """`file:line` of the only or first line that holds the expression; the file alone where none does."""
-    path = ROOT / file
-    if path.is_file():
-        for number, line in enumerate(read_text(path).splitlines(), start=1):
-            if expression in line:
-                return f"{file}:{number}"
+    for path in (ROOT / file, ROOT / "nanorlhf" / file):  # the latter in an installed copy
+        if path.is_file():
+            for number, line in enumerate(read_text(path).splitlines(), start=1):
+                if expression in line:
+                    return f"{file}:{number}"
     return file
 
 

@@ -29,6 +29,7 @@ Value = float | list[float] | None  # of one response
 OF_ROWS = ("query", "response", "chat", "meta")  # fields of a row that are no columns
 OF_TRL = ("prompts", "completions", "completion_ids")
 BY_NAME = ("records", "response_ids")
+OURS = Path(__file__).resolve().parents[1:3]  # data/ is in the first in an installed copy, in the second in the tree
 MAX_ROWS = 1000  # in which the columns of a function with **columns are looked for
 
 
@@ -241,6 +242,9 @@ def score_of(flag: str, where: str, function: Callable, query: str, response: st
 def load_module(flag: str, where: str) -> ModuleType:
     """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
     path, _, name = where.rpartition(":")
+    if path.startswith("data/"):  # as recipes name ours, wherever they are started
+        files = [Path(path), *(folder / path for folder in OURS)]
+        path = next((str(file) for file in files if file.is_file()), path)
     if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("user_function", path)

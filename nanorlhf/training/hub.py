@@ -7,7 +7,6 @@ The card holds the command, the results and the settings. A new repository is pr
 
 import shlex
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from nanorlhf import __version__
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_object
@@ -105,7 +105,7 @@ def model_card(run: Path, hub_id: str) -> ModelCard:
         command=command,
         settings={name: cell(value) for name, value in flat_settings(settings).items()},
         summary={name: f"{x:.4g}" if isinstance(x, float) else x for name, x in summary.items()},
-        version=nanorlhf_version(),
+        version=__version__,
     )
 
 
@@ -135,13 +135,6 @@ def cell(value: Any) -> str:
     """A setting for a Markdown table: one line of code, escaped."""
     text = " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
     return f"`{text}`" if text else ""
-
-
-def nanorlhf_version() -> str:
-    try:
-        return version("nanorlhf")
-    except PackageNotFoundError:  # run from a clone
-        return "(not installed)"
 
 
 if __name__ == "__main__":

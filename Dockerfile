@@ -1,0 +1,16 @@
+# The tree, its environment and the demo's runs, by the two commands of the README:
+#     docker build --tag nanorlhf .
+#     docker run --interactive --tty --rm nanorlhf
+# With PyTorch for CUDA 13.0: docker build --build-arg TORCH=cu130 --tag nanorlhf .   and   docker run --gpus all ...
+FROM python:3.13 AS tools
+ARG TORCH=cpu
+ENV UV_TORCH_BACKEND=$TORCH
+# pip would take PyTorch for CUDA in any case
+RUN pip install --no-cache-dir uv
+WORKDIR /nanorlhf
+
+FROM tools
+COPY . .
+RUN make demo
+RUN make test
+CMD ["bash"]

@@ -1,0 +1,74 @@
+"""The command `nanorlhf`: runs a script, or a module of nanorlhf/, data/ or kernels/, by its name.
+
+    nanorlhf                                      lists what there is
+    nanorlhf train_ppo tldr --sft runs/tldr/sft   python train_ppo.py tldr --sft runs/tldr/sft
+    nanorlhf data.tiny --out runs/tiny/data       python -m data.tiny --out runs/tiny/data
+    nanorlhf doctor run runs/tiny/ppo             python -m nanorlhf.doctor run runs/tiny/ppo
+    torchrun --nproc-per-node 8 -m nanorlhf train_ppo tldr
+
+In the tree the scripts, data/ and kernels/ lie beside nanorlhf/; in an installed copy setup.py has
+put them in it.
+"""
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+
+from nanorlhf import __version__
+
+PACKAGE = Path(__file__).resolve().parent
+TREE = PACKAGE if (PACKAGE / "kernels").is_dir() else PACKAGE.parent
+# other modules with such a block are parts of programs
+READS_FLAGS = re.compile(
+    r'^if __name__ == "__main__":\n    (cli\.)?(command_line|run_module)\(main', re.M
+)
+
+
+def programs() -> dict[str, str]:
+    """What reads the command line: its name, and the first line of its docstring. Scripts first."""
+    found: dict[str, str] = {}
+    patterns = (TREE, "train_*.py"), (TREE, "eval.py"), (TREE, "data/*.py"), (PACKAGE, "**/*.py")
+    for root, pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            text = path.read_text(encoding="utf-8")
+            name = ".".join(path.relative_to(root).with_suffix("").parts)
+            if READS_FLAGS.search(text):
+                docstring = ast.get_docstring(ast.parse(text)) or ""
+                found.setdefault(name.removesuffix(".__main__"), docstring.partition("\n")[0])
+    return found
+
+
+def module_of(name: str) -> str | None:
+    """The module that a name means, as it is imported; None for what is no program."""
+    path = name.removesuffix(".py").replace(".", "/")
+    for root in (TREE, PACKAGE):
+        for file in (root / f"{path}.py", root / path / "__main__.py"):
+            if file.is_file() and "\nif __name__ ==" in file.read_text(encoding="utf-8"):
+                return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return None
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name == "--version":
+        print(__version__)
+        return
+    if name in ("-h", "--help"):
+        print("usage: nanorlhf PROGRAM [flags]        the flags: nanorlhf PROGRAM --help\n")
+        for program, line in programs().items():
+            print(f"{program:28} {line}")
+        return
+    module = module_of(name) if re.fullmatch(r"\w+(\.\w+)*", name) else None
+    if module is None:
+        print(f"error: nanorlhf {name}: no such program: `nanorlhf` lists them.", file=sys.stderr)
+        sys.exit(2)
+    del sys.argv[1]
+    if TREE != PACKAGE:  # as `python train_ppo.py` does
+        sys.path.insert(0, str(TREE))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

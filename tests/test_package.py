@@ -1,0 +1,211 @@
+"""What a wheel installs: one top-level package, whose commands run where a user has a data.py and a kernels.py.
+
+`make package` runs these tests against an environment of its own, which has only what pyproject.toml asks for.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from course.copies import CODE, OTHERS, copy_files, files_of
+from nanorlhf import __version__
+from nanorlhf.__main__ import main, programs
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = [name for name in CODE if name != "bench.py"]
+NOT_SHIPPED = {Path("kernels/README.md"), Path("kernels/compiled.csv")}
+
+
+def build(kind: str, tree: Path) -> Path:
+    """Without a network: by the setuptools of this environment. kind: wheel, sdist or editable."""
+    code = f"from setuptools import build_meta; build_meta.build_{kind}('dist/{kind}')"
+    (tree / "dist" / kind).mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
+    [file] = (tree / "dist" / kind).iterdir()
+    return file
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy: setuptools leaves directories behind."""
+    directory = tmp_path_factory.mktemp("package") / "tree"
+    copy_files(ROOT, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(tree) -> dict[str, str]:
+    """The text of each of its files."""
+    with zipfile.ZipFile(build("wheel", tree)) as file:
+        return {name: file.read(name).decode() for name in file.namelist()}
+
+
+def place(path: Path) -> str:
+    """Of a file of the tree in a wheel."""
+    return path.as_posix() if path.parts[0] == "nanorlhf" else f"nanorlhf/{path.as_posix()}"
+
+
+def test_a_wheel_has_one_top_level_package_with_every_file_of_the_product(wheel) -> None:
+    assert {name.partition("/")[0] for name in wheel} == {"nanorlhf", f"nanorlhf-{__version__}.dist-info"}
+    shipped = {place(path) for path in set(files_of(ROOT, SHIPPED)) - NOT_SHIPPED}
+    assert {name for name in wheel if name.startswith("nanorlhf/")} == shipped
+
+
+def test_only_the_imports_of_kernels_and_data_differ_from_the_tree(wheel) -> None:
+    for path in files_of(ROOT, SHIPPED):
+        if path.suffix == ".py":
+            text = re.sub(r"from nanorlhf\.(kernels|data)\b", r"from \1", wheel[place(path)])
+            assert text == (ROOT / path).read_text(), path
+
+
+def test_a_wheels_modules_import_each_other_from_within_it(wheel) -> None:
+    ours = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    for name, text in wheel.items():
+        if name.endswith(".py"):
+            for node in ast.walk(ast.parse(text)):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+                assert not {module.partition(".")[0] for module in modules} & ours - {"nanorlhf"}, (name, modules)
+
+
+def test_an_editable_install_is_the_way_to_the_folders_of_the_tree(tree) -> None:
+    with zipfile.ZipFile(build("editable", tree)) as file:
+        [finder] = [name for name in file.namelist() if name.endswith("_finder.py")]
+        text = file.read(finder).decode()
+    mapping = ast.literal_eval(re.search(r"^MAPPING.*?= (\{.*\})$", text, re.M)[1])
+    assert mapping == {name: str(tree / name) for name in ("nanorlhf", "kernels", "data")}
+
+
+def test_the_source_distribution_is_the_tree(tree) -> None:
+    with tarfile.open(build("sdist", tree)) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {path.as_posix() for path in files_of(ROOT, CODE + OTHERS)} <= names
+
+
+# -------------------------------------------------------------------------------------------------------- the command
+@pytest.fixture(scope="module")
+def commands(tree, tmp_path_factory) -> Path:
+    """The directory of the command `nanorlhf` of an installed copy."""
+    if "PACKAGE_BIN" in os.environ:
+        return Path(os.environ["PACKAGE_BIN"]).resolve()
+    environment = tmp_path_factory.mktemp("installed")
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    [site] = environment.glob("lib/python*/site-packages")
+    # the packages that ours needs, without those that were installed as editable: this tree is one of them
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *(tree / "dist" / "wheel").iterdir()], check=True)
+    return environment / "bin"
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory) -> Path:
+    """A directory with modules of a user, which have names of ours."""
+    directory = tmp_path_factory.mktemp("desk")
+    for name in ("data", "kernels"):
+        (directory / f"{name}.py").write_text("MINE = True\n")
+    (directory / "my_rule.py").write_text(
+        "import data\nimport kernels\n\n\ndef score(queries, responses):\n"
+        "    return [float(data.MINE and kernels.MINE) - len(response) / 100 for response in responses]\n"
+    )
+    return directory
+
+
+def run(desk: Path, *words: str | Path) -> str:
+    environment = os.environ | {"PYTHONPATH": str(desk), "TQDM_DISABLE": "1"}
+    done = subprocess.run(list(map(str, words)), cwd=desk, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+SHORT = "--max-query-length 160 --num-epochs 0.25 --warmup-steps 0 --batch-size 8"
+ROLLOUT = "--max-query-length 160 --response-length 12 --total-episodes 16 --batch-size 8"
+PIPELINE = (
+    "data.tiny --out runs/data --num-demonstrations 64 --num-comparisons 64 --num-validation 16",
+    f"train_sft --data runs/data --out runs/sft {SHORT} --max-response-length 64 --n-layer 1 --d-model 16",
+    f"train_rm --data runs/data --sft runs/sft --out runs/rm {SHORT} --max-response-length 64 --num-normalisation 8",
+    f"train_ppo.py --data runs/data --sft runs/sft --reward-model runs/rm --out runs/ppo {ROLLOUT} --trace 4",
+    "train_grpo --data runs/data --sft runs/sft --reward my_rule.py:score --reward-workers 2 --out runs/grpo "
+    f"{ROLLOUT} --samples-per-query 2",
+    "eval --data runs/data --policies sft runs/sft ppo runs/ppo --reward-model runs/rm --out runs/eval "
+    "--max-query-length 160 --max-response-length 64 --num-queries 4 --response-length 12 --num-report-samples 1",
+    "report.microscope --run runs/ppo",
+)
+
+
+ONE_BY_ONE = """
+import shlex, sys
+from nanorlhf.__main__ import main
+
+for command in sys.argv[1:]:
+    sys.argv = ["nanorlhf", *shlex.split(command)]
+    main()
+from nanorlhf.kernels import tune
+print(tune.PACKAGE, tune.ROOT)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wheel")
+def test_an_installed_copy_runs_the_pipeline_beside_a_users_modules(commands, desk) -> None:
+    """From data to the evaluation by the gold score, which is a function in data/; the user's rule sees the user's."""
+    run(desk, commands / "nanorlhf", *PIPELINE[0].split())
+    said = run(desk, commands / "python", "-c", ONE_BY_ONE, *PIPELINE[1:])  # in one process, which imports PyTorch once
+    [site] = commands.parent.glob("lib/python*/site-packages")
+    assert said.split()[-2:] == [
+        "nanorlhf.kernels",
+        str(site.resolve()),
+    ]  # what measures kernels starts another process
+    assert (desk / "runs" / "eval" / "report.html").is_file()
+    assert "train_ppo.py:" in (desk / "runs" / "ppo" / "microscope.html").read_text()
+
+
+@pytest.mark.usefixtures("wheel")
+def test_what_needs_a_clone_says_so_in_an_installed_copy(commands, desk) -> None:
+    command = [commands / "nanorlhf", "doctor", "code"]
+    done = subprocess.run(command, cwd=desk, capture_output=True, text=True)
+    assert done.returncode == 2 and "checks a clone of the repository" in done.stderr
+
+
+@pytest.mark.usefixtures("wheel")
+def test_an_installed_copy_and_the_tree_have_the_same_programs(commands, desk) -> None:
+    assert run(desk, commands / "nanorlhf") == run(ROOT, sys.executable, "-m", "nanorlhf")
+
+
+def test_the_programs_are_what_reads_the_command_line() -> None:
+    found = programs()
+    assert list(found)[:6] == [f"train_{name}" for name in ("dpo", "grpo", "ppo", "rlcf", "rm", "sft")]
+    assert {"eval", "data.tiny", "doctor", "rlcf.train_discriminator", "report.microscope"} <= found.keys()
+    assert not {"rewards.workers", "rlcf.sandbox", "doctor.code"} & found.keys()
+    assert all(found.values())
+
+
+@pytest.mark.parametrize("name", ["train_pop", "ppo", "../eval", "data.", "", "nanorlhf.ppo"])
+def test_a_program_that_is_not_there_is_told_so(name, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["nanorlhf", name])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == f"error: nanorlhf {name}: no such program: `nanorlhf` lists them.\n"
+
+
+def test_the_version_is_that_of_the_citation_and_of_the_newest_changes(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["nanorlhf", "--version"])
+    main()
+    assert capsys.readouterr().out == f"{__version__}\n"
+    citation = (ROOT / "CITATION.cff").read_text()
+    newest = re.findall(r"^## (\d\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
+    assert newest == (
+        re.search(r"^version: (\S+)$", citation, re.M)[1],
+        re.search(r"^date-released: (\S+)$", citation, re.M)[1],
+    )
+    assert newest[0] == __version__

@@ -1,0 +1,119 @@
+"""Workflows, containers, constraints: one definition of the suite, .ci/run, and no right that a job does not need."""
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def read(path: Path) -> dict[Any, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def steps(workflow: dict[Any, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_reads_the_repository_and_no_more(path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"} and "concurrency" in workflow
+    more = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+    assert more == ({"publish": {"pages": "write", "id-token": "write"}} if path.name == "site.yml" else {})
+    for step in steps(workflow):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"] == {"persist-credentials": False}
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_step_runs_what_can_be_run_by_hand(path) -> None:
+    """A target of the Makefile, .ci/run, or the installation of uv; actions are GitHub's own, by version."""
+    targets = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.M))
+    for step in steps(read(path)):
+        if "run" in step:
+            ours = step["run"] in (".ci/run", "python -m pip install uv")
+            assert ours or step["run"].removeprefix("make ") in targets, step["run"]
+        else:
+            assert re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
+
+
+def test_the_suite_runs_on_two_systems_and_three_pythons_and_with_the_newest_packages() -> None:
+    workflow = read(ROOT / ".github" / "workflows" / "test.yml")
+    job = workflow["jobs"]["test"]
+    matrix = job["strategy"]["matrix"]
+    assert matrix["os"] == ["ubuntu-latest", "macos-latest"] and matrix["python"] == ["3.11", "3.12", "3.13"]
+    assert [extra["newest"] for extra in matrix["include"]] == ["1"]
+    [suite] = [step for step in job["steps"] if step.get("run") == ".ci/run"]
+    assert suite["env"] == {"NEWEST": "${{ matrix.newest }}"}
+    assert {name for name, job in workflow["jobs"].items()} == {"style", "test", "package"}
+
+
+@pytest.mark.parametrize("newest", ["", "1"])
+def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
+    """With a make and a Python that write down what they are called with."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("make", ".venv/bin/python"):
+        stub = tmp_path / name
+        stub.write_text('#!/bin/sh\necho "$(basename $0) $* [$PIP_CONSTRAINT] [$UV_CONSTRAINT]"\n')
+        stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NEWEST": newest}
+    done = subprocess.run(
+        ["bash", tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    constraints = "[] []" if newest else "[constraints.txt] [constraints.txt]"
+    assert all(line.endswith(constraints) for line in lines)
+    assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 5
+
+
+# --------------------------------------------------------------------------------------------------------- containers
+def test_the_image_is_built_by_the_readmes_two_commands() -> None:
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]
+    tools, image = (re.findall(r"^RUN (.+)$", stage, re.M) for stage in stages)
+    [commands] = re.findall(r"## Two commands.*?```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert image == [line.partition("  ")[0] for line in commands.splitlines()] == ["make demo", "make test"]
+    assert tools == ["pip install --no-cache-dir uv"]
+    assert re.search(r"^ARG TORCH=cpu\nENV UV_TORCH_BACKEND=\$TORCH$", stages[0], re.M)
+
+
+def test_the_development_container_is_the_images_first_stage() -> None:
+    settings = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    dockerfile = (ROOT / ".devcontainer" / settings["build"]["dockerfile"]).read_text()
+    assert f" AS {settings['build']['target']}\n" in dockerfile
+    targets = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.M))
+    assert set(re.findall(r"make (\S+)", settings["postCreateCommand"])) <= targets
+
+
+def test_no_package_registry_is_named() -> None:
+    """Whoever installs says where from: in pip's and uv's own settings."""
+    hosts = re.compile(r"pypi\.org|pythonhosted|download\.pytorch\.org|index-url|find-links|ghcr\.io|docker\.io")
+    files = [*WORKFLOWS, *(ROOT / name for name in ("Dockerfile", "Makefile", "pyproject.toml", "constraints.txt"))]
+    assert not [path.name for path in (*files, ROOT / ".ci" / "run") if hosts.search(path.read_text())]
+
+
+# ------------------------------------------------------------------------------------------------------ what was tested
+def test_every_package_that_the_suite_asks_for_has_a_tested_version_that_it_allows() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert list(tested) == sorted(tested) and not [name for name in tested if name != canonicalize_name(name)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    for group in groups.keys() - {"bench", "others"}:  # peers, which pin older packages
+        for text in groups[group]:
+            asked = Requirement(text)
+            if asked.name != "nanorlhf":
+                assert asked.specifier.contains(tested[canonicalize_name(asked.name)]), text
