@@ -39,7 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import parse_json, read_lines
+from nanorlhf.files import interrupts_wait, parse_json, read_lines
 from nanorlhf.tokenizer import PAD, Tokenizer
 
 T = TypeVar("T")
@@ -466,7 +466,7 @@ def is_running(process: int) -> bool:
 
 def read_cache(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """The key of a cache, and its arrays, mapped."""
-    with safe_open(path, "pt") as file:
+    with interrupts_wait(), safe_open(path, "pt") as file:
         arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}
         return (file.metadata() or {}).get("key", ""), arrays
 

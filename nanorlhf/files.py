@@ -8,10 +8,12 @@ bounds are far above real data; the comments name the largest real example that 
 import gzip
 import json
 import os
+import signal
 import stat
+import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,6 +68,27 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block.
+
+    For reads of tensors: where PyTorch's compiled code meets it, it becomes an error that looks
+    like a damaged file's.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # only the main thread is interrupted
+        return
+    noted: list[tuple] = []
+    signal.signal(signal.SIGINT, lambda *arguments: noted.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            before(*noted[0])
 
 
 def open_regular(path: str | Path) -> BufferedReader:

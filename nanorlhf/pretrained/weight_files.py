@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import hub_directory, open_regular, read_object
+from nanorlhf.files import hub_directory, interrupts_wait, open_regular, read_object
 from nanorlhf.pretrained.gguf import gguf_settings, gguf_tensors, is_gguf
 
 WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file before shards
@@ -83,7 +83,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return gguf_tensors(path)
     if path.suffix == ".safetensors":
         try:
-            tensors = load_file(path)
+            with interrupts_wait():
+                tensors = load_file(path)
         except (SafetensorError, OSError, *WRONG_BYTES) as error:
             raise unreadable(path, error) from error
     else:
@@ -101,12 +102,13 @@ def load_pickle(path: Path, **settings: Any) -> Any:
     """
     open_regular(path).close()
     try:
-        if zipfile.is_zipfile(path):  # torch stores: a compressed member is a bomb or not torch's
-            with zipfile.ZipFile(path) as members:
-                size = sum(member.file_size for member in members.infolist())
-                if size > path.stat().st_size:
-                    raise RuntimeError("it is compressed")
-        return torch.load(path, map_location="cpu", weights_only=True, **settings)
+        with interrupts_wait():
+            if zipfile.is_zipfile(path):  # torch stores: a compressed member is a bomb or not torch's
+                with zipfile.ZipFile(path) as members:
+                    size = sum(member.file_size for member in members.infolist())
+                    if size > path.stat().st_size:
+                        raise RuntimeError("it is compressed")
+            return torch.load(path, map_location="cpu", weights_only=True, **settings)
     except Exception as error:  # the unpickler interprets damaged bytes, whatever they say
         raise unreadable(path, error) from error
 
