@@ -2,7 +2,10 @@
 
 python -m course start DIR          a copy of the repository without the exercises' functions
 python -m course next [DIR]         what to do now, and what to read
-python -m course grade [DIR]        points; the first claim that fails, exercise by exercise
+python -m course grade [DIR]        points; the first claim that fails, exercise by exercise; --format csv: of a class
+python -m course similar DIR        pairs of submissions that are alike in what few have written
+python -m course handout --out DIR  a page per exercise and per week, without the answers; --key: the answers
+python -m course slides --out DIR   the four decks of the lecture as pages for a browser
 python -m course plant DIR --seed 7 a copy with a real bug in it
 python -m course check DIR          is its behaviour right again?
 python -m course reveal DIR         the page of the bug
@@ -10,9 +13,7 @@ python -m course verify             every exercise and every bug, in minutes: fo
 python -m course mutants            how good the graders are: which wrong solutions they let pass
 """
 
-import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,12 +21,13 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from course import hunt, mutants, verify
+from course import handout, hunt, marks, mutants, questions, similar, slides, verify
 from course.copies import ROOT, check_copy
-from course.exercises import EXERCISES, Exercise, chosen
-from course.grade import Outcome, Worker, first_open, given, grade
+from course.exercises import EXERCISES, chosen
+from course.grade import Worker, desks, first_open, given, grade
+from course.questions import right_answers
 from course.start import start
-from nanorlhf.cli import Count, Seconds, Seed, Workers, check_ranges, run_module
+from nanorlhf.cli import Count, Fraction, Seconds, Seed, Workers, check_ranges, run_module
 from nanorlhf.errors import InputError
 
 Directory = tyro.conf.Positional[Path]
@@ -39,11 +41,13 @@ class Start:
     """new directory"""
     exercises: tuple[str, ...] = ()
     """names; none: all"""
+    student: str | None = None
+    """name of whom it is for: adds QUESTIONS.md, with numbers of the student's own"""
 
     def run(self) -> None:
         exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
-        start(self.directory, exercises)
-        print(f"{self.directory}: {len(exercises)} exercises, {points_of(exercises)} points.")
+        start(self.directory, exercises, self.student)
+        print(f"{self.directory}: {len(exercises)} exercises, {marks.points_of(exercises)} points.")
         print(f"What to do first: cd {self.directory} && python -m course next")
 
 
@@ -56,8 +60,9 @@ class Next:
     """seconds for the tests of an exercise"""
 
     def run(self) -> None:
-        with Worker() as worker:
-            found = first_open(self.directory, self.limit, worker)
+        check_copy(self.directory)
+        with desks(1) as [desk]:
+            found = first_open(self.directory, self.limit, desk)
         if found is None:
             print("All exercises are solved.")
             return
@@ -76,26 +81,47 @@ class Grade:
     """Run the tests of each exercise and add up the points."""
 
     directory: Directory = Path(".")
+    """a student's copy; for csv a directory of such copies"""
     exercises: tuple[str, ...] = ()
-    """names; none: those that `start` has emptied"""
-    json: Path | None = None
-    """file for the result"""
+    """names; none: those that `start` has emptied, as the copy itself says"""
+    format: Literal["table", "json", "gradescope", "github-classroom", "csv"] = "table"
+    """gradescope: results.json; github-classroom: a line for $GITHUB_OUTPUT; csv: a row for each of many submissions"""
+    out: Path | None = None
+    """file for the result; a csv that is there already is gone on with; none: print it"""
     limit: Seconds = 60.0
     """seconds for the tests of an exercise: more, and it has not passed"""
     workers: Workers = 2
     """processes at once"""
-    own_tests: bool = False
-    """take the tests of the copy, which a student may have edited"""
 
     def run(self) -> None:
+        if self.format not in ("table", "json") and not self.exercises:
+            raise InputError(f"--format {self.format} needs --exercises: a copy's own list is the student's.")
+        if self.format == "csv" and self.out is None:
+            raise InputError("--format csv needs --out: the file is what an interrupted run goes on from.")
         exercises = chosen(self.exercises) if self.exercises else given(self.directory)
+        num = min(self.workers, len(exercises))
+        if self.format == "csv":
+            assert self.out is not None
+            submissions = marks.submissions_in(self.directory)
+            marks.read_class(self.out, exercises)  # refused before anything runs
+            with tqdm(total=len(submissions), unit="submission", leave=False) as bar, desks(num) as found:
+                rows = marks.grade_class(self.directory, exercises, self.limit, found, self.out, bar.update)
+            print(f"{self.out}: {len(rows)} submissions, {marks.points_of(exercises)} points each at most.")
+            return
         check_copy(self.directory)
-        with ExitStack() as stack, tqdm(total=len(exercises), unit="exercise", leave=False) as bar:
-            workers = [stack.enter_context(Worker()) for _ in range(min(self.workers, len(exercises)))]
-            outcomes = grade(self.directory, exercises, self.limit, workers, self.own_tests, bar.update)
-        print(table(exercises, outcomes))
-        if self.json is not None:
-            self.json.write_text(json.dumps(as_dict(exercises, outcomes), indent=2) + "\n")
+        with tqdm(total=len(exercises), unit="exercise", leave=False) as bar, desks(num) as found:
+            outcomes = grade(self.directory, exercises, self.limit, found, bar.update)
+        if self.format == "table" or self.out is not None:
+            print(marks.table(exercises, outcomes))
+            if (asked := right_answers(self.directory)) is not None:
+                print(f"questions of {asked[0]}: {asked[1]} of {len(questions.MAKERS)}")
+        if self.format != "table":
+            text = FORMATS[self.format](exercises, outcomes)
+            if self.out is None:
+                print(text, end="")
+            else:
+                with self.out.open("a" if self.format == "github-classroom" else "w") as file:  # others' lines stay
+                    file.write(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +132,15 @@ class Plant:
     """new directory"""
     seed: Seed = 1
     """which bug"""
+    student: str | None = None
+    """draw the bug by this name, not by the seed"""
     level: Literal[1, 2, 3] | None = None
     """1: it shows in a metric at once; 2: in a metric, to those who know what to expect; 3: in a test alone, or with
     other settings; none given: any"""
 
     def run(self) -> None:
-        level = hunt.plant(self.directory, self.seed, self.level)
+        seed = self.seed if self.student is None else questions.seed_of(self.student)
+        level = hunt.plant(self.directory, seed, self.level)
         print(f"{self.directory}: one bug of level {level}. When you have fixed it: {CHECK} {self.directory}")
 
 
@@ -137,6 +166,59 @@ class Reveal:
 
     def run(self) -> None:
         print(hunt.page(hunt.planted_in(self.directory)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similar:
+    """List the pairs of submissions that are alike in what few have written, exercise by exercise."""
+
+    directory: Directory
+    """holds a student's copy in each of its directories"""
+    exercises: tuple[str, ...] = ()
+    """names; none: all"""
+    threshold: Fraction = 0.8
+    """shared shingles per shingle of the shorter one"""
+
+    def run(self) -> None:
+        submissions = marks.submissions_in(self.directory)
+        exercises = chosen(self.exercises) if self.exercises else EXERCISES
+        pairs = [pair for exercise in exercises for pair in similar.pairs_of(submissions, exercise, self.threshold)]
+        print(similar.table(pairs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handout:
+    """Write a page for each exercise and each week, without the answers, or the key to them."""
+
+    out: Path
+    """new directory"""
+    exercises: tuple[str, ...] = ()
+    """names; none: all"""
+    key: bool = False
+    """the solutions and how to mark them, instead of the hand-outs"""
+    pdf: bool = False
+    """print each page into a PDF too, by Chromium"""
+
+    def run(self) -> None:
+        exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
+        with tqdm(unit="page", leave=False) as bar:
+            written = handout.write_handouts(self.out, exercises, self.key, self.pdf, bar.update)
+        print(f"{self.out}: {len(written)} files.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slides:
+    """Write the four decks of docs/slides as pages for a browser: right arrow: next step, n: the speaker's notes."""
+
+    out: Path
+    """directory"""
+    pdf: bool = False
+    """print each deck into a PDF too, by Chromium"""
+
+    def run(self) -> None:
+        with tqdm(unit="deck", leave=False) as bar:
+            written = slides.write_slides(self.out, self.pdf, bar.update)
+        print("\n".join(map(str, written)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,46 +281,18 @@ class Mutants:
 @dataclass(frozen=True, kw_only=True)
 class Args:
     command: Annotated[
-        Start | Next | Grade | Plant | Check | Reveal | Verify | Mutants,
+        Start | Next | Grade | Similar | Handout | Slides | Plant | Check | Reveal | Verify | Mutants,
         tyro.conf.OmitSubcommandPrefixes,
         tyro.conf.arg(name=""),
     ]
 
 
 CHECK = "python -m course check"
-
-
-def points_of(exercises: list[Exercise]) -> int:
-    return sum(exercise.points for exercise in exercises)
-
-
-def table(exercises: list[Exercise], outcomes: dict[str, Outcome]) -> str:
-    """One line per exercise, and the sum."""
-    width = max(len(exercise.name) for exercise in exercises)
-    lines = []
-    for exercise in exercises:
-        result = outcomes[exercise.name]
-        points = exercise.points if result.passed else 0
-        said = "passed" if result.passed else f"{result.claim}: {result.reason}"
-        lines.append(f"{exercise.name:{width}}  {points:2} of {exercise.points}  {said:.160}")
-    reached = points_of([exercise for exercise in exercises if outcomes[exercise.name].passed])
-    return "\n".join([*lines, f"{'points':{width}}  {reached:2} of {points_of(exercises)}"])
-
-
-def as_dict(exercises: list[Exercise], outcomes: dict[str, Outcome]) -> dict:
-    rows = [
-        {
-            "name": exercise.name,
-            "points": exercise.points if (result := outcomes[exercise.name]).passed else 0,
-            "of": exercise.points,
-            "passed": result.passed,
-            "claim": result.claim,
-            "reason": result.reason,
-            "seconds": result.seconds,
-        }
-        for exercise in exercises
-    ]
-    return {"points": sum(row["points"] for row in rows), "of": points_of(exercises), "exercises": rows}
+FORMATS = {
+    "json": marks.as_json,
+    "gradescope": marks.as_gradescope,
+    "github-classroom": marks.as_github_classroom,
+}
 
 
 def main(args: Args) -> None:

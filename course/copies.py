@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from course.edit import emptied, find_function
+from course.edit import find_function, rewritten
 from nanorlhf.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,4 +114,4 @@ def take_out(directory: Path, function: str, body: list[str]) -> None:
         find_function(source, name)
     except (OSError, LookupError, SyntaxError) as error:
         raise InputError(f"{path} has no function {name}: make the copy again.") from error
-    path.write_text(emptied(source, name, body), encoding="utf-8")
+    path.write_text(rewritten(source, {name: body}), encoding="utf-8")

@@ -6,9 +6,12 @@ that read as the table says, the one counts whose local names differ least, and 
 
 import ast
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+parsed = lru_cache(maxsize=128)(ast.parse)  # a grader looks for many functions in few files; nobody changes the trees
 
 
 def find_function(source: str, name: str) -> Function:
@@ -16,7 +19,7 @@ def find_function(source: str, name: str) -> Function:
 
     Raises LookupError if there is none.
     """
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = parsed(source)
     for part in name.split("."):
         found = [
             child
@@ -32,20 +35,23 @@ def find_function(source: str, name: str) -> Function:
     return node
 
 
-def emptied(source: str, name: str, body: Sequence[str]) -> str:
-    """`source` with the lines `body` in place of the function's own; signature, decorators and docstring stay."""
-    function = find_function(source, name)
+def rewritten(source: str, bodies: Mapping[str, Sequence[str]]) -> str:
+    """`source` with other lines in place of the bodies of functions; signatures, decorators and docstrings stay."""
     lines = source.splitlines(keepends=True)
-    first, end = function.body[0], function.end_lineno
-    assert end is not None and first.end_lineno is not None
-    if ast.get_docstring(function) is not None:
-        start = first.end_lineno + 1
-    else:
-        start = first.lineno
-        while lines[start - 2].strip().startswith("#"):  # comments above the first statement go with it
-            start -= 1
-    indent = " " * first.col_offset
-    return "".join([*lines[: start - 1], *(f"{indent}{line}".rstrip() + "\n" for line in body), *lines[end:]])
+    functions = {name: find_function(source, name) for name in bodies}
+    for name in sorted(functions, key=lambda name: functions[name].lineno, reverse=True):  # from the end of the file on
+        function = functions[name]
+        first, end = function.body[0], function.end_lineno
+        assert end is not None and first.end_lineno is not None
+        if ast.get_docstring(function) is not None:
+            start = first.end_lineno + 1
+        else:
+            start = first.lineno
+            while lines[start - 2].strip().startswith("#"):  # comments above the first statement go with it
+                start -= 1
+        indent = " " * first.col_offset
+        lines[start - 1 : end] = [f"{indent}{line}".rstrip() + "\n" for line in bodies[name]]
+    return "".join(lines)
 
 
 def replaced(source: str, name: str, old: str, new: str, number: int = 0) -> str:

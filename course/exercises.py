@@ -509,6 +509,12 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         points=4,
         level=3,
+        needs=(
+            *("padding", "positions", "attention-mask", "sampling", "top-k-and-top-p", "kv-cache", "leading-blank"),
+            *("batches", "learning-rate", "ranks", "scalar-head", "reward-at-eos", "eos-masks", "response-logprobs"),
+            *("kl-estimators", "exact-kl", "whitening", "gae-scan", "policy-loss", "value-loss", "values"),
+            "adaptive-kl",
+        ),
     ),
     Exercise(
         name="group-advantages",
@@ -700,3 +706,16 @@ def chosen(names: Iterable[str]) -> list[Exercise]:
         if name not in known:
             raise InputError(f"{name!r} is no exercise: choose among {', '.join(known)}.")
     return [exercise for exercise in EXERCISES if exercise.name in names]
+
+
+def closure(exercise: Exercise) -> set[str]:
+    """The names of all exercises that it needs, directly or not."""
+    by_name = {other.name: other for other in EXERCISES}
+    found: set[str] = set()
+    open_ = list(exercise.needs)
+    while open_:
+        name = open_.pop()
+        if name not in found:
+            found.add(name)
+            open_ += by_name[name].needs
+    return found

@@ -9,6 +9,8 @@ import sys
 import time
 from contextlib import suppress
 
+MOST = 4 * 2**20  # bytes that a fork may say: a test's claim and error are a few hundred
+
 
 def be_a_fork() -> None:
     """In a fork: a process group of its own, which does not outlive its parent."""
@@ -18,27 +20,32 @@ def be_a_fork() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def outcome_of(child: int, reader: int, limit: float | None) -> dict:
-    """What a fork says until its end, the first failure or the limit; then it is stopped."""
+def outcome_of(child: int, reader: int, limit: float | None, word: str = "") -> dict:
+    """What a fork says until its end, the first failure or the limit; then it is stopped.
+
+    word: lines that don't begin with it are not the reporter's.
+    """
     began = time.monotonic()
     data, late = b"", False
-    while True:
+    ends = tuple(f'{word}["{kind}"'.encode() for kind in ("ended", "failed"))
+    while len(data) < MOST:
         left = None if limit is None else max(began + limit - time.monotonic(), 0.0)
         late = not select.select([reader], [], [], left)[0]
         chunk = b"" if late else os.read(reader, 65536)
         if not chunk:
             break
         data += chunk
-        if data.endswith(b"\n") and data.splitlines()[-1].startswith((b'["ended"', b'["failed"')):
+        if data.endswith(b"\n") and data.splitlines()[-1].startswith(ends):
             break  # not the pipe's end: a process that a test has left behind may hold it
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
     os.close(reader)
-    said = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    lines = [line for line in data.splitlines(keepends=True) if line.startswith(word.encode()) and line.endswith(b"\n")]
+    said = [json.loads(line[len(word) :]) for line in lines]
     result: dict = {kind: [words[1:] for words in said if words[0] == kind] for kind in ("failed", "skipped")}
-    result["passed"] = [words[1] for words in said if words[0] == "passed"]
+    result |= {kind: [words[1] for words in said if words[0] == kind] for kind in ("passed", "collected", "decoys")}
     result["ended"] = any(words[0] == "ended" for words in said)
     of_processor = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
     if late or of_processor:

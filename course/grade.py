@@ -1,19 +1,24 @@
 """Which exercises are solved: the project's own tests, run on the student's code."""
 
+import compileall
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 from course.copies import CODE, ROOT, check_copy, copy_files, read_mark
 from course.exercises import EXERCISES, Exercise, chosen
+from course.nest import write
+from course.submission import Refused, arranged
+from course.worker import DECOY
 
 # what judges the code: the grader's, not the student's
 JUDGES = ("tests", "Makefile", "pyproject.toml")
@@ -22,6 +27,7 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "CUDA_VISIBLE_DEVICES": "",  # a grade is the same with and without a GPU
     "TRITON_INTERPRET": "1",
+    "NANORLHF_REAL_DATA": "none",  # nor with and without real data
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -57,13 +63,17 @@ class Worker:
         self.process.kill()
         self.process.communicate()
 
-    def run(self, root: Path, tests: Sequence[str], limit: float) -> Outcome:
-        """Whether all these tests of the tree `root` pass within `limit` seconds."""
+    def run(self, root: Path, tests: Sequence[str], limit: float, guarded: bool = False) -> Outcome:
+        """Whether all these tests of the tree `root` pass within `limit` seconds.
+
+        guarded: the code under test is a stranger's; see `worker.py`.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
-        request = {"root": str(root), "tests": list(tests), "limit": limit}
+        request = {"root": str(root), "tests": list(tests), "limit": limit, "guarded": guarded}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return outcome(json.loads(self.process.stdout.readline()))
+        answer = json.loads(self.process.stdout.readline())
+        return guarded_outcome(answer, tests) if guarded else outcome(answer)
 
     def judge(self, root: Path, tests: Sequence[str], mutants: Sequence[dict], limit: float) -> Iterator[Outcome]:
         """What these tests say of the tree as it is, then of it with each of the mutants; see `nest.py`.
@@ -94,7 +104,26 @@ def outcome(answer: dict) -> Outcome:
         claim, reason = "the tests come to their end", "the code under test has ended the process"
     elif not answer["passed"]:
         claim, reason = "the tests run", answer["skipped"][0][1] if answer["skipped"] else "they were not found"
-    return Outcome(not claim, claim, reason, answer["seconds"])
+    printable = "".join(letter if letter.isprintable() else " " for letter in reason)  # a stranger's: no control codes
+    return Outcome(not claim, claim, printable, answer["seconds"])
+
+
+def guarded_outcome(answer: dict, tests: Sequence[str]) -> Outcome:
+    """Only what is said of every test counts: one that was left out, or skipped by the code under test, has failed."""
+    result = outcome(answer)
+    if answer["failed"] or not answer["ended"]:
+        return result
+    done = {*answer["passed"], *(test for test, _ in answer["skipped"])}  # skipped by a fixture: no data, no GPU
+    said = done.union(answer["decoys"])
+    silent = [test for test in answer["collected"] if test not in said]
+    decoys = [test for test in silent if test.startswith(DECOY)]
+    if decoys and silent == decoys:
+        reason = "the code under test has changed the tools of the tests"
+        return Outcome(False, "a test that must fail fails", reason, result.seconds)
+    silent += [test for test in tests if not any(name == test or name.startswith(f"{test}[") for name in done)]
+    if answer["collected"] and silent:
+        return Outcome(False, in_words(silent[0]), "the code under test has kept it from running", result.seconds)
+    return result
 
 
 def in_words(test: str) -> str:
@@ -111,44 +140,76 @@ def in_words(test: str) -> str:
 
 
 @contextmanager
-def tree_of(directory: Path, own_tests: bool = False) -> Iterator[Path]:
-    """A temporary tree with the code of `directory` and the tests of this repository; own_tests: with its own."""
+def tree_of(directory: Path) -> Iterator[Path]:
+    """A temporary tree with the code of `directory` and the tests of this repository."""
     check_copy(directory)
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
         tree = Path(name).resolve()
         copy_files(directory, tree, CODE)
-        copy_files(directory if own_tests else ROOT, tree, JUDGES)
+        copy_files(ROOT, tree, JUDGES)
         yield tree
+
+
+class Desk:
+    """A worker and its tree: this repository's code and tests, in which an exercise's functions are a student's."""
+
+    def __init__(self, worker: Worker, tree: Path):
+        self.worker, self.tree = worker, tree
+        self.written: dict[Path, str] = {}
+
+    def judge(self, directory: Path, exercise: Exercise, limit: float) -> Outcome:
+        try:
+            files = arranged(directory, exercise)
+        except Refused as refused:
+            return Outcome(False, "the function can be graded", str(refused), 0.0)
+        for path, source in files.items():
+            if self.written.get(path) != source:
+                write(self.tree / path, source)
+                self.written[path] = source
+        return self.worker.run(self.tree, exercise.tests, limit, guarded=True)
+
+
+@contextmanager
+def desks(number: int) -> Iterator[list[Desk]]:
+    """Workers, each with a tree of its own, in which the code is compiled already: what they run can't write to it."""
+    with tree_of(ROOT) as tree, ExitStack() as stack:
+        workers = [stack.enter_context(Worker()) for _ in range(number)]  # they import while this compiles
+        for name in CODE:
+            is_script = name.endswith(".py")
+            (compileall.compile_file if is_script else compileall.compile_dir)(tree / name, quiet=2)
+        trees = [tree]
+        for _ in workers[1:]:
+            other = stack.enter_context(tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True))
+            trees.append(Path(shutil.copytree(tree, Path(other).resolve() / "tree")))
+        yield [Desk(worker, tree) for worker, tree in zip(workers, trees, strict=True)]
 
 
 def grade(
     directory: Path,
     exercises: Sequence[Exercise],
     limit: float,
-    workers: Sequence[Worker],
-    own_tests: bool = False,
+    desks: Sequence[Desk],
     tell: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """The outcome of each exercise, by name; each runs in a process of its own, one per worker at once.
+    """The outcome of each exercise, by name; each runs in a process of its own, one per desk at once.
 
     A process that takes longer than `limit` seconds costs its exercise and no other. tell is called after each.
     """
-    idle: SimpleQueue[Worker] = SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
+    check_copy(directory)
+    idle: SimpleQueue[Desk] = SimpleQueue()
+    for desk in desks:
+        idle.put(desk)
 
-    with tree_of(directory, own_tests) as tree:
+    def judge(exercise: Exercise) -> Outcome:
+        desk = idle.get()
+        try:
+            return desk.judge(directory, exercise, limit)
+        finally:
+            idle.put(desk)
+            tell()
 
-        def judge(exercise: Exercise) -> Outcome:
-            worker = idle.get()
-            try:
-                return worker.run(tree, exercise.tests, limit)
-            finally:
-                idle.put(worker)
-                tell()
-
-        with ThreadPoolExecutor(len(workers)) as pool:
-            outcomes = list(pool.map(judge, exercises))
+    with ThreadPoolExecutor(len(desks)) as pool:
+        outcomes = list(pool.map(judge, exercises))
     return {exercise.name: result for exercise, result in zip(exercises, outcomes, strict=True)}
 
 
@@ -158,16 +219,15 @@ def given(directory: Path) -> list[Exercise]:
     return chosen(names) if names else list(EXERCISES)
 
 
-def first_open(directory: Path, limit: float, worker: Worker) -> tuple[Exercise, Outcome] | None:
+def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Outcome] | None:
     """The first exercise that is not solved and whose needs are, and why it is not; None where all are solved."""
     solved: set[str] = set()
     exercises = given(directory)
     names = {exercise.name for exercise in exercises}
-    with tree_of(directory) as tree:
-        for exercise in exercises:
-            if set(exercise.needs) & names <= solved:
-                result = worker.run(tree, exercise.tests, limit)
-                if not result.passed:
-                    return exercise, result
-                solved.add(exercise.name)
+    for exercise in exercises:
+        if set(exercise.needs) & names <= solved:
+            result = desk.judge(directory, exercise, limit)
+            if not result.passed:
+                return exercise, result
+            solved.add(exercise.name)
     return None

@@ -6,16 +6,21 @@ from pathlib import Path
 
 from course.copies import ROOT, copy_files, new_directory, take_out, write_mark
 from course.exercises import Exercise
+from course.questions import FILE, sheet
 
 
-def start(directory: Path, exercises: Iterable[Exercise]) -> None:
-    """Write the copy into a new directory."""
+def start(directory: Path, exercises: Iterable[Exercise], student: str | None = None) -> None:
+    """Write the copy into a new directory; with a student's name also the questions with that student's numbers."""
     exercises = list(exercises)
     new_directory(directory)
     copy_files(ROOT, directory)
     for exercise in exercises:
         empty(directory, exercise)
-    write_mark(directory, {"exercises": [exercise.name for exercise in exercises]})
+    mark: dict = {"exercises": [exercise.name for exercise in exercises]}
+    if student is not None:
+        mark["student"] = student
+        (directory / FILE).write_text(sheet(student), encoding="utf-8")
+    write_mark(directory, mark)
 
 
 def empty(directory: Path, exercise: Exercise) -> None:

@@ -16,26 +16,13 @@ from pathlib import Path
 
 from course.bugs import BUGS, Bug
 from course.copies import ROOT, path_of
-from course.exercises import EXERCISES, Exercise
+from course.exercises import EXERCISES, Exercise, closure
 from course.grade import Outcome, Worker, tree_of
 from course.hunt import put_in
 from course.start import empty
 from nanorlhf.errors import InputError
 
 WHOLE_RUN, METRICS = "tests/course/whole_run.py::test_every_stage_runs_to_its_end", "metrics.json"
-
-
-def closure(exercise: Exercise) -> set[str]:
-    """The names of all exercises that it needs, directly or not."""
-    by_name = {other.name: other for other in EXERCISES}
-    found: set[str] = set()
-    open_ = list(exercise.needs)
-    while open_:
-        name = open_.pop()
-        if name not in found:
-            found.add(name)
-            open_ += by_name[name].needs
-    return found
 
 
 def restore(tree: Path) -> None:

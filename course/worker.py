@@ -1,26 +1,39 @@
 """Runs tests in forked processes: one request a line on stdin, one answer a line on stdout. `grade.py` starts it.
 
-    {"root": directory, "tests": [pytest node ids], "limit": seconds}
+    {"root": directory, "tests": [pytest node ids], "limit": seconds, "guarded": bool}
     -> {"passed": [node ids], "failed": [[node id, why]], "skipped": [[node id, why]], "seconds": float, "late": bool,
-        "ended": bool}
+        "ended": bool, "collected": [node ids], "decoys": [node ids]}
 
 PyTorch and the rest of what tests import are imported once, here, and never a module of the project: each fork imports
 those of its own `root`. `late`: it was stopped at the limit, within the test that `failed` names. `ended`: pytest came
 to its end; without it, the code under test has ended the process.
 
+guarded: the code under test is a stranger's. The system keeps the fork to what a computation needs (`confine`). The
+tests run in the process of that code, so what they report could be its invention. Therefore each line of the report
+begins with a word that is drawn for this fork; every test that was collected, before any of that code ran, must have
+come to its end; and a decoy, which must fail, must have failed after them. Each can be got round by code that finds its
+way about the interpreter: `submission.py` refuses what is needed for that.
+
 A request with "mutants" gets several answers, as `nest.py` says, and one more, with "last", when there are no others.
 """
 
 import gc
-import importlib
+import importlib.util
 import json
 import os
+import resource
+import secrets
+import shutil
 import sys
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from course.forks import be_a_fork, outcome_of
-from course.nest import Nest
+from course.nest import MEMORY, Nest
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # third-party imports that take time; one that is missing is the tests' business
 SLOW = (
@@ -36,23 +49,36 @@ SLOW = (
     ),
 )
 WHY = 300  # characters
+DECOY = "tests/decoy.py"  # a test that must fail
+DISK = 2**26  # bytes of one file: checkpoints in miniature
+SCRATCH = ".scratch"  # in a tree: what tests write
+sandbox: Any = None  # nanorlhf/rlcf/sandbox.py, by its path: the package of that name is the student's
 
 
 class Reporter:
     """A plugin that writes what pytest finds to a pipe, line by line: a process that is stopped has said so far."""
 
-    def __init__(self, pipe: int):
-        self.pipe = pipe
+    def __init__(self, pipe: int, word: str, guarded: bool):
+        self.pipe, self.word, self.guarded = pipe, word, guarded
 
     def say(self, *words: str) -> None:
-        os.write(self.pipe, (json.dumps(words) + "\n").encode())
+        os.write(self.pipe, (self.word + json.dumps(words) + "\n").encode())
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        for item in session.items:
+            self.say("collected", item.nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         self.say("started", nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
+        if report.nodeid.startswith(DECOY):
+            if report.when == "call" and report.failed:
+                self.say("decoys", report.nodeid)
+        elif report.failed:
             self.say("failed", report.nodeid, first_line(report))
+        elif report.skipped and report.when == "call" and self.guarded:
+            self.say("failed", report.nodeid, "the code under test has skipped it")
         elif report.skipped:
             self.say("skipped", report.nodeid, str(report.longrepr[2])[:WHY])
         elif report.when == "call":
@@ -72,7 +98,32 @@ def first_line(report: Any) -> str:
     return lines[-1][:WHY] if lines else ""
 
 
-def run_tests(root: str, tests: list[str], pipe: int, mutants: list[dict] | None, limit: float) -> None:
+def confine(root: Path, pipe: int) -> None:
+    """Keep this process to what a computation needs, as far as the system can.
+
+    It reads Python, its packages and the tree, writes below the tree's SCRATCH, starts threads but no process, and has
+    no network, no signals and bounded memory. Where the system has neither Landlock nor filters of system calls, which
+    are Linux's, the limits alone remain.
+    """
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    scratch = root / SCRATCH
+    os.environ |= {"HOME": str(scratch), "TMPDIR": str(scratch), "TRITON_CACHE_DIR": str(scratch)}
+    tempfile.tempdir = None  # it is asked for again
+    sys.dont_write_bytecode = True
+    for kind, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, DISK), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(kind, (most, most))
+    if sys.platform == "linux":
+        sandbox.call("prctl", sandbox.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        packages = {path for path in sys.path if os.path.isdir(path) and Path(path).resolve() != ROOT}
+        readonly = [sys.prefix, sys.base_prefix, *sorted(packages), str(root)]
+        sandbox.restrict_files({"readonly": readonly, "writable": [], "home": str(scratch)})
+        sandbox.filter_system_calls(deny_signals=True, deny_processes=True)
+
+
+def run_tests(
+    root: str, tests: list[str], pipe: int, mutants: list[dict] | None, limit: float, word: str, guarded: bool
+) -> None:
     """In a fork: pytest on the tests of `root`, which stops at the first that fails. Does not return."""
     be_a_fork()
     answers = os.dup(1)
@@ -80,39 +131,51 @@ def run_tests(root: str, tests: list[str], pipe: int, mutants: list[dict] | None
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     os.chdir(root)
+    os.makedirs(SCRATCH, exist_ok=True)
     sys.path[0] = root
     main: Any = sys.modules["__main__"]
     main.__spec__ = None  # so that processes which tests start don't look for this module in `root`
-    reporter = Reporter(pipe)
+    reporter = Reporter(pipe, word, guarded)
     plugins: list[Any] = [reporter]
     if mutants is not None:
         os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
         plugins.append(Nest(root, mutants, limit, answers, reporter))
     import pytest
 
+    if guarded:
+        confine(Path(root), pipe)
+        tests = [*tests, DECOY]
     settings = ["-x", "-p", "no:cacheprovider", "--rootdir", root, "-c", f"{root}/pyproject.toml"]
-    code = pytest.main([*settings, "--basetemp", f"{root}/.basetemp", *tests], plugins=plugins)
+    code = pytest.main([*settings, "--basetemp", f"{root}/{SCRATCH}/tests", *tests], plugins=plugins)
     reporter.say("ended", str(int(code)))
     os._exit(0)
 
 
-def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None) -> dict:
+def answer(root: str, tests: list[str], limit: float, mutants: list[dict] | None = None, guarded: bool = False) -> dict:
     """Fork, and wait for the fork: for at most `limit` seconds, or for as long as all mutants take."""
+    word = secrets.token_hex(16) if guarded else ""
+    if guarded:  # what another submission has left
+        shutil.rmtree(Path(root, SCRATCH), ignore_errors=True)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         try:
-            run_tests(root, tests, writer, mutants, limit)
+            run_tests(root, tests, writer, mutants, limit, word, guarded)
         finally:
             os._exit(1)
     os.close(writer)
     if mutants is None:
-        return outcome_of(child, reader, limit)
+        return outcome_of(child, reader, limit, word)
     return outcome_of(child, reader, None) | {"last": True}
 
 
 def main() -> None:
+    global sandbox
+    spec = importlib.util.spec_from_file_location("sandbox", ROOT / "nanorlhf" / "rlcf" / "sandbox.py")
+    assert spec is not None and spec.loader is not None
+    sandbox = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sandbox)
     for name in SLOW:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -44,6 +44,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "course" / "README.md",
+    ROOT / "course" / "module.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 PROGRAMS = ("python", "torchrun", "nanorlhf", "make", "pip", "pytest")
@@ -67,7 +68,8 @@ NO_PATHS = {
     *("files", "revision", "tag", "drop_markup", "split_date", "annotator", "implicit_rewards", "shift_base"),
     *("hub_id", "summarisers", "against", "by"),
     *("judge_url", "judge_model", "judge_key_variable", "judge_against", "judge_cache"),
-    *("exercises", "names", "directory"),  # of the course; `directory` is written by some commands and read by others
+    *("exercises", "names", "student"),  # of the course
+    "directory",  # of the course: some commands write it and some read it
     "since",  # of the check: a commit
     "scripts",  # of the doctor: a tree that a reader has changed
     *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
@@ -263,7 +265,7 @@ def paths_read(program: str, args: Any) -> list[str]:
     if getattr(args, "plan", False):  # shapes alone
         return []
     if program == "course":
-        made = type(args).__name__ in ("Start", "Plant", "Verify", "Mutants")
+        made = type(args).__name__ in ("Start", "Plant", "Handout", "Slides", "Verify", "Mutants")
         return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
     found = files_read(program, args) if "data" in names else []

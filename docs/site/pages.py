@@ -19,7 +19,8 @@ from nanorlhf.report.details_index import with_lines
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "course/*.md", "docs/*.md", "kernels/README.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "course/*.md", "docs/*.md", "docs/slides/*.md")
+PAGES += ("kernels/README.md",)
 STATIC = (
     "Dockerfile",
     "constraints.txt",
@@ -31,6 +32,7 @@ STATIC = (
     "course/*.csv",
     "kernels/*.csv",
     "course/*.ipynb",
+    "course/notebooks/*.ipynb",
 )
 MICROSCOPE = "docs/microscope/demo.html"
 SCRIPTS = ("nano.py", "train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo.py", "train_dpo.py", "train_rlcf.py")

@@ -57,6 +57,8 @@ SIGNALS = {
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
 }  # fmt: skip
 CLONE, CLONE3, PRLIMIT64, PIVOT_ROOT = (56, 220), (435, 435), (302, 261), (155, 41)
+FORKS = (57, 58), ()  # fork and vfork: aarch64 has clone alone
+CLONE_THREAD = 0x10000
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -333,8 +335,11 @@ def tasks_of(uid: int) -> int:
     return total
 
 
-def filter_system_calls(deny_signals: bool) -> bool:
-    """Make the system calls above fail with EPERM, for good and for all children; False if filters aren't supported."""
+def filter_system_calls(deny_signals: bool, deny_processes: bool = False) -> bool:
+    """Make the system calls above fail with EPERM, for good and for all children; False if filters aren't supported.
+
+    deny_processes: threads may be started, processes may not. The course's graders ask for it.
+    """
     if platform.machine() not in ARCHITECTURES:
         return False
     column, architecture = ARCHITECTURES[platform.machine()]
@@ -347,6 +352,13 @@ def filter_system_calls(deny_signals: bool) -> bool:
     ]  # fmt: skip
     for numbers in (*DENIED.values(), *(SIGNALS.values() if deny_signals else ())):
         code += [(equal, 0, 1, numbers[column]), (end, 0, 0, refuse)]
+    if deny_processes:
+        for number in FORKS[column]:
+            code += [(equal, 0, 1, number), (end, 0, 0, refuse)]
+        code += [
+            (equal, 0, 4, CLONE[column]), (load, 0, 0, 16), (has_bit, 1, 0, CLONE_THREAD), (end, 0, 0, refuse),
+            (load, 0, 0, 0),  # the number again, for what follows
+        ]  # fmt: skip
     code += [
         (equal, 0, 3, CLONE[column]), (load, 0, 0, 16), (has_bit, 0, 5, CLONE_NEWUSER), (end, 0, 0, refuse),
         (equal, 0, 3, PRLIMIT64[column]), (load, 0, 0, 16), (equal, 1, 0, 0), (end, 0, 0, refuse),  # other processes

@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 
 from course.copies import ROOT, copy_files
-from course.grade import Worker
+from course.grade import Desk, Worker, desks
 
 
 @pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:
     with Worker() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def desk() -> Iterator[Desk]:
+    with desks(1) as [made]:
+        yield made
 
 
 @pytest.fixture

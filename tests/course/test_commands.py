@@ -1,7 +1,9 @@
 """The commands of `python -m course`, as course/README.md prints them."""
 
+import base64
 import json
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -44,8 +46,10 @@ def test_a_grade_is_a_table_and_a_file(monkeypatch, capsys, tmp_path) -> None:
         "padding": Outcome(True, "", "", 1.0),
         "whitening": Outcome(False, "masked mean ignores nan", "NotImplementedError: exercise whitening: ...", 2.0),
     }
+    monkeypatch.setattr(course, "desks", lambda number: nullcontext([None] * number))
     monkeypatch.setattr(course, "grade", lambda *_: outcomes)
-    run(monkeypatch, "grade", ROOT, "--exercises", *outcomes, "--json", tmp_path / "grade.json", "--workers", "1")
+    flags = ["grade", ROOT, "--exercises", *outcomes, "--workers", "1", "--format"]
+    run(monkeypatch, *flags, "json", "--out", tmp_path / "grade.json")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["padding", "1", "of", "1", "passed"]
     assert "0 of 2  masked mean ignores nan: NotImplementedError: exercise whitening" in lines[1]
@@ -54,6 +58,22 @@ def test_a_grade_is_a_table_and_a_file(monkeypatch, capsys, tmp_path) -> None:
     assert (written["points"], written["of"]) == (1, 3)
     assert [row["name"] for row in written["exercises"]] == ["padding", "whitening"]
     assert written["exercises"][1]["claim"] == "masked mean ignores nan"
+
+    run(monkeypatch, *flags, "gradescope")
+    tests = json.loads(capsys.readouterr().out)["tests"]
+    assert [(test["name"], test["score"], test["max_score"], test["status"]) for test in tests] == [
+        ("padding", 1, 1, "passed"), ("whitening", 0, 2, "failed"),
+    ]  # fmt: skip
+    assert tests[1]["output"].startswith("masked mean ignores nan: NotImplementedError")
+
+    file = tmp_path / "output"
+    file.write_text("before=1\n")
+    run(monkeypatch, *flags, "github-classroom", "--out", file)
+    before, result = file.read_text().splitlines()
+    assert before == "before=1" and result.startswith("result=")
+    decoded = json.loads(base64.b64decode(result.removeprefix("result=")))
+    assert (decoded["version"], decoded["status"], decoded["max_score"]) == (1, "fail", 3)
+    assert [(test["status"], test["score"]) for test in decoded["tests"]] == [("pass", 1), ("fail", 0)]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +85,9 @@ def test_a_grade_is_a_table_and_a_file(monkeypatch, capsys, tmp_path) -> None:
         (["check", "."], "no bug was planted there"),
         (["plant"], "PATH"),
         (["plant", "x", "--level", "4"], "level"),
+        (["grade", "--format", "gradescope"], "--format gradescope needs --exercises"),
+        (["grade", "--format", "csv", "--exercises", "padding"], "--format csv needs --out"),
+        (["grade", "/nowhere", "--format", "csv", "--exercises", "padding", "--out", "x"], "holds no submissions"),
         (["grade", "--limit", "0"], "--limit 0.0: it must be above 0"),
         (["verify", "--names", "witening"], "'witening' is neither an exercise nor a bug"),
         (["grad"], "grad"),
@@ -80,6 +103,7 @@ def test_bad_input_is_one_sentence(monkeypatch, capsys, words, sentence) -> None
 def test_next_says_what_to_read(monkeypatch, capsys) -> None:
     [exercise] = chosen(["whitening"])
     outcome = Outcome(False, "masked mean ignores nan", "NotImplementedError", 1.0)
+    monkeypatch.setattr(course, "desks", lambda number: nullcontext([None] * number))
     monkeypatch.setattr(course, "first_open", lambda *_: (exercise, outcome))
     run(monkeypatch, "next", ROOT)
     said = capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 
 from course.bugs import BUGS, Bug
 from course.copies import ROOT, path_of
-from course.edit import emptied, find_function, fixed_names, reads_like, replaced, spliced
+from course.edit import find_function, fixed_names, reads_like, replaced, rewritten, spliced
 from course.equivalent import EQUIVALENT
 from course.operators import mutants_of
 
@@ -40,10 +40,12 @@ LAST = 1
 
 
 def test_a_function_keeps_signature_decorators_and_docstring() -> None:
-    result = emptied(SOURCE, "loss", ["# read this", 'raise NotImplementedError("loss")'])
+    body = ["# read this", 'raise NotImplementedError("loss")']
+    result = rewritten(SOURCE, {"loss": body})
     start, end = SOURCE.index("    def inner"), SOURCE.index("\n\nLAST")
     assert result == SOURCE[:start] + '    # read this\n    raise NotImplementedError("loss")\n' + SOURCE[end:]
-    result = emptied(SOURCE, "Cache.end", ["raise KeyError"])
+    assert rewritten(SOURCE, {"loss": body, "Cache.end": []}).endswith(result[result.index("def loss") :])
+    result = rewritten(SOURCE, {"Cache.end": ["raise KeyError"]})
     assert "    def end(self) -> int:\n        raise KeyError\n\n\ndef loss" in result and "@property" in result
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from course.copies import ROOT, path_of, read_mark
-from course.edit import replaced
+from course.edit import replaced, rewritten
 from course.exercises import EXERCISES, chosen
-from course.grade import Worker, first_open, given, grade, in_words
+from course.grade import Desk, first_open, given, grade, in_words
 from course.start import start
 from nanorlhf.errors import InputError
 
@@ -19,77 +19,72 @@ def restore(copy, function: str) -> None:
     (copy / path).write_text((ROOT / path).read_text())
 
 
-def points(copy, worker: Worker, names: list[str], **settings) -> int:
+def points(copy, desk: Desk, names: list[str]) -> int:
     exercises = chosen(names)
-    outcomes = grade(copy, exercises, LIMIT, [worker], **settings)
+    outcomes = grade(copy, exercises, LIMIT, [desk])
     return sum(exercise.points for exercise in exercises if outcomes[exercise.name].passed)
 
 
-def test_an_empty_exercise_fails_by_its_name_and_a_restored_one_raises_the_grade_by_its_points(
-    tmp_path, worker
-) -> None:
+def test_an_empty_exercise_fails_by_its_name_and_a_restored_one_raises_the_grade_by_its_points(tmp_path, desk) -> None:
     copy = tmp_path / "copy"
     start(copy, chosen(CHEAP))
-    outcomes = grade(copy, chosen(CHEAP), LIMIT, [worker])
+    outcomes = grade(copy, chosen(CHEAP), LIMIT, [desk])
     for name, outcome in outcomes.items():
         assert not outcome.passed and f"exercise {name}:" in outcome.reason
     assert outcomes["learning-rate"].claim == "linear is the papers fraction"
     reached = 0
     for exercise in chosen(CHEAP):
         restore(copy, exercise.functions[0])
-        now = points(copy, worker, CHEAP)
+        now = points(copy, desk, CHEAP)
         assert now == reached + exercise.points
         reached = now
 
 
-def test_next_is_the_first_exercise_that_is_open(tmp_path, worker) -> None:
+def test_next_is_the_first_exercise_that_is_open(tmp_path, desk) -> None:
     copy = tmp_path / "copy"
     start(copy, chosen(CHEAP))
     assert [exercise.name for exercise in given(copy)] == CHEAP
     restore(copy, chosen(CHEAP)[0].functions[0])
-    exercise, outcome = first_open(copy, LIMIT, worker)
+    exercise, outcome = first_open(copy, LIMIT, desk)
     assert exercise.name == "pass-at-k" and outcome.claim.startswith("pass at k is the share of draws")
     restore(copy, exercise.functions[0])
-    assert first_open(copy, LIMIT, worker) is None
+    assert first_open(copy, LIMIT, desk) is None
 
 
-def test_an_endless_loop_costs_its_exercise_and_names_the_limit(copy, worker) -> None:
+def test_an_endless_loop_costs_its_exercise_and_names_the_limit(copy, desk) -> None:
     loop = "while True:\n    step += 1"
     path = copy / "nanorlhf/training/optimizer.py"
     source = path.read_text()
     path.write_text(
         replaced(source, "lr_factor", "progress = (step - warmup_steps) / (num_steps - warmup_steps)", loop)
     )
-    outcome = grade(copy, chosen(["learning-rate"]), 8.0, [worker])["learning-rate"]
+    outcome = grade(copy, chosen(["learning-rate"]), 8.0, [desk])["learning-rate"]
     assert not outcome.passed and outcome.reason == "no end after 8 s" and outcome.seconds < 60
-    assert points(copy, worker, ["pass-at-k"]) == 1
+    assert points(copy, desk, ["pass-at-k"]) == 1
 
 
-def test_a_function_that_ends_the_process_has_not_passed(copy, worker) -> None:
+def test_a_function_that_ends_the_tests_has_not_passed(copy, desk) -> None:
     path = copy / "nanorlhf/metrics/at_k.py"
-    path.write_text(replaced(path.read_text(), "pass_at_k", "_check_k(k, n)", "__import__('os')._exit(0)"))
-    outcome = grade(copy, chosen(["pass-at-k"]), LIMIT, [worker])["pass-at-k"]
-    assert not outcome.passed and outcome.reason == "the code under test has ended the process"
+    path.write_text(replaced(path.read_text(), "pass_at_k", "_check_k(k, n)", "raise KeyboardInterrupt"))
+    outcome = grade(copy, chosen(["pass-at-k"]), LIMIT, [desk])["pass-at-k"]
+    assert not outcome.passed and outcome.reason == "the code under test has kept it from running"
 
 
-def test_an_edited_test_does_not_count_unless_the_teacher_says_so(tmp_path, worker) -> None:
-    copy = tmp_path / "copy"
-    start(copy, chosen(["pass-at-k"]))
-    names = [test.partition("::")[2] for test in chosen(["pass-at-k"])[0].tests]
-    (copy / "tests/metrics/test_metrics.py").write_text("".join(f"def {name}(): pass\n" for name in names))
-    assert points(copy, worker, ["pass-at-k"]) == 0
-    assert points(copy, worker, ["pass-at-k"], own_tests=True) == 1
+def test_a_mistake_in_one_exercise_costs_no_other_that_needs_it(copy, desk) -> None:
+    path = copy / "nanorlhf/padding.py"
+    path.write_text(rewritten(path.read_text(), {"first_true_index": ["raise KeyError"]}))
+    assert points(copy, desk, ["padding", "eos-masks"]) == 2
 
 
-def test_code_that_cannot_be_imported_says_so(copy, worker) -> None:
+def test_code_that_cannot_be_imported_says_so(copy, desk) -> None:
     (copy / "nanorlhf/metrics/at_k.py").write_text("def pass_at_k(:\n")
-    outcome = grade(copy, chosen(["pass-at-k"]), LIMIT, [worker])["pass-at-k"]
+    outcome = grade(copy, chosen(["pass-at-k"]), LIMIT, [desk])["pass-at-k"]
     assert not outcome.passed and "SyntaxError" in outcome.reason + outcome.claim
 
 
-def test_a_directory_that_is_no_copy_is_refused(tmp_path, worker) -> None:
+def test_a_directory_that_is_no_copy_is_refused(tmp_path, desk) -> None:
     with pytest.raises(InputError, match="has no data: name a directory that"):
-        grade(tmp_path, list(EXERCISES), LIMIT, [worker])
+        grade(tmp_path, list(EXERCISES), LIMIT, [desk])
     assert read_mark(tmp_path) == {}
     (tmp_path / ".course").write_text("not base64")
     with pytest.raises(InputError, match="can't be read: make the copy again"):

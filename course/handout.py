@@ -1,0 +1,163 @@
+"""Hand-outs: an exercise or a week on paper, without an answer; the answers and how to mark them apart.
+
+Everything comes from the table of exercises, the functions and their tests, so a hand-out can't fall behind the code.
+"""
+
+import ast
+import inspect
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from course.bugs import BUGS
+from course.copies import ROOT, path_of
+from course.edit import Function, find_function
+from course.exercises import Exercise
+from course.grade import in_words
+from course.sessions import SESSIONS, Session
+from nanorlhf.errors import InputError
+
+LEVELS = {1: "a formula in code", 2: "care with shapes and masks", 3: "an algorithm"}
+MINUTES = {1: 10, 2: 15, 3: 20}  # a point of each level
+ESTIMATE = "an estimate by level and points, not a measurement"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+STYLE = (
+    "body { font: 11pt/1.5 Georgia, serif; max-width: 17cm; margin: auto; } h1, h2 { break-after: avoid; } "
+    "pre { font: 9pt/1.4 monospace; background: #f4f4f2; padding: .6em; white-space: pre-wrap; break-inside: avoid; } "
+    "code { font-size: 90%; }"
+)
+
+
+def minutes(exercise: Exercise) -> int:
+    return MINUTES[exercise.level] * exercise.points
+
+
+def functions_of(exercise: Exercise) -> list[tuple[str, Function]]:
+    """(module:name, the function as it is here) of each that is to be written."""
+    found = []
+    for where in exercise.functions:
+        module, _, name = where.partition(":")
+        found.append((where, find_function((ROOT / path_of(module)).read_text(encoding="utf-8"), name)))
+    return found
+
+
+def signature(function: Function) -> str:
+    lines = ast.unparse(function).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(("def ", "async def ")))
+    return "\n".join(lines[: start + 1])
+
+
+# ------------------------------------------------------------------------------------------------- 1. what is given out
+def exercise_page(exercise: Exercise) -> str:
+    """Markdown: what to write, what must be known before, where to read. Nothing of a body."""
+    lines = [f"# {exercise.name}", ""]
+    lines += [f"{exercise.points} point(s). Level {exercise.level}: {LEVELS[exercise.level]}.", ""]
+    lines += [f"About {minutes(exercise)} minutes ({ESTIMATE}).", ""]
+    lines += [
+        f"**Before it:** {', '.join(exercise.needs) or 'no other exercise'}.",
+        "",
+        f"**Read:** {exercise.read}.",
+        "",
+    ]
+    for where, function in functions_of(exercise):
+        module, _, name = where.partition(":")
+        lines += [f"## {name}, in {path_of(module)}", "", "```python", signature(function), "```", ""]
+        text = ast.get_docstring(function)
+        if text:
+            lines += ["```text", inspect.cleandoc(text), "```", ""]
+    lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these hold:", ""]
+    lines += [f"- {in_words(test)}" for test in exercise.tests]
+    return "\n".join([*lines, ""])
+
+
+def week_page(number: int, sessions: Sequence[Session], pages: Sequence[str]) -> str:
+    lines = [f"# Week {number}", ""]
+    for session in sessions:
+        lines += [f"**{session.title}.** Read {session.read}. Run `{session.run}`.", ""]
+    return "\n".join(lines) + "".join(f"\n{page}".replace("\n#", "\n##") for page in pages)
+
+
+# ------------------------------------------------------------------------------------------------ 2. what is kept apart
+def key_page(exercise: Exercise) -> str:
+    """Markdown: the solution, what the grader asks, slips that public code has had, and what to ask in person."""
+    lines = [f"# {exercise.name}: key", "", f"{exercise.points} point(s), all or none: the tests decide.", ""]
+    for where, function in functions_of(exercise):
+        module, _, name = where.partition(":")
+        source = (ROOT / path_of(module)).read_text(encoding="utf-8").splitlines()
+        body = "\n".join(source[function.lineno - 1 : function.end_lineno])
+        lines += [f"## {name}", "", "```python", inspect.cleandoc("\n" + body), "```", ""]
+    lines += ["**The grader asks**", ""]
+    lines += [f"- {in_words(test)} (`{test}`)" for test in exercise.tests]
+    slips = [bug for bug in BUGS if bug.where in exercise.functions]
+    if slips:
+        lines += ["", "**Slips to look for**", ""]
+        lines += [
+            f"- {bug.cause} It shows so: {bug.symptom} (`{bug.new or 'the statement is missing'}`)" for bug in slips
+        ]
+    lines += [
+        "",
+        "**In person:** let the student say what each line computes on the example of the docstring or on two",
+    ]
+    lines += ["rows of their own, and what the first claim above would say if that line were gone. Who wrote it, can."]
+    return "\n".join([*lines, ""])
+
+
+# ----------------------------------------------------------------------------------------------------------- 3. writing
+def write_handouts(
+    out: Path, exercises: Sequence[Exercise], key: bool, pdf: bool, tell: Callable[[], None]
+) -> list[Path]:
+    """A page per exercise, and one per week with those of its exercises; tell is called after each file."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is not empty: name a new directory.")
+    browser = browser_here() if pdf else ""
+    pages = {exercise.name: (key_page if key else exercise_page)(exercise) for exercise in exercises}
+    files = {f"{name}.md": page for name, page in pages.items()}
+    for number in range(1, len(SESSIONS) // 2 + 1):
+        sessions = SESSIONS[2 * number - 2 : 2 * number]
+        names = [name for session in sessions for name in session.exercises if name in pages]
+        if names:
+            files[f"week-{number}.md"] = week_page(number, sessions, [pages[name] for name in names])
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in files.items():
+        written.append(out / name)
+        written[-1].write_text(text, encoding="utf-8")
+        if pdf:
+            written.append(as_pdf(written[-1], browser))
+        tell()
+    return written
+
+
+def browser_here() -> str:
+    """InputError where a PDF can't be made."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise InputError("--pdf needs Chromium on the PATH: install it, or print the Markdown.")
+    return browser
+
+
+def as_pdf(page: Path, browser: str) -> Path:
+    """The page as a PDF beside it, printed by a browser."""
+    try:
+        import markdown
+    except ImportError as error:
+        raise InputError("--pdf needs a package: pip install markdown") from error
+
+    text = markdown.markdown(page.read_text(encoding="utf-8"), extensions=["fenced_code", "tables"])
+    file = page.with_suffix(".pdf").resolve()
+    with tempfile.TemporaryDirectory() as name:
+        html = Path(name) / "page.html"
+        html.write_text(f"<!doctype html><meta charset=utf-8><title>{page.stem}</title><style>{STYLE}</style>{text}")
+        print_page(html.as_uri(), file, browser, Path(name))
+    return file
+
+
+def print_page(address: str, file: Path, browser: str, profile: Path) -> None:
+    """Print a page into a PDF; InputError if the browser makes none."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={profile}"]
+    done = subprocess.run([browser, *flags, f"--print-to-pdf={file}", address], capture_output=True, text=True)
+    if done.returncode != 0 or not file.is_file():
+        said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        raise InputError(f"{browser} has printed no {file}: {said[0]}")

@@ -1,0 +1,196 @@
+"""Grades as tables and files: for people, Gradescope, GitHub Classroom, and for a class, a row per submission."""
+
+import base64
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from course.copies import MARK, path_of
+from course.exercises import Exercise
+from course.grade import Desk, Outcome, grade
+from course.questions import FILE, right_answers
+from course.submission import Refused, read_file
+from nanorlhf.errors import InputError
+
+Outcomes = dict[str, Outcome]
+ASKED = ("student", "questions")  # whom a copy was made for, by its own word, and the questions answered right
+
+
+def points_of(exercises: Sequence[Exercise]) -> int:
+    return sum(exercise.points for exercise in exercises)
+
+
+def reached(exercise: Exercise, outcomes: Outcomes) -> int:
+    return exercise.points if outcomes[exercise.name].passed else 0
+
+
+def said(result: Outcome) -> str:
+    return "passed" if result.passed else f"{result.claim}: {result.reason}"
+
+
+# ------------------------------------------------------------------------------------------------ 1. of one submission
+def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
+    """One line per exercise, and the sum."""
+    width = max(len(exercise.name) for exercise in exercises)
+    lines = [
+        f"{exercise.name:{width}}  {reached(exercise, outcomes):2} of {exercise.points}  "
+        f"{said(outcomes[exercise.name]):.160}"
+        for exercise in exercises
+    ]
+    total = sum(reached(exercise, outcomes) for exercise in exercises)
+    return "\n".join([*lines, f"{'points':{width}}  {total:2} of {points_of(exercises)}"])
+
+
+def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
+    rows = [
+        {
+            "name": exercise.name,
+            "points": reached(exercise, outcomes),
+            "of": exercise.points,
+            "passed": (result := outcomes[exercise.name]).passed,
+            "claim": result.claim,
+            "reason": result.reason,
+            "seconds": result.seconds,
+        }
+        for exercise in exercises
+    ]
+    total = sum(reached(exercise, outcomes) for exercise in exercises)
+    return json.dumps({"points": total, "of": points_of(exercises), "exercises": rows}, indent=2) + "\n"
+
+
+def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
+    """The results.json that Gradescope reads from /autograder/results."""
+    tests = [
+        {
+            "name": exercise.name,
+            "score": reached(exercise, outcomes),
+            "max_score": exercise.points,
+            "status": "passed" if outcomes[exercise.name].passed else "failed",
+            "output": said(outcomes[exercise.name]),
+            "visibility": "visible",
+        }
+        for exercise in exercises
+    ]
+    seconds = sum(result.seconds for result in outcomes.values())
+    return (
+        json.dumps({"execution_time": round(seconds), "stdout_visibility": "hidden", "tests": tests}, indent=2) + "\n"
+    )
+
+
+def as_github_classroom(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
+    """A line for $GITHUB_OUTPUT: the `result` that GitHub Classroom's autograding reporter reads from a step."""
+    tests = [
+        {
+            "name": exercise.name,
+            "status": "pass" if outcomes[exercise.name].passed else "fail",
+            "score": reached(exercise, outcomes),
+            "message": "" if outcomes[exercise.name].passed else said(outcomes[exercise.name]),
+            "test_code": "",
+            "filename": "",
+            "line_no": 0,
+            "execution_time": f"{outcomes[exercise.name].seconds:.1f}s",
+        }
+        for exercise in exercises
+    ]
+    status = "pass" if all(result.passed for result in outcomes.values()) else "fail"
+    result = {"version": 1, "status": status, "max_score": points_of(exercises), "tests": tests}
+    return f"result={base64.b64encode(json.dumps(result).encode()).decode()}\n"
+
+
+# ------------------------------------------------------------------------------------------------------- 2. of a class
+def submissions_in(directory: Path) -> list[Path]:
+    """The directories in `directory`, by name; InputError where there is none."""
+    found = sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
+    if not found:
+        raise InputError(f"{directory} holds no submissions: name a directory with one directory per student.")
+    return found
+
+
+def columns_of(exercises: Sequence[Exercise]) -> list[str]:
+    return ["submission", *(exercise.name for exercise in exercises), "points", "of", *ASKED, "note", "digest"]
+
+
+def read_class(file: Path, exercises: Sequence[Exercise]) -> dict[str, dict[str, str]]:
+    """The rows of a file that an earlier run has written, by submission; a line that was cut off is none.
+
+    Raises InputError where its columns are those of other exercises.
+    """
+    if not file.exists():
+        return {}
+    with file.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        columns = columns_of(exercises)
+        if reader.fieldnames is not None and list(reader.fieldnames) != columns:
+            raise InputError(f"{file} holds the grades of other exercises: name another --out.")
+        return {row["submission"]: row for row in reader if row["digest"]}
+
+
+def grade_class(
+    directory: Path, exercises: Sequence[Exercise], limit: float, desks: Sequence[Desk], file: Path, tell: Callable
+) -> list[dict[str, str]]:
+    """One row per submission, written as soon as it is known; rows of unchanged submissions are kept. tell: after each.
+
+    What goes wrong with a submission is its row's note: it ends no other's grading.
+    """
+    known = read_class(file, exercises)
+    rows: list[dict[str, str]] = []
+    for submission in submissions_in(directory):
+        digest = digest_of(submission, exercises)
+        row = known.get(cell(submission.name))
+        if row is None or row["digest"] != digest:
+            row = row_of(submission, exercises, limit, desks) | {"digest": digest}
+        rows.append(row)
+        others = [known[name] for name in known if name not in {row["submission"] for row in rows}]
+        write_class(file, exercises, [*rows, *others])
+        tell()
+    write_class(file, exercises, rows)
+    return rows
+
+
+def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks: Sequence[Desk]) -> dict[str, str]:
+    row = {"submission": cell(submission.name), "of": str(points_of(exercises)), **dict.fromkeys(ASKED, "")}
+    try:
+        if submission.is_symlink():
+            raise InputError(f"{submission} is a link: hand in the directory itself.")
+        outcomes = grade(submission, exercises, limit, desks)
+        asked = right_answers(submission)
+    except InputError as error:
+        return row | {exercise.name: "0" for exercise in exercises} | {"points": "0", "note": cell(str(error))}
+    row |= {exercise.name: str(reached(exercise, outcomes)) for exercise in exercises}
+    notes = [f"{name}: {said(result):.160}" for name, result in outcomes.items() if not result.passed]
+    total = sum(reached(exercise, outcomes) for exercise in exercises)
+    if asked is not None:
+        row |= {"student": cell(asked[0]), "questions": str(asked[1])}
+    return row | {"points": str(total), "note": cell("; ".join(notes))}
+
+
+def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[str, str]]) -> None:
+    """All rows, atomically: an interrupted run leaves the file of the submission before."""
+    unfinished = file.with_name(f"{file.name}.tmp")
+    with unfinished.open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, columns_of(exercises))
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(unfinished, file)
+
+
+def cell(text: str) -> str:
+    """Text of a stranger, which a spreadsheet must not take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def digest_of(submission: Path, exercises: Sequence[Exercise]) -> str:
+    """Of the files that are graded or read: another one means that the student has handed in again."""
+    digest = hashlib.sha256()
+    for path in sorted({path_of(where.partition(":")[0]) for exercise in exercises for where in exercise.functions}):
+        try:
+            digest.update(read_file(submission, path).encode())
+        except Refused as refused:
+            digest.update(str(refused).encode())
+    for path in (submission / FILE, submission / MARK):
+        if path.is_file() and not path.is_symlink():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,46 @@
+"""What the notebooks of course/notebooks share: stages that run once, and sliders that may be missing."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+RUNS = os.environ.get("RUNS", "runs/tiny")
+"""where the runs of the notebooks are, or will be"""
+
+DATA = f"--data {RUNS}/data"
+STAGES = {
+    "data": f"-m data.tiny --out {RUNS}/data",
+    "sft": f"train_sft.py {DATA} --out {RUNS}/sft",
+    "rm": f"train_rm.py {DATA} --sft {RUNS}/sft --out {RUNS}/rm",
+    "ppo": f"train_ppo.py {DATA} --sft {RUNS}/sft --reward-model {RUNS}/rm --out {RUNS}/ppo",
+    "eval": f"eval.py {DATA} --policies sft {RUNS}/sft ppo {RUNS}/ppo --reward-model {RUNS}/rm --out {RUNS}/eval",
+}
+"""as `make demo` runs them"""
+
+
+def run_stages(*names: str, flags: Sequence[str] = ()) -> None:
+    """Run stages of the pipeline, but for those whose result is there; flags: more of them, for the last one."""
+    for name in names:
+        if not Path(RUNS, name).exists():
+            more = flags if name == names[-1] else ()
+            subprocess.run([sys.executable, *STAGES[name].split(), *more], check=True)
+
+
+def play(draw: Callable[..., object], **values: tuple[float, float, float]) -> None:
+    """Sliders for a function: name = (value, least, most). Without ipywidgets it is called once, with the values."""
+    try:
+        from ipywidgets import FloatSlider, IntSlider, interact
+    except ImportError:
+        print("pip install ipywidgets: then there are sliders here")
+        draw(**{name: value for name, (value, _, _) in values.items()})
+        return
+    sliders: dict[str, Any] = {}
+    for name, (value, least, most) in values.items():
+        if isinstance(value, int):
+            sliders[name] = IntSlider(value=value, min=least, max=most)
+        else:
+            sliders[name] = FloatSlider(value=value, min=least, max=most, step=(most - least) / 40)
+    interact(draw, **sliders)

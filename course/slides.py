@@ -1,0 +1,109 @@
+"""The slides: Markdown decks in docs/slides as pages that a browser shows and prints, each whole in one file.
+
+The decks are Marp's dialect, so other programs show them as well: `---` parts the slides, a comment is a note for the
+speaker, and each item of a list that begins with `*` comes with a key press.
+"""
+
+import base64
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from course.copies import ROOT
+from course.handout import browser_here, print_page
+from nanorlhf.errors import InputError
+
+DECKS = ROOT / "docs" / "slides"
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>
+@page {{ size: 32cm 18cm; margin: 0; }}
+body {{ margin: 0; font: 28px/1.45 Georgia, serif; color: #1a1a1a; background: #fff; }}
+section {{ box-sizing: border-box; width: 100vw; height: 100vh; padding: 6vh 7vw; display: none; }}
+section.now {{ display: block; }}
+h1 {{ font-size: 1.9em; line-height: 1.15; margin: .4em 0; }} h2 {{ font-size: 1.35em; margin: 0 0 .7em; }}
+li {{ margin: .35em 0; }} li.later {{ visibility: hidden; }}
+code, pre {{ font-size: .85em; background: #f2f2ee; }} code {{ padding: 0 .2em; }} pre {{ padding: .6em; }}
+pre code {{ font-size: 1em; padding: 0; }}
+img {{ display: block; width: 100%; max-height: 70vh; object-fit: contain; margin: .4em auto; }}
+table {{ border-collapse: collapse; }} td, th {{ border: 1px solid #999; padding: .2em .6em; text-align: left; }}
+aside {{ display: none; position: fixed; left: 0; right: 0; bottom: 0; padding: .8em 7vw; font-size: .7em;
+  background: #fff7d6; }}
+body.notes section.now aside {{ display: block; }}
+@media print {{ section {{ display: block; width: 32cm; height: 18cm; padding: 1cm 2cm; break-after: page;
+  overflow: hidden; }} li.later {{ visibility: visible; }} img {{ max-height: 11cm; }} aside {{ display: none; }} }}
+</style>
+<body>
+{slides}
+<script>
+// right, blank: the next step or slide; left: back; n: the speaker's notes
+const slides = [...document.querySelectorAll("section")];
+let at = Math.min(Math.max((parseInt(location.hash.slice(1)) || 1) - 1, 0), slides.length - 1);
+const show = (steps) => {{
+  slides.forEach((slide, i) => slide.classList.toggle("now", i === at));
+  slides[at].querySelectorAll("li").forEach((step) => step.classList.toggle("later", !steps));
+  history.replaceState(null, "", "#" + (at + 1));
+}};
+document.addEventListener("keydown", ({{ key }}) => {{
+  if (key === "n") document.body.classList.toggle("notes");
+  if (key === "ArrowRight" || key === " ") {{
+    const step = slides[at].querySelector("li.later");
+    if (step) step.classList.remove("later");
+    else if (at < slides.length - 1) {{ at += 1; show(false); }}
+  }}
+  if (key === "ArrowLeft" && at > 0) {{ at -= 1; show(true); }}
+}});
+show(false);
+</script>
+"""
+TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+def slides_of(deck: Path) -> tuple[str, list[tuple[str, str]]]:
+    """(the title, (Markdown, note) of each slide)."""
+    text = deck.read_text(encoding="utf-8")
+    _, settings, text = text.split("---\n", 2)
+    [title] = re.findall(r'^title: "(.*)"$', settings, re.M)
+    found = []
+    for slide in re.split(r"^---$", text, flags=re.M):
+        notes = " ".join(note.strip() for note in re.findall(r"<!--(.*?)-->", slide, re.S))
+        found.append((re.sub(r"<!--.*?-->", "", slide, flags=re.S).strip(), notes))
+    return title, found
+
+
+def page_of(deck: Path) -> str:
+    """A deck as one HTML file; its pictures are in it."""
+    try:
+        import markdown
+    except ImportError as error:
+        raise InputError("slides need a package: pip install markdown") from error
+
+    def inline(match: re.Match[str]) -> str:
+        file = (deck.parent / match[1]).resolve()
+        return f'src="data:{TYPES[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"'
+
+    title, slides = slides_of(deck)
+    sections = []
+    for text, note in slides:
+        html = markdown.markdown(text, extensions=["tables"])
+        html = re.sub(r'src="([^"]+)"', inline, html)
+        sections.append(f"<section>\n{html}\n<aside>{markdown.markdown(note)}</aside></section>")
+    return PAGE.format(title=title, slides="\n".join(sections))
+
+
+def write_slides(out: Path, pdf: bool, tell: Callable[[], object]) -> list[Path]:
+    """Every deck as a page, and printed as a PDF beside it; tell is called after each."""
+    browser = browser_here() if pdf else ""
+    pages = {deck.stem: page_of(deck) for deck in sorted(DECKS.glob("*.md"))}
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in pages.items():
+        written.append(out / f"{name}.html")
+        written[-1].write_text(text, encoding="utf-8")
+        if pdf:
+            written.append(out / f"{name}.pdf")
+            with tempfile.TemporaryDirectory() as profile:
+                print_page((out / f"{name}.html").resolve().as_uri(), written[-1].resolve(), browser, Path(profile))
+        tell()
+    return written

@@ -1,0 +1,248 @@
+"""What a student has handed in, and what of it is graded: the bodies of the exercises' functions, and nothing else.
+
+The grader runs its own tree, with its own tests. For an exercise, the student's bodies stand in it; the functions that
+the exercise needs are the grader's, so that one mistake costs once; and those of all other exercises are empty, so that
+there is no solution to call. Whatever else a student changes, adds or plants stays behind, except new functions and
+imports at the top level of a file: those that the bodies use come along.
+
+Before anything runs, the bodies are read: a solution computes. It needs no files, no processes, no attributes of the
+interpreter, and refusing them by name stops what is easy to write. It is no wall: `worker.py` says what comes after it.
+"""
+
+import ast
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from course.copies import ROOT, path_of
+from course.edit import Function, find_function, parsed, rewritten
+from course.exercises import EXERCISES, Exercise, closure
+
+LARGEST = 2**19  # bytes of a file: the largest of ours has a tenth of that
+DEEPEST = 100  # levels of a syntax tree: what reads it calls itself at each
+IMPORTS = {"torch", "numpy", "math", "itertools", "functools", "collections", "heapq", "bisect", "random"}
+DECORATORS = {"triton.jit", "torch.no_grad()"}  # of functions that a student adds; they run at the import
+# what leads from a name or a module to files, processes, other people's code or the interpreter
+NAMES = {
+    *("open", "exec", "eval", "compile", "globals", "locals", "vars", "getattr", "setattr", "delattr", "breakpoint"),
+    *("exit", "quit", "memoryview", "os", "sys", "gc", "inspect", "importlib", "builtins", "subprocess", "ctypes"),
+    *("pathlib", "Path", "shutil", "tempfile", "socket", "multiprocessing", "pickle", "atexit", "unittest", "pytest"),
+}
+ATTRIBUTES = NAMES | {
+    *("io", "threading", "marshal", "linecache", "traceback", "operator", "types", "testing", "ctypeslib", "f2py"),
+    *("load", "save", "savez", "savetxt", "loadtxt", "genfromtxt", "fromfile", "tofile", "from_file", "memmap", "dump"),
+    *(
+        "dumps",
+        "open_memmap",
+        "DataSource",
+        "load_library",
+        "load_inline",
+        "cpp_extension",
+        "package",
+        "hub",
+        "library",
+    ),
+    *("overrides", "jit", "fx", "spawn", "rpc", "data_ptr", "storage", "untyped_storage", "get_type_hints"),
+    *("f_back", "f_globals", "f_locals", "f_builtins", "f_code", "gi_frame", "gi_code", "cr_frame", "ag_frame"),
+    *("tb_frame", "tb_next", "with_traceback", "mro", "attrgetter", "methodcaller"),
+}
+LOADS = "tl.load"  # Triton's, of a kernel
+ASSIGNED = {"grad", "data", "requires_grad", "reward_bias"}  # attributes of what is not `self` that a body may assign
+FIXED = ("self", "tl")  # names that stay what they are
+
+
+class Refused(Exception):
+    """Why an exercise of a submission is not run, in a sentence."""
+
+
+# --------------------------------------------------------------------------------------------- 1. what is handed in
+def read_file(directory: Path, path: Path) -> str:
+    """A file of a submission: a plain one of its own, not a link to somebody else's, a pipe or a device."""
+    here = directory.resolve()
+    file = here / path
+    try:
+        mode = os.lstat(file).st_mode
+    except OSError:
+        raise Refused(f"there is no {path}") from None
+    if not stat.S_ISREG(mode) or file.resolve() != file:
+        raise Refused(f"{path} is not a file of the submission but a link or a device")
+    if os.lstat(file).st_size > LARGEST:
+        raise Refused(f"{path} has more than {LARGEST} bytes")
+    try:
+        text = file.read_text(encoding="utf-8")
+        levels = depth(parsed(text))
+    except SyntaxError as error:
+        raise Refused(f"{path}, line {error.lineno}: SyntaxError: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, a zero byte; brackets without end
+        raise Refused(f"{path} can't be parsed: {type(error).__name__}") from None
+    if levels > DEEPEST:
+        raise Refused(f"{path} nests its code {levels} levels deep, {DEEPEST} are allowed")
+    return text
+
+
+def depth(tree: ast.AST) -> int:
+    """The levels of a syntax tree, counted without recursion."""
+    levels, nodes = 0, [tree]
+    while nodes:
+        levels += 1
+        nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
+    return levels
+
+
+def bodies_of(directory: Path, exercise: Exercise) -> dict[Path, dict[str, Function]]:
+    """The exercise's functions as the student has written them, by file and name; Refused where one is not graded."""
+    found: dict[Path, dict[str, Function]] = {}
+    for where in exercise.functions:
+        module, _, name = where.partition(":")
+        path = path_of(module)
+        theirs = read_file(directory, path)
+        try:
+            function = find_function(theirs, name)
+        except LookupError:
+            raise Refused(f"{path} has no function {name}") from None
+        ours = find_function(read_file(ROOT, path), name)
+        if names_of(function.args) != names_of(ours.args):
+            raise Refused(f"{path}, line {function.lineno}: {name} must keep its arguments, {ast.unparse(ours.args)}")
+        found.setdefault(path, {})[name] = function
+    return found
+
+
+def names_of(arguments: ast.arguments) -> list[list[str]]:
+    extra = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    kinds = (arguments.posonlyargs, arguments.args, arguments.kwonlyargs, extra)
+    return [[argument.arg for argument in kind] for kind in kinds]
+
+
+def added(theirs: str, ours: str, functions: Mapping[str, Function]) -> list[ast.stmt]:
+    """New top-level functions and imports of a student's file that the functions use, directly or not."""
+    known = top_level(ours)
+    new = {name: node for name, node in top_level(theirs).items() if name not in known}
+    used: dict[str, ast.stmt] = {}
+    todo: list[ast.AST] = list(functions.values())
+    while todo:
+        for node in ast.walk(todo.pop()):
+            name = node.id if isinstance(node, ast.Name) else ""
+            if name in new and name not in used:
+                used[name] = new[name]
+                todo.append(new[name])
+    return sorted(set(used.values()), key=lambda node: node.lineno)
+
+
+def top_level(source: str) -> dict[str, ast.stmt]:
+    """The functions and the imports of a file, by each name that they define."""
+    found: dict[str, ast.stmt] = {}
+    for node in parsed(source).body:
+        if isinstance(node, Function | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0]: node for alias in node.names}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ 2. reading it
+def objections(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """What a function of an exercise has no need of: (where, what)."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in part.names]
+            if isinstance(part, ast.ImportFrom):
+                modules = [f"{part.module}.{name}" for name in modules]
+            for module in modules:
+                first, *rest = module.split(".")
+                wrong = first not in IMPORTS or (isinstance(part, ast.ImportFrom) and part.level > 0)
+                if wrong or any(name in ATTRIBUTES or name.startswith("_") for name in rest):
+                    yield part, f"import {module}"
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+            if part.id in NAMES or is_dunder(part.id):
+                yield part, part.id
+        elif isinstance(part, ast.Attribute):
+            if ast.unparse(part) == LOADS:
+                continue
+            if part.attr in ATTRIBUTES or (part.attr.startswith("_") and part.attr != "__init__"):
+                yield part, f".{part.attr}"
+            elif not isinstance(part.ctx, ast.Load) and part.attr not in ASSIGNED:
+                if not (isinstance(part.value, ast.Name) and part.value.id == "self"):
+                    yield part, f"an assignment to {ast.unparse(part)}"
+        elif isinstance(part, ast.Name) and part.id in FIXED:
+            yield part, f"an assignment to {part.id}"
+        elif isinstance(part, ast.MatchClass):  # reads attributes by name
+            yield part, f"case {ast.unparse(part)}"
+        elif isinstance(part, ast.ClassDef):
+            yield part, f"class {part.name}"
+        elif isinstance(part, ast.Global):
+            yield part, f"global {', '.join(part.names)}"
+
+
+def is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def check(path: Path, nodes: list[ast.stmt]) -> None:
+    """Refused, with the line, where one of these functions or imports does what no solution needs."""
+    for node in nodes:
+        for part, what in objections(node):
+            raise Refused(f"{path}, line {getattr(part, 'lineno', node.lineno)}: no exercise needs `{what}`")
+
+
+# --------------------------------------------------------------------------------------------- 3. the tree it runs in
+def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
+    """The files of all exercises as the tests of this one get them; Refused where it is not graded."""
+    kept = closure(exercise)
+    files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in files_of_exercises()}
+    for path, functions in bodies_of(directory, exercise).items():
+        theirs = read_file(directory, path)
+        extra = added(theirs, files[path], functions)
+        check(path, [*(part for function in functions.values() for part in function.body), *extra])
+        for node in extra:
+            decorators = node.decorator_list if isinstance(node, Function) else []
+            if any(ast.unparse(decorator) not in DECORATORS for decorator in decorators):
+                raise Refused(f"{path}, line {node.lineno}: no exercise needs that decorator")
+        source = rewritten(files[path], {name: lines_of(function) for name, function in functions.items()})
+        source = with_statements(source, [ast.unparse(node) for node in extra], next(iter(functions)))
+        try:
+            compile(source, str(path), "exec")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise Refused(f"{path} can't be compiled: {type(error).__name__}") from None
+        files[path] = source
+    return files
+
+
+def lines_of(function: Function) -> list[str]:
+    """The body without the docstring: layout and comments are nobody's business here."""
+    body = function.body[ast.get_docstring(function) is not None :]
+    return [line for statement in body for line in ast.unparse(statement).splitlines()] or ["pass"]
+
+
+def with_statements(source: str, statements: list[str], before: str) -> str:
+    """`source` with these in front of the top-level definition that holds the function `before`."""
+    if not statements:
+        return source
+    name = before.partition(".")[0]
+    [node] = [node for node in ast.parse(source).body if getattr(node, "name", None) == name]
+    lines = source.splitlines(keepends=True)
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    return "".join([*lines[: first - 1], *(f"{statement}\n\n\n" for statement in statements), *lines[first - 1 :]])
+
+
+@lru_cache(maxsize=1)
+def files_of_exercises() -> list[Path]:
+    modules = {function.partition(":")[0] for exercise in EXERCISES for function in exercise.functions}
+    return sorted(map(path_of, modules))
+
+
+@lru_cache(maxsize=4096)
+def emptied_except(path: Path, kept: frozenset[str]) -> str:
+    """The grader's file, without the functions of the exercises that are not in `kept`."""
+    bodies = {}
+    for exercise in EXERCISES:
+        if exercise.name not in kept:
+            said = f"exercise {exercise.name}: not needed here, so not there"
+            for module, _, name in (function.partition(":") for function in exercise.functions):
+                if path_of(module) == path:
+                    bodies[name] = [f"raise NotImplementedError({said!r})"]
+    try:
+        return rewritten(read_file(ROOT, path), bodies)
+    except LookupError as error:  # in a student's copy, which grades itself
+        raise Refused(f"{path}: {error}") from None

@@ -1,0 +1,81 @@
+"""A class: one row per submission, whatever a submission is, and a run that goes on where it was interrupted."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from course.copies import ROOT
+from course.edit import rewritten
+from course.exercises import chosen
+from course.marks import cell, grade_class, read_class, submissions_in
+from course.start import start
+from nanorlhf.errors import InputError
+
+EXERCISES = chosen(["learning-rate", "pass-at-k"])
+LIMIT = 300.0  # seconds, of a busy machine
+
+
+def hand_in(directory: Path, solved: int, body: str = "") -> Path:
+    """A copy with so many of the exercises solved; body: of pass_at_k instead."""
+    start(directory, EXERCISES)
+    for exercise in EXERCISES[:solved]:
+        path = exercise.functions[0].partition(":")[0].replace(".", "/") + ".py"
+        (directory / path).write_text((ROOT / path).read_text())
+    if body:
+        path = directory / "nanorlhf/metrics/at_k.py"
+        path.write_text(rewritten(path.read_text(), {"pass_at_k": [body]}))
+    return directory
+
+
+def rows_of(file: Path) -> dict[str, dict[str, str]]:
+    with file.open(newline="") as lines:
+        return {row["submission"]: row for row in csv.DictReader(lines)}
+
+
+@pytest.mark.slow
+def test_a_class_gets_a_row_each_and_an_interrupted_run_goes_on(tmp_path, desk) -> None:
+    inbox, file = tmp_path / "handed-in", tmp_path / "grades.csv"
+    inbox.mkdir()
+    hand_in(inbox / "ada", 2)
+    hand_in(inbox / "bob", 1, "return 0.5")
+    hand_in(inbox / "=cmd", 1, "raise ValueError('=1+1')")
+    hand_in(inbox / "eve", 2, "return open('/etc/passwd')")
+    (inbox / "empty").mkdir()
+    (inbox / "link").symlink_to(ROOT)
+    (inbox / "notes.txt").touch()
+    told: list[int] = []
+    rows = grade_class(inbox, EXERCISES, LIMIT, [desk], file, lambda: told.append(1))
+    found = rows_of(file)
+    assert list(found.values()) == rows and len(told) == 6
+    points = {name: (row["learning-rate"], row["pass-at-k"], row["points"]) for name, row in found.items()}
+    assert points == {
+        "ada": ("1", "1", "2"), "bob": ("1", "0", "1"), "'=cmd": ("1", "0", "1"), "eve": ("1", "0", "1"),
+        "empty": ("0", "0", "0"), "link": ("0", "0", "0"),
+    }  # fmt: skip
+    assert {row["of"] for row in rows} == {"2"} and found["ada"]["note"] == ""
+    assert found["bob"]["note"].startswith("pass-at-k: pass at k is the share")
+    assert "needs `open`" in found["eve"]["note"] and "has no data" in found["empty"]["note"]
+    assert "is a link" in found["link"]["note"]
+
+    # again: only who has handed in again is graded again
+    marked = file.read_text().replace("ada,1,1,2", "ada,1,1,9")
+    file.write_text(marked)
+    path = inbox / "bob/nanorlhf/metrics/at_k.py"
+    path.write_text((ROOT / "nanorlhf/metrics/at_k.py").read_text())
+    grade_class(inbox, EXERCISES, LIMIT, [desk], file, lambda: None)
+    found = rows_of(file)
+    assert found["ada"]["points"] == "9" and found["bob"]["points"] == "2" and len(found) == 6
+
+
+def test_what_cannot_be_gone_on_with_is_refused(tmp_path) -> None:
+    assert read_class(tmp_path / "none.csv", EXERCISES) == {}
+    (tmp_path / "grades.csv").write_text("submission,whitening,points,of,student,questions,note,digest\n")
+    with pytest.raises(InputError, match="holds the grades of other exercises: name another --out"):
+        read_class(tmp_path / "grades.csv", EXERCISES)
+    with pytest.raises(InputError, match="holds no submissions"):
+        submissions_in(tmp_path)
+
+
+def test_a_spreadsheet_takes_no_text_of_a_stranger_for_a_formula() -> None:
+    assert [cell(text) for text in ("=1", "+1", "-1", "@a", "a=1")] == ["'=1", "'+1", "'-1", "'@a", "a=1"]

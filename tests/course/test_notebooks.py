@@ -1,0 +1,83 @@
+"""A notebook per stage: made of its page, kept without outputs, and running from top to bottom."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import train_ppo
+from course.notebook import STAGES
+from tools.notebooks import PAGES, notebook, section
+from tools.page_commands import Command, settings_of
+
+NAMES = ("sft", "rm", "ppo", "evaluation")
+LENGTHS = "--max-query-length 160 --max-response-length 64"
+RUN = {  # the stage of each that a test runs in miniature, and how
+    "sft": ("sft", f"{LENGTHS} --n-layer 1 --d-model 16 --n-head 2 --batch-size 8 --warmup-steps 0 --num-samples 4"),
+    "rm": ("rm", f"{LENGTHS} --batch-size 8 --num-normalisation None --warmup-steps 0"),
+    "ppo": (
+        "ppo",
+        "--max-query-length 160 --response-length 12 --total-episodes 24 --batch-size 8 --micro-batch-size 4 "
+        "--num-ppo-epochs 2",
+    ),
+    "evaluation": ("eval", LENGTHS),
+}
+
+
+def test_the_notebooks_are_those_of_their_pages() -> None:
+    assert sorted(page.stem for page in PAGES.glob("*.md")) == sorted(NAMES)
+    for name in NAMES:
+        stored = json.loads((PAGES / f"{name}.ipynb").read_text())
+        assert stored == notebook(PAGES / f"{name}.md"), "python -m tools.notebooks"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_valid_and_each_cell_compiles(name) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    found = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
+    nbformat.validate(found)
+    code = [cell for cell in found.cells if cell.cell_type == "code"]
+    assert code[0].id == "place" and "pip" in code[0].source and "git" in code[0].source
+    for cell in code:
+        compile(cell.source, cell.id, "exec")
+    assert "lecture" in found.cells[0].source
+
+
+def test_the_lectures_sections_come_without_pictures() -> None:
+    text = section("4. Twenty updates")
+    assert text.startswith("## 4. Twenty updates") and "2.7 nats" in text
+    assert "](" not in text and "nanorlhf.report.lecture" not in text
+
+
+def test_the_stages_are_commands_that_parse() -> None:
+    for command in STAGES.values():
+        settings_of(Command(("python", *command.split())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs(name, miniature, tmp_path, monkeypatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    stage, flags = RUN[name]
+    for other in ("data", "sft", "rm"):
+        if other != stage:
+            shutil.copytree(miniature.root / other, tmp_path / other)
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    if name == "evaluation":
+        train_ppo.main(replace(miniature.ppo, out=tmp_path / "ppo", total_episodes=8))
+    found = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
+    [cell] = [cell for cell in found.cells if "\nflags = []" in f"\n{cell.source}"]
+    cell.source = cell.source.replace("flags = []", f"flags = {flags.split()!r}")
+    where = {"metadata": {"path": PAGES}}
+    nbclient.NotebookClient(found, timeout=300, kernel_name="python3", resources=where).execute()
+    assert (tmp_path / stage).is_dir()
+    printed = {
+        cell.id: "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        for cell in found.cells
+        if cell.cell_type == "code"
+    }
+    for word in {"sft": ["by hand", "masked False"], "rm": ["margin", "truth"], "ppo": ["objective/kl", "score"],
+                 "evaluation": ["prefers the truth in", "reward  truth"]}[name]:  # fmt: skip
+        assert any(word in text for text in printed.values()), word

@@ -1,0 +1,78 @@
+"""Copied submissions are found, whatever is renamed; what the class has in common is none."""
+
+from pathlib import Path
+
+import pytest
+
+from course.copies import ROOT
+from course.edit import rewritten
+from course.exercises import chosen
+from course.similar import pairs_of, table
+from course.start import body_of
+
+AT_K = "nanorlhf/metrics/at_k.py"
+[EXERCISE] = chosen(["pass-at-k"])
+OWN = """
+_check_k(k, n)
+if c < 0 or c > n:
+    raise ValueError("the number must be from 0 to n")
+miss = 1.0
+left = n - c
+for draw in range(k):
+    miss *= max(left - draw, 0) / (n - draw)
+return 1.0 - miss
+"""
+RENAMED = """
+_check_k(k, n)
+# written by me
+if c < 0 or c > n:
+    raise ValueError("the number must be from 0 to n")
+fails = 1.0
+
+remaining = n - c
+for step in range(k):
+    fails *= max(remaining - step, 0) / (n - step)
+return 1.0 - fails
+"""
+OTHER = """
+_check_k(k, n)
+if not 0 <= c <= n:
+    raise ValueError(f"{c} must be from 0 to {n}")
+return 1.0 if n - c < k else 1 - math.comb(n - c, k) / math.comb(n, k)
+"""
+
+
+def hand_in(directory: Path, body: str) -> Path:
+    (directory / AT_K).parent.mkdir(parents=True)
+    source = (ROOT / AT_K).read_text()
+    (directory / AT_K).write_text(rewritten(source, {"pass_at_k": body.strip("\n").splitlines()}) if body else source)
+    return directory
+
+
+def test_a_renamed_copy_is_found_and_an_own_solution_is_not(tmp_path) -> None:
+    bodies = {"ada": OWN, "bob": RENAMED, "cyd": OTHER, "dan": "", "eve": "\n".join(body_of(EXERCISE))}
+    inbox = [hand_in(tmp_path / name, body) for name, body in bodies.items()]
+    (tmp_path / "fay").mkdir()
+    [pair] = pairs_of([*inbox, tmp_path / "fay"], EXERCISE, 0.8)
+    assert (pair.one, pair.other, pair.similarity) == ("ada", "bob", 1.0) and pair.names == 0
+    assert "pass-at-k" in table([pair]) and "ada, bob" in table([pair])
+    assert table([]) == "No two submissions are alike in what few have written."
+
+
+def test_what_a_third_of_the_class_writes_is_nobodys(tmp_path) -> None:
+    inbox = [hand_in(tmp_path / f"student {number}", OWN) for number in range(9)]
+    assert pairs_of(inbox, EXERCISE, 0.8) == []
+
+
+def test_who_copies_the_repository_is_not_reported_as_a_pair(tmp_path) -> None:
+    assert pairs_of([hand_in(tmp_path / name, "") for name in ("ada", "bob")], EXERCISE, 0.0) == []
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_the_threshold_chooses_pairs(tmp_path, threshold) -> None:
+    half = OWN.replace(
+        "return 1.0 - miss", "answer = float(1.0)\nfor _ in [None, None]:\n    answer -= miss / 2.0\nreturn answer"
+    )
+    inbox = [hand_in(tmp_path / name, body) for name, body in (("ada", OWN), ("bob", half), ("cyd", OTHER))]
+    found = {(pair.one, pair.other) for pair in pairs_of(inbox, EXERCISE, threshold)}
+    assert ("ada", "bob") in found and ((("ada", "cyd") in found) == (threshold == 0.0))

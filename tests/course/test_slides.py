@@ -1,0 +1,47 @@
+"""The decks: pictures that are there, a note to each slide, formulas that come one by one, pages that stand alone."""
+
+import re
+import shutil
+
+import pytest
+
+from course.slides import DECKS, page_of, slides_of, write_slides
+
+DECK_FILES = sorted(DECKS.glob("*.md"))
+
+
+def test_there_are_four_sessions() -> None:
+    assert [deck.name for deck in DECK_FILES] == ["1.md", "2.md", "3.md", "4.md"]
+
+
+@pytest.mark.parametrize("deck", DECK_FILES, ids=lambda deck: deck.stem)
+def test_a_deck_has_notes_pictures_and_steps(deck) -> None:
+    title, slides = slides_of(deck)
+    assert title.startswith(f"{deck.stem}. ") and len(slides) >= 10
+    for text, note in slides:
+        assert text.startswith(("# ", "## ")) and len(note) > 20, text
+        assert len(text.splitlines()) <= 16
+        for line in text.splitlines():  # a formula is a step of its own
+            assert not re.match(r"- |\d\. ", line), line
+            assert " = " not in line or line.startswith(("* ", "    ", "![")), line
+    pictures = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", deck.read_text())
+    assert pictures and all(len(alt) > 20 and (deck.parent / file).is_file() for alt, file in pictures)
+
+
+def test_a_page_stands_alone() -> None:
+    pytest.importorskip("markdown")
+    for deck in DECK_FILES:
+        page = page_of(deck)
+        assert page.count("<section>") == len(slides_of(deck)[1]) == page.count("<aside>")
+        assert all(src.startswith("data:image/") for src in re.findall(r'src="([^"]{0,40})', page))
+        assert not re.search(r'(?:href|src)="https?:', page)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here")
+def test_the_decks_are_printed(tmp_path) -> None:
+    pytest.importorskip("markdown")
+    told: list[int] = []
+    written = write_slides(tmp_path, True, lambda: told.append(1))
+    assert len(written) == 8 and len(told) == 4
+    assert all(path.read_bytes().startswith(b"%PDF") for path in written if path.suffix == ".pdf")

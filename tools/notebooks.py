@@ -1,0 +1,56 @@
+"""The notebooks of course/notebooks, made of the Markdown beside them and of the lecture.
+
+    python -m tools.notebooks
+
+A block fenced as `python NAME` is a cell of code; what stands between two of them is a cell of text. `<!-- lecture:
+1. Imitate -->` stands for a section of docs/lecture.md, without its pictures. Edit the Markdown, never a notebook.
+"""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "course" / "notebooks"
+FENCE = re.compile(r"^```python ([\w-]+)\n(.*?)^```$", re.M | re.S)
+
+
+def section(title: str) -> str:
+    """A section of the lecture without pictures, the commands that draw them and links to other pages."""
+    text = (ROOT / "docs" / "lecture.md").read_text(encoding="utf-8")
+    start = text.index(f"## {title}\n")
+    text = text[start : text.index("\n## ", start + 1)]
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)\n+`python [^`]*`\n+", "", text)
+    return re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", text).strip()
+
+
+def notebook(page: Path) -> dict:
+    """The notebook of a page, in Jupyter's format 4.5, without outputs."""
+    text = re.sub(r"<!-- lecture: (.*?) -->", lambda match: section(match[1]), page.read_text(encoding="utf-8"))
+    cells: list[dict] = []
+
+    def add(kind: str, id_: str, source: str, **more: object) -> None:
+        if source.strip():
+            lines = source.strip("\n").splitlines(keepends=True)
+            cells.append({"cell_type": kind, "id": id_, "metadata": {}, "source": lines} | more)
+
+    end = 0
+    for match in FENCE.finditer(text):
+        add("markdown", f"before-{match[1]}", text[end : match.start()])
+        add("code", match[1], match[2], execution_count=None, outputs=[])
+        end = match.end()
+    add("markdown", "end", text[end:])
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def main() -> None:
+    for page in sorted(PAGES.glob("*.md")):
+        file = page.with_suffix(".ipynb")
+        file.write_text(json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(file.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
