@@ -1,14 +1,15 @@
 """Stage 4, evaluation: what did each stage gain, and what did it cost?
 
-Six evaluations, each a module of nanorlhf/evals:
+Seven evaluations, each a module of nanorlhf/evals:
 
-    module         paper                                                      recipes
-    summaries      N+ section 5: ROUGE, gold score, win rate, KL, accuracy    tiny, tldr
-    reward_models  N+ Table 5: reward models beside DPO, calibration          tiny-rm, tldr-rm
-    answers        SO: ten answers per question, metric@k, rank correlations  stackoverflow[-tiny]
-    programs       RLCF: programs compiled and executed, pass@k               rlcf[-tiny]
-    replies        STR: one reply per question, agreement with self-ranking   str[-tiny]
-    checked        answers that a program checks: pass@k of n samples         sums
+    module            paper                                                     recipes
+    summaries         N+ section 5: ROUGE, gold score, win rate, KL, accuracy   tiny, tldr
+    reward_models     N+ Table 5: reward models beside DPO, calibration         tiny-rm, tldr-rm
+    reward_benchmark  RewardBench, RewardBench 2, RM-Bench; lengths equal       rewards
+    answers           SO: ten answers per question, metric@k, rank correlation  stackoverflow[-tiny]
+    programs          RLCF: programs compiled and executed, pass@k              rlcf[-tiny]
+    replies           STR: one reply per question, agreement with self-ranking  str[-tiny]
+    checked           answers that a program checks: pass@k of n samples        sums
 
 In: policies, reward models and the data's validation or test rows. Out: a table, eval.json,
 samples.jsonl, and report.html with the curves of all stages and the samples side by side.
@@ -17,6 +18,7 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --reward-model runs/tldr/rm
     python eval.py tldr --policies sft runs/tldr/sft ppo runs/tldr/ppo --plan    # does it fit?
     python eval.py tldr-rm --reward-models rm runs/tldr/rm rm runs/tldr/rm_seed2 dpo runs/tldr/dpo
+    python eval.py rewards --data runs/rewardbench/data --reward-models rm runs/chat/rm
     python eval.py stackoverflow --encoder roberta-large --encoder-layer 17
     python eval.py rlcf --policies sft runs/rlcf/sft_bench rlcf runs/rlcf/ppo_bench --workers 16
     python eval.py str --rankings ana.jsonl ben.jsonl --encoder google-bert/bert-base-uncased \\
@@ -24,7 +26,7 @@ samples.jsonl, and report.html with the curves of all stages and the samples sid
 """
 
 from nanorlhf.cli import command_line
-from nanorlhf.evals import checked, reward_models, summaries
+from nanorlhf.evals import checked, reward_benchmark, reward_models, summaries
 from nanorlhf.evals.common import EvalArgs
 from nanorlhf.evals.plan import eval_plan
 from nanorlhf.recipes import recipes
@@ -35,6 +37,7 @@ from nanorlhf.stackoverflow import evaluation as answers
 RECIPES: dict[str, tuple[str, EvalArgs]] = {
     **recipes("summaries", summaries.Args),
     **recipes("reward_models", reward_models.Args),
+    **recipes("reward_benchmark", reward_benchmark.Args),
     **recipes("answers", answers.Args),
     **recipes("programs", programs.Args),
     **recipes("replies", replies.Args),
@@ -44,7 +47,7 @@ RECIPES: dict[str, tuple[str, EvalArgs]] = {
 
 def main(args: EvalArgs) -> dict:
     """Run the evaluation whose settings these are; returns what eval.json holds."""
-    evaluations = (summaries, reward_models, answers, programs, replies, checked)
+    evaluations = (summaries, reward_models, reward_benchmark, answers, programs, replies, checked)
     [evaluation] = (module for module in evaluations if isinstance(args, module.Args))
     if args.plan:
         print(eval_plan(args))

@@ -348,6 +348,34 @@ def with_end(tokenizer: Tokenizer, frame: Frame, template: Template) -> Tokenize
     return changed
 
 
+class Writer:
+    """Writes conversations by a chat template; the first one decides which token ends a turn and is the EOS."""
+
+    def __init__(self, where: str, template: Path | None, max_query_length: int):
+        """where: --tokenizer; template: a file that replaces its template."""
+        self.where, self.max_query_length = where, max_query_length
+        self.tokenizer = load_tokenizer(where)
+        if template is not None:
+            self.tokenizer = replace(self.tokenizer, chat_template=read_text(template))
+        self.template = Template(self.tokenizer, where)
+        marks = sorted(map(re.escape, self.tokenizer.special_tokens), key=len, reverse=True)
+        self.special = re.compile("|".join(marks))
+        self.end: str | None = None  # the end-of-turn token
+
+    def write(self, messages: list[dict], replies: list[dict]) -> tuple[Frame, list[str]]:
+        """The frame of replies to messages, and the text of each reply. Raises LeftOut."""
+        if any(self.special.search(message["content"]) for message in messages + replies):
+            raise LeftOut("a message with the name of a special token")
+        frame = fitting_frame(messages, self.template, self.special, self.tokenizer, self.max_query_length)
+        responses = [response_in(frame, reply, self.template) for reply in replies]
+        if self.end is None:
+            self.end, self.tokenizer = frame.end, with_end(self.tokenizer, frame, self.template)
+            self.template = Template(self.tokenizer, self.where)
+        if frame.end != self.end:
+            raise LeftOut(f"another end-of-turn token than {self.end}")
+        return frame, responses
+
+
 # ------------------------------------------------------------------------------------------------------------ 4. files
 def examples(record: dict, where: str, turns: str) -> list[tuple[list[dict], list[dict]]]:
     """For each row: the messages, and the one reply of a demonstration or the two of a pair."""
@@ -374,16 +402,11 @@ def other_fields(record: dict) -> dict[str, str | int | float | bool]:
 
 def main(args: Args) -> None:
     check_ranges(args)
-    tokenizer = load_tokenizer(args.tokenizer)
-    if args.template is not None:
-        tokenizer = replace(tokenizer, chat_template=read_text(args.template))
-    template = Template(tokenizer, args.tokenizer)
-    special = re.compile("|".join(sorted(map(re.escape, tokenizer.special_tokens), key=len, reverse=True)))
-    end = None  # the end-of-turn token
+    writer = Writer(args.tokenizer, args.template, args.max_query_length)
     left_out: Counter[str] = Counter()
     num_cut = 0
 
-    with prepare.converted_files(args.out, args.source, tokenizer, left_out) as write:
+    with prepare.converted_files(args.out, args.source, writer.tokenizer, left_out) as write:
         for path, relative_path in prepare.source_files(args):
             published = prepare.split_in_path(relative_path)
             for where, record in prepare.read_records(path):
@@ -394,15 +417,7 @@ def main(args: Args) -> None:
                     continue
                 for messages, replies in found:
                     try:
-                        if any(special.search(message["content"]) for message in messages + replies):
-                            raise LeftOut("a message with the name of a special token")
-                        frame = fitting_frame(messages, template, special, tokenizer, args.max_query_length)
-                        responses = [response_in(frame, reply, template) for reply in replies]
-                        if end is None:
-                            end, tokenizer = frame.end, with_end(tokenizer, frame, template)
-                            template = Template(tokenizer, args.tokenizer)
-                        if frame.end != end:
-                            raise LeftOut(f"another end-of-turn token than {end}")
+                        frame, responses = writer.write(messages, replies)
                         if len(responses) == 2 and responses[0].strip() == responses[1].strip():
                             raise LeftOut("two identical responses")
                     except LeftOut as reason:
@@ -418,8 +433,8 @@ def main(args: Args) -> None:
                     sft_too = len(replies) == 2 and args.sft_from_pairs
                     if write(split, row, "--max-response-length", args.max_response_length, sft_too):
                         num_cut += frame.messages != messages
-    tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
-    print(f"{num_cut} queries lost old turns; a reply ends in {end}")
+    writer.tokenizer.save(args.out)  # with the new EOS, for train_sft.py --tokenizer
+    print(f"{num_cut} queries lost old turns; a reply ends in {writer.end}")
 
 
 if __name__ == "__main__":

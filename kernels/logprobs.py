@@ -186,7 +186,7 @@ def linear_forward_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each.
 
-    Appends the first blocks of logits to `kept`.
+    Appends p of the first blocks, (N, v), and the maximum that it is relative to, (N,), to `kept`.
     """
     maximum = torch.full(
         (len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32)
@@ -194,15 +194,15 @@ def linear_forward_cpu(
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
         logits = block_logits(hidden, weight, bias, temperature, cap, ids)  # (N, v)
-        if kept is not None and len(hidden) * ids.stop <= processor.chosen.kept:
-            kept.append(logits)
+        here, index = labels_in(ids, labels)
+        chosen = torch.where(here, logits.gather(1, index), chosen[:, None]).squeeze(1)
         new_maximum = torch.maximum(maximum, logits.amax(1))
         scale = (maximum - new_maximum).exp()
         p = (logits - new_maximum[:, None]).exp_()  # (N, v), unnormalised
         total, maximum = total * scale + p.sum(1), new_maximum
-        moment = moment * scale + p.mul_(logits).sum(1)
-        here, index = labels_in(ids, labels)
-        chosen = torch.where(here, logits.gather(1, index), chosen[:, None]).squeeze(1)
+        moment = moment * scale + torch.linalg.vecdot(p, logits)
+        if kept is not None and len(hidden) * ids.stop <= processor.chosen.kept:
+            kept.append((p, maximum))
     return maximum + total.log(), moment / total, chosen
 
 
@@ -211,21 +211,29 @@ def linear_backward_cpu(
     cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
     ids: slice, kept: list | None,
 ) -> Tensor:  # fmt: skip
-    """d loss / d (hidden @ weight.T), (N, v), for a block of ids, in the memory of its logits.
+    """d loss / d (hidden @ weight.T), (N, v), for a block of ids, in the memory of its p.
 
     g_l * (onehot - p) - g_e * p * (log p + entropy), times the cap's slope
     """
-    logits = kept.pop(0) if kept else block_logits(hidden, weight, bias, temperature, cap, ids)
-    slope = None if cap is None else cap_slope(logits, bias, temperature, cap, ids)
-    log_p = logits.sub_(normaliser[:, None])
-    grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
-    if grad_entropy is None:
-        grad = log_p.exp_().mul_(-grad_logprobs)
+    if kept:
+        p, maximum = kept.pop(0)
+        to_probability = (maximum - normaliser).exp()[:, None]
     else:
-        factor = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs)
-        grad = log_p.exp_().mul_(factor.neg_())
+        logits = block_logits(hidden, weight, bias, temperature, cap, ids)
+        p, to_probability = logits.sub_(normaliser[:, None]).exp_(), torch.ones(())
+    grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     here, index = labels_in(ids, labels)
-    grad = grad.scatter_add_(1, index, torch.where(here, grad_logprobs, 0.0))
+    at_label = torch.where(here, grad_logprobs, 0.0)
+    if grad_entropy is None and cap is None:
+        return p.mul_(-grad_logprobs * to_probability).scatter_add_(1, index, at_label)
+    p.mul_(to_probability)
+    log_p = p.log().clamp_(min=LOWEST)  # 0 * -inf is NaN
+    slope = (
+        None if cap is None else cap_slope(log_p + normaliser[:, None], bias, temperature, cap, ids)
+    )
+    if grad_entropy is not None:
+        grad_logprobs = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs)
+    grad = p.mul_(-grad_logprobs).scatter_add_(1, index, at_label)
     return grad if slope is None else grad.mul_(slope)
 
 

@@ -1,7 +1,13 @@
 """What all tests share: the real data slices, a small model, the pipeline in miniature, two processes."""
 
+import gc
 import json
 import os
+import runpy
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -135,6 +141,20 @@ def undrawn():
         yield
 
 
+def run_program(program: str, *arguments: str) -> None:
+    """`python train_x.py` or `python -m data.x`, in this process, which has imported PyTorch already.
+
+    The file is run from its first line, as __main__ is; raises SystemExit where the program ends with a code.
+    """
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # a test has imported it
+        patch.setattr(sys, "argv", [program, *arguments])
+        if program.endswith(".py"):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
 def weights(model: torch.nn.Module) -> torch.Tensor:
     """All of them, as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -155,9 +175,20 @@ def interrupt_at(call: int, patch: pytest.MonkeyPatch, module: ModuleType, name:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that hold slow tests first, so that several workers finish together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Files with the most slow tests first, so that several workers finish together."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: no collection of garbage looks through its millions of objects, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

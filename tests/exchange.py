@@ -1,7 +1,7 @@
 """A job of two processes that imports little: `torchrun --nproc-per-node 2 -m tests.exchange FILE`.
 
 Or of PROCESSES that are forked: `python -m tests.exchange FILE PROCESSES`. They sum over the ranks again and again;
-rank 1 fails once FILE exists.
+rank 1 fails once FILE exists. A third argument: the grace period.
 """
 
 import sys
@@ -24,4 +24,6 @@ def exchange_until(file: Path) -> None:
 
 if __name__ == "__main__":
     processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    if len(sys.argv) > 3:
+        launch.GRACE_PERIOD = float(sys.argv[3])
     launch.run(partial(exchange_until, Path(sys.argv[1])), "cpu", processes)

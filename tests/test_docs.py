@@ -8,9 +8,7 @@ every path that one reads is a path that an earlier command of the same page wri
 import contextlib
 import io
 import re
-import runpy
 import shlex
-import sys
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kernels.processor import has_int8_products
+from tests.conftest import run_program
 from tools.page_commands import (
     DATA,
     NO_PATHS,
@@ -96,6 +95,7 @@ SMALL = {
     "train_dpo.py": "--num-epochs 0.25 --warmup-steps 0 --batch-size 8",
     "train_ppo.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
     "train_grpo.py": "--total-episodes 16 --batch-size 16 --num-epochs 1 --response-length 12",
+    "train_rlcf.py": "--total-episodes 8 --batch-size 8 --num-minibatches 1 --num-ppo-epochs 1 --response-length 12",
     "nanorlhf.rlcf.train_discriminator": "--num-triplet-epochs 0.25 --triplet-batch-size 4 --num-pair-epochs 0 "
     "--batch-size 4 --n-layer 1 --d-model 16 --response-length 12 --warmup-steps 0",
     "nanorlhf.rlcf.train_baselines": "--total-episodes 8 --batch-size 8 --response-length 12",
@@ -205,15 +205,10 @@ def elsewhere(command: Command) -> str | None:
 
 
 def execute(command: Command) -> None:
-    """In this process, which has imported PyTorch already: the file is run from its first line, as __main__ is."""
     said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        patch.setattr(sys, "argv", [command.program, *command.arguments, *small_flags(command)])
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            if command.program.endswith(".py"):
-                runpy.run_path(str(ROOT / command.program), run_name="__main__")
-            else:
-                runpy.run_module(command.program, run_name="__main__", alter_sys=True)
+            run_program(command.program, *command.arguments, *small_flags(command))
         except SystemExit as stop:
             assert not stop.code, f"{command}: {stop.code}: {said.getvalue()[-2000:]}"
 
@@ -236,7 +231,6 @@ def drawn_once(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn_once")
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy: the parser has imported it
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_command_that_needs_no_download_runs(world, tmp_path, monkeypatch) -> None:
     for name in ("data", "docs", "nanorlhf", "tests"):

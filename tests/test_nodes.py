@@ -1,6 +1,7 @@
 """Two nodes on one machine: two agents of torchrun that meet at the loopback address."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -53,9 +54,12 @@ def two_nodes(directory, path, *command):
 
 @contextlib.contextmanager
 def exchanging_nodes(directory):
-    """Two nodes that exchange numbers until the file is there: the file, the agents, and their logs."""
+    """Two nodes that exchange numbers until the file is there: the file, the agents, and their logs.
+
+    No torchrun kills a process whose peer on the other node died, so the grace period is only waited for.
+    """
     file = directory / "break"
-    with two_nodes(directory, file, "-m", "tests.exchange", str(file)) as (agents, logs):
+    with two_nodes(directory, file, "-m", "tests.exchange", str(file), "1", "1.0") as (agents, logs):
         wait_until((directory / "started").exists, 600)
         yield file, agents, logs
 
@@ -66,38 +70,60 @@ def equal_metrics(one, other):
         assert first == pytest.approx(second, abs=2e-4)
 
 
-@pytest.mark.slow
-def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(miniature, tmp_path, monkeypatch):  # noqa: F811
-    """The first of three updates on one process, two on two nodes: the same batches, weights to rounding."""
-    args = replace(miniature.ppo, num_minibatches=2, save_every=1, **UNCLIPPED)
-    whole, broken = replace(args, out=tmp_path / "whole"), replace(args, out=tmp_path / "broken")
-    train_ppo.main(whole)
-    interrupt_at(2, monkeypatch, train_ppo, "gae")
-    with pytest.raises(KeyboardInterrupt):
-        train_ppo.main(broken)
-    flags = [*flags_of(broken), "--clip-range", "1e6", "--value-clip-range", "None", "--save-every", "1", "--resume"]
-    with two_nodes(tmp_path, broken.out, "train_ppo.py", "tiny", *flags) as (agents, logs):
+@pytest.fixture(scope="module")
+def nodes(miniature, tmp_path_factory):  # noqa: F811
+    """Three programs in one job on two nodes: the directory, and what each node said.
+
+    stage_one was on one process alone, stage_two on the nodes; of PPO's three updates the first was on one process.
+    """
+    root = tmp_path_factory.mktemp("nodes")
+    stages = {
+        "sft": (train_sft, replace(miniature.sft, micro_batch_size=3)),
+        "rm": (train_rm, replace(miniature.rm, micro_batch_size=3)),
+        "ppo": (train_ppo, replace(miniature.ppo, num_minibatches=2, save_every=1, **UNCLIPPED)),
+    }
+    more = {"ppo": ["--clip-range", "1e6", "--value-clip-range", "None", "--save-every", "1", "--resume"]}
+    commands = []
+    for name, (script, args) in stages.items():
+        script.main(replace(args, out=root / f"{name}_one"))
+        flags = flags_of(replace(args, out=root / f"{name}_two")) + more.get(name, [])
+        commands.append([f"{script.__name__}.py", "tiny", *flags])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_at(2, patch, train_ppo, "gae")
+        train_ppo.main(replace(stages["ppo"][1], out=root / "ppo_two"))
+    file = root / "commands.json"
+    file.write_text(json.dumps(commands))
+    with two_nodes(root, file, "-m", "tests.in_turn", str(file)) as (agents, logs):
         codes = [agent.wait(900) for agent in agents]
     texts = [log.read_text() for log in logs]
     assert codes == [0, 0], texts
-    said = "continues with 2 process(es) instead of 1: the global batches are the same, sums differ by rounding."
-    assert sum(said in text for text in texts) == 1
-    assert torch.allclose(weights(load_gpt(whole.out)), weights(load_gpt(broken.out)), atol=2e-5)
-    equal_metrics(whole.out, broken.out)
+    return root, texts
+
+
+def said_once(texts, pattern):
+    """By the first rank, whichever node it is on."""
+    return sorted(len(re.findall(pattern, text)) for text in texts) == [0, 1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "read"), [(train_sft, load_gpt), (train_rm, load_scalar)])
-def test_the_first_two_stages_on_two_nodes_equal_one_process(miniature, tmp_path, script, read):  # noqa: F811
-    args = miniature.sft if script is train_sft else miniature.rm
-    one, two = (replace(args, micro_batch_size=3, out=tmp_path / name) for name in ("one", "two"))
-    script.main(one)
-    with two_nodes(tmp_path, two.out, f"{script.__name__}.py", "tiny", *flags_of(two)) as (agents, logs):
-        codes = [agent.wait(900) for agent in agents]
-    assert codes == [0, 0], [log.read_text() for log in logs]
-    assert sum("2 process(es)" in log.read_text() for log in logs) == 1
-    assert torch.allclose(weights(read(one.out)), weights(read(two.out)), atol=2e-5)
-    equal_metrics(one.out, two.out)
+def test_a_run_of_one_process_resumes_on_two_nodes_and_equals_one_process(nodes):
+    """The first of three updates on one process, two on two nodes: the same batches, weights to rounding."""
+    root, texts = nodes
+    said = "continues with 2 process(es) instead of 1: the global batches are the same, sums differ by rounding."
+    assert said_once(texts, re.escape(said))
+    one, two = (weights(load_gpt(root / name)) for name in ("ppo_one", "ppo_two"))
+    assert torch.allclose(one, two, atol=2e-5)
+    equal_metrics(root / "ppo_one", root / "ppo_two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "name", "read"), [("sft", "SFT", load_gpt), ("rm", "RM", load_scalar)])
+def test_the_first_two_stages_on_two_nodes_equal_one_process(nodes, stage, name, read):
+    root, texts = nodes
+    assert said_once(texts, rf"{name}: [\d,]+ parameters.* 2 process\(es\)")
+    one, two = (weights(read(root / f"{stage}_{number}")) for number in ("one", "two"))
+    assert torch.allclose(one, two, atol=2e-5)
+    equal_metrics(root / f"{stage}_one", root / f"{stage}_two")
 
 
 @pytest.mark.slow

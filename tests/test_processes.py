@@ -15,7 +15,7 @@ from nanorlhf import distributed, launch
 from nanorlhf.cli import command_line
 from nanorlhf.errors import InputError
 from nanorlhf.training.resume import damage, states
-from tests.conftest import ROOT, read_metrics
+from tests.conftest import ROOT, read_metrics, run_program
 from tests.test_distributed import TIMED, TORCHRUN, flags_of, processes_of, program, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch is imported")
@@ -64,11 +64,7 @@ def test_a_run_ends_in_the_bits_of_torchrun(miniature, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "sentence"),
-    [
-        (["--batch-size", "3"], "--batch-size 3 can't be shared by 2 processes"),
-        (["--data", "nowhere"], "nowhere"),
-        (["--processes", "1000"], "--processes 1000: it must be from 1 to 500."),
-    ],
+    [(["--batch-size", "3"], "--batch-size 3 can't be shared by 2 processes"), (["--data", "nowhere"], "nowhere")],
 )
 def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, sentence):
     out = tmp_path / "out"
@@ -76,6 +72,14 @@ def test_bad_input_is_one_sentence_of_one_process(miniature, tmp_path, flags, se
     done = run(*command, threads=2)
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not out.exists()
+
+
+def test_too_many_processes_are_refused_before_any_is_forked(miniature, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "fork_ranks", lambda *_: pytest.fail("a process was forked"))
+    with pytest.raises(SystemExit) as stopped:
+        run_program("train_sft.py", "tiny", *flags_of(replace(miniature.sft, out=tmp_path)), "--processes", "1000")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: --processes 1000: it must be from 1 to 500.\n"
 
 
 @pytest.mark.slow

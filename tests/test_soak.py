@@ -1,6 +1,5 @@
 """The soak's faults really happen, it finds defects, and the product survives a round of it."""
 
-import errno
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.struck import effects
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and needs /proc")]
 
@@ -26,22 +26,7 @@ def test_every_fault_really_happens(tmp_path):
     result = run(tmp_path, "tests.struck")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    mounted = found.pop("mounted")
-    expected = {
-        **dict.fromkeys(("SIGKILL", "SIGKILL in a save", "truncated state", "foreign file"), "exit -9"),
-        "SIGINT": "exit 2",  # by KeyboardInterrupt
-        "SIGTERM": "exit -15",
-        "SIGHUP": "exit -1",
-        "SIGSTOP, SIGCONT": "continued",
-        "dead rank": "the first goes on alone",
-        "full disk": f"OSError {errno.ENOSPC if mounted else errno.EFBIG}",
-        **({"read-only disk": f"OSError {errno.EROFS}"} if mounted else {}),
-        "jumping clock": "the clock jumped",
-        "slow judge": "late headers",
-        "dripping judge": "late body",
-        "failing judge": "HTTP 500",
-        "dead judge": f"ConnectionRefusedError {errno.ECONNREFUSED}",
-    }
+    expected = effects(found.pop("mounted"))
     assert found.keys() == expected.keys()
     for fault, said in expected.items():  # on a busy machine answers are late without a fault, too
         assert said in found[fault], (fault, found[fault])

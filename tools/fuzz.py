@@ -64,6 +64,7 @@ from data import (
     mxeval,
     programs,
     rank,
+    rewardbench,
     self_rank,
     site,
     squad,
@@ -191,6 +192,11 @@ ENTRIES = {
         f"--gold {{root}}/data/tiny.py:gold_score {LENGTHS}",
         "data sft rm",
     ),
+    "eval rewards": script(
+        evaluation,
+        f"rewards --data bench --reward-models rm rm dpo sft --ref-policy sft --device cpu --out out/eval {LENGTHS}",
+        "bench sft rm",
+    ),
     "eval stackoverflow": script(
         evaluation,
         f"stackoverflow-tiny --data data --policies sft sft ppo ppo --regression-model rm {EVAL} "
@@ -221,6 +227,10 @@ ENTRIES = {
     "tldr array": module(tldr, f"--source tldr.json {CONVERT}", "tldr.json data"),
     "tldr parquet": module(tldr, f"--source tldr.parquet {CONVERT}", "tldr.parquet data"),
     "hh": module(hh, f"--source hh.jsonl.gz {CONVERT} --max-query-length 60", "hh.jsonl.gz data"),
+    "rewardbench": module(rewardbench, f"--source styles.json {CONVERT}", "styles.json data"),
+    "rewardbench by chat": module(
+        rewardbench, "--source best_of_4.jsonl --out out/data --tokenizer chatty", "best_of_4.jsonl chatty"
+    ),
     "chat": module(
         chat,
         "--source chats.jsonl --out out/data --tokenizer chatty --turns all --max-query-length 90",
@@ -323,6 +333,7 @@ def make_world() -> None:
     turns = "".join(f"\n\nHuman: question {i}\n\nAssistant: answer {i}" for i in range(9))
     rows = [{"chosen": turns + f" yes {i}", "rejected": turns + f" no {i}"} for i in range(4)]
     Path("hh.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    write_benchmarks()
     write_chats()
     Path("dialogues_text.txt").write_text("Hi . __eou__ How are you ? __eou__ Fine , thanks . __eou__\n" * 8)
     Path("cornell").mkdir()
@@ -356,6 +367,17 @@ def make_world() -> None:
     again("self_rank", "out/data", "ranked")
     write_jsonl("verdicts.jsonl", [{"query": "q", "ours": "a", "theirs": "b", "preferred": "ours"}])
     again("eval tiny", "out/eval", "evaluated")
+
+
+def write_benchmarks() -> None:
+    """RM-Bench, and RewardBench 2 with its ties; and the former as it is evaluated."""
+    styles = {side: [f"{side} {style}" for style in ("short", "long", "marked")] for side in ("chosen", "rejected")}
+    about = ({"id": domain, "prompt": f"a question of {domain}", "domain": domain} for domain in ("chat", "code"))
+    Path("styles.json").write_text(json.dumps([row | styles for row in about]))
+    answers = {"prompt": "what is it?", "chosen": ["a cat"], "rejected": ["a mat", "no", "yes"], "subset": "Math"}
+    ties = [answers | {"id": f"{kind}:1", "subset": "Ties", "chosen": ["a cat", "my cat"]} for kind in ("ref", "tied")]
+    write_jsonl("best_of_4.jsonl", [answers | {"id": "0"}, *ties])
+    again("rewardbench", "out/data", "bench")
 
 
 def again(entry: str, made: str, name: str, flags: str = "") -> None:

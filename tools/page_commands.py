@@ -32,6 +32,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from data.pretrained import HUB_ID
+from nanorlhf import launch
 from nanorlhf.__main__ import module_of
 from nanorlhf.cli import command_line, run_module
 from nanorlhf.evals.common import best_of
@@ -78,6 +79,7 @@ JSONL = {  # what the modules of data/ write, as far as training reads it
     "data.tldr": {"sft": BOTH, "comparisons": BOTH},
     "data.hh": {"sft": BOTH, "comparisons": BOTH},
     "data.chat": {"sft": BOTH, "comparisons": BOTH},
+    "data.rewardbench": {"comparisons": ("validation",)},
     "data.stackoverflow": {"sft": BOTH, "comparisons": BOTH, "scored": BOTH},
     "data.codenet": {"code": BOTH},
     "data.mxeval": {"code": ("train", "validation", "test")},
@@ -192,6 +194,7 @@ def settings_of(command: Command) -> Any:
     given: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
         patch.setattr(sys, "argv", [command.program, *command.arguments])
+        patch.setattr(launch, "run", lambda main, device, processes: main())  # nothing is forked for flags
         try:
             if hasattr(module, "RECIPES"):
                 command_line(given.append, module.RECIPES)

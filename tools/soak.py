@@ -334,6 +334,7 @@ def main(args: Args) -> int:
         (root / name).mkdir()
     begin, number, code, sizes = time.monotonic(), args.first_round, 0, (0, 0)
     tqdm.monitor_interval = 0  # no thread: a fork would wait for its lock for ever
+    tqdm.set_lock(threading.RLock())  # tqdm's own is shared with forks: one that is killed may hold it
     bar = tqdm(total=round(3600 * args.hours), unit="s", bar_format="{l_bar}{bar}| {n}/{total} s{postfix}")
     with small_disk(root / "disk") as mounted:
         soak = Soak(root, args.seed, World(root, mounted))

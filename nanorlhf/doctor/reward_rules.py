@@ -8,9 +8,12 @@ from nanorlhf.doctor.thresholds import limit
 
 
 def quarters_of_scores(record: Record) -> tuple[Rows, Rows, float, float]:
-    """First and last quarter, the scores' standard deviation, and what chance makes of a difference of means."""
+    """First and last quarter, the scores' standard deviation, and what chance makes of a difference of means.
+
+    No rows where the score comes from a discriminator that learns to tell the policy from people: it may well fall.
+    """
     names = ("objective/score", "objective/score_std", "objective/kl", "objective/rlhf_reward")
-    first, last = record.quarters(*names)
+    first, last = record.quarters(*names) if record.number("discriminator_lr", 0) == 0 else ([], [])
     std = mean(last, "objective/score_std")
     chance = math.sqrt(2) * pooled_error(std, len(last) * record.number("batch_size", 1))
     return first, last, std, chance

@@ -1,4 +1,4 @@
-"""What the six evaluations share: settings, loading, scores, differences, and what is written."""
+"""What the seven evaluations share: settings, loading, scores, differences, and what is written."""
 
 import itertools
 import json

@@ -14,6 +14,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.evals.judge import WIN, Pair, judge_pairs, load_verdicts, parse
 from nanorlhf.files import check_out, open_regular
 from nanorlhf.metrics import wilson_interval
+from nanorlhf.metrics.length_control import length_controlled_win_rate
 from nanorlhf.rewards.endpoint import Endpoint, ask_all, completions_url, key_from
 
 Judge = Callable[[list[Pair]], tuple[list[dict], dict]]  # pairs -> a verdict row per pair, and an account of the calls
@@ -111,12 +112,13 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
 
 
 def judge_policies(
-    judge: Judge, queries: list[str], columns: dict[str, list[dict]], against: str
+    judge: Judge, queries: list[str], columns: dict[str, list[dict]], against: str, seed: int
 ) -> tuple[dict[str, list[dict]], dict[str, dict], dict]:
     """Compare each policy's responses with those of `against`, a policy or the reference.
 
-    columns: name -> response and rm_score (or None) of each query; the reference is among the names. Returns name -> a
-    verdict row per query, name -> its numbers, and the account with the numbers over all pairs.
+    columns: name -> response and rm_score (or None) of each query; the reference is among the names. seed: of the
+    bootstrap. Returns name -> a verdict row per query, name -> its numbers, and the account with the numbers over all
+    pairs.
     """
     names = [name for name in columns if name not in ("reference", against)]
     # query by query, so that under a cap the policies are judged on the same queries
@@ -132,11 +134,22 @@ def judge_policies(
         numbers[name] = {
             "judge_win_rate": fmean(wins) if wins else None,
             "judge_win_rate_ci": wilson_interval(fmean(wins), len(wins)) if wins else None,
+            **length_controlled(rows[mine], seed),
             **verdict_counts(rows[mine], margins[mine]),
         }
     said = [parse(answer) for row in rows for answer in row.get("answers", ()) if answer]
     place = {"first_rate": fmean(letter == "A" for letter in said if letter) if any(said) else None}
     return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | place
+
+
+def length_controlled(rows: list[dict], seed: int) -> dict[str, float | tuple | None]:
+    """The win rate as if both texts had the same number of characters; None where lengths tell nothing."""
+    judged = [row for row in rows if row["preferred"] in WIN]
+    differences = np.array([[len(row["ours"].strip()) - len(row["theirs"].strip())] for row in judged])  # (pairs, 1)
+    wins = np.array([[[WIN[row["preferred"]]]] for row in judged])  # (pairs, 1, 1)
+    found = length_controlled_win_rate(wins, differences, seed) if judged else None
+    rate, interval = found or (None, None)
+    return {"judge_lc_win_rate": rate, "judge_lc_win_rate_ci": interval}
 
 
 def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | int | tuple | None]:

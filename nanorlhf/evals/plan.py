@@ -45,7 +45,7 @@ def eval_work(args: EvalArgs) -> Work:
         phases.append(Phase("sampling", "sample", ("policy",), args.batch_size, "batch_size"))
         if isinstance(args, summaries.Args):
             add("reference", GPT, "--policies", policies[0])
-    if isinstance(args, reward_models.Args):
+    if isinstance(args, reward_models.RewardModelArgs):
         paths = args.reward_models[1::2]
         has_policy = not all(map(holds_reward_model, paths))  # one whose implicit reward counts
         add("model", GPT if has_policy else ScalarModel, "--reward-models", *paths)

@@ -6,10 +6,12 @@ labels agree with the truth, where it is known, and with length; how people agre
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +44,9 @@ Margins = dict[str, dict[str, np.ndarray]]  # set of pairs -> model -> (seeds, p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(common.EvalArgs):
+class RewardModelArgs(common.EvalArgs):
+    """Of the evaluations that compare reward models."""
+
     reward_models: tuple[str, ...]
     """pairs of a name and a checkpoint directory or Hub id; a name that comes again is another seed of the same model,
     a policy stands for its implicit reward"""
@@ -52,6 +56,10 @@ class Args(common.EvalArgs):
     """of their reward, in score units per nat, as in their training"""
     max_response_length: PositiveInt
     """longest response in tokens, EOS included"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(RewardModelArgs):
     max_cnndm_query_length: PositiveInt = 1919
     """longest query of comparisons.cnndm.jsonl in tokens"""
     gold: str | None = None
@@ -61,12 +69,9 @@ class Args(common.EvalArgs):
 def main(args: Args) -> dict:
     # ----------------------------------------------------------------------------------------------- 1. data and models
     device = common.begin(args)
-    models: dict[str, list[str]] = {}  # name -> checkpoints, one per seed
-    for name, place in named_pairs("--reward-models", args.reward_models):
-        models.setdefault(name, []).append(place)
+    models = named_models(args.reward_models)
     places = args.reward_models[1::2]
-    has_policy = any(not holds_reward_model(place) for place in places)
-    tokenizer = common.common_tokenizer(args.tokenizer, [*places, args.ref_policy if has_policy else None], args.gold)
+    tokenizer = common.common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)], args.gold)
     limits = tokenizer, args.max_query_length, args.max_response_length
     sets = {"validation": list(load_comparisons(args.data / "comparisons.validation.jsonl", *limits))}
     if (args.data / "comparisons.cnndm.jsonl").exists():
@@ -75,17 +80,12 @@ def main(args: Args) -> dict:
     references = list(load_demonstrations(args.data / "sft.validation.jsonl", *limits))
     longest = {f"{args.data}/comparisons.{name}.jsonl": common.longest_pair(rows) for name, rows in sets.items()}
     longest[f"{args.data}/sft.validation.jsonl"] = common.longest_text(references, 0)
-    for place in places:
-        common.check_model("--reward-models", place, tokenizer, longest)
+    check_models(args, tokenizer, longest)
     common.check_model("--gold", args.gold, tokenizer, longest)
     agreement = args.data / "agreement.jsonl"
     labelled = load_labelled_pairs(agreement) if agreement.exists() else None
     gold = common.load_gold(args.gold, args, tokenizer, device)
-    ref_policy = None
-    if has_policy:
-        common.check_model("--ref-policy", args.ref_policy, tokenizer, longest)
-        ref_policy = common.load_model(load_gpt, args.ref_policy, args, device)
-        ref_policy.forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    ref_policy = load_ref_policy(args, tokenizer, device)
 
     # ------------------------------------------------------------------------------------------------- 2. the numbers
     reference = Path(args.ref_policy).name
@@ -105,7 +105,72 @@ def main(args: Args) -> dict:
     return common.write_evaluation(args, result, reward_report.page(result, list(places)))
 
 
-@torch.no_grad()
+def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
+    """--reward-models: name -> checkpoints, one per seed."""
+    models: dict[str, list[str]] = {}
+    for name, place in named_pairs("--reward-models", words):
+        models.setdefault(name, []).append(place)
+    return models
+
+
+def needed_ref_policy(args: RewardModelArgs) -> str | None:
+    """--ref-policy, if a policy is among the models."""
+    has_policy = any(not holds_reward_model(place) for place in args.reward_models[1::2])
+    return args.ref_policy if has_policy else None
+
+
+def check_models(args: RewardModelArgs, tokenizer: Tokenizer, longest: dict[str, int]) -> None:
+    """`common.check_model` of all models and of the reference that they need."""
+    for place in args.reward_models[1::2]:
+        common.check_model("--reward-models", place, tokenizer, longest)
+    common.check_model("--ref-policy", needed_ref_policy(args), tokenizer, longest)
+
+
+def load_ref_policy(args: RewardModelArgs, tokenizer: Tokenizer, device: torch.device) -> GPT | None:
+    """The reference of implicit rewards, None if no model has one."""
+    place = needed_ref_policy(args)
+    if place is None:
+        return None
+    return common.load_model(load_gpt, place, args, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+
+
+class Scorer(NamedTuple):
+    """A reward model, or a policy by its implicit reward [N+ 19]."""
+
+    rank: Callable[[list[Comparison]], tuple[Tensor, Tensor]]  # pairs -> (B,) chosen, (B,) rejected
+    score: Callable[[list[Demonstration]], Tensor]  # (B,)
+
+
+@contextmanager
+def scorer(
+    place: str,
+    ref_policy: GPT | None,
+    dpo_beta: float,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    args: common.EvalArgs,
+    reward_model: ScalarModel | None = None,
+) -> Iterator[Scorer]:
+    """Load a checkpoint, unless it is the `reward_model` in memory, for the time of a block."""
+    pad_id = tokenizer.pad_id
+    if holds_reward_model(place):
+        reward_model = reward_model or common.load_model(load_scalar, place, args, device)
+        found = Scorer(
+            partial(pair_scores, reward_model, pad_id=pad_id),
+            partial(response_scores, reward_model, pad_id=pad_id, side="left"),
+        )
+    else:
+        assert ref_policy is not None  # what a policy's implicit reward is relative to
+        policy = common.load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
+        found = Scorer(
+            partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
+            partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta),
+        )
+    # with --offload, implicit rewards themselves move the policy and its reference one after the other
+    with torch.no_grad(), autocast(args.dtype, device), distributed.on_device(reward_model):
+        yield found
+
+
 def measure_rewards(
     models: dict[str, list[str]],
     ref_policy: GPT | None,
@@ -130,20 +195,7 @@ def measure_rewards(
 
     def measure(place: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Margins of each set and scores of the references; a function, so that the model is gone before the next."""
-        pad_id, reward_model = tokenizer.pad_id, None
-        rank: Callable[[list[Comparison]], tuple[Tensor, Tensor]]  # (B,) chosen, (B,) rejected
-        score: Callable[[list[Demonstration]], Tensor]  # (B,)
-        if holds_reward_model(place):
-            reward_model = (loaded or {}).get(place) or common.load_model(load_scalar, place, args, device)
-            rank = partial(pair_scores, reward_model, pad_id=pad_id)
-            score = partial(response_scores, reward_model, pad_id=pad_id, side="left")
-        else:
-            assert ref_policy is not None  # what a policy's implicit reward is relative to
-            policy = common.load_model(load_gpt, place, args, device).forbid(pad_id, tokenizer.vocab_size)
-            rank = partial(implicit_pair_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta)
-            score = partial(implicit_rewards, policy, ref_policy, pad_id=pad_id, beta=dpo_beta)
-        # with --offload, implicit rewards themselves move the policy and its reference one after the other
-        with autocast(args.dtype, device), distributed.on_device(reward_model):
+        with scorer(place, ref_policy, dpo_beta, tokenizer, device, args, (loaded or {}).get(place)) as (rank, score):
             of_pairs = {
                 set_name: torch.cat([torch.sub(*rank(batch)) for batch in micro_batches(rows, args.batch_size)])
                 for set_name, rows in sets.items()

@@ -170,7 +170,7 @@ def main(args: Args) -> dict:
         by_gold = {name: gold_wins(column, reference_golds) for name, column in of_policies.items()}
         figures += length_figures(lengths, by_gold, "reference", "the gold score")
     if judge:
-        verdicts, numbers, account = judge_policies(judge, queries, columns, args.judge_against)
+        verdicts, numbers, account = judge_policies(judge, queries, columns, args.judge_against, args.seed)
         if args.judge_dry_run:
             return {}
         results = {name: row | numbers.get(name, {}) for name, row in results.items()}

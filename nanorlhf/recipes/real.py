@@ -1,7 +1,8 @@
 """A pretrained model on real preferences: SmolLM2-135M-Instruct on TL;DR, sized for two CPU cores (`make real`).
 
 N+'s stages with low-rank updates, shorter posts and an independent reward model as gold: it learns from the other half
-of the posts and scores only the evaluation. `sentiment` has a known reward instead.
+of the posts and scores only the evaluation. `sentiment` has a known reward instead. `rewards` compares reward models on
+published benchmarks, by default those of docs/data.md's chat.
 """
 
 from pathlib import Path
@@ -143,6 +144,18 @@ RECIPES: dict = {
             kl_temperature=1.0,
             num_queries=128,
             num_report_samples=8,
+        ),
+    },
+    "rewards": {
+        "help": "reward models on RewardBench, RewardBench 2 or RM-Bench",
+        "reward_benchmark": dict(
+            data=Path("runs/rewardbench/data"),
+            out=Path("runs/rewardbench/eval"),
+            reward_models=("rm", "runs/chat/rm", "dpo", "runs/chat/dpo"),
+            ref_policy="runs/chat/sft",
+            batch_size=16,
+            max_query_length=2048,
+            max_response_length=2048,
         ),
     },
     "reason": {

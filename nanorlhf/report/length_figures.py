@@ -3,10 +3,10 @@
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from nanorlhf.metrics import wilson_interval
+from nanorlhf.metrics.length_control import logistic_regression
 from nanorlhf.report.page import GREY, LINES, panel
 
 NUM_EDGES = 10  # of nine equally spaced bins
@@ -26,24 +26,6 @@ def binned(x: np.ndarray, wins: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     sums = np.bincount(index, weights=wins, minlength=NUM_EDGES - 1)
     some = counts > 0
     return ((edges[1:] + edges[:-1]) / 2)[some], sums[some] / counts[some], counts[some]
-
-
-def logistic_fit(x: np.ndarray, wins: np.ndarray) -> tuple[float, float] | None:
-    """Maximum-likelihood a and b of P(win) = sigmoid(a + b x); a tie is half a win and half a loss.
-
-    None where no maximum exists: x separates wins from losses, or there are only wins or only losses.
-    """
-    won, lost = x[wins > 0], x[wins < 1]
-    if not (len(won) and len(lost) and won.min() < lost.max() and lost.min() < won.max()):
-        return None
-
-    def loss_and_gradient(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        z = parameters[0] + parameters[1] * x
-        residual = expit(z) - wins
-        return np.mean(np.logaddexp(0, z) - wins * z), np.array([residual.mean(), (residual * x).mean()])
-
-    a, b = minimize(loss_and_gradient, np.zeros(2), jac=True, options={"gtol": 1e-8}).x
-    return float(a), float(b)
 
 
 def length_figures(
@@ -73,7 +55,7 @@ def length_figures(
                 middles[chosen], shares[chosen], s=26, marker=marker, color=color,
                 facecolors=color if enough else "white", zorder=3,
             )  # fmt: skip
-        a, b = logistic_fit(x, won) or (np.nan, np.nan)  # NaN draws no line, but keeps the legend entry
+        a, b = logistic_regression(np.column_stack((np.ones(len(x)), x)), won)
         line = np.linspace(x.min(), x.max(), 100)
         axes.plot(line, expit(a + b * line), color=color, marker=marker, ms=5, markevery=[], linewidth=1.8, label=name)
         rate = won.mean()

@@ -18,6 +18,7 @@ from nanorlhf.training.run_directory import flat_settings, read_settings
 COLUMNS = (
     ("gold_win_rate", "gold win rate", 3),
     ("judge_win_rate", "judge win rate", 3),
+    ("judge_lc_win_rate", "at equal length", 3),
     ("gold_score", "gold score", 2),
     ("rm_score", "RM score", 2),
     ("rouge1", "ROUGE-1", 3),
@@ -111,7 +112,7 @@ def length_section(drawn: list[Figure]) -> Section:
     """The figures of length_figures.py with their caption."""
     caption = (
         "Wins by length: each point is a ninth of the range of a policy's length ratios, hollow if it has fewer than "
-        "ten pairs; the curve is a logistic fit to all pairs, absent where the ratio separates wins from losses. "
+        "ten pairs; the curve is a logistic regression of all pairs. "
         "Win rate and length: with Wilson's 95% interval."
     )
     return Section("Wins and length", figures=drawn, caption=caption)
@@ -149,6 +150,11 @@ def page(
         "n nats from the policy it samples, which counts as its KL; an estimate stands beside it. The gains over the "
         "first policy are paired by query, with 95% bootstrap intervals."
     )
+    if result.get("judge"):
+        notes += (
+            " At equal length: the judge's win rate that AlpacaEval's regression on the difference of lengths predicts "
+            "where it is 0 (Dubois et al. 2024), with the 95% bootstrap interval."
+        )
     pairs: list[tuple[dict, dict]] = list(zip_longest(samples, shifts, fillvalue={}))
     base = result["token_shift"]["base"]
     return [

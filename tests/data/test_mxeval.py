@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,6 +12,7 @@ from nanorlhf.recipes import recipes
 from nanorlhf.rlcf import evaluation
 from nanorlhf.rlcf.execution import program_of
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.conftest import run_program
 from tests.data.rows import read
 
 TEST = """
@@ -234,12 +233,13 @@ def test_unusable_flags_and_samples_are_refused_in_one_sentence(args, tmp_path):
     assert not args.out.exists()
 
 
-def test_the_command_ends_with_one_line_and_code_2(args, tmp_path):
+def test_the_command_ends_with_one_line_and_code_2(args, tmp_path, capsys):
     source = write(tmp_path / "a.jsonl", PROBLEM, "{")
     flags = ["--source", str(source), "--out", str(args.out)]
-    done = subprocess.run([sys.executable, "-m", "data.mxeval", *flags], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", done.stderr)
+    with pytest.raises(SystemExit) as stopped:
+        run_program("data.mxeval", *flags)
+    assert stopped.value.code == 2
+    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------------------------------ programs

@@ -25,7 +25,7 @@ from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT
 from nanorlhf.padding import right_pad
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
-from tests.conftest import TINY
+from tests.conftest import TINY, run_program
 from tests.data.rows import read
 
 TOKENIZER = train_tokenizer(["Question: How to sort a list?\nIt is long.\nAnswer: use sorted, it is quick."] * 3, 340)
@@ -826,16 +826,16 @@ def test_a_failed_conversion_keeps_earlier_files_and_a_later_one_removes_stale_p
     assert not [path for path in args.out.iterdir() if path.name.startswith(".") or path.name.endswith(".tmp")]
 
 
-def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_input(args):
+def test_the_command_writes_the_files_and_ends_with_one_line_and_code_2_on_bad_input(args, capsys):
     args.source.write_text(xml(question(10, tags="<c>"), answer(11, 10, 1), *VALIDATION))
     flags = ["--source", str(args.source), "--out", str(args.out), "--tokenizer", args.tokenizer]
-    command = [sys.executable, "-m", "data.stackoverflow", *flags]
-    done = subprocess.run([*command, "--tag", "None", "--drop-markup", "img", "a"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "scored.train.jsonl (1), scored.validation.jsonl (1), sft.train.jsonl (1)" in done.stdout
-    done = subprocess.run([*command, "--tag", "rust"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", done.stderr)
+    run_program("data.stackoverflow", *flags, "--tag", "None", "--drop-markup", "img", "a")
+    assert "scored.train.jsonl (1), scored.validation.jsonl (1), sft.train.jsonl (1)" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        run_program("data.stackoverflow", *flags, "--tag", "rust")
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: --source \S+Posts.xml: no question is left[^\n]*--tag None keeps all.*\n", said)
 
 
 # ---------------------------------------------------------------------------------------------------------- a long dump

@@ -2,7 +2,6 @@ import csv
 import gzip
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from data import prepare, tldr
 from nanorlhf.dataset import load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer, train_tokenizer
+from tests.conftest import run_program
 from tests.data.rows import read
 
 TOKENIZER = train_tokenizer(["SUBREDDIT: r/cats TITLE: POST: TL;DR: my cat sat on the mat. It is fat."] * 3, 320)
@@ -410,12 +410,13 @@ def test_unusable_sources_and_flags_are_refused_in_one_sentence(args, tmp_path):
         assert not args.out.exists()
 
 
-def test_the_command_ends_with_one_line_and_code_2(args, tmp_path):
+def test_the_command_ends_with_one_line_and_code_2(args, tmp_path, capsys):
     source = write(tmp_path / "a.jsonl", COMPARISON, "{")
     flags = ["--source", str(source), "--out", str(args.out), "--tokenizer", args.tokenizer]
-    done = subprocess.run([sys.executable, "-m", "data.tldr", *flags], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", done.stderr)
+    with pytest.raises(SystemExit) as stopped:
+        run_program("data.tldr", *flags)
+    assert stopped.value.code == 2
+    assert re.fullmatch(r"error: \S+a.jsonl:2: malformed JSON [^\n]*\n", capsys.readouterr().err)
     assert not args.out.exists()
 
 

@@ -3,9 +3,7 @@
 import json
 import random
 import re
-import runpy
 import shlex
-import sys
 
 import pytest
 
@@ -13,7 +11,7 @@ from data import tokenizer as module
 from nanorlhf.dataset import load_demonstrations
 from nanorlhf.errors import InputError
 from nanorlhf.tokenizer import load_tokenizer
-from tests.conftest import ROOT, read_metrics
+from tests.conftest import ROOT, read_metrics, run_program
 
 
 def write_rows(path, rows):
@@ -85,7 +83,6 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, rows, changes, s
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy: this file has imported it
 def test_the_pages_commands_lead_from_a_file_to_a_trained_policy(tmp_path, monkeypatch, capsys):
     """docs/data.md, "Without a model", as it is printed, on sums of two digits."""
     section = (ROOT / "docs" / "data.md").read_text().split("### Without a model")[1]
@@ -97,12 +94,8 @@ def test_the_pages_commands_lead_from_a_file_to_a_trained_policy(tmp_path, monke
     lines = [shlex.split(line) for line in commands.splitlines() if not line.startswith("#")]
     assert [line[1] for line in lines] == ["-m", "train_sft.py", "train_ppo.py", "eval.py"]
     for _, program, *arguments in lines:
-        if program == "-m":
-            monkeypatch.setattr(sys, "argv", arguments)
-            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-        else:
-            monkeypatch.setattr(sys, "argv", [program, *arguments])
-            runpy.run_path(str(ROOT / program), run_name="__main__")
+        words = arguments if program == "-m" else [program, *arguments]
+        run_program(*words)
     rows = read_metrics(tmp_path / "runs" / "mine" / "ppo")
     assert rows[-1]["reward/score"] > rows[0]["reward/score"]
     assert (tmp_path / "runs" / "mine" / "eval" / "report.html").exists()

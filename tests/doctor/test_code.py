@@ -174,8 +174,13 @@ def test_a_family_that_rotates_other_pairs_is_found(world, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path):
-    """A change that only several processes show, in a directory that holds nothing but the changed module."""
+def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path, monkeypatch):
+    """A change that only several processes show, in a directory that holds nothing but the changed module.
+
+    By the checks that know it and one other module of them; all of them run above, in this process.
+    """
+    assert sorted(name for part in code.PARTS for name in part) == sorted(m.__name__.split(".")[-1] for m in MODULES)
+    monkeypatch.setattr(code, "PARTS", (("run_checks",), ("family_checks",)))
     bug = bug_named("ranks-overlap")
     module = tmp_path / "nanorlhf/distributed.py"
     module.parent.mkdir()
@@ -185,7 +190,8 @@ def test_the_doctor_examines_a_changed_tree_in_processes_of_its_own(tmp_path):
     assert {finding.name for finding in findings} == {"processes"} and not unchecked
 
 
-def test_code_that_does_not_run_is_one_finding_that_names_the_line(tmp_path):
+def test_code_that_does_not_run_is_one_finding_that_names_the_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(code, "PARTS", (("family_checks",),))
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/__init__.py").write_text("gae = None\nraise KeyError('oh')\n")
     findings, _ = code.examine(tmp_path)

@@ -34,10 +34,22 @@ HEALTHY = {
     "no row": (PPO_SETTINGS, []),
     "grpo": (PPO_SETTINGS, [{k: v for k, v in row.items() if k != "value/loss"} for row in ppo_rows()]),
     "rm": (RM_SETTINGS, rm_rows()),
+    "rlcf": (  # the discriminator learns as well: at the same quality of programs the score falls
+        PPO_SETTINGS | {"discriminator_lr": 1e-4},
+        [
+            row | {"objective/score": -0.1 * row["step"], "objective/rlhf_reward": -0.2 * row["step"]}
+            for row in ppo_rows()
+        ],
+    ),
     "dpo": (RM_SETTINGS | {"beta": 0.05}, dpo_rows()),
     "sft": (RM_SETTINGS, supervised_rows()),
     "another program's": ({}, [{"step": 0, "loss": 1.0, "discriminator/accuracy": 0.5}]),
 }
+
+
+def test_the_score_of_a_discriminator_that_does_not_learn_must_rise():
+    settings, rows = HEALTHY["rlcf"]
+    assert {"score-flat", "reward-falls"} <= set(found(settings | {"discriminator_lr": 0.0}, rows))
 
 
 @pytest.mark.parametrize("kind", HEALTHY)

@@ -12,7 +12,7 @@ import eval as evaluation
 from nanorlhf.cli import check_ranges, ranges
 from nanorlhf.dataset import Comparison, Demonstration, response_ids
 from nanorlhf.errors import InputError
-from nanorlhf.evals import reward_models, summaries
+from nanorlhf.evals import reward_benchmark, reward_models, summaries
 from nanorlhf.evals.common import gold_margins
 from nanorlhf.model import GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
@@ -24,7 +24,7 @@ from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.stackoverflow import evaluation as answers
 from nanorlhf.tokenizer import train_tokenizer
 
-MODULES = (summaries, reward_models, answers, programs, replies)
+MODULES = (summaries, reward_models, reward_benchmark, answers, programs, replies)
 CPU = torch.device("cpu")
 
 

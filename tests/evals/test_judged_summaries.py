@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +15,10 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common, summaries
-from nanorlhf.evals.judge import Pair, orders
-from nanorlhf.evals.judged import agrees_with_judge
+from nanorlhf.evals.judge import WIN, Pair, orders
+from nanorlhf.evals.judged import agrees_with_judge, length_controlled
 from nanorlhf.metrics import wilson_interval
+from nanorlhf.metrics.length_control import length_controlled_win_rate
 from nanorlhf.report.summary_report import overview
 from nanorlhf.tokenizer import load_tokenizer
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
@@ -93,6 +95,36 @@ def test_the_win_rate_is_a_recount_of_the_verdicts_and_unparsed_ones_are_apart(j
     page = (asked.out / "report.html").read_text()
     assert "judge win rate" in page and line.split(":")[0] in page and page.count('alt="Wins by length"') == 2
     assert json.loads((asked.out / "eval.json").read_text())["judge"]["against"] == "reference"
+
+
+def test_at_equal_length_little_is_left_of_a_win_rate_by_length(judged) -> None:
+    _, asked, result = judged
+    for name in ("sft", "other"):
+        numbers = result["policies"][name]
+        rows = [row for row in rows_of(asked.out) if row["policy"] == name and row["preferred"] in WIN]
+        lengths = np.array([[len(row["ours"].strip()) - len(row["theirs"].strip())] for row in rows])
+        wins = np.array([[[WIN[row["preferred"]]]] for row in rows])
+        rate, interval = length_controlled_win_rate(wins, lengths, asked.seed)
+        assert (numbers["judge_lc_win_rate"], numbers["judge_lc_win_rate_ci"]) == (rate, interval)
+    assert "at equal length" in overview(result).text() and "AlpacaEval" in (asked.out / "report.html").read_text()
+
+
+def test_without_a_verdict_there_is_no_rate_at_equal_length() -> None:
+    rows = [{"ours": "a", "theirs": "bc", "preferred": word} for word in ("unparsed", "unanswered")]
+    nothing = {"judge_lc_win_rate": None, "judge_lc_win_rate_ci": None}
+    assert length_controlled(rows, seed=1) == nothing
+    assert length_controlled([*rows, {"ours": "a", "theirs": "bc", "preferred": "ours"}], seed=1) == nothing
+
+
+def test_a_judge_by_length_alone_has_a_plain_rate_and_none_at_equal_length() -> None:
+    """Ours are longer four times in five, and exactly then preferred."""
+    rows = [
+        {"ours": "x" * ours, "theirs": "y" * 50, "preferred": "ours" if ours > 50 else "theirs"}
+        for ours in [*range(30, 50), *range(51, 131)]
+    ]
+    found = length_controlled(rows, seed=1)
+    low, high = found["judge_lc_win_rate_ci"]
+    assert low < 0.5 < high < 0.8 and abs(found["judge_lc_win_rate"] - 0.5) < 0.1
 
 
 def test_the_reward_model_agrees_where_its_sign_is_that_of_the_verdict(judged) -> None:

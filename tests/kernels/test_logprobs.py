@@ -185,12 +185,14 @@ def test_the_blocked_gradient_equals_finite_differences(monkeypatch):
         torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((5, 3), (7, 3), (7,))
     )
     labels = torch.tensor([0, 6, 3, -100, 1])
+    twice = 1e-12  # the second backward pass of a graph finds nothing kept, and rounds otherwise
     for kept in (0, 20, 2**24):  # none, the first of three blocks, all
         monkeypatch.setattr(processor, "chosen", replace(processor.DEFAULT, block=15, kept=kept))
         for way in (linear_logprobs, stored_linear_logprobs):
-            assert torch.autograd.gradcheck(lambda h, w, b: way(h, w, labels, b, 0.7), (hidden, weight, bias))  # noqa: B023
+            run = lambda h, w, b, way=way: way(h, w, labels, b, 0.7)  # noqa: E731
+            assert torch.autograd.gradcheck(run, (hidden, weight, bias), nondet_tol=twice)
         capped = lambda h, w: linear_logprobs(h, w, labels, bias.detach(), 0.7, cap=1.3)  # noqa: E731
-        assert torch.autograd.gradcheck(capped, (hidden, weight))
+        assert torch.autograd.gradcheck(capped, (hidden, weight), nondet_tol=twice)
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)

@@ -1,4 +1,4 @@
-"""Wins by length: ratio, bins and fit against double loops and closed forms, and the drawn figures."""
+"""Wins by length: ratio and bins against double loops and closed forms, and the drawn figures."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanorlhf.report.length_figures import binned, length_figures, log_length_ratio, logistic_fit
+from nanorlhf.report.length_figures import binned, length_figures, log_length_ratio
 
 
 def test_the_ratio_is_a_logarithm_and_an_empty_response_counts_as_one_token() -> None:
@@ -41,44 +41,6 @@ def test_the_last_bin_includes_both_edges() -> None:
     assert middles.tolist() == pytest.approx([i + 0.5 for i in range(9)])
 
 
-def test_with_two_ratios_the_fit_meets_both_shares() -> None:
-    """Two points and two parameters: the fitted curve passes through the shares, 3/4 and 1/5."""
-    x = np.array([-0.5] * 4 + [1.5] * 5)
-    a, b = logistic_fit(x, np.array([1, 1, 1, 0, 1, 0, 0, 0, 0.0]))
-    assert a - 0.5 * b == pytest.approx(math.log(3), abs=1e-5)
-    assert a + 1.5 * b == pytest.approx(math.log(1 / 4), abs=1e-5)
-
-
-def test_the_fit_finds_the_curve_that_the_wins_were_drawn_from() -> None:
-    generator = np.random.default_rng(0)
-    x = generator.normal(0, 1, 200_000)
-    wins = (generator.random(len(x)) < 1 / (1 + np.exp(-(0.4 - 1.3 * x)))).astype(float)
-    assert logistic_fit(x, wins) == pytest.approx((0.4, -1.3), abs=0.03)
-
-
-def test_a_tie_is_half_a_win_and_half_a_loss() -> None:
-    x = np.array([-1.0, -1, 0, 0.5, 1, 2])
-    ties = logistic_fit(x, np.array([0, 1, 0.5, 0.5, 1, 0.5]))
-    twice = logistic_fit(np.repeat(x, 2), np.array([0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 1.0]))
-    assert ties == pytest.approx(twice, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("x", "wins"),
-    [
-        ([1, 2, 3], [1, 1, 1]),
-        ([1, 2, 3], [0, 0, 0]),
-        ([1, 2, 3, 4], [0, 0, 1, 1]),
-        ([1, 2, 3, 4], [1, 1, 0, 0]),
-        ([1, 2, 2, 3], [0, 0, 1, 1]),  # they touch: the maximum is still a vertical step
-        ([1, 2, 3], [0, 0.5, 1]),
-        ([2, 2, 2], [0, 1, 1]),  # the slope is undetermined
-    ],
-)
-def test_there_is_no_fit_where_no_maximum_exists(x, wins) -> None:
-    assert logistic_fit(np.array(x, dtype=float), np.array(wins, dtype=float)) is None
-
-
 LENGTHS = {"reference": [4, 4, 4, 4, 4], "sft": [2, 4, 8, 3, 0], "ppo": [8, 16, 8, 9, 9], "none": [1, 1, 1, 1, 1]}
 WINS = {"sft": [0.0, 1.0, 0.0, None, 1.0], "ppo": [1.0, 0.5, 1.0, 1.0, None], "none": [None] * 5}
 
@@ -92,6 +54,15 @@ def test_the_figures_show_policies_with_verdicts_and_their_means() -> None:
     assert points == {"sft": pytest.approx([3.5, 0.5]), "ppo": pytest.approx([10.25, 0.875])}
     (legend,) = of_mean.legends
     assert [text.get_text() for text in legend.get_texts()] == ["reference", "sft", "ppo"]
+
+
+def test_the_curve_rises_where_the_longer_response_always_wins() -> None:
+    """Length separates wins from losses: the likelihood alone has no maximum."""
+    lengths = {"reference": [4] * 20, "sft": [2] * 10 + [8] * 10}
+    of_ratio, _ = length_figures(lengths, {"sft": [0.0] * 10 + [1.0] * 10}, "reference", "the judge")
+    [curve] = [line for line in of_ratio.axes[0].lines if line.get_label() == "sft"]
+    shares = curve.get_ydata()
+    assert shares[0] == pytest.approx(0.5 / 11, abs=1e-6) and shares[-1] == pytest.approx(10.5 / 11, abs=1e-6)
 
 
 def test_without_verdicts_there_are_no_figures() -> None:

@@ -183,11 +183,11 @@ def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_auto
 
 
 # ---------------------------------------------------------------------------------------------------- against real runs
-SHAPE = GPTConfig(vocab_size=320, n_ctx=512, d_model=96, n_layer=8, n_head=4, d_mlp=384, rotary_dim=8)
+SHAPE = GPTConfig(vocab_size=320, n_ctx=512, d_model=96, n_layer=4, n_head=4, d_mlp=384, rotary_dim=8)
 GEMMA2 = replace(
     SHAPE, n_kv_head=2, rotary_dim=24, norm="rms_offset", post_norm=True, gated_mlp=True, parallel_residual=False,
     activation="gelu_new", embedding_scale=96**0.5, attention_divisor=24, attention_cap=50.0, logit_cap=30.0,
-    attention_windows=(64, None) * 4, qkv_bias=False, attention_out_bias=False, mlp_bias=False, tied_head=True,
+    attention_windows=(64, None) * 2, qkv_bias=False, attention_out_bias=False, mlp_bias=False, tied_head=True,
     architecture="gemma2",
 )  # fmt: skip
 PRECISION = 0.12
@@ -202,9 +202,9 @@ def long_rows(tmp_path_factory):
     rows = [json.loads(line) for line in (root / "sft.train.jsonl").read_text().splitlines()]
     row = max(rows, key=lambda row: len(tokenizer.encode(row["query"])))
     pair = {"query": row["query"], "chosen": row["response"], "rejected": row["response"] + "!", "meta": {}}
-    for split in ("train", "validation"):
+    for split, num_pairs in (("train", 32), ("validation", 8)):
         (root / f"sft.{split}.jsonl").write_text((json.dumps(row) + "\n") * 32)
-        (root / f"comparisons.{split}.jsonl").write_text((json.dumps(pair) + "\n") * 32)
+        (root / f"comparisons.{split}.jsonl").write_text((json.dumps(pair) + "\n") * num_pairs)
     torch.manual_seed(0)
     save(GPT(SHAPE), root / "policy", tokenizer)
     save(GPT(GEMMA2), root / "gemma2", tokenizer)

@@ -1,0 +1,202 @@
+"""Reward models, and DPO's implicit rewards, on the published benchmarks: RewardBench, RewardBench 2 and RM-Bench.
+
+In: comparisons.validation.jsonl of `data.rewardbench`, or any other: then accuracy by the `subset` of meta. Out: the
+benchmark's scores by subset and section, with 95% intervals; what is left of them where lengths are equal; calibration.
+Beside the models stands the rule that the longer response is better.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from nanorlhf.checkpoint import holds_reward_model
+from nanorlhf.cli import Seed
+from nanorlhf.dataset import Comparison, Demonstration, field, load_comparisons
+from nanorlhf.errors import InputError
+from nanorlhf.evals import common
+from nanorlhf.evals.reward_models import (
+    RewardModelArgs,
+    check_models,
+    load_ref_policy,
+    named_models,
+    needed_ref_policy,
+    scorer,
+)
+from nanorlhf.metrics.length_control import (
+    label_weights,
+    length_controlled_win_rate,
+    near_length_accuracy,
+    share_interval,
+)
+from nanorlhf.metrics.reward_accuracy import calibration, deciders
+from nanorlhf.metrics.reward_benchmarks import SIZES, TIES, Row, benchmark_tables
+from nanorlhf.model import GPT
+from nanorlhf.padding import micro_batches
+from nanorlhf.report import benchmark_report
+from nanorlhf.tokenizer import Tokenizer
+
+LONGER = "the longer one"  # the rule beside the models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(RewardModelArgs):
+    seed: Seed = 1
+    """fixes the bootstrap resamples"""
+
+
+def main(args: Args) -> dict:
+    # ----------------------------------------------------------------------------------------------- 1. data and models
+    device = common.begin(args)
+    models = named_models(args.reward_models)
+    if LONGER in models:
+        raise InputError(f"--reward-models {LONGER!r}: a rule has this name: choose another.")
+    places = args.reward_models[1::2]
+    tokenizer = common.common_tokenizer(args.tokenizer, [*places, needed_ref_policy(args)])
+    path = args.data / "comparisons.validation.jsonl"
+    pairs = list(load_comparisons(path, tokenizer, args.max_query_length, args.max_response_length))
+    check_models(args, tokenizer, {str(path): common.longest_pair(pairs)})
+    benchmark, rows, responses = read_benchmark(pairs, path)
+    ref_policy = load_ref_policy(args, tokenizer, device)
+
+    # --------------------------------------------------------------------------------------------------- 2. the scores
+    scores = {  # name -> (seeds, responses)
+        name: np.stack(
+            [
+                score_responses(place, responses, ref_policy, tokenizer, device, args)
+                for place in tqdm(of_name, desc=name, leave=False)
+            ]
+        )
+        for name, of_name in models.items()
+    }
+    lengths = np.array([len(text.response) - 1 for text in responses])  # (responses,) tokens without EOS
+    scores[LONGER] = lengths[None].astype(float)
+
+    # -------------------------------------------------------------------------------------------------- 3. the numbers
+    compared = [row for row in rows if (benchmark, row.subset) != ("RewardBench 2", TIES)]  # these answers are words
+    result = {
+        "benchmark": benchmark,
+        "num_rows": len(rows),
+        "num_pairs": len(pairs),
+        "tables": benchmark_tables(benchmark, rows, scores, args.seed),
+        **(length_tables(compared, scores, lengths, args.seed) if compared else {}),
+        "num_seeds": {name: len(of_name) for name, of_name in models.items()},
+        "implicit": [name for name, of_name in models.items() if not all(map(holds_reward_model, of_name))],
+        "reference": Path(args.ref_policy).name,
+        "dpo_beta": args.dpo_beta,
+        "args": common.settings_of(args),
+    }
+    return common.write_evaluation(args, result, benchmark_report.page(result, list(places)))
+
+
+# ------------------------------------------------------------------------------------------------------------- 1. data
+def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, list[Row], list[Demonstration]]:
+    """The benchmark's name, its rows, and their responses, each once; without a benchmark, a row per pair.
+
+    Raises InputError for a malformed `meta`, and for a record of a benchmark that lacks pairs.
+    """
+    responses: list[Demonstration] = []
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # query, response -> index
+
+    def index(pair: Comparison, response: list[int]) -> int:
+        key = tuple(pair.query), tuple(response)
+        if key not in known:
+            known[key] = len(responses)
+            responses.append(Demonstration(pair.query, response, pair.record))
+        return known[key]
+
+    names: set[str | None] = set()
+    found: dict[int, tuple[str, str, dict[int, int], dict[int, int], set]] = {}  # record -> what makes a Row
+    for number, pair in enumerate(pairs):
+        where = f"{path}:{number + 1}"
+        meta = field(pair.record, "meta", dict, where) if "meta" in pair.record else {}
+        names.add(field(meta, "benchmark", str, where) if "benchmark" in meta else None)
+        record, i, j, name = number, 0, 0, ""
+        if None not in names:
+            record, i, j = (field(meta, key, int, where) for key in ("record", "chosen", "rejected"))
+            name = field(meta, "id", str, where)
+        subset = field(meta, "subset", str, where) if meta.get("subset") is not None else "all pairs"
+        _, _, chosen, rejected, seen = found.setdefault(record, (subset, name, {}, {}, set()))
+        chosen[i], rejected[j] = index(pair, pair.chosen), index(pair, pair.rejected)
+        seen.add((i, j))
+    if len(names) > 1 or not names <= {None, *SIZES}:
+        raise InputError(f"{path}: 'benchmark' in the field 'meta' must be one of {', '.join(SIZES)} in all rows.")
+    [benchmark] = names
+    for record, (subset, _, chosen, rejected, seen) in found.items():
+        sizes = len(chosen), len(rejected)
+        if benchmark is not None and not (benchmark == "RewardBench 2" and subset == TIES):
+            sizes = SIZES[benchmark]
+        if seen != set(product(*map(range, sizes))):
+            raise InputError(
+                f"{path}: record {record} lacks pairs, or has others than {benchmark}: convert it again with "
+                "data.rewardbench."
+            )
+    rows = [
+        Row(subset, name, [chosen[i] for i in sorted(chosen)], [rejected[j] for j in sorted(rejected)])
+        for subset, name, chosen, rejected, _ in found.values()
+    ]
+    return benchmark, rows, responses
+
+
+def score_responses(
+    place: str,
+    responses: list[Demonstration],
+    ref_policy: GPT | None,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    args: Args,
+) -> np.ndarray:
+    """A model's score of each response, (responses,)."""
+    order = sorted(range(len(responses)), key=lambda i: len(responses[i].query) + len(responses[i].response))
+    scores = np.zeros(len(responses))
+    with scorer(place, ref_policy, args.dpo_beta, tokenizer, device, args) as (_, score):
+        for batch in micro_batches(order, args.batch_size):  # of about equal length: less padding
+            scores[batch] = score([responses[i] for i in batch]).double().cpu().numpy()
+    return scores
+
+
+# ---------------------------------------------------------------------------------------------------------- 2. numbers
+def length_tables(rows: list[Row], scores: dict[str, np.ndarray], lengths: np.ndarray, seed: int) -> dict:
+    """What length has to do with it: scores name -> (seeds, responses), lengths (responses,) in tokens.
+
+    All rows have the same number of pairs. Returns calibration and deciders of the models, and length: name ->
+
+        accuracy       the share of pairs that are ranked as labelled; here a tie counts half, so that the rule has 0.5
+                       of pairs of equal length
+        near           the same of pairs of about equal length
+        controlled     as if lengths were equal: `length_controlled_win_rate` of the chosen responses; not of the rule
+        margin_weight, length_weight   what predicts the label, `label_weights`; of the rule, length alone
+    """
+    pair_lengths = pair_values(rows, lengths)  # (rows, pairs, 2)
+    differences = pair_lengths[..., 0] - pair_lengths[..., 1]
+    margins = {  # name -> (rows, pairs, seeds)
+        name: np.stack([-np.diff(pair_values(rows, of_seed))[..., 0] for of_seed in column], axis=-1)
+        for name, column in scores.items()
+    }
+    of_models = {name: m.reshape(-1, m.shape[2]).T for name, m in margins.items() if name != LONGER}  # (seeds, n)
+    numbers = {}
+    for name, m in margins.items():
+        right = (np.sign(m) + 1) / 2
+        shares = right.mean((1, 2))  # (rows,)
+        controlled = None if name == LONGER else length_controlled_win_rate(right, differences, seed)
+        weights = label_weights(np.zeros_like(m) if name == LONGER else m, differences, seed)
+        numbers[name] = {
+            "accuracy": {"mean": float(shares.mean()), "interval": share_interval(shares, seed)},
+            "near": near_length_accuracy(right, pair_lengths, seed),
+            "controlled": controlled and {"mean": controlled[0], "interval": controlled[1]},
+            "margin_weight": None if name == LONGER else weights["margin"],
+            "length_weight": weights["length"],
+        }
+    return {
+        "length": numbers,
+        "deciders": deciders(of_models, pair_lengths.reshape(-1, 2), None),
+        "calibration": {name: calibration(column) for name, column in of_models.items()},
+    }
+
+
+def pair_values(rows: list[Row], values: np.ndarray) -> np.ndarray:
+    """values (responses,) of the chosen and of the rejected response of each pair, (rows, pairs, 2)."""
+    return values[[list(product(row.chosen, row.rejected)) for row in rows]]

@@ -1,0 +1,14 @@
+"""Programs one after the other in one process, or in each process of a job: `torchrun -m tests.in_turn FILE`.
+
+FILE holds the list of their words as JSON. PyTorch is imported once for all of them.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from tests.conftest import run_program
+
+if __name__ == "__main__":
+    for words in json.loads(Path(sys.argv[1]).read_text()):
+        run_program(*words)
