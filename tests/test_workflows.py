@@ -80,6 +80,10 @@ def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
     assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 5
 
 
+def test_a_run_of_the_tests_ends_with_what_failed_and_what_was_skipped_and_why(pytestconfig) -> None:
+    assert "-rfEs" in pytestconfig.getini("addopts")
+
+
 # --------------------------------------------------------------------------------------------------------- containers
 def test_the_image_is_built_by_the_readmes_two_commands() -> None:
     stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]

@@ -326,6 +326,7 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
         stub.chmod(0o755)
         for name in ("complete", "test", "str", "real", "reason", "docs"):  # installed
             (here / ".venv" / name).touch()
+        (here / "recorded").touch()  # for targets that run no Python, such as .venv
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
             **dict(variables), "JOBS": "1", "REAL_PYTHON": sys.executable, "HUB_ID": HUB_ID,
