@@ -65,6 +65,15 @@ def test_the_front_page_is_short() -> None:
     assert len(text.splitlines()) <= 120 and len(text.encode()) <= 10 * 1024
 
 
+def test_our_lines_of_ppo_are_counted_as_the_others() -> None:
+    text = (ROOT / "docs" / "how-we-compare.md").read_text()
+    ours = text.partition("- **This one**. *Lines*: ")[2].partition(" with its GPU kernel")[0]
+    stated = {path: int(number) for path, number in re.findall(r"`([\w/]+\.py)` (\d+)", ours)}
+    counted = {path: len((ROOT / path).read_text().splitlines()) for path in stated}
+    assert len(stated) == 3 and stated == counted
+    assert f"| **this one** | scripts, one per stage, and one page | {sum(counted.values())} |" in text
+
+
 def test_every_setting_that_is_text_or_a_path_is_known_to_the_checker() -> None:
     known = READ | READ_PAIRS | READ_FUNCTIONS | WRITTEN | DATA | NO_PATHS
     for page in ALL.values():

@@ -1,7 +1,17 @@
-"""`make docs`: the site builds without a warning, loads nothing from elsewhere, and each link leads somewhere."""
+"""`make docs`: the site builds without a warning, loads nothing from elsewhere, and each link leads somewhere.
 
+In a browser, where there is one: all can read it, in both themes, on a telephone too. axe-core judges; it comes by
+`npm install --prefix runs/axe axe-core`.
+"""
+
+import ast
+import html
 import json
 import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,7 +25,12 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from course.bugs import BUGS
+from course.edit import find_function
+from course.exercises import EXERCISES, Exercise
+from docs.site import exercise_pages, formulas
 from docs.site.docstrings import as_markdown
+from tests.browser import Browser
+from tools.page_commands import check_page, read_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +43,7 @@ class Html(HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.alts: dict[str, str] = {}  # of each picture
         self.lines: dict[str, str] = {}
         self.line, self.skipped = "", 0
         self.feed(text)
@@ -41,6 +57,8 @@ class Html(HTMLParser):
             self.loaded.append(found["href"])
         elif "src" in found:
             self.loaded.append(found["src"])
+        if tag == "img":
+            self.alts[found["src"]] = found.get("alt", "")
         if tag == "span" and found.get("id", "").startswith("L-"):
             self.line = found["id"]
             self.lines[self.line] = ""
@@ -55,6 +73,11 @@ class Html(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.line and not self.skipped:
             self.lines[self.line] += data
+
+
+def html_text(page: str) -> str:
+    """What a reader reads."""
+    return html.unescape(re.sub(r"<[^>]+>", "", page))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +99,10 @@ def pages(site: Path) -> dict[Path, Html]:
 def test_every_page_of_the_repository_is_there_and_none_that_tells_a_bug(site, pages) -> None:
     names = {path.relative_to(site).as_posix() for path in pages}
     texts = ["README.md", "course/README.md", "kernels/README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+    texts[0] = "readme.md"  # the root's index is the home page
     assert {name.replace("README.md", "index.md").replace(".md", ".html") for name in texts} <= names
+    assert "index.html" in names
+    assert {f"course/exercises/{exercise.name}.html" for exercise in EXERCISES} <= names
     assert {"train_ppo.py.html", "nanorlhf/ppo.py.html", "kernels/gae.py.html", "data/tiny.py.html"} <= names
     assert "course/grade.py.html" in names and "course/bugs.py.html" not in names
     written = " ".join(path.read_text() for path in pages)
@@ -135,6 +161,140 @@ def test_the_drawing_of_a_docstring_keeps_its_columns(site) -> None:
     assert source and drawing in re.sub(r"<[^>]+>", "", docstrings)
 
 
+@pytest.mark.slow
+def test_every_picture_says_what_it_shows(pages) -> None:
+    alts = {(path.name, src): alt for path, page in pages.items() for src, alt in page.alts.items()}
+    assert len(alts) > 20
+    assert not [picture for picture, alt in alts.items() if len(alt.split()) < 3]
+
+
+@pytest.mark.slow
+def test_the_home_page_shows_the_loop_as_it_is_and_numbers_of_a_run(site) -> None:
+    text = html_text((site / "index.html").read_text())
+    loop = (ROOT / "train_ppo.py").read_text().partition("        # 2.3 ")[2].partition("        # 2.6 ")[0]
+    lines = [line.strip() for line in loop.splitlines() if line.strip()]
+    assert len(lines) > 12 and all(line in text for line in lines)
+    assert "neighbour" in text and "2.88" in text and "{{" not in text
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"nanorlhf {version}" in text
+
+
+@pytest.mark.slow
+def test_a_page_leads_to_the_one_before_and_the_one_after(site) -> None:
+    text = (site / "docs" / "lecture.html").read_text()
+    assert re.search(r'<a href="nano.html" class="md-footer__link md-footer__link--prev"', text)
+    assert "md-footer__link--next" in text
+
+
+@pytest.mark.slow
+def test_reports_and_site_have_one_look(site) -> None:
+    assert (site / "look.css").read_text() == (ROOT / "nanorlhf/report/look.css").read_text()
+    for text in ((ROOT / "nanorlhf/report" / name).read_text() for name in ("page.html", "microscope.html")):
+        style = text.partition("<style>")[2].partition("</style>")[0]
+        assert "look" in style and not re.search(r"#[0-9a-f]{6}", style)
+
+
+# ----------------------------------------------------------------------------------------------------- 2. the exercises
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_page_of_an_exercise_says_what_to_write_and_tells_no_solution(exercise: Exercise) -> None:
+    text = exercise_pages.page_of(exercise)
+    assert exercise.hint in text
+    for function in exercise.functions:
+        module, _, name = function.partition(":")
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        node = find_function(source, name)
+        assert f"def {node.name}(" in text and (ast.get_docstring(node) or "").partition("\n")[0] in text
+        body = node.body[1:] if ast.get_docstring(node) else node.body
+        solution = {ast.unparse(statement) for statement in body}
+        [shown] = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if f"def {node.name}(" in block]
+        [written] = [found for found in ast.walk(ast.parse(shown)) if isinstance(found, ast.FunctionDef)]
+        assert ast.unparse(written.body[-1]) == "..." and len(written.body) <= 2
+        assert not solution & {ast.unparse(statement) for statement in written.body}
+    page = read_page("docs/exercise.md", text)
+    assert page.commands and not check_page(page).problems
+
+
+# ------------------------------------------------------------------------------------------------------ 3. the formulas
+def test_a_formula_is_drawn_and_says_its_tex() -> None:
+    drawn = formulas.fence("\\frac{a}{b} < 1\n", "math", "formula", {}, None)
+    assert 'aria-label="\\frac{a}{b} &lt; 1"' in drawn and "<path d=" in drawn and "currentColor" not in drawn
+    box = [float(x) for x in re.search(r'viewBox="([^"]+)"', drawn)[1].split()]
+    points = [int(x) for x in re.findall(r"-?\d+", re.search(r' d="([^"]+)"', drawn)[1])]
+    assert box[:2] == [0, 0] and min(points) == 0
+    assert abs(max(points[::2]) - box[2]) <= 0.5 and abs(max(points[1::2]) - box[3]) <= 0.5
+
+
+def test_a_formula_that_is_none_ends_the_build() -> None:
+    with pytest.raises(ValueError, match="frac"):
+        formulas.fence("\\frac{a}")
+
+
+def test_every_formula_of_the_pages_can_be_drawn() -> None:
+    blocks = [
+        block for path in ROOT.glob("docs/*.md") for block in re.findall(r"```math\n(.*?)```", path.read_text(), re.S)
+    ]
+    assert len(blocks) > 8
+    for block in blocks:
+        assert "<path" in formulas.fence(block)
+
+
+# ----------------------------------------------------------------------------------------------------- 4. in a browser
+AXE = ROOT / "runs/axe/node_modules/axe-core/axe.min.js"
+# one page of each kind: what is wrong with a kind is wrong with all its pages
+KINDS = ("index", "readme", "docs/lecture", "docs/formulas", "docs/nano", "docs/stackoverflow", "kernels/gae.py",
+         "course/exercises/index", "course/exercises/whitening", "docs/microscope/demo")  # fmt: skip
+JUDGE = (
+    "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice']}).then(found =>"
+    "found.violations.map(v => `${v.id}: ${v.help}: ${v.nodes.length} times, ${v.nodes[0].html.slice(0, 200)}`))"
+)
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SEARCH = """new Promise(done => {
+  const field = document.querySelector("[data-md-component=search-query]");
+  field.value = "whiten"; field.focus(); field.dispatchEvent(new Event("keyup", {bubbles: true}));
+  const look = () => document.querySelector(".md-search-result__item a")?.href;
+  const timer = setInterval(() => { if (look()) { clearInterval(timer); done(look()); } }, 100);
+  setTimeout(() => { clearInterval(timer); done(look() ?? null); }, 20000);
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Browser]:
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium on PATH")
+    with ExitStack() as stack:
+        yield stack.enter_context(Browser(tmp_path_factory.mktemp("profile")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_kind_of_page_is_readable_by_all_at_two_widths(site, browser, theme) -> None:
+    if not AXE.exists():
+        pytest.skip("no axe-core: npm install --prefix runs/axe axe-core")
+    wrong = []
+    for name in KINDS:
+        browser.said.clear()
+        browser.show(1200, theme)
+        browser.open((site / f"{name}.html").as_uri())
+        browser.ask(AXE.read_text() + ";0")
+        for width in (1200, 400):
+            browser.show(width, theme)
+            browser.ask("new Promise(done => setTimeout(done, 500))")  # the page has found its layout
+            wrong += [f"{name}, {width}: {found}" for found in browser.ask(JUDGE)]
+            if browser.ask(WIDER) > 0:
+                wrong.append(f"{name}, {width}: it scrolls sideways")
+        wrong += [f"{name}: {said}" for said in browser.said]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_the_search_finds_a_function_without_a_server(site, browser) -> None:
+    browser.show(1200, "light")
+    browser.open((site / "index.html").as_uri())
+    found = browser.ask(SEARCH)
+    assert found is not None and (site / urlsplit(found).path.removeprefix(str(site)).lstrip("/")).exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- 5. the text
 @pytest.mark.parametrize(
     ("docstring", "markdown"),
     [

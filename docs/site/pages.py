@@ -1,10 +1,13 @@
-"""Which pages the site has: README.md, docs/, course/, kernels/, and one per module, at their paths in the repository.
+"""Which pages the site has: README.md, docs/, course/, kernels/, one per module, at their paths in the repository.
 
 So the relative links of a page lead where they lead in the repository; one to a module or to what make reads leads to
-the page of that file, which holds its public docstrings and its source. mkdocs calls the functions named on_*.
+the page of that file, which holds its public docstrings and its source: the code of the version that the site is built
+from. home.md is the first page, and each exercise has one. mkdocs calls the functions named on_*.
 """
 
 import re
+import tomllib
+from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -14,6 +17,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
+from docs.site import exercise_pages, formulas
 from nanorlhf.report import microscope
 from nanorlhf.report.details_index import with_lines
 
@@ -39,7 +43,16 @@ SCRIPTS = ("nano.py", "train_sft.py", "train_rm.py", "train_ppo.py", "train_grpo
 SCRIPTS += ("eval.py", "bench.py")
 PACKAGES = ("nanorlhf", "kernels", "data", "course", "tools")
 HIDDEN = ROOT / "course" / "bugs.py"  # what `course reveal` tells
-OF_SITE = ("style.css", "iframe-worker.js")
+HOME = "docs/site/home.md"
+OF_SITE = {
+    "look.css": ROOT / "nanorlhf" / "report" / "look.css",  # the reports' colours
+    "style.css": HERE / "style.css",
+    "access.js": HERE / "access.js",
+    "iframe-worker.js": HERE / "iframe-worker.js",
+    "card.png": HERE / "card.png",
+}
+SHOWN = ("        # 2.3 ", "        # 2.6 ")  # the comments between which the home page shows train_ppo.py
+ROWS = {"kl": "KL, nats", "rewards": "reward", "values": "value", "advantages": "advantage"}  # of its table of tokens
 
 
 def sources() -> list[str]:
@@ -50,6 +63,14 @@ def sources() -> list[str]:
     return [*SCRIPTS, *(path.relative_to(ROOT).as_posix() for path in modules), "Makefile"]
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    config.copyright = f"nanorlhf {version}"
+    fences = [{"name": "math", "class": "formula", "format": formulas.fence}]
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [file for file in files if file.src_dir == config.docs_dir]:
         files.remove(file)
@@ -58,14 +79,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     demo = microscope.page_of(microscope.page_data(ROOT / MICROSCOPE))  # its lines of code have the numbers of now
     files.append(File.generated(config, MICROSCOPE, content=demo))
-    for name in OF_SITE:
-        files.append(File.generated(config, name, abs_src_path=str(HERE / name)))
+    for name, path in OF_SITE.items():
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    home, readme = File.generated(config, HOME, content=home_page()), files.get_file_from_path("README.md")
+    assert readme is not None
+    home.name, home.dest_uri, readme.name, readme.dest_uri = "index", "index.html", "readme", "readme.html"
+    files.append(home)
+    exercises = []
+    for path, text in exercise_pages.pages():
+        files.append(File.generated(config, path, content=text))
+        exercises.append(path)
     folders: dict[str, list[dict[str, str]]] = {}
     for source in sources():
         files.append(File.generated(config, source + ".md", content=page_of(source)))
         folder, _, name = source.rpartition("/")
         folders.setdefault(folder, []).append({name: source + ".md"})
     assert config.nav is not None
+    [course] = (item["Course"] for item in config.nav if "Course" in item)
+    course.append({"Exercises": exercises})
     config.nav.append({"Code": folders.pop("") + [{f"{folder}/": pages} for folder, pages in folders.items()]})
     return files
 
@@ -76,6 +107,47 @@ def page_of(source: str) -> str:
     if source.endswith(".py"):
         text += f"::: {source.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}\n\n"
     return text + "## Source\n"
+
+
+def home_page() -> str:
+    """home.md with lines of the loop, and with a response of the demo's run of PPO and its numbers."""
+    lines = (ROOT / "train_ppo.py").read_text().splitlines()
+    first, last = (next(i for i, line in enumerate(lines) if line.startswith(start)) for start in SHOWN)
+    code = "\n".join(line.removeprefix("        ") for line in lines[first:last]).rstrip()
+    data = microscope.page_data(ROOT / MICROSCOPE)
+    response = data["updates"][-1]["responses"][0]
+    post = response["query"].partition("POST: ")[2].partition("\n\nTL;DR")[0]
+    text = (HERE / "home.md").read_text()
+    for name, value in {
+        "loop_link": f"../../train_ppo.py#L{first + 1}",
+        "loop": f"```python\n{code}\n```",
+        "post": f"The post: *{' '.join(post.split())}* PPO's last rollout sums it up, and the reward model gives it "
+        f"{response['constants']['score']:.2f}:",
+        "tokens": token_table(response),
+    }.items():
+        assert f"{{{{ {name} }}}}" in text, name
+        text = text.replace(f"{{{{ {name} }}}}", value)
+    return text
+
+
+def token_table(response: dict) -> str:
+    """The numbers of a response by token as HTML: blue above 0, orange below, as in the microscope."""
+    tokens = [*response["texts"], "(after EOS)"]
+    head = "".join(f"<th scope='col'>{escape(token.strip())}</th>" for token in tokens)
+    body = ""
+    for key, name in ROWS.items():
+        cells = [*response["cells"][key], None][: len(tokens)]
+        most = max(abs(x) for x in cells if x is not None)
+        body += f"<tr><th scope='row'>{name}</th>"
+        for x in cells:
+            shade = 0 if x is None else round(40 * abs(x) / most)
+            colour = "orange" if x is not None and x < 0 else "blue"
+            style = f"background: color-mix(in srgb, var(--{colour}) {shade}%, transparent)"
+            body += f'<td style="{style}">{"" if x is None else f"{x:z.2f}"}</td>'
+        body += "</tr>"
+    caption = "<caption>KL, reward, value and advantage of each token</caption>"
+    table = f"<table>{caption}<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="numbers">{table}</div>'
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
@@ -98,7 +170,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return re.sub(r"\]\(([^)#:\s]+)(?:#L(\d+))?\)", link, markdown)
 
 
+def on_post_page(output: str, **_: object) -> str:
+    """The theme's field for searching gets a name for those who hear the page."""
+    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
+
+
 def on_page_content(html: str, page: Page, **_: object) -> str:
+    html = html.replace("<th></th>", "<td></td>")  # an empty cell is no heading
+    html = re.sub(r"<p>(?=<img)", '<p class="scrolls">', html)  # on a telephone pictures and tables scroll
+    html = re.sub(r"<table>.*?</table>", r'<div class="scrolls">\g<0></div>', html, flags=re.DOTALL)
     source = page.file.src_uri.removesuffix(".md")
     if source not in sources():
         return html

@@ -29,6 +29,7 @@ from nanorlhf.training.trace import Tensors, read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("microscope.html")
+LOOK = Path(__file__).with_name("look.css")
 # settings
 OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "clip_range", "sampler.correction")
 GRPO = "nanorlhf/training/grpo.py"
@@ -607,7 +608,8 @@ def page_of(data: dict[str, Any]) -> str:
     """The page's HTML."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # within <script> only "</" and "<!--" would end the data early
-    return read_text(TEMPLATE).replace("{{ data }}", text.replace("<", "\\u003c"))
+    page = read_text(TEMPLATE).replace("{{ look }}", read_text(LOOK).strip())
+    return page.replace("{{ data }}", text.replace("<", "\\u003c"))
 
 
 def main(args: Args) -> Path:

@@ -12,6 +12,7 @@ from nanorlhf.metrics.token_shift import KINDS
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
 from nanorlhf.report.page import Lines, Page, Section, answer, markup, number
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import verdict_section
 from nanorlhf.training.run_directory import flat_settings, read_settings
 
 # column of the table: key in eval.json, heading, digits
@@ -138,7 +139,7 @@ def settings_section(settings: dict, runs: list[str]) -> Markup:
 def page(
     result: dict, runs: list[str], samples: list[dict], shifts: Sequence[dict] = (), sections: Page = ()
 ) -> list[Section | Markup]:
-    """The page: the table, settings, the curves of `runs`, `sections`, and `samples` side by side.
+    """The page: what happened, the table, settings, the curves of `runs`, `sections`, and `samples` side by side.
 
     shifts: per sample, name -> tokens and their ranks under the base model.
     """
@@ -159,6 +160,7 @@ def page(
     base = result["token_shift"]["base"]
     return [
         markup.title("What each stage gained"),
+        verdict_section(result),
         markup.navigation(),
         overview(result),
         markup.quiet(notes),

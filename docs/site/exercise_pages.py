@@ -1,0 +1,100 @@
+"""A page per exercise of the course, and one that lists them: what to write, what must hold, and no solution."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from course.copies import ROOT
+from course.edit import emptied, find_function
+from course.exercises import EXERCISES, Exercise
+from course.grade import in_words
+
+FOLDER = "course/exercises"
+LEVELS = {1: "a formula in code", 2: "care with shapes and masks", 3: "an algorithm"}
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Path from the root and Markdown of each page, the list first."""
+    yield f"{FOLDER}/README.md", list_of_all()
+    for exercise in EXERCISES:
+        yield f"{FOLDER}/{exercise.name}.md", page_of(exercise)
+
+
+def list_of_all() -> str:
+    """The table of the exercises."""
+    points = sum(exercise.points for exercise in EXERCISES)
+    rows = [
+        f"| [{e.name}]({e.name}.md) | {e.points} | {e.level} | {', '.join(f'`{name}`' for name in names_of(e))} |"
+        for e in EXERCISES
+    ]
+    levels = ", ".join(f"{level} {said}" for level, said in LEVELS.items())
+    return "\n".join(
+        (
+            "# The exercises",
+            "",
+            f"{len(EXERCISES)} functions and groups of functions, {points} points, in the order of the pipeline. "
+            f"[The course](../README.md) says how to begin. Levels: {levels}.",
+            "",
+            "| exercise | points | level | you write |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        )
+    )
+
+
+def page_of(exercise: Exercise) -> str:
+    """The Markdown of one exercise."""
+    needs = ", ".join(f"[{name}]({name}.md)" for name in exercise.needs)
+    about = f"{exercise.points} point{'s' * (exercise.points > 1)}, level {exercise.level}: {LEVELS[exercise.level]}."
+    return "\n".join(
+        (
+            f"# {exercise.name}",
+            "",
+            about + (f" Comes after {needs}." if needs else ""),
+            "",
+            f"Read first: {linked(exercise.read)}.",
+            "",
+            "```sh",
+            f"python -m course start hw --exercises {exercise.name}",
+            "python -m course next hw",
+            "```",
+            "",
+            "## What you write",
+            "",
+            *(part for function in exercise.functions for part in statement(function)),
+            '<details markdown="1">',
+            "<summary>A hint</summary>",
+            "",
+            exercise.hint,
+            "",
+            "</details>",
+            "",
+            "## What must hold",
+            "",
+            *(f"- {in_words(test)}" for test in exercise.tests),
+            "",
+            "`python -m course grade hw` checks it.",
+            "",
+        )
+    )
+
+
+def names_of(exercise: Exercise) -> list[str]:
+    return [function.partition(":")[2] for function in exercise.functions]
+
+
+def statement(function: str) -> tuple[str, ...]:
+    """Signature and docstring of `module:name` as Markdown, without the body."""
+    module, _, name = function.partition(":")
+    path = f"{module.replace('.', '/')}.py"
+    source = emptied((ROOT / path).read_text(), name, ["..."])
+    node = find_function(source, name)
+    first = min(line.lineno for line in (node, *node.decorator_list))
+    code = textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
+    return f"In `{path}`:", "", "```python", code, "```", ""
+
+
+def linked(text: str) -> str:
+    """Names of pages become links: docs/details.md -> [docs/details.md](../../docs/details.md)."""
+    return re.sub(r"\bdocs/\w+\.md\b", lambda match: f"[{match[0]}](../../{match[0]})", text)

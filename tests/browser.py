@@ -1,0 +1,92 @@
+"""Chromium, driven over a pipe: pages are opened, sized, coloured and asked. For tests."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+class Browser:
+    """One page of a headless Chromium. Use it as a context."""
+
+    def __init__(self, profile: Path) -> None:
+        theirs_in, self.out = os.pipe()
+        self.incoming, theirs_out = os.pipe()
+        chromium = shutil.which("chromium")
+        assert chromium is not None
+        flags = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --allow-file-access-from-files"
+        command = [chromium, *flags.split(), f"--user-data-dir={profile}", "about:blank"]
+        # the protocol's descriptors are 3 and 4; of the shells only bash takes two digits
+        self.process = subprocess.Popen(
+            ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
+            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.buffer, self.number, self.session = b"", 0, ""
+        self.said: list[str] = []  # errors of the page and of its console
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.out)
+        os.close(self.incoming)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The result of a command of the DevTools protocol."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.next_message()
+            if answer.get("id") == self.number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return answer["result"]
+
+    def wait_for(self, event: str) -> None:
+        while self.next_message().get("method") != event:
+            pass
+
+    def next_message(self) -> dict[str, Any]:
+        """The next answer or event; an error of the page is kept in `said`."""
+        while b"\0" not in self.buffer:
+            piece = os.read(self.incoming, 1 << 20)
+            assert piece, "chromium has ended"
+            self.buffer += piece
+        line, _, self.buffer = self.buffer.partition(b"\0")
+        message = json.loads(line)
+        found = message.get("params", {})
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.said.append(found["exceptionDetails"]["exception"].get("description", "an exception"))
+        elif message.get("method") == "Log.entryAdded" and found["entry"]["level"] == "error":
+            self.said.append(found["entry"]["text"])
+        elif message.get("method") == "Runtime.consoleAPICalled" and found["type"] == "error":
+            self.said.append(str(found["args"]))
+        return message
+
+    def open(self, address: str) -> None:
+        """Load a page, and wait until it is loaded."""
+        self.call("Page.navigate", url=address)
+        self.wait_for("Page.loadEventFired")
+
+    def show(self, width: int, theme: str) -> None:
+        """How wide the window is, in pixels, and what the reader prefers: light or dark."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=1600, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def ask(self, expression: str) -> Any:
+        """The value of an expression of JavaScript, awaited."""
+        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
