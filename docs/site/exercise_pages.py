@@ -5,12 +5,12 @@ import textwrap
 from collections.abc import Iterator
 
 from course.copies import ROOT
-from course.edit import emptied, find_function
+from course.edit import find_function, rewritten
 from course.exercises import EXERCISES, Exercise
 from course.grade import in_words
+from course.handout import LEVELS
 
 FOLDER = "course/exercises"
-LEVELS = {1: "a formula in code", 2: "care with shapes and masks", 3: "an algorithm"}
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -88,7 +88,7 @@ def statement(function: str) -> tuple[str, ...]:
     """Signature and docstring of `module:name` as Markdown, without the body."""
     module, _, name = function.partition(":")
     path = f"{module.replace('.', '/')}.py"
-    source = emptied((ROOT / path).read_text(), name, ["..."])
+    source = rewritten((ROOT / path).read_text(), {name: ["..."]})
     node = find_function(source, name)
     first = min(line.lineno for line in (node, *node.decorator_list))
     code = textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
