@@ -9,7 +9,6 @@ import html
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from html.parser import HTMLParser
@@ -175,8 +174,7 @@ def test_the_home_page_shows_the_loop_as_it_is_and_numbers_of_a_run(site) -> Non
     lines = [line.strip() for line in loop.splitlines() if line.strip()]
     assert len(lines) > 12 and all(line in text for line in lines)
     assert "neighbour" in text and "2.88" in text and "{{" not in text
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert f"nanorlhf {version}" in text
+    assert f"nanorlhf {__version__}" in text
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from. home.md is the first page, and each exercise has one. mkdocs calls the fun
 """
 
 import re
-import tomllib
 from html import escape
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
 from docs.site import exercise_pages, formulas
+from nanorlhf import __version__
 from nanorlhf.report import microscope
 from nanorlhf.report.details_index import with_lines
 
@@ -64,8 +64,7 @@ def sources() -> list[str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    config.copyright = f"nanorlhf {version}"
+    config.copyright = f"nanorlhf {__version__}"
     fences = [{"name": "math", "class": "formula", "format": formulas.fence}]
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     return config
