@@ -28,6 +28,7 @@ from course.edit import find_function
 from course.exercises import EXERCISES, Exercise
 from docs.site import exercise_pages, formulas
 from docs.site.docstrings import as_markdown
+from nanorlhf import __version__
 from tests.browser import Browser
 from tools.page_commands import check_page, read_page
 
