@@ -190,10 +190,10 @@ class World:
                     return False
                 os.kill(next(process for process in processes if process != job), signal.SIGKILL)
             case "full disk" if self.mounted:
-                with (self.disk / "ballast").open("wb") as file, contextlib.suppress(OSError):
-                    while True:  # until nothing fits: the run writes meanwhile
-                        free = os.statvfs(self.disk).f_bavail * os.statvfs(self.disk).f_frsize
-                        os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
+                with (self.disk / "ballast").open("wb") as file:
+                    while free := os.statvfs(self.disk).f_bavail * os.statvfs(self.disk).f_frsize:
+                        with contextlib.suppress(OSError):  # the run has written meanwhile
+                            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
             case "full disk":
                 for process in processes:
                     most = self.draw.randrange(20_000)
