@@ -44,13 +44,16 @@ def test_defects_are_found_and_what_they_left_is_kept(tmp_path):
         "a damaged state": "step-00000012 is damaged (state.pt does not match its checksum)",
         "shared memory": "it left shared memory: left",
         "a process": "it left a process",
-        "an error": "the run ended with 1",
+        # the kill may come between its traceback and its end
+        "an error": ("the run ended with 1", "the run ended in more than a sentence"),
     }
     assert found.keys() == expected.keys()
-    for defect, sentence in expected.items():
+    for defect, sentences in expected.items():
         code, said, kept = found[defect]
         assert code == 1 and "model.safetensors" in kept, (defect, said)
-        assert f"FAILED in round 1, sft with {{'processes': 1}}, after SIGKILL: {sentence}" in said
+        prefix = "FAILED in round 1, sft with {'processes': 1}, after SIGKILL: "
+        possible = sentences if isinstance(sentences, tuple) else (sentences,)
+        assert any(prefix + sentence in said for sentence in possible), (defect, said)
         assert "--hours 0 --seed 0 --first-round 1" in said
 
 
