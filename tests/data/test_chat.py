@@ -113,7 +113,6 @@ def test_a_rendering_is_that_of_transformers(family, messages, tmp_path):
     ],
 )  # fmt: skip
 def test_a_damaged_endless_or_hostile_template_is_one_sentence(template, reason, monkeypatch):
-    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.3)
     monkeypatch.setattr(chat, "RENDER_BYTES", 2**28)
     tokenizer = replace(chat_tokenizer("chatml"), chat_template=template)
     with pytest.raises(InputError, match=rf"--tokenizer some/model: its chat template fails \(.*({reason})") as error:
