@@ -217,10 +217,11 @@ def linear_backward_cpu(
     """
     if kept:
         p, maximum = kept.pop(0)
-        to_probability = (maximum - normaliser).exp()[:, None]
     else:
+        maximum = normaliser
         logits = block_logits(hidden, weight, bias, temperature, cap, ids)
-        p, to_probability = logits.sub_(normaliser[:, None]).exp_(), torch.ones(())
+        p = logits.sub_(maximum[:, None]).exp_()
+    to_probability = (maximum - normaliser).exp()[:, None]
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     here, index = labels_in(ids, labels)
     at_label = torch.where(here, grad_logprobs, 0.0)
