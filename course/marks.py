@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from course.copies import MARK, path_of
+from course.copies import MARK
 from course.exercises import Exercise
 from course.grade import Desk, Outcome, grade
 from course.questions import FILE, right_answers
-from course.submission import Refused, read_file
+from course.submission import Refused, files_of, read_file
 from nanorlhf.errors import InputError
 
 Outcomes = dict[str, Outcome]
@@ -25,6 +25,10 @@ def points_of(exercises: Sequence[Exercise]) -> int:
 
 def reached(exercise: Exercise, outcomes: Outcomes) -> int:
     return exercise.points if outcomes[exercise.name].passed else 0
+
+
+def total(exercises: Sequence[Exercise], outcomes: Outcomes) -> int:
+    return sum(reached(exercise, outcomes) for exercise in exercises)
 
 
 def said(result: Outcome) -> str:
@@ -40,8 +44,7 @@ def table(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
         f"{said(outcomes[exercise.name]):.160}"
         for exercise in exercises
     ]
-    total = sum(reached(exercise, outcomes) for exercise in exercises)
-    return "\n".join([*lines, f"{'points':{width}}  {total:2} of {points_of(exercises)}"])
+    return "\n".join([*lines, f"{'points':{width}}  {total(exercises, outcomes):2} of {points_of(exercises)}"])
 
 
 def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
@@ -57,8 +60,8 @@ def as_json(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
         }
         for exercise in exercises
     ]
-    total = sum(reached(exercise, outcomes) for exercise in exercises)
-    return json.dumps({"points": total, "of": points_of(exercises), "exercises": rows}, indent=2) + "\n"
+    whole = {"points": total(exercises, outcomes), "of": points_of(exercises), "exercises": rows}
+    return json.dumps(whole, indent=2) + "\n"
 
 
 def as_gradescope(exercises: Sequence[Exercise], outcomes: Outcomes) -> str:
@@ -161,10 +164,9 @@ def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks:
         return row | {exercise.name: "0" for exercise in exercises} | {"points": "0", "note": cell(str(error))}
     row |= {exercise.name: str(reached(exercise, outcomes)) for exercise in exercises}
     notes = [f"{name}: {said(result):.160}" for name, result in outcomes.items() if not result.passed]
-    total = sum(reached(exercise, outcomes) for exercise in exercises)
     if asked is not None:
         row |= {"student": cell(asked[0]), "questions": str(asked[1])}
-    return row | {"points": str(total), "note": cell("; ".join(notes))}
+    return row | {"points": str(total(exercises, outcomes)), "note": cell("; ".join(notes))}
 
 
 def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[str, str]]) -> None:
@@ -185,7 +187,7 @@ def cell(text: str) -> str:
 def digest_of(submission: Path, exercises: Sequence[Exercise]) -> str:
     """Of the files that are graded or read: another one means that the student has handed in again."""
     digest = hashlib.sha256()
-    for path in sorted({path_of(where.partition(":")[0]) for exercise in exercises for where in exercise.functions}):
+    for path in files_of(exercises):
         try:
             digest.update(read_file(submission, path).encode())
         except Refused as refused:

@@ -12,7 +12,7 @@ interpreter, and refusing them by name stops what is easy to write. It is no wal
 import ast
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,18 +33,8 @@ NAMES = {
 ATTRIBUTES = NAMES | {
     *("io", "threading", "marshal", "linecache", "traceback", "operator", "types", "testing", "ctypeslib", "f2py"),
     *("load", "save", "savez", "savetxt", "loadtxt", "genfromtxt", "fromfile", "tofile", "from_file", "memmap", "dump"),
-    *(
-        "dumps",
-        "open_memmap",
-        "DataSource",
-        "load_library",
-        "load_inline",
-        "cpp_extension",
-        "package",
-        "hub",
-        "library",
-    ),
-    *("overrides", "jit", "fx", "spawn", "rpc", "data_ptr", "storage", "untyped_storage", "get_type_hints"),
+    *("dumps", "open_memmap", "DataSource", "load_library", "load_inline", "cpp_extension", "package", "hub"),
+    *("library", "overrides", "jit", "fx", "spawn", "rpc", "data_ptr", "storage", "untyped_storage", "get_type_hints"),
     *("f_back", "f_globals", "f_locals", "f_builtins", "f_code", "gi_frame", "gi_code", "cr_frame", "ag_frame"),
     *("tb_frame", "tb_next", "with_traceback", "mro", "attrgetter", "methodcaller"),
 }
@@ -190,7 +180,7 @@ def check(path: Path, nodes: list[ast.stmt]) -> None:
 def arranged(directory: Path, exercise: Exercise) -> dict[Path, str]:
     """The files of all exercises as the tests of this one get them; Refused where it is not graded."""
     kept = closure(exercise)
-    files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in files_of_exercises()}
+    files = {path: emptied_except(path, frozenset(kept | {exercise.name})) for path in files_of(EXERCISES)}
     for path, functions in bodies_of(directory, exercise).items():
         theirs = read_file(directory, path)
         extra = added(theirs, files[path], functions)
@@ -226,10 +216,9 @@ def with_statements(source: str, statements: list[str], before: str) -> str:
     return "".join([*lines[: first - 1], *(f"{statement}\n\n\n" for statement in statements), *lines[first - 1 :]])
 
 
-@lru_cache(maxsize=1)
-def files_of_exercises() -> list[Path]:
-    modules = {function.partition(":")[0] for exercise in EXERCISES for function in exercise.functions}
-    return sorted(map(path_of, modules))
+def files_of(exercises: Iterable[Exercise]) -> list[Path]:
+    """The files that hold the functions of these exercises."""
+    return sorted({path_of(where.partition(":")[0]) for exercise in exercises for where in exercise.functions})
 
 
 @lru_cache(maxsize=4096)

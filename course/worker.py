@@ -39,14 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SLOW = (
     *("torch", "torch.utils.checkpoint", "torch.utils.tensorboard", "triton", "numpy", "pytest", "hypothesis", "tyro"),
     *("scipy.stats", "scipy.spatial.distance", "tokenizers", "safetensors.torch", "matplotlib.figure", "jinja2", "bs4"),
-    *(
-        "huggingface_hub._snapshot_download",
-        "networkx",
-        "rouge_score.rouge_scorer",
-        "sacrebleu.metrics",
-        "tqdm",
-        "yaml",
-    ),
+    *("huggingface_hub._snapshot_download", "networkx", "rouge_score.rouge_scorer", "sacrebleu.metrics", "tqdm"),
+    "yaml",
 )
 WHY = 300  # characters
 DECOY = "tests/decoy.py"  # a test that must fail
