@@ -126,7 +126,8 @@ class LinearLogprobs(torch.autograd.Function):
 
 
 def runs_triton(x: Tensor) -> bool:
-    return x.is_cuda
+    """On a GPU in 16 bits. Wider products run without tensor cores, and there BLAS is faster."""
+    return x.is_cuda and x.element_size() == 2
 
 
 def is_label(labels: Tensor, V: int) -> Tensor:
@@ -134,9 +135,10 @@ def is_label(labels: Tensor, V: int) -> Tensor:
 
 
 def vocabulary_blocks(hidden: Tensor, V: int) -> list[slice]:
-    block = GPU_BLOCK if runs_triton(hidden) else processor.chosen.block
+    on_gpu = hidden.is_cuda or runs_triton(hidden)
+    block = GPU_BLOCK if on_gpu else processor.chosen.block
     size = max(1, block // max(len(hidden), 1))
-    if runs_triton(hidden) and size > 16:
+    if on_gpu and size > 16:
         size -= size % 16  # so that rows of the gradient are aligned: vector stores, tensor cores
     return [slice(start, min(start + size, V)) for start in range(0, V, size)]
 
@@ -188,9 +190,8 @@ def linear_forward_cpu(
 
     Appends p of the first blocks, (N, v), and the maximum that it is relative to, (N,), to `kept`.
     """
-    maximum = torch.full(
-        (len(hidden),), LOWEST, dtype=torch.promote_types(hidden.dtype, torch.float32)
-    )
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    maximum = torch.full((len(hidden),), LOWEST, device=hidden.device, dtype=wide)
     total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
         logits = block_logits(hidden, weight, bias, temperature, cap, ids)  # (N, v)
@@ -262,8 +263,8 @@ def linear_forward_triton(
         linear_forward_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK_N"]), num_splits)](
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
             normalisers, moments, chosen, N, V, C, group_of(hidden), 1 / temperature, cap or 0.0,
-            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, SPLIT=SPLIT,
-            PRECISION=precision_of(hidden),
+            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, EVEN_C=C % BLOCK_C == 0,
+            SPLIT=SPLIT,
         )  # fmt: skip
     normaliser = normalisers.logsumexp(0)
     return normaliser, ((normalisers - normaliser).exp() * moments).sum(0), chosen.sum(0)
@@ -287,49 +288,40 @@ def linear_backward_triton(
             hidden.contiguous(), weight.contiguous(), labels, weight if bias is None else bias,
             normaliser, entropy, g_l, g_e, grad, ids.start, N, v, C, group_of(hidden),
             1 / temperature, cap or 0.0,
-            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, PRECISION=precision_of(hidden),
+            HAS_BIAS=bias is not None, HAS_CAP=cap is not None, EVEN_C=C % BLOCK_C == 0,
         )  # fmt: skip
     return grad
-
-
-def precision_of(x: Tensor) -> str:
-    """Full precision for float32, and in the interpreter, which multiplies bf16 as float32."""
-    return "ieee" if x.dtype == torch.float32 or triton.knobs.runtime.interpret else "tf32"
 
 
 def group_of(hidden: Tensor) -> int:
     return max(1, GROUP // (hidden.size(1) * hidden.element_size()))
 
 
-SPLIT = 4096  # ids per program of the forward pass: programs for every multiprocessor
+SPLIT = 1024  # ids per program of the forward pass: so many programs that few processors wait
+BLOCK_C = 64  # columns that a program multiplies at once
 # bytes of hidden states that stay in a GPU's L2 cache while all weights are read once: an A100 has
 # two halves of 20 MB, each of which may hold its own copy
 GROUP = 2**24
 
 if triton is not None:
-    # None spills registers on Ampere, Hopper or Blackwell (kernels/compiled.csv): a thread holds
-    # at most 64 numbers of a tile. Products in full precision run without tensor cores and need
-    # more registers: 32 numbers there, and a smaller BLOCK_C. The interpreter can't time settings:
-    # it gets one, with small tiles, so that small tests have several.
-    if triton.knobs.runtime.interpret:
-        TILES = [triton.Config({"BLOCK_N": 16, "BLOCK_V": 32, "BLOCK_C": 16})]
+    # None spills registers on Ampere, Hopper or Blackwell (kernels/compiled.csv). The interpreter
+    # can't time settings: it gets one, with small tiles, so that small tests have several.
+    INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+    if INTERPRETED:
+        BLOCK_C = 16
+        TILES = [triton.Config({"BLOCK_N": 16, "BLOCK_V": 32, "BLOCK_C": BLOCK_C})]
     else:
         TILES = [
             triton.Config(
-                {"BLOCK_N": n, "BLOCK_V": v, "BLOCK_C": c}, num_warps=warps, num_stages=stages
+                {"BLOCK_N": n, "BLOCK_V": v, "BLOCK_C": BLOCK_C}, num_warps=warps, num_stages=stages
             )
-            for n, v, c, warps, stages in (
-                (64, 64, 16, 4, 3),
-                (128, 64, 16, 8, 3),
-                (64, 128, 64, 4, 3),
-                (128, 128, 64, 8, 3),
+            for n, v, warps, stages in (
+                (64, 128, 4, 3),
+                (128, 128, 8, 3),
+                (128, 128, 8, 4),
+                (128, 256, 8, 3),
             )
         ]
-
-    def tiles_for(configs: list, arguments: dict, PRECISION: str, **settings) -> list:
-        """Those with a BLOCK_C of 16 for a product in full precision, the others for bfloat16."""
-        full = PRECISION == "ieee"
-        return [config for config in configs if (config.kwargs["BLOCK_C"] == 16) == full]
 
     @triton.jit
     def in_groups(group, BLOCK_N: tl.constexpr):
@@ -353,7 +345,7 @@ if triton is not None:
         cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
-        PRECISION: tl.constexpr,
+        EVEN_C: tl.constexpr,  # BLOCK_C divides C
         BLOCK_N: tl.constexpr,
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
@@ -363,21 +355,22 @@ if triton is not None:
         (BLOCK_N, BLOCK_V) each.
         """
         tile = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
+        # rows and ids beyond the last are read as the last: the caller masks what comes of them,
+        # and the loop has no mask where BLOCK_C divides C
+        c = tl.arange(0, BLOCK_C)
+        row, id = tl.minimum(rows, N - 1).to(tl.int64), tl.minimum(ids, stop - 1).to(tl.int64)
+        from_hidden = hidden + row[:, None] * C + c[None, :]
+        from_weight = weight + id[None, :] * C + c[:, None]
         for start in range(0, C, BLOCK_C):
-            c = start + tl.arange(0, BLOCK_C)
-            h = tl.load(
-                hidden + rows[:, None].to(tl.int64) * C + c[None, :],
-                mask=(rows[:, None] < N) & (c[None, :] < C),
-                other=0.0,
-            )
-            w = tl.load(
-                weight + ids[None, :].to(tl.int64) * C + c[:, None],
-                mask=(ids[None, :] < stop) & (c[:, None] < C),
-                other=0.0,
-            )
-            if PRECISION == "ieee":
+            if EVEN_C:
+                h, w = tl.load(from_hidden + start), tl.load(from_weight + start)
+            else:
+                inside = start + c < C
+                h = tl.load(from_hidden + start, mask=inside[None, :], other=0.0)
+                w = tl.load(from_weight + start, mask=inside[:, None], other=0.0)
+            if INTERPRETED:  # it takes the bits of a bfloat16 for an integer
                 h, w = h.to(tl.float32), w.to(tl.float32)
-            tile = tl.dot(h, w, tile, input_precision=PRECISION)
+            tile = tl.dot(h, w, tile)
         slope = tl.full((BLOCK_N, BLOCK_V), 1.0, tl.float32)
         if HAS_CAP:
             tanh = 2 * tl.sigmoid(2 * tile / cap) - 1
@@ -386,7 +379,7 @@ if triton is not None:
             tile += tl.load(bias + ids, mask=ids < stop, other=0.0).to(tl.float32)[None, :]
         return tl.maximum(tile * inverse_temperature, -1e30), slope
 
-    @triton.autotune(TILES, key=["V", "C"], prune_configs_by={"early_config_prune": tiles_for})
+    @triton.autotune(TILES, key=["V", "C"])
     @triton.jit
     def linear_forward_kernel(
         hidden,  # (N, C)
@@ -404,7 +397,7 @@ if triton is not None:
         cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
-        PRECISION: tl.constexpr,
+        EVEN_C: tl.constexpr,  # BLOCK_C divides C
         SPLIT: tl.constexpr,
         BLOCK_N: tl.constexpr,
         BLOCK_V: tl.constexpr,
@@ -424,7 +417,7 @@ if triton is not None:
             ids = start + tl.arange(0, BLOCK_V)
             tile, _ = tile_of_logits(
                 hidden, weight, bias, rows, ids, N, stop, C, inverse_temperature, cap, HAS_BIAS,
-                HAS_CAP, PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
+                HAS_CAP, EVEN_C, BLOCK_N, BLOCK_V, BLOCK_C,
             )  # fmt: skip
             tile = tl.where(ids[None, :] < stop, tile, -1e30)
             new_maximum = tl.maximum(maximum, tl.max(tile, 1))
@@ -444,7 +437,7 @@ if triton is not None:
         tl.store(chosen + out, label_logit, mask=rows < N)
 
     # not tuned by V, which is the size of a block here and changes with N
-    @triton.autotune(TILES, key=["C"], prune_configs_by={"early_config_prune": tiles_for})
+    @triton.autotune(TILES, key=["C"])
     @triton.jit
     def linear_backward_kernel(
         hidden,  # (N, C)
@@ -465,7 +458,7 @@ if triton is not None:
         cap,  # bounds the product of hidden and weight, if HAS_CAP
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
-        PRECISION: tl.constexpr,
+        EVEN_C: tl.constexpr,  # BLOCK_C divides C
         BLOCK_N: tl.constexpr,
         BLOCK_V: tl.constexpr,
         BLOCK_C: tl.constexpr,
@@ -476,7 +469,7 @@ if triton is not None:
         ids, is_row = first + index, rows < N
         tile, slope = tile_of_logits(
             hidden, weight, bias, rows, ids, N, first + V, C, inverse_temperature, cap, HAS_BIAS,
-            HAS_CAP, PRECISION, BLOCK_N, BLOCK_V, BLOCK_C,
+            HAS_CAP, EVEN_C, BLOCK_N, BLOCK_V, BLOCK_C,
         )  # fmt: skip
         # g_l * (onehot - p) - g_e * p * (log p + entropy); p is 0 even if all ids are forbidden
         normaliser = tl.load(normalisers + rows, mask=is_row, other=0.0)

@@ -8,8 +8,8 @@ Hopper and Blackwell. The compilers (Triton's and ptxas) and the disassembler co
     tensor_cores                      the instruction that multiplies on them, or none
     requested_bytes                   what all programs of a launch load and store
     bytes, minimum_bytes, ratio       what the GPU's memory moves, and what it must: each input and each output once
-    predicted_us, measured_us         the longer of `bytes` at the published bandwidth and the products at the published
-                                      rate: a launch takes at least as long; measured_us is empty
+    predicted_us                      the longer of `bytes` at the published bandwidth and the products at the published
+                                      rate: a launch takes at least as long
 
 `bytes` comes from a model of the L2 cache. Programs start in order, as many as fit on the GPU, and go through their
 tiles in step. The cache drops what was used longest ago. It counts as half of its published size, as each half of an
@@ -17,6 +17,10 @@ A100's or an H100's may hold its own copy.
 
 kernels/compiled.csv holds the rows; they depend on the version of Triton, the last column. tests/test_compile.py
 compiles a sample again, and compares requested_bytes with what the interpreted kernels load and store.
+
+    python -m tools.compile_kernels --measure kernels/measured.csv    # where there is a GPU
+
+times the same launches there, on random numbers, and writes the median of each. The L2 cache is emptied before each.
 """
 
 import csv
@@ -56,22 +60,22 @@ class Card:
     """L2"""
     bandwidth: float
     """bytes per second"""
-    rates: dict[torch.dtype, float]
-    """dense operations per second: float32 without tensor cores, bfloat16 with them"""
+    rate: float
+    """dense operations per second of bfloat16 on tensor cores"""
 
 
 CARDS = {
     80: Card(  # the A100 80GB SXM: NVIDIA A100 Tensor Core GPU Architecture (2020), and its data sheet
         name="A100 80GB", multiprocessors=108, shared_bytes=164 * 2**10, cache_bytes=40 * 2**20, bandwidth=2.039e12,
-        rates={torch.float32: 19.5e12, torch.bfloat16: 312e12},
+        rate=312e12,
     ),
     90: Card(  # the H100 SXM: NVIDIA H100 Tensor Core GPU Architecture (2022), and its data sheet
         name="H100", multiprocessors=132, shared_bytes=228 * 2**10, cache_bytes=50 * 2**20, bandwidth=3.35e12,
-        rates={torch.float32: 67e12, torch.bfloat16: 989e12},
+        rate=989e12,
     ),
     100: Card(  # the HGX B200: NVIDIA Blackwell Architecture Technical Brief (2024), and the Blackwell Tuning Guide
         name="B200", multiprocessors=148, shared_bytes=228 * 2**10, cache_bytes=126 * 2**20, bandwidth=8e12,
-        rates={torch.float32: 80e12, torch.bfloat16: 2250e12},
+        rate=2250e12,
     ),
 }  # fmt: skip
 WARPS, PROGRAMS, REGISTERS, TENSOR_COLUMNS = 64, 32, 2**16, 512  # of a multiprocessor, on all three
@@ -79,6 +83,8 @@ WARPS, PROGRAMS, REGISTERS, TENSOR_COLUMNS = 64, 32, 2**16, 512  # of a multipro
 # Pythia 1B's head, and more numbers in the rows than a micro-batch of any recipe's PPO has
 N, V, C = 2048, 50304, 2048
 B, T = 512, 1024
+
+MEASURED = Path(__file__).parent.parent / "kernels" / "measured.csv"
 
 
 # ---------------------------------------------------------------------------------------- what the product launches
@@ -90,6 +96,7 @@ class Launch:
     arguments: tuple
     constants: dict
     config: triton.Config
+    grid: tuple | Callable
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,12 +119,12 @@ def launches() -> list[Launch]:
     for dtype in (torch.float32, torch.bfloat16):
         logits = empty(N, V, dtype=dtype)
         found += launches_of(kl.kl_triton, logits, logits)
-        hidden, weight, labels = empty(N, C, dtype=dtype), empty(V, C, dtype=dtype), empty(N, dtype=torch.int64)
-        # with neither, and with both, which contains what either has
-        for bias, cap in ((None, None), (empty(V), 30.0)):
-            inputs = hidden, weight, labels, bias, 0.7, cap
-            found += launches_of(logprobs.linear_forward_triton, *inputs, None)
-            found += launches_of(logprobs.linear_backward_triton, *inputs, rows, rows, (rows, rows), ids, None)
+    hidden, weight, labels = empty(N, C, dtype=dtype), empty(V, C, dtype=dtype), empty(N, dtype=torch.int64)
+    # with neither, and with both, which contains what either has
+    for bias, cap in ((None, None), (empty(V), 30.0)):
+        inputs = hidden, weight, labels, bias, 0.7, cap
+        found += launches_of(logprobs.linear_forward_triton, *inputs, None)
+        found += launches_of(logprobs.linear_backward_triton, *inputs, rows, rows, (rows, rows), ids, None)
     return found
 
 
@@ -130,19 +137,19 @@ def launches_of(call: Callable, *inputs) -> list[Launch]:
     recorded: list[tuple] = []
     kernels = gae.gae_kernel, kl.kl_kernel, logprobs.linear_forward_kernel, logprobs.linear_backward_kernel
     for kernel in kernels:
-        kernel.run = lambda *arguments, kernel=kernel, **constants: recorded.append((kernel, arguments, constants))
+        kernel.run = lambda *arguments, kernel=kernel, **settings: recorded.append((kernel, arguments, settings))
     try:
         call(*inputs)
     finally:
         for kernel in kernels:
             del kernel.run
-    ((kernel, arguments, constants),) = recorded
-    constants = {name: value for name, value in constants.items() if name.isupper()}
+    ((kernel, arguments, settings),) = recorded
+    grid, constants = settings["grid"], {name: value for name, value in settings.items() if name.isupper()}
     if not isinstance(kernel, triton.runtime.Autotuner):
-        return [Launch(kernel, arguments, {}, triton.Config(constants))]
+        return [Launch(kernel, arguments, {}, triton.Config(constants), grid)]
     prune = kernel.early_config_prune
     configs = prune(kernel.configs, {}, **constants) if prune else kernel.configs
-    return [Launch(kernel.fn, arguments, constants, config) for config in configs]
+    return [Launch(kernel.fn, arguments, constants, config, grid) for config in configs]
 
 
 # --------------------------------------------------------------------------------------------- what the compiler makes
@@ -278,7 +285,7 @@ def predicted_seconds(launch: Launch, card: Card, num_bytes: int) -> float:
     products = 0.0
     if launch.kernel.__name__.startswith("linear"):
         given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
-        products = 2 * given["N"] * given["V"] * given["C"] / card.rates[launch.dtype]
+        products = 2 * given["N"] * given["V"] * given["C"] / card.rate
     return max(num_bytes / card.bandwidth, products)
 
 
@@ -297,8 +304,7 @@ def row_of(launch: Launch, architecture: int) -> dict:
         "bytes": moved,
         "minimum_bytes": minimum,
         "ratio": f"{moved / minimum:.2f}",
-        "predicted_us": f"{float(f'{predicted_seconds(launch, card, moved) * 1e6:.3g}'):g}",
-        "measured_us": "",
+        "predicted_us": short(predicted_seconds(launch, card, moved) * 1e6),
         "triton": triton.__version__,
     }
 
@@ -313,8 +319,37 @@ def key_of(launch: Launch, architecture: int) -> dict:
     }
 
 
-def summary(rows: list[dict]) -> str:
-    """The table of kernels/README.md: ranges over settings and architectures, and the slowest setting's prediction."""
+def short(microseconds: float) -> str:
+    return f"{float(f'{microseconds:.3g}'):g}"
+
+
+def measured_row(launch: Launch) -> dict:
+    """The median time of a launch on the GPU that is here, on random numbers of the same shapes."""
+
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.int64:  # labels
+            return torch.randint(V, x.shape, device="cuda")
+        return torch.randn(x.shape, device="cuda", dtype=x.dtype)
+
+    arguments = [filled(x) if isinstance(x, torch.Tensor) else x for x in launch.arguments]
+
+    def start() -> None:
+        launch.kernel[launch.grid](*arguments, **launch.constants, **launch.config.all_kwargs())
+
+    major, minor = torch.cuda.get_device_capability()
+    return {
+        **key_of(launch, 10 * major + minor),
+        "measured_us": short(1e3 * triton.testing.do_bench(start, return_mode="median")),
+        "gpu": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+    }
+
+
+def summary(rows: list[dict], measured: list[dict]) -> str:
+    """The table of kernels/README.md: ranges over settings and architectures, and the slowest setting's prediction.
+
+    Measured are the fastest, which the tuner takes, and the slowest.
+    """
     names = [card.name for card in CARDS.values()]
     lines = [
         "| kernel | dtype | registers | occupancy | bytes / minimum | " + ", µs | ".join(names) + ", µs | measured |"
@@ -331,7 +366,9 @@ def summary(rows: list[dict]) -> str:
         for architecture in CARDS:
             times = [float(row["predicted_us"]) for row in group if row["architecture"] == f"sm_{architecture}"]
             cells.append(f"{max(times):,g}")
-        lines.append("| " + " | ".join(cells) + " | |")
+        times = [float(row["measured_us"]) for row in measured if (row["kernel"], row["dtype"]) == (kernel, dtype)]
+        cells.append(" to ".join(f"{time:,g}" for time in dict.fromkeys((min(times), max(times)))) if times else "")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -339,19 +376,38 @@ def summary(rows: list[dict]) -> str:
 class Args:
     out: Path = Path("kernels/compiled.csv")
     """the table"""
+    measure: Path | None = None
+    """time the launches on this machine's GPU instead, and write them to this table"""
 
 
 def main(args: Args) -> None:
     rows = []
+    if args.measure is not None:
+        if not torch.cuda.is_available():
+            sys.exit("error: --measure: this PyTorch sees no CUDA device: run it where there is one.")
+        for launch in launches():
+            rows.append(measured_row(launch))
+            print(*rows[-1].values(), flush=True)
+        write_table(args.measure, rows)
+        return
     for launch, architecture in product(launches(), CARDS):
         rows.append(row_of(launch, architecture))
         print(*rows[-1].values(), flush=True)
+    write_table(args.out, rows)
+    print(summary(rows, read_table(MEASURED)))
+
+
+def write_table(file: Path, rows: list[dict]) -> None:
     table = io.StringIO()
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_text(args.out, table.getvalue())
-    print(summary(rows))
+    write_text(file, table.getvalue())
+
+
+def read_table(file: Path) -> list[dict]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 if __name__ == "__main__":

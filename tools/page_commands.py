@@ -61,7 +61,7 @@ READ = {
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or what else --reward takes
-WRITTEN = {"out", "json"}
+WRITTEN = {"out", "json", "measure"}
 DATA = {"data"}  # a directory, of which each stage reads other files
 NO_PATHS = {
     "device",

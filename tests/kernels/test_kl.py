@@ -11,6 +11,11 @@ import kernels.kl
 from kernels import k1, k2, k3, kl_divergence, linear_kl_divergence
 
 WAYS = ["cpu", "triton"]
+# on a GPU a new shape is compiled and tuned
+any_example = settings(
+    deadline=None, max_examples=8 if torch.cuda.is_available() else 25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def by_hand(logits: torch.Tensor, ref_logits: torch.Tensor) -> float:
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@any_example
 @given(st.integers(0, 4), st.integers(1, 150), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 99))
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_the_kl_of_any_shape_equals_a_sum_in_float64(way, N, V, dtype, seed):
