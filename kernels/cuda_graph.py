@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-WARM_UP = 3  # steps that run before one is captured: libraries set themselves up in the first ones
+WARM_UP = 1  # steps that run before one is captured: libraries set themselves up in the first one
 CAPTURE_PAYS = (
     16  # steps left above which a new capture is worth its time: an estimate, not measured
 )

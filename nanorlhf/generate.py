@@ -13,7 +13,7 @@ from nanorlhf.checkpoint import cast_linear_weights
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPT, KVCache, Linear
 from nanorlhf.padding import left_pad
-from nanorlhf.peft import merge
+from nanorlhf.peft import has_updates, merge
 from nanorlhf.tokenizer import Tokenizer
 
 
@@ -216,12 +216,17 @@ def generate(
 def for_sampling(model: GPT, dtype: str) -> GPT:
     """A copy for sampling whose linear weights are prepared once; it shares all other tensors.
 
-    same      large weights in the order in which a CPU's matmul reads them; else the model itself
+    same      large weights in the order in which a CPU's matmul reads them; else the model itself;
+              under autocast as bfloat16, if that changes no bit: a step would round them all again
     bfloat16  the blocks' weights, to be run under autocast; `generate` casts the head
     int8      the blocks' weights and the head's (kernels/int8.py), float32 between the matmuls
 
     LoRA's updates are merged first.
     """
+    if dtype == "same" and torch.is_autocast_enabled(model.lm_head.weight.device.type):
+        if has_updates(model):  # merged, they would be rounded as one
+            return model
+        dtype = "bfloat16"
     if dtype == "same" and not any(is_worth_packing(layer.weight) for layer in all_linear(model)):
         return model
     model = merge(model)

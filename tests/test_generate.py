@@ -173,7 +173,7 @@ def emulated(monkeypatch):
 
 
 def test_replayed_steps_write_what_full_forward_passes_say(tiny_gpt, emulated):
-    """Captured after three steps; once three in four rows have ended, anew with the others."""
+    """Captured after one step; once three in four rows have ended, anew with the others."""
     rows, uniforms = rows_that_end_early(tiny_gpt)
     lengths = check_rows(tiny_gpt, "cpu", rows, uniforms)
     assert lengths[17] <= 8 and lengths[-1] > 24  # three in four have ended after 8 tokens
@@ -182,9 +182,9 @@ def test_replayed_steps_write_what_full_forward_passes_say(tiny_gpt, emulated):
 
 @pytest.mark.parametrize(("T", "num_captures"), [(17, 0), (21, 1), (24, 1), (53, 1)])
 def test_a_capture_has_to_pay_for_itself(tiny_gpt, emulated, T, num_captures):
-    """No row ends. Of T tokens the first is the prefill's and three more warm up, before a step may be captured."""
+    """No row ends. Of T tokens the first is the prefill's and one more warms up, before a step may be captured."""
     captured, _ = sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)
-    assert len(emulated) == num_captures and sum(graph.num_replays for graph in emulated) == num_captures * (T - 4)
+    assert len(emulated) == num_captures and sum(graph.num_replays for graph in emulated) == num_captures * (T - 2)
     nanorlhf.model.replays = lambda device: False  # undone by the fixture
     assert torch.equal(captured, sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)[0])
 
@@ -488,8 +488,10 @@ def test_weights_rounded_once_are_those_that_autocast_rounds(tiny_gpt):
     uniforms = torch.rand(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     with torch.autocast("cpu", torch.bfloat16):
         plain, rounded = (
-            sample(for_sampling(tiny_gpt, how), QUERIES, uniforms=uniforms) for how in ("same", "bfloat16")
+            sample(model, QUERIES, uniforms=uniforms) for model in (tiny_gpt, for_sampling(tiny_gpt, "bfloat16"))
         )
+        same = for_sampling(tiny_gpt, "same")
+        assert same.transformer.blocks[0].mlp.up.weight.dtype == torch.bfloat16
     assert all(torch.equal(one, other) for one, other in zip(plain, rounded, strict=True))
     assert for_sampling(tiny_gpt, "same") is tiny_gpt
 

@@ -123,8 +123,8 @@ def main(args: Args) -> dict[str, float]:
         written = [rows[i] for i in batch_indices(len(rows), B, update, args.seed)]
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
         full_policy = distributed.unshard(policy)
-        write_program = partial(generate, for_sampling(full_policy, "same"))
         with autocast:
+            write_program = partial(generate, for_sampling(full_policy, "same"))
             batch = sample(
                 write_program, written, uniforms, device, args.temperature, size, eos_id, pad_id, "last_token"
             )
