@@ -133,6 +133,7 @@ SHAPES = {
 
 
 NUM_EPOCHS = 4  # of a PPO iteration, over one minibatch
+MICRO_BATCH_SIZE = {"cpu": 32, "cuda": 16}  # on CUDA also of plain PyTorch and TRL: 1b would not fit otherwise
 NUM_PROGRAMS = 300  # per round of a persistent compiler
 NUM_PROCESSES = 8  # per round of single processes, half a second each
 
@@ -236,7 +237,8 @@ def bench_gae(args: Args, shape: Shape, device: torch.device) -> list[dict]:
 def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]:
     """Tokens per second: `response_length` tokens per query, no EOS, temperature 0.7."""
     T = shape.response_length
-    model = GPT(shape.config).to(device)
+    with device:  # a CPU would take minutes to draw billions of weights
+        model = GPT(shape.config)
     query, pad_id = left_pad(random_queries(shape), shape.vocab_size - 1).to(device), shape.vocab_size - 1  # (B, Q)
     query_mask = query != pad_id
     dtype = getattr(torch, args.dtype)
@@ -272,7 +274,8 @@ def bench_generate(args: Args, shape: Shape, device: torch.device) -> list[dict]
             save(model, directory, tokenizer_of(shape, Path(directory)))
             from transformers import AutoModelForCausalLM, GenerationConfig
 
-            peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device).eval()
+            peer_dtype = dtype if device.type == "cuda" else torch.float32
+            peer = AutoModelForCausalLM.from_pretrained(directory, dtype=peer_dtype).to(device).eval()
             settings = GenerationConfig(
                 max_new_tokens=T, min_new_tokens=T, do_sample=True, temperature=0.7, top_k=0, top_p=1.0,
                 pad_token_id=0, eos_token_id=None,
@@ -335,7 +338,7 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
         ways |= {f"{name}, 2 processes": partial(way, processes=2) for name, way in ways.items()}
     ways["plain PyTorch"] = ppo_of_plain_pytorch
     with tempfile.TemporaryDirectory() as directory:
-        make_run(shape, Path(directory))
+        make_run(shape, Path(directory), device)
         result = in_processes(ways, args, Path(directory), "ppo")
     size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
     work = limit.ppo_iteration(shape.config, shape.query_lengths, shape.response_length, NUM_EPOCHS)
@@ -361,7 +364,7 @@ def bench_supervised(args: Args, shape: Shape, device: torch.device) -> list[dic
     rows = []
     lengths = [(length, shape.response_length) for length in shape.query_lengths]
     with tempfile.TemporaryDirectory() as directory:
-        make_run(shape, Path(directory))
+        make_run(shape, Path(directory), device)
         for stage, work in (("sft", limit.sft_step), ("rm", limit.rm_step), ("dpo", limit.dpo_step)):
             ways = {
                 "ours": partial(stage_of_ours, stage=stage),
@@ -488,7 +491,7 @@ def tokenizer_of(shape: Shape, directory: Path):
     return load_tokenizer(file)
 
 
-def make_run(shape: Shape, directory: Path) -> None:
+def make_run(shape: Shape, directory: Path, device: torch.device) -> None:
     """Write queries, responses of the full length, and a policy and a reward model with random weights."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(shape, directory)
@@ -503,9 +506,13 @@ def make_run(shape: Shape, directory: Path) -> None:
     for name, written in (("sft", rows), ("comparisons", comparisons)):
         write_jsonl(directory / f"{name}.train.jsonl", written)
         write_jsonl(directory / f"{name}.validation.jsonl", written[:1])
-    policy = GPT(shape.config)
+    with device:
+        policy = GPT(shape.config)
     save(policy, directory / "sft", tokenizer)
     save(scalar_from_gpt(policy), directory / "rm", tokenizer)
+    del policy
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the ways run in processes of their own
 
 
 def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", processes: int = 1) -> tuple[float, int]:
@@ -514,11 +521,12 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
     settings = replace(
         train_ppo.RECIPES["tldr"][1], data=directory, out=directory / "ppo", sft=str(directory / "sft"),
         num_ppo_epochs=NUM_EPOCHS, reward_model=str(directory / "rm"), device=args.device, dtype=args.dtype,
-        batch_size=shape.episodes, micro_batch_size=min(32, shape.episodes), total_episodes=2 * shape.episodes,
-        max_query_length=shape.query_length, response_length=shape.response_length,
+        batch_size=shape.episodes, micro_batch_size=min(MICRO_BATCH_SIZE[args.device], shape.episodes),
+        total_episodes=2 * shape.episodes, max_query_length=shape.query_length, response_length=shape.response_length,
         sampler=SamplerSettings(dtype=rollout_dtype), processes=processes, overwrite=True,
     )  # fmt: skip
-    launch.run(partial(train_ppo.main, settings), args.device, processes)
+    with mock.patch.object(Run, "save"):  # writing 1b's state takes longer than the two updates
+        launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     return shape.episodes / last["episodes_per_second"], peak_of_process()
 
@@ -533,8 +541,8 @@ def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
 
     settings: dict[str, Any] = dict(
         data=directory, out=directory / f"{stage}_out", device=args.device, dtype=args.dtype, batch_size=shape.episodes,
-        micro_batch_size=min(32, shape.episodes), num_epochs=3, max_query_length=shape.query_length,
-        max_response_length=shape.response_length, overwrite=True,
+        micro_batch_size=min(MICRO_BATCH_SIZE[args.device], shape.episodes), num_epochs=3, overwrite=True,
+        max_query_length=shape.query_length, max_response_length=shape.response_length,
     )  # fmt: skip
     with mock.patch.object(Run, "log", timed):
         if stage == "sft":
@@ -613,18 +621,22 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
     tokenizer = AutoTokenizer.from_pretrained(directory / "sft", padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(directory / "sft", dtype=torch.float32)
     policy.config.num_labels = 1
-    value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
+    with torch.device(args.device):
+        value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
+    rows = shape.episodes // processes  # of this process
+    at_a_time = rows if args.device == "cpu" else min(MICRO_BATCH_SIZE["cuda"], rows)
 
     class Clock(TrainerCallback):
         def on_step_end(self, *arguments, **keywords) -> None:
             times.append(time.perf_counter())
 
     settings = PPOConfig(
-        output_dir=str(directory / "trl"), per_device_train_batch_size=shape.episodes // processes, num_mini_batches=1,
-        num_ppo_epochs=NUM_EPOCHS, total_episodes=2 * shape.episodes, response_length=shape.response_length,
-        local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7, gradient_checkpointing=False,
-        bf16=False, use_cpu=args.device == "cpu", report_to="none", save_strategy="no", num_sample_generations=0,
-        disable_tqdm=True, learning_rate=3e-6,
+        output_dir=str(directory / "trl"), per_device_train_batch_size=at_a_time, num_mini_batches=1,
+        gradient_accumulation_steps=rows // at_a_time, num_ppo_epochs=NUM_EPOCHS, total_episodes=2 * shape.episodes,
+        response_length=shape.response_length, local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7,
+        bf16=args.device == "cuda" and args.dtype == "bfloat16", use_cpu=args.device == "cpu", report_to="none",
+        gradient_checkpointing=False, save_strategy="no", num_sample_generations=0, disable_tqdm=True,
+        learning_rate=3e-6,
     )  # fmt: skip
     trainer = PPOTrainer(
         settings, tokenizer, policy, copy.deepcopy(policy), reward,
@@ -638,6 +650,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
     """A straightforward implementation: all logits stored, padding computed, a loop over T, default AdamW."""
     shape, device = SHAPES[args.shape], torch.device(args.device)
     T, Q = shape.response_length, shape.query_length
+    at_a_time = shape.episodes if args.device == "cpu" else MICRO_BATCH_SIZE["cuda"]
     tokenizer = load_tokenizer(directory / "sft")
     policy, reference = load_gpt(directory / "sft", device), load_gpt(directory / "sft", device)
     value, reward = load_scalar(directory / "rm", device), load_scalar(directory / "rm", device)
@@ -658,21 +671,23 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
             eos_index, actions, states = eos_masks(response, tokenizer.eos_id, tokenizer.pad_id)
             ids = torch.cat((query, response.masked_fill(~actions, tokenizer.pad_id)), dim=1)
             real = ids != tokenizer.pad_id
-            (logprobs, _), (ref_logprobs, _) = forward(policy, ids, real), forward(reference, ids, real)
-            values = value(ids, real)[:, Q - 1 : -1].masked_fill(~states, 0.0)
-            scores = reward(ids, real).gather(1, Q + eos_index[:, None]).squeeze(1)
+            parts = list(zip(ids.split(at_a_time), real.split(at_a_time), strict=True))
+            logprobs, ref_logprobs = (torch.cat([forward(m, *part)[0] for part in parts]) for m in (policy, reference))
+            values = torch.cat([value(*part) for part in parts])[:, Q - 1 : -1].masked_fill(~states, 0.0)
+            scores = torch.cat([reward(*part) for part in parts]).gather(1, Q + eos_index[:, None]).squeeze(1)
         rewards = -0.05 * (logprobs - ref_logprobs).masked_fill(~actions, 0.0)
         rewards[torch.arange(len(scores)), (eos_index + 1).clamp(max=T - 1)] += scores
         advantages, returns = gae_loop(rewards, values, 1.0, 0.95)
         advantages = whiten(advantages, actions)
         for _ in range(NUM_EPOCHS):
             optimizer.zero_grad()
-            new_logprobs, _ = forward(policy, ids, real)
-            with autocast:
-                new_values = value(ids, real)[:, Q - 1 : -1]
-            pg_loss, _ = policy_loss(new_logprobs, logprobs, advantages, actions, 0.2)
-            vf_loss, _ = value_loss(new_values, values, returns, states, 0.2)
-            (pg_loss.sum() / actions.sum() + 0.1 * vf_loss.sum() / states.sum()).backward()
+            for mb in torch.arange(len(ids), device=device).split(at_a_time):
+                new_logprobs, _ = forward(policy, ids[mb], real[mb])
+                with autocast:
+                    new_values = value(ids[mb], real[mb])[:, Q - 1 : -1]
+                pg_loss, _ = policy_loss(new_logprobs, logprobs[mb], advantages[mb], actions[mb], 0.2)
+                vf_loss, _ = value_loss(new_values, values[mb], returns[mb], states[mb], 0.2)
+                (pg_loss.sum() / actions.sum() + 0.1 * vf_loss.sum() / states.sum()).backward()
             optimizer.step()
 
     for _ in range(2):

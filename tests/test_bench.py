@@ -85,7 +85,7 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
 
 
 def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
-    bench.make_run(bench.SHAPES["tiny"], tmp_path)
+    bench.make_run(bench.SHAPES["tiny"], tmp_path, torch.device("cpu"))
     rounded = functools.partial(bench.ppo_of_ours, rollout_dtype="bfloat16")
     for way in (bench.ppo_of_ours, bench.ppo_of_plain_pytorch, rounded):
         seconds, peak = way(moment, tmp_path)
@@ -96,7 +96,7 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
 def test_both_ways_of_a_supervised_step_run_on_the_same_rows(moment, tmp_path, stage):
-    bench.make_run(bench.SHAPES["tiny"], tmp_path)
+    bench.make_run(bench.SHAPES["tiny"], tmp_path, torch.device("cpu"))
     for way in (bench.stage_of_ours, bench.stage_of_plain_pytorch):
         seconds, peak = way(moment, tmp_path, stage)
         assert seconds > 0 and peak > 0

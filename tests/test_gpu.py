@@ -93,7 +93,8 @@ def test_sigterm_leaves_what_was_known_and_no_process(tmp_path):
     assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-def test_outcomes_of_pytest_itself(tmp_path):
+@pytest.mark.parametrize("workers", [("-p", "no:xdist"), ("-n", "2")], ids=["in one process", "by workers"])
+def test_outcomes_of_pytest_itself(tmp_path, workers):
     """Of the version that is installed: what its -vv prints is read back."""
     file = tmp_path / "tests" / "test_z.py"
     file.parent.mkdir()
@@ -101,12 +102,19 @@ def test_outcomes_of_pytest_itself(tmp_path):
         "import pytest\ndef test_a(): pass\n@pytest.mark.parametrize('x', ['p q'])\ndef test_b(x): assert 0\n"
         "@pytest.mark.skip(reason='no (device)')\ndef test_c(): pass\n"
     )
-    command = [*gpu.tests("", 0).command[1:3], "-vv", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]
+    command = [*gpu.tests("", 0).command[1:3], "-vv", "-p", "no:cacheprovider", *workers, str(file)]
     result = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
     assert outcomes(result.stdout) == {
         "tests/test_z.py::test_a": "passed", "tests/test_z.py::test_b[p q]": "failed",
         "tests/test_z.py::test_c": "skipped",
     }  # fmt: skip
+
+
+def test_a_worker_s_test_without_an_outcome_is_unfinished():
+    text = (
+        "tests/test_a.py::test_one[a b] \ntests/test_a.py::test_two \n[gw1] [ 50%] PASSED tests/test_a.py::test_two \n"
+    )
+    assert outcomes(text) == {"tests/test_a.py::test_one[a b]": "unfinished", "tests/test_a.py::test_two": "passed"}
 
 
 def test_without_a_device_one_sentence_and_its_own_exit_code(monkeypatch, capsys, tmp_path):

@@ -45,7 +45,8 @@ def on_processes(
 
     What they print goes to the directory, and into the error if one fails.
     """
-    forks = multiprocessing.get_context("forkserver")
+    # a process can't be forked from one that has looked for a CUDA device, as what is preloaded does
+    forks = multiprocessing.get_context("spawn" if device == "cuda" else "forkserver")
     forks.set_forkserver_preload([__name__])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -39,14 +39,15 @@ class Args:
 class Part:
     name: str
     command: tuple[str, ...]
-    """{json} stands for the file that a benchmark writes"""
+    """{json} stands for the file that a benchmark writes, {out} for the directory of all"""
     limit: float
     """seconds"""
 
 
-def tests(name: str, limit: float, *files: str) -> Part:
+def tests(name: str, limit: float, *words: str) -> Part:
     # -vv: pytest prints a test's name before it runs and its outcome after, which is also what a killed one leaves
-    return Part(name, (sys.executable, "-m", "pytest", "-m", "gpu", "-vv", "-p", "no:cacheprovider", *files), limit)
+    workers = ("-n", str(min(8, os.cpu_count() or 1)))  # compilers take most of the time
+    return Part(name, (sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *workers, *words), limit)
 
 
 def bench(name: str, limit: float, *flags: str) -> Part:
@@ -55,21 +56,22 @@ def bench(name: str, limit: float, *flags: str) -> Part:
 
 
 PARTS = (
-    tests("tests: kernels", 75, "tests/kernels"),
+    # all of them: where there is a device, the Triton sources run there
+    tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae"))),
     tests(
-        "tests: generation, a PPO update",
-        90,
-        "tests/test_generate.py",
-        "tests/test_train_ppo.py",
-        "tests/test_mismatch.py",
-    ),  # fmt: skip
-    tests("tests: NCCL and FSDP2", 60, "tests/test_distributed.py"),
-    bench("bench: log-probabilities and GAE, 1b", 75, "--shape", "1b", "--parts", "logprobs", "gae", "--rounds", "3"),
+        "tests: generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
+        *(f"tests/test_{name}.py" for name in ("generate", "train_ppo", "mismatch", "distributed")),
+    ),
+    Part(
+        "each kernel at the sizes of the compilers' table",
+        (sys.executable, "-m", "tools.compile_kernels", "--measure", "{out}/measured.csv"), 75,
+    ),
+    bench("bench: log-probabilities and GAE, 1b", 60, "--shape", "1b", "--parts", "logprobs", "gae", "--rounds", "3"),
     bench("bench: generation, 124m", 45, "--shape", "124m", "--parts", "generate", "--rounds", "3"),
     bench("bench: generation, 1b", 60, "--shape", "1b", "--parts", "generate", "--rounds", "2"),
     bench("bench: a PPO iteration, 1b", 150, "--shape", "1b", "--parts", "ppo", "--rounds", "1"),
     bench("bench: generation, 6.9b", 60, "--shape", "6.9b", "--parts", "generate", "--rounds", "1"),
-)
+)  # fmt: skip
 
 
 def main(args: Args, parts: tuple[Part, ...] = PARTS) -> int:
@@ -94,7 +96,7 @@ def main(args: Args, parts: tuple[Part, ...] = PARTS) -> int:
 def run(part: Part, limit: float, log: Path, rows: Path) -> dict[str, Any]:
     """One part, at most `limit` seconds and GRACE; what it wrote by then is in the result."""
     rows.unlink(missing_ok=True)
-    command = [word.replace("{json}", str(rows)) for word in part.command]
+    command = [word.replace("{json}", str(rows)).replace("{out}", str(log.parent)) for word in part.command]
     print(f"{part.name}: at most {limit:.0f} s", flush=True)
     start = time.monotonic()
     with log.open("w") as file:
@@ -140,8 +142,10 @@ def group_lives(process: subprocess.Popen) -> bool:
 
 
 def outcomes(text: str) -> dict[str, str]:
-    """The outcome of each test in pytest's -vv output; `unfinished` of the one that ran when it was killed."""
+    """The outcome of each test in pytest's -vv output; `unfinished` of those that ran when it was killed."""
     found = re.findall(r"^(tests?\S*::.+?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|$)(?: .*)?$", text, re.MULTILINE)
+    of_workers = re.findall(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL) (.+?) *$", text, re.MULTILINE)
+    found += [(name, outcome) for outcome, name in of_workers]
     return {name: outcome.lower() or "unfinished" for name, outcome in found}
 
 
