@@ -32,6 +32,8 @@ JOINING = "nanorlhf/joining"  # and one per rank
 GRACE_PERIOD = 10.0  # seconds after a peer died, for `torchrun` to kill this process
 # [N+ 8] for a peer that hangs: longer than a save. A peer that dies is noticed at once.
 TIMEOUT = timedelta(minutes=30)
+# for a peer that was forked here and is about to join: one that dies then is not noticed at once
+JOIN_TIMEOUT = timedelta(seconds=60)
 KERNELS_VARIABLE = "NANORLHF_KERNELS"  # tuned, default or plain: what a CPU computes with
 
 
@@ -163,12 +165,19 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         store.set(f"{JOINING}/{rank}", "")
         for number, other in enumerate(others if rank == 0 else [], start=1):
             while not store.check([f"{JOINING}/{number}"]):
-                if not other.is_alive():  # the process group would wait for it until TIMEOUT
+                if not other.is_alive():  # the process group would wait for it
                     raise RuntimeError(f"in another process: rank {number} died as it started")
                 time.sleep(0.01)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=processes, timeout=TIMEOUT
-        )
+        try:
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=processes, timeout=JOIN_TIMEOUT
+            )
+        except (RuntimeError, dist.DistError) as error:
+            seconds = JOIN_TIMEOUT.total_seconds()
+            raise RuntimeError(
+                f"in another process: it died as it started, or did not join in {seconds:.0f} s"
+            ) from error
+        dist.distributed_c10d._set_pg_timeout(TIMEOUT, dist.group.WORLD)
         work()
 
     def follow(rank: int) -> None:

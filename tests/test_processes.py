@@ -122,6 +122,46 @@ launch.run(lambda: print("all are there"), "cpu", 2)
 """
 
 
+DIES_AS_IT_JOINS = """
+import os, signal
+from datetime import timedelta
+from nanorlhf import launch
+launch.JOIN_TIMEOUT = timedelta(seconds=2)
+join = launch.dist.init_process_group
+def init_process_group(*names, rank, **settings):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    join(*names, rank=rank, **settings)
+launch.dist.init_process_group = init_process_group
+launch.run(lambda: print("all are there"), "cpu", 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_it_joins_ends_the_first():
+    done = run("-c", DIES_AS_IT_JOINS, threads=1)
+    reason = "RuntimeError: in another process: it died as it started, or did not join in 2 s"
+    assert done.returncode == 1 and done.stdout == "" and reason in done.stderr.splitlines(), done.stderr
+
+
+LATER_THAN_THE_TIME_TO_JOIN = """
+import time
+from datetime import timedelta
+from nanorlhf import distributed, launch
+launch.JOIN_TIMEOUT = timedelta(seconds=2)
+def main():
+    time.sleep(4 * distributed.rank())
+    print(distributed.all_gather_objects([distributed.rank()]))
+launch.run(main, "cpu", 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_has_joined_may_take_longer():
+    done = run("-c", LATER_THAN_THE_TIME_TO_JOIN, threads=1)
+    assert done.returncode == 0 and done.stdout.splitlines() == ["[0, 1]"] * 2, done.stderr
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_before_it_joins_ends_the_first():
     """Which would wait for it for half an hour."""
