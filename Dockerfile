@@ -9,6 +9,15 @@ ENV UV_TORCH_BACKEND=$TORCH
 RUN pip install --no-cache-dir uv
 WORKDIR /nanorlhf
 
+# Grades a directory of submissions, as course/README.md says; it needs neither a network nor root
+FROM tools AS grade
+COPY . .
+RUN UV_CONSTRAINT=constraints.txt make .venv/test
+# by default as nobody; whoever runs it may have no entry in passwd, and nothing but /tmp to write to
+ENV HOME=/tmp USER=grader
+USER 65534
+ENTRYPOINT [".venv/bin/python", "-m", "course", "grade", "/handed-in", "--format", "csv", "--out", "/grades/grades.csv"]
+
 FROM tools
 COPY . .
 RUN make demo
