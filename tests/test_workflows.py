@@ -105,7 +105,7 @@ def test_the_image_that_grades_runs_the_courses_command_on_what_is_mounted() -> 
     """Its entry point with the words that the course's page appends; without root, a network or files to write to."""
     _, stage, _ = STAGES
     assert stage.startswith("tools AS grade\n") and re.search(r"^USER [1-9]\d*$", stage, re.M)
-    [build] = re.findall(r"^RUN UV_CONSTRAINT=constraints.txt make (.+)$", stage, re.M)
+    [build] = re.findall(r"^RUN UV_CONSTRAINT=constraints.txt UV_COMPILE_BYTECODE=1 make (.+)$", stage, re.M)
     assert re.search(rf"^{re.escape(build)}:", MAKEFILE, re.M)
     [block] = re.findall(
         r"```text\n(docker build --target grade .*?)```", (ROOT / "course" / "README.md").read_text(), re.S
