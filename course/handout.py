@@ -23,11 +23,19 @@ LEVELS = {1: "a formula in code", 2: "care with shapes and masks", 3: "an algori
 MINUTES = {1: 10, 2: 15, 3: 20}  # a point of each level
 ESTIMATE = "an estimate by level and points, not a measurement"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# code of 120 columns fits; a page ends neither with a heading, nor between a signature and what it says, nor with
+# the words above a list
 STYLE = (
-    "body { font: 11pt/1.5 Georgia, serif; max-width: 17cm; margin: auto; } h1, h2 { break-after: avoid; } "
-    "pre { font: 9pt/1.4 monospace; background: #f4f4f2; padding: .6em; white-space: pre-wrap; break-inside: avoid; } "
-    "code { font-size: 90%; }"
+    "@page { size: A4; margin: 1.5cm 1.2cm; } body { font: 11pt/1.5 Georgia, serif; margin: 0; } "
+    "pre { font: 7.1pt/1.4 monospace; background: #f4f4f2; padding: .6em; white-space: pre-wrap; } "
+    "code { font-size: 90%; overflow-wrap: anywhere; } li code { font-size: 80%; } pre code { font-size: 100%; } "
+    "p { max-width: 17cm; } p, pre, ul { break-inside: avoid; } "
+    "h1, h2, h3, p:not(:has(+ h2)), pre:has(+ pre) { break-after: avoid; }"
 )
+
+
+def points(exercise: Exercise) -> str:
+    return f"{exercise.points} point{'s' * (exercise.points > 1)}"
 
 
 def minutes(exercise: Exercise) -> int:
@@ -53,7 +61,7 @@ def signature(function: Function) -> str:
 def exercise_page(exercise: Exercise) -> str:
     """Markdown: what to write, what must be known before, where to read. Nothing of a body."""
     lines = [f"# {exercise.name}", ""]
-    lines += [f"{exercise.points} point(s). Level {exercise.level}: {LEVELS[exercise.level]}.", ""]
+    lines += [f"{points(exercise)}. Level {exercise.level}: {LEVELS[exercise.level]}.", ""]
     lines += [f"About {minutes(exercise)} minutes ({ESTIMATE}).", ""]
     lines += [
         f"**Before it:** {', '.join(exercise.needs) or 'no other exercise'}.",
@@ -63,7 +71,7 @@ def exercise_page(exercise: Exercise) -> str:
     ]
     for where, function in functions_of(exercise):
         module, _, name = where.partition(":")
-        lines += [f"## {name}, in {path_of(module)}", "", "```python", signature(function), "```", ""]
+        lines += [f"## `{name}`, in {path_of(module)}", "", "```python", signature(function), "```", ""]
         text = ast.get_docstring(function)
         if text:
             lines += ["```text", inspect.cleandoc(text), "```", ""]
@@ -75,19 +83,19 @@ def exercise_page(exercise: Exercise) -> str:
 def week_page(number: int, sessions: Sequence[Session], pages: Sequence[str]) -> str:
     lines = [f"# Week {number}", ""]
     for session in sessions:
-        lines += [f"**{session.title}.** Read {session.read}. Run `{session.run}`.", ""]
+        lines += [f"**{session.title}.** Read {session.read}. Run {session.run}.", ""]
     return "\n".join(lines) + "".join(f"\n{page}".replace("\n#", "\n##") for page in pages)
 
 
 # ------------------------------------------------------------------------------------------------ 2. what is kept apart
 def key_page(exercise: Exercise) -> str:
     """Markdown: the solution, what the grader asks, slips that public code has had, and what to ask in person."""
-    lines = [f"# {exercise.name}: key", "", f"{exercise.points} point(s), all or none: the tests decide.", ""]
+    lines = [f"# {exercise.name}: key", "", f"{points(exercise)}, all or none: the tests decide.", ""]
     for where, function in functions_of(exercise):
         module, _, name = where.partition(":")
         source = (ROOT / path_of(module)).read_text(encoding="utf-8").splitlines()
         body = "\n".join(source[function.lineno - 1 : function.end_lineno])
-        lines += [f"## {name}", "", "```python", inspect.cleandoc("\n" + body), "```", ""]
+        lines += [f"## `{name}`", "", "```python", inspect.cleandoc("\n" + body), "```", ""]
     lines += ["**The grader asks**", ""]
     lines += [f"- {in_words(test)} (`{test}`)" for test in exercise.tests]
     slips = [bug for bug in BUGS if bug.where in exercise.functions]

@@ -8,7 +8,7 @@ class Session:
     title: str
     read: str
     run: str
-    """what runs while the teacher talks"""
+    """what runs while the teacher talks; Markdown"""
     exercises: tuple[str, ...]
 
 
@@ -16,13 +16,13 @@ SESSIONS: tuple[Session, ...] = (
     Session(
         title="The whole pipeline",
         read="README.md; its map; docs/lecture.md, The task and 1",
-        run="make demo",
+        run="`make demo`",
         exercises=("padding", "positions", "attention-mask", "rotary-positions", "sampling", "top-k-and-top-p"),
     ),
     Session(
         title="Demonstrations",
         read="train_sft.py; docs/data.md",
-        run="SEED=2 RUNS=runs/second make demo",
+        run="`SEED=2 RUNS=runs/second make demo`",
         exercises=(
             *("leading-blank", "truncation", "batches", "learning-rate", "sft-loss", "ranks"),
             "micro-batches",
@@ -31,7 +31,7 @@ SESSIONS: tuple[Session, ...] = (
     Session(
         title="Reward models",
         read="train_rm.py; docs/lecture.md, 2; docs/tldr.md, the four stages",
-        run="python -m course plant hunt --seed 7 --level 1",
+        run="`python -m course plant hunt --seed 7 --level 1`",
         exercises=(
             *("scalar-head", "reward-at-eos", "pairwise-loss", "regression-loss", "normalisation"),
             "eos-masks",
@@ -40,19 +40,19 @@ SESSIONS: tuple[Session, ...] = (
     Session(
         title="Without a reward model",
         read="train_dpo.py; docs/algorithms.md",
-        run="a reward of their own, from README.md",
+        run="a reward of your own, from README.md",
         exercises=("response-logprobs", "dpo-loss", "dpo-logprobs", "kv-cache", "repeated-ngrams"),
     ),
     Session(
         title="PPO",
         read="train_ppo.py; docs/lecture.md, 3; docs/details.md; docs/microscope.md",
-        run="python -m course plant hunt --seed 7 --level 2",
+        run="`python -m course plant hunt --seed 7 --level 2`",
         exercises=("kl-estimators", "exact-kl", "whitening", "token-rewards", "gae-loop", "gae-terms"),
     ),
     Session(
         title="When it goes wrong",
         read="docs/lecture.md, 4 and 5; docs/tldr.md, over-optimisation",
-        run="make overoptimise",
+        run="`make overoptimise`",
         exercises=(
             *("gae-scan", "policy-loss", "gradient-sign", "value-loss", "values", "adaptive-kl", "one-page"),
             "group-advantages",
@@ -61,7 +61,7 @@ SESSIONS: tuple[Session, ...] = (
     Session(
         title="Votes and compilers",
         read="docs/stackoverflow.md; docs/rlcf.md",
-        run="make stackoverflow; make rlcf",
+        run="`make stackoverflow`; `make rlcf`",
         exercises=(
             *("vote-regression", "vote-contrast", "metric-at-k", "pass-at-k", "localisation", "discriminator"),
             "triplet-loss",
@@ -70,7 +70,7 @@ SESSIONS: tuple[Session, ...] = (
     Session(
         title="The model itself, and speed",
         read="docs/str.md; docs/speed.md",
-        run="make str; python -m course plant hunt --seed 7 --level 3",
+        run="`make str`; `python -m course plant hunt --seed 7 --level 3`",
         exercises=("text-rank", "isodata", "log-softmax", "gae-kernel"),
     ),
 )

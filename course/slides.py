@@ -26,13 +26,13 @@ h1 {{ font-size: 1.9em; line-height: 1.15; margin: .4em 0; }} h2 {{ font-size: 1
 li {{ margin: .35em 0; }} li.later {{ visibility: hidden; }}
 code, pre {{ font-size: .85em; background: #f2f2ee; }} code {{ padding: 0 .2em; }} pre {{ padding: .6em; }}
 pre code {{ font-size: 1em; padding: 0; }}
-img {{ display: block; width: 100%; max-height: 70vh; object-fit: contain; margin: .4em auto; }}
+img {{ display: block; width: 100%; max-height: 74vh; object-fit: contain; margin: .4em auto; }}
 table {{ border-collapse: collapse; }} td, th {{ border: 1px solid #999; padding: .2em .6em; text-align: left; }}
 aside {{ display: none; position: fixed; left: 0; right: 0; bottom: 0; padding: .8em 7vw; font-size: .7em;
   background: #fff7d6; }}
 body.notes section.now aside {{ display: block; }}
 @media print {{ section {{ display: block; width: 32cm; height: 18cm; padding: 1cm 2cm; break-after: page;
-  overflow: hidden; }} li.later {{ visibility: visible; }} img {{ max-height: 11cm; }} aside {{ display: none; }} }}
+  overflow: hidden; }} li.later {{ visibility: visible; }} img {{ max-height: 13cm; }} aside {{ display: none; }} }}
 </style>
 <body>
 {slides}

@@ -123,7 +123,27 @@ def test_what_fails_is_the_exit_status(tree, monkeypatch, capsys):
     assert stop.value.code
     tools = [command[2] for command in commands]
     assert tools == ["ruff", "ruff", "mypy", "pytest"] and "tests/test_sums.py" in commands[-1]
-    assert "1 changed files, 3 test files that they concern, 1 of them run" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 changed files, 3 test files that they concern, 1 of them run" in said
+    assert said.endswith("\nfailed: the tests\n")
+
+
+def test_a_script_is_formatted_at_its_own_width_alone(tree, monkeypatch, capsys):
+    """A line of 105 columns: at 100 it is broken, at 120 it would be joined."""
+    (tree / "pyproject.toml").write_text('[tool.ruff]\nline-length = 120\nformat.exclude = ["train_*.py"]\n')
+    (tree / "train_x.py").write_text(f"x = sum(\n    {'1' * 46}, {'2' * 46}\n)\n")
+    monkeypatch.setattr(check, "narrow_files", lambda root: [tree / "train_x.py"])
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        check.subprocess,
+        "Popen",
+        lambda command, **settings: start(["true"] if "mypy" in command else command, **settings),
+    )
+    check.main(check.Args())
+    (tree / "train_x.py").write_text(f"x = sum({'1' * 46}, {'2' * 46})\n")
+    with pytest.raises(SystemExit):
+        check.main(check.Args())
+    assert capsys.readouterr().out.endswith("\nfailed: ruff format, 100 columns\n")
 
 
 def test_a_run_keeps_the_seconds_of_each_file_but_not_of_slow_tests():

@@ -66,8 +66,9 @@ def test_the_faster_dtype_is_chosen_on_request_and_said(monkeypatch, capsys, scr
         check_ranges(replace(args, dtype="auto"))
 
 
-@pytest.mark.parametrize(("flags", "threads"), [((), torch.get_num_threads()), (("--processes", "2"), 1)])
+@pytest.mark.parametrize(("flags", "threads"), [((), 3), (("--processes", "2"), 1)])
 def test_the_faster_dtype_is_the_measured_one_for_the_threads_of_a_process(monkeypatch, capsys, flags, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     measured = {threads: replace(processor.DEFAULT, name="tuned", bfloat16=0.3)}
     monkeypatch.setenv("NANORLHF_KERNELS", "tuned")
     monkeypatch.setattr(tune, "tuned", measured.__getitem__)

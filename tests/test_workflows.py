@@ -2,8 +2,10 @@
 
 import json
 import re
+import shlex
 import subprocess
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from course.exercises import chosen
+from tools.page_commands import read_command, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -85,13 +90,37 @@ def test_a_run_of_the_tests_ends_with_what_failed_and_what_was_skipped_and_why(p
 
 
 # --------------------------------------------------------------------------------------------------------- containers
+STAGES = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]
+
+
 def test_the_image_is_built_by_the_readmes_two_commands() -> None:
-    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]
-    tools, image = (re.findall(r"^RUN (.+)$", stage, re.M) for stage in stages)
+    tools, _, image = (re.findall(r"^RUN (.+)$", stage, re.M) for stage in STAGES)
     [commands] = re.findall(r"## Two commands.*?```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert image == [line.partition("  ")[0] for line in commands.splitlines()] == ["make demo", "make test"]
     assert tools == ["pip install --no-cache-dir uv"]
-    assert re.search(r"^ARG TORCH=cpu\nENV UV_TORCH_BACKEND=\$TORCH$", stages[0], re.M)
+    assert re.search(r"^ARG TORCH=cpu\nENV UV_TORCH_BACKEND=\$TORCH$", STAGES[0], re.M)
+
+
+def test_the_image_that_grades_runs_the_courses_command_on_what_is_mounted() -> None:
+    """Its entry point with the words that the course's page appends; without root, a network or files to write to."""
+    _, stage, _ = STAGES
+    assert stage.startswith("tools AS grade\n") and re.search(r"^USER [1-9]\d*$", stage, re.M)
+    [build] = re.findall(r"^RUN UV_CONSTRAINT=constraints.txt UV_COMPILE_BYTECODE=1 make (.+)$", stage, re.M)
+    assert re.search(rf"^{re.escape(build)}:", MAKEFILE, re.M)
+    [block] = re.findall(
+        r"```text\n(docker build --target grade .*?)```", (ROOT / "course" / "README.md").read_text(), re.S
+    )
+    *_, line = block.replace("\\\n", "").splitlines()
+    words = shlex.split(line)
+    image = words.index("nanorlhf-grade")
+    options, arguments = words[:image], words[image + 1 :]
+    pairs = list(pairwise(options))
+    assert {("--network", "none"), ("--tmpfs", "/tmp")} < set(pairs) and "--read-only" in options
+    mounted = dict(value.split(":", 1)[::-1] for option, value in pairs if option == "--volume")
+    python, *entry = json.loads(re.findall(r"^ENTRYPOINT (.+)$", stage, re.M)[0])
+    settings = settings_of(read_command(shlex.join(["python", *entry, *arguments])))
+    assert python == ".venv/bin/python" and settings.format == "csv" and chosen(settings.exercises)
+    assert set(mounted) == {f"{settings.directory}:ro", str(settings.out.parent)}
 
 
 def test_the_development_container_is_the_images_first_stage() -> None:

@@ -24,10 +24,11 @@ def lines_of_bodies(exercise) -> list[str]:
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_a_hand_out_has_all_but_the_solution(exercise) -> None:
     page, key = exercise_page(exercise), key_page(exercise)
-    for _, function in functions_of(exercise):
+    for where, function in functions_of(exercise):
+        assert f"## `{where.partition(':')[2]}`" in page  # as code: Markdown would take underscores for emphasis
         assert f"def {function.name}(" in page and f"def {function.name}(" in key
         assert not (text := ast.get_docstring(function)) or text in page
-    assert exercise.read in page and exercise.hint in page and f"{exercise.points} point(s)" in page
+    assert exercise.read in page and exercise.hint in page and f"\n{exercise.points} point" in page
     assert all(name in page for name in exercise.needs)
     code = lines_of_bodies(exercise)
     assert not [line for line in code if line in page]
@@ -46,7 +47,7 @@ def test_pages_are_written_for_exercises_and_weeks(tmp_path) -> None:
     week = files["week-1.md"]
     assert week.startswith("# Week 1\n\n**The whole pipeline.** Read README.md;")
     assert week.index("## padding") < week.index("## learning-rate") and "whitening" not in week
-    assert "### first_true_index, in nanorlhf/padding.py" in week
+    assert "### `first_true_index`, in nanorlhf/padding.py" in week
     with pytest.raises(InputError, match="is not empty: name a new directory"):
         write_handouts(tmp_path / "out", chosen(names), False, False, lambda: None)
 
