@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, read_object, read_text, write_text
+from nanorlhf.files import check_out, read_text, write_text
 from nanorlhf.metrics import t_interval
 from nanorlhf.metrics.paired import Paired, detectable_effect, holm, paired, worlds_needed
 from nanorlhf.report.compare import EVALUATED, cell, costs, evaluated, with_costs
@@ -121,10 +121,11 @@ def key_of(row: Row) -> tuple[str, ...]:
 
 
 def joined(rows: Iterable[Row]) -> list[Row]:
-    """Each run once, in an order that does not depend on the given one; of two rows of a run the first in that order."""
+    """Each run once. Neither the order nor which of two rows of a run is kept depends on the given order."""
 
     def place(row: Row) -> tuple:
-        return -PHASES.index(row["phase"]), int(row["world"]), row["algorithm"], int(row["budget"]), *row.values()
+        words = (row[name] for name in COLUMNS)
+        return PHASES.index(row["phase"]), int(row["world"]), row["algorithm"], int(row["budget"]), *words
 
     found: dict[tuple[str, ...], Row] = {}
     for row in sorted(rows, key=place):
@@ -233,9 +234,7 @@ def finals(rows: Iterable[Row], budget: int, variants: bool = False) -> ByWorld:
         of_name[row["world"]] = row
     order = ("as tuned",) if variants else ORDER
     rank = {name: i for i, name in enumerate(order)}
-    names = sorted(
-        found, key=lambda name: (rank.get(name, len(rank)), int(name.split("-")[-1]) if "of-" in name else 0)
-    )
+    names = sorted(found, key=lambda name: (rank.get(name, len(rank)), len(name), name))  # best-of-4 before -16
     return {name: found[name] for name in names}
 
 
@@ -252,10 +251,8 @@ def column(by_world: dict[str, Row], key: str) -> list[float]:
 
 def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> list[float]:
     """Ours minus theirs in the worlds that both have."""
-    worlds = sorted(
-        (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key]), key=int
-    )
-    return [float(ours[world][key]) - float(theirs[world][key]) for world in worlds]
+    both = (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key])
+    return [float(ours[world][key]) - float(theirs[world][key]) for world in sorted(both, key=int)]
 
 
 def spread_cells(values: list[float], digits: int) -> list[str]:
@@ -268,11 +265,11 @@ def spread_cells(values: list[float], digits: int) -> list[str]:
 
 def spread_table(by_name: ByWorld) -> Lines:
     """How each algorithm ends: the gold win rate's mean and spread, and the means of the rest."""
-    rest = (("gold_score", "gold score", 2, True), *EVALUATED[2:], ("tokens", "tokens", 0, False))
-    rest = (*rest, ("seconds", "seconds", 0, False))
+    spent = (("tokens", "tokens sampled", 0, False), ("seconds", "seconds", 0, False))
+    rest = (*EVALUATED[1:], *spent)  # after the gold win rate
     lines = [["", "worlds", "gold win rate", "median", "quartiles", "worst", *(heading for _, heading, *_ in rest)]]
     for name, by_world in by_name.items():
-        cells = [cell(column(by_world, key), digits, paired) for key, _, digits, paired in rest]
+        cells = [cell(column(by_world, key), digits, with_interval) for key, _, digits, with_interval in rest]
         spread = spread_cells(column(by_world, "gold_win_rate"), 3)
         lines.append([f"`{name}`", str(len(by_world)), *spread, *cells])
     return lines
