@@ -567,9 +567,9 @@ PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; w
 }
 BATCH_SIZE = 64  # responses of a rollout
 # core seconds on two cores of an AMD EPYC (Zen 4), where the CSV has none: what makes a world; an evaluation and the
-# start of two programs; training on 1,024 responses, of DPO and rejection sampling all of it
+# start of two programs; training on 1,024 responses, of DPO and the best of n all of it
 A_WORLD, AROUND_A_RUN = 70, 25
-TRAINING = {"ppo": 24, "rloo": 14, "grpo": 14, "reinforce++": 14, "dpo": 40, "rejection": 15, table.START: 60}
+TRAINING = {"ppo": 24, "rloo": 14, "grpo": 14, "reinforce++": 14, "dpo": 32, "rejection": 12, table.START: 60}
 
 
 @dataclass(frozen=True)
@@ -764,7 +764,7 @@ def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]
 
 
 def job_lists(args: Worlds) -> Iterator[list[Job]]:
-    """All jobs of a share, finished ones too: a list per rung of the tuning, then one of the final runs, world by world."""
+    """All jobs of a share, finished ones too: a list for each rung of the tuning, then one of the final runs."""
     names = of_share(args, args.algorithms)
     for rung, (seeds, _) in enumerate(rungs(args)) if args.phase != "final" else ():
         rows = known_rows(args)
@@ -828,7 +828,7 @@ def hours_left(args: Worlds) -> float:
     for job in jobs:
         name, budget = job.keys[0]["algorithm"], job.keys[0]["budget"]
         found = measured.get((name, budget))
-        guess = TRAINING[name] * (int(budget) / 1024 if name in ON_POLICY else 1)
+        guess = TRAINING[name] * (int(budget) / 1024 if budget != "0" else 1)
         seconds += AROUND_A_RUN + (fmean(found) if found else guess)
     return seconds / 3600
 
