@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -12,15 +16,8 @@ import pytest
 from nanorlhf.errors import InputError
 from nanorlhf.report import worlds as table
 from tools import experiments
-from tools.experiments import (
-    Worlds,
-    drawn,
-    hours_left,
-    main,
-    rungs,
-    setting_flags,
-    standing,
-)
+from tools.experiments import Worlds, drawn, hours_left, main, rungs, setting_flags, standing
+from tools.page_commands import Command, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -282,6 +279,7 @@ def test_settings_become_the_flags_of_their_script() -> None:
         ({"share": "9/8"}, "--share 9/8: write K/N"),
         ({"share": "half"}, "--share half: write K/N"),
         ({"algorithms": ("a2c",)}, "--algorithms a2c: choose from ppo"),
+        ({"variants": ("lambda 2",)}, "--variants 'lambda 2': choose from lambda 1"),
         ({"budgets": (256, 1000)}, "--budgets 1000: write a multiple of 256"),
         ({"budget": 64}, "--budget 64: write a multiple of 256"),
     ],
@@ -321,3 +319,62 @@ def test_the_seconds_of_the_csv_replace_the_guess(args, monkeypatch) -> None:
     for file in (args.out / "rows").glob("*dpo*.csv"):
         file.unlink()
     assert hours_left(args) == pytest.approx((7200 + experiments.A_WORLD + experiments.AROUND_A_RUN) / 3600)
+
+
+def test_every_command_is_one_that_its_program_takes(args) -> None:
+    """Of one world of each phase, all algorithms and all of PPO's variants."""
+    small = replace(args, algorithms=tuple(table.SPACE), tune_seeds=(101,), seeds=(1,), budgets=(256,))
+    settings = [settings_of(Command(("python", *words))) for words in experiments.commands(small)]
+    assert len(settings) > 50 and all(settings)
+    from_scratch = [run for run in settings if str(getattr(run, "value_model", "")).endswith("scratch")]
+    assert len(from_scratch) == 1 and {run.trace for run in settings if hasattr(run, "lam")} == {64}
+
+
+# ---------------------------------------------------------------------------------------------------- 5. in miniature
+SMALL = """--algorithms ppo --tune-seeds 101 --num-points 2 --seeds 1 2 --budgets 256 --budget 256 --best-of 4
+--num-demonstrations 400 --num-comparisons 64 --num-queries 8 --jobs 2""".split()
+
+
+def start_study(out: Path, *words: str) -> subprocess.Popen:
+    """In a group of processes of its own, with the programs that it starts."""
+    variants = ("--variants", "value model from scratch")
+    command = (sys.executable, "-m", "tools.experiments", "worlds", *SMALL, *variants, "--out", out / "runs")
+    return subprocess.Popen(
+        list(map(str, (*command, "--csv", out / "worlds.csv", *words))), cwd=ROOT, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_study_in_miniature_killed_and_on_two_machines(tmp_path) -> None:
+    """Real runs in two worlds: what was killed and went on, and what two machines shared, end in the same CSV."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    study = start_study(killed)
+    while len(table.read_rows(killed / "worlds.csv")) < 4:  # two of the tuning, then two of the first final runs
+        assert study.poll() is None
+        time.sleep(0.2)
+    os.killpg(study.pid, signal.SIGKILL)
+    study.wait()
+    assert start_study(killed).wait() == 0
+
+    machines = [tmp_path / "machine_1", tmp_path / "machine_2"]
+    for machine in machines:
+        machine.mkdir()
+    assert start_study(machines[0], "--phase", "tune").wait() == 0
+    (machines[1] / "worlds.csv").write_text((machines[0] / "worlds.csv").read_text())
+    for k, machine in enumerate(machines, start=1):
+        assert start_study(machine, "--phase", "final", "--share", f"{k}/2").wait() == 0
+    (machines[0] / "runs/rows/other.csv").write_text((machines[1] / "worlds.csv").read_text())
+    assert start_study(machines[0]).wait() == 0
+
+    rows = but_seconds(killed / "worlds.csv")
+    assert rows == but_seconds(machines[0] / "worlds.csv")
+    final = [("final", world) for world in ("1", "2") for _ in ("sft", "best-of-4", "ppo", "from scratch")]
+    assert [(row["phase"], row["world"]) for row in rows] == [("tune", "101")] * 2 + final
+    ppo = [row for row in rows if row["algorithm"] == "ppo"]
+    assert all(float(row["explained_variance"]) <= 1 and float(row["tokens"]) > 0 for row in ppo)
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(("# Page", *table.MARKS)))
+    table.main(table.Args(csv=killed / "worlds.csv", page=page, out=tmp_path / "pictures"))
+    assert "| value model from scratch | 2 |" in page.read_text()

@@ -116,6 +116,16 @@ class Sums(Args):
     """queries that each policy answers 64 times"""
 
 
+PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; what doesn't is not run again
+    "lambda 1": {"lam": "1"},
+    "value model from the reward model": {"value_model": "reward model"},
+    "value model from the policy": {"value_model": "policy"},
+    "value model from scratch": {"value_model": "scratch"},
+    "values not clipped": {"value_clip": "None"},
+    "rollouts of 256": {"batch_size": "256"},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Worlds(Args):
     """Runs whose row is in the CSV are not repeated, even where their directories are gone."""
@@ -144,6 +154,8 @@ class Worlds(Args):
     """responses sampled by a run of the tuning, and by PPO's variants"""
     best_of: tuple[Count, ...] = (4, 16, 64)
     """numbers of samples per answer of best of n"""
+    variants: Words = tuple(PPO_VARIANTS)
+    """of PPO as tuned; its flags are in PPO_VARIANTS"""
     num_demonstrations: Count = 8000
     num_comparisons: Count = 1600
     num_queries: Count = 256
@@ -557,14 +569,6 @@ def sums(args: Sums) -> Iterator[list[Run]]:
 
 
 # ------------------------------------------------------------------------------------------------- 6. twenty worlds
-PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; what doesn't is not run again
-    "lambda 1": {"lam": "1"},
-    "value model from the reward model": {"value_model": "reward model"},
-    "value model from the policy": {"value_model": "policy"},
-    "value model from scratch": {"value_model": "scratch"},
-    "values not clipped": {"value_clip": "None"},
-    "rollouts of 256": {"batch_size": "256"},
-}
 BATCH_SIZE = 64  # responses of a rollout
 # core seconds on two cores of an AMD EPYC (Zen 4), where the CSV has none: what makes a world; an evaluation and the
 # start of two programs; training on 1,024 responses, of DPO and the best of n all of it
@@ -757,9 +761,9 @@ def finals_of(args: Worlds, seed: int, choices: dict[str, Row]) -> Iterator[Job]
     for name, settings in choices.items():
         keys = [key_of_run(args, "final", seed, name, budget, settings) for budget in args.budgets]
         if name == "ppo":
-            for variant, other in PPO_VARIANTS.items():
-                if settings | other != settings:
-                    keys.append(key_of_run(args, "final", seed, name, args.budget, settings | other, variant))
+            for variant in args.variants:
+                if (other := settings | PPO_VARIANTS[variant]) != settings:
+                    keys.append(key_of_run(args, "final", seed, name, args.budget, other, variant))
         yield from (job_of(args, key) for key in {table.key_of(key): key for key in keys}.values())
 
 
@@ -810,6 +814,9 @@ def check_worlds(args: Worlds) -> None:
     for name in args.algorithms:
         if name not in table.SPACE:
             raise InputError(f"--algorithms {name}: choose from {', '.join(table.SPACE)}.")
+    for name in args.variants:
+        if name not in PPO_VARIANTS:
+            raise InputError(f"--variants {name!r}: choose from {', '.join(PPO_VARIANTS)}.")
     for flag, budget in (("--budget", args.budget), *(("--budgets", budget) for budget in args.budgets)):
         if budget % 256:
             raise InputError(f"{flag} {budget}: write a multiple of 256, the largest rollout.")
