@@ -30,6 +30,7 @@ from typing import Literal
 import numpy as np
 from tqdm import tqdm
 
+from data.tiny import LOWEST
 from nanorlhf.cli import Count, Seed, command_line
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
@@ -614,12 +615,12 @@ def join(args: Worlds) -> None:
 def record(args: Worlds, keys: tuple[Row, ...], out: Path, has_diverged: bool = False) -> None:
     """Write the rows of the run in `out`, each named in its evaluation as its algorithm, and delete the run.
 
-    A run whose loss is no longer finite has no evaluation: its gold score and its gold win rate count as 0.
+    A run whose loss is no longer finite has no evaluation: it counts as one whose responses are all empty.
     """
     made = {"processor": processor(), "revision": revision()}
     rows = []
     for key in keys:
-        lost = dict.fromkeys(table.MEASURED, "") | {"gold_score": "0", "gold_win_rate": "0"}
+        lost = dict.fromkeys(table.MEASURED, "") | {"gold_score": str(LOWEST), "gold_win_rate": "0"}
         rows.append(key | (lost if has_diverged else table.measured(out, key["algorithm"])) | made)
     write_text(rows_file(args, out), table.csv_text(rows))
     join(args)
@@ -727,7 +728,17 @@ def job_of(args: Worlds, key: Row) -> Job:
     if name == "rejection":
         runs.append(sampled_winners(place, seed, f"winners_{budget}", budget))
     if key["value_model"] == "scratch":  # the policy's shape, and no step away from its first weights
-        words = (*START, "--data", place / "data", "--num-epochs", 0.002, "--lr", 0, "--warmup-steps", 0)
+        words = (
+            *START,
+            "--data",
+            place / "data",
+            "--num-epochs",
+            20 / args.num_demonstrations,
+            "--lr",
+            0,
+            "--warmup-steps",
+            0,
+        )
         runs.append(stage(place / "scratch", seed, *words, needs=(place / "data/tokenizer.json",)))
     needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
     words = (*algorithm(name, place, budget, f"winners_{budget}"), *setting_flags(key, place))

@@ -60,7 +60,7 @@ SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
 SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size")
 PHASES = ("tune", "final")
 KEY = ("phase", "world", "algorithm", "variant", "budget", *SETTINGS)  # of a row; no two rows share it
-VARIANCE = ("explained_variance", "mean_explained_variance")  # of PPO's value model: at the last update, over the run
+VARIANCE = ("explained_variance_end", "explained_variance_run")  # of PPO's value model: at the last update, over all
 MEASURED = (*(key for key, *_ in EVALUATED), "tokens", "seconds", *VARIANCE)
 COLUMNS = (*KEY, *MEASURED, "processor", "revision")
 Row = dict[str, str]  # COLUMNS; "" where something has no value
@@ -152,18 +152,22 @@ def measured(out: Path, policy: str) -> Row:
         run = read_run(policy, out, {})
         found |= costs(replace(run, rows=with_costs(run.rows)))
         if (out / "trace").exists():
-            of_updates = explained_variances(out)
-            found |= dict(zip(VARIANCE, (of_updates[-1], fmean(of_updates)), strict=True))
+            found |= dict(zip(VARIANCE, explained_variance(out), strict=True))
     return {name: "" if (x := found.get(name)) is None else f"{x:.6g}" for name in MEASURED}
 
 
-def explained_variances(run: Path) -> list[float]:
-    """1 - Var(returns - values) / Var(returns) over the states, at each traced update: 1 is perfect, 0 a constant."""
-    found = []
+def explained_variance(run: Path) -> tuple[float, float]:
+    """1 - Var(returns - values) / Var(returns) over the states of the last traced update, and over those of all.
+
+    1 is perfect; 0 is no better than each update's mean. Both variances are summed over the updates before they are
+    divided, so that an update whose returns hardly differ does not decide.
+    """
+    errors, variances = [], []
     for tensors, _ in read_traces(run):
         returns, values = (tensors[name][tensors["states"]].double() for name in ("returns", "values"))
-        found.append(1 - ((returns - values).var() / returns.var()).item())
-    return found
+        errors.append((returns - values).var().item())
+        variances.append(returns.var().item())
+    return 1 - errors[-1] / variances[-1], 1 - sum(errors) / sum(variances)
 
 
 # ------------------------------------------------------------------------------------------------------- 2. the tuning
@@ -472,7 +476,7 @@ def variance_figure(rows: list[Row]) -> Figure | None:
     for axes, title, groups in zip(
         figure.subplots(1, 2, sharey=True), ("PPO as tuned", "its variants"), (tuned_ones, variants), strict=True
     ):
-        label_axes(axes, title, "variance explained, mean over the run", "gold score")
+        label_axes(axes, title, "variance explained over the run", "gold score")
         for (name, by_world), (color, marker) in zip(groups.items(), LINES, strict=False):
             known = [row for row in by_world.values() if row[VARIANCE[1]]]
             if known:
