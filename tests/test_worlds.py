@@ -155,7 +155,7 @@ def test_a_run_that_diverges_counts_as_nothing_and_stops_no_other(args, monkeypa
     lr = drawn(args, "dpo")[0]["lr"]
     run(args, monkeypatch, diverging=f"101/sft --lr {lr} --beta")
     [row] = [row for row in table.read_rows(args.csv) if row["algorithm"] == "dpo" and row["lr"] == lr]
-    assert (row["gold_score"], row["gold_win_rate"], row["kl"], row["phase"]) == ("-4.0", "0", "", "tune")
+    assert (row["gold_score"], row["gold_win_rate"], row["kl"], row["phase"]) == ("-8.0", "0", "", "tune")
 
 
 def test_another_failure_stops_the_study(args, monkeypatch) -> None:

@@ -728,17 +728,8 @@ def job_of(args: Worlds, key: Row) -> Job:
     if name == "rejection":
         runs.append(sampled_winners(place, seed, f"winners_{budget}", budget))
     if key["value_model"] == "scratch":  # the policy's shape, and no step away from its first weights
-        words = (
-            *START,
-            "--data",
-            place / "data",
-            "--num-epochs",
-            20 / args.num_demonstrations,
-            "--lr",
-            0,
-            "--warmup-steps",
-            0,
-        )
+        one_step = ("--num-epochs", 20 / args.num_demonstrations, "--lr", 0, "--warmup-steps", 0)
+        words = (*START, "--data", place / "data", *one_step)
         runs.append(stage(place / "scratch", seed, *words, needs=(place / "data/tokenizer.json",)))
     needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
     words = (*algorithm(name, place, budget, f"winners_{budget}"), *setting_flags(key, place))

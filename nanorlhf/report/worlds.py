@@ -156,18 +156,20 @@ def measured(out: Path, policy: str) -> Row:
     return {name: "" if (x := found.get(name)) is None else f"{x:.6g}" for name in MEASURED}
 
 
-def explained_variance(run: Path) -> tuple[float, float]:
+def explained_variance(run: Path) -> tuple[float | None, float | None]:
     """1 - Var(returns - values) / Var(returns) over the states of the last traced update, and over those of all.
 
     1 is perfect; 0 is no better than each update's mean. Both variances are summed over the updates before they are
-    divided, so that an update whose returns hardly differ does not decide.
+    divided, so that an update whose returns hardly differ does not decide. None where all returns are the same.
     """
     errors, variances = [], []
     for tensors, _ in read_traces(run):
         returns, values = (tensors[name][tensors["states"]].double() for name in ("returns", "values"))
         errors.append((returns - values).var().item())
         variances.append(returns.var().item())
-    return 1 - errors[-1] / variances[-1], 1 - sum(errors) / sum(variances)
+    ends = ((errors[-1], variances[-1]), (sum(errors), sum(variances)))
+    at_end, over_run = (1 - error / variance if variance > 0 else None for error, variance in ends)
+    return at_end, over_run
 
 
 # ------------------------------------------------------------------------------------------------------- 2. the tuning
@@ -363,7 +365,7 @@ def variant_table(by_name: ByWorld) -> Lines:
     lines = [
         [
             *("PPO", "worlds", "gold win rate", "median", "quartiles", "worst", "sd", "minus as tuned"),
-            *("variance explained, over the run", "at the end", "rank correlation with gold"),
+            *("variance explained over the run", "at the end", "rank correlation with gold"),
         ]
     ]
     base = by_name.get("as tuned", {})
