@@ -281,6 +281,7 @@ def test_settings_become_the_flags_of_their_script() -> None:
         ({"algorithms": ("a2c",)}, "--algorithms a2c: choose from ppo"),
         ({"variants": ("lambda 2",)}, "--variants 'lambda 2': choose from lambda 1"),
         ({"budgets": (256, 1000)}, "--budgets 1000: write a multiple of 256"),
+        ({"tune_seeds": (4, 101)}, "--seeds 4: it is one of --tune-seeds"),
         ({"budget": 64}, "--budget 64: write a multiple of 256"),
     ],
 )

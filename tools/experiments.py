@@ -819,6 +819,8 @@ def check_worlds(args: Worlds) -> None:
     for name in args.variants:
         if name not in PPO_VARIANTS:
             raise InputError(f"--variants {name!r}: choose from {', '.join(PPO_VARIANTS)}.")
+    if both := {*args.seeds} & {*args.tune_seeds}:
+        raise InputError(f"--seeds {min(both)}: it is one of --tune-seeds, so what it shows was chosen in it.")
     for flag, budget in (("--budget", args.budget), *(("--budgets", budget) for budget in args.budgets)):
         if budget % 256:
             raise InputError(f"{flag} {budget}: write a multiple of 256, the largest rollout.")
@@ -866,7 +868,7 @@ def main(args: Args) -> None:
     if args.dry_run:
         print("\n".join(shlex.join(("python", *words)) for words in commands(args)))
         if isinstance(args, Worlds):
-            print(f"# about {hours_left(replace(args, dry_run=True)):.1f} core hours for what has no row in {args.csv}")
+            print(f"# about {hours_left(args):.1f} core hours for what has no row in {args.csv}")
         return
     for runs in phases(args):
         execute(runs, args.jobs)

@@ -121,10 +121,13 @@ def key_of(row: Row) -> tuple[str, ...]:
 
 
 def joined(rows: Iterable[Row]) -> list[Row]:
-    """Each run once. Neither the order nor which of two rows of a run is kept depends on the given order."""
+    """Each run once. Neither the order nor which of two rows of a run is kept depends on the given order.
+
+    Of two, that of the processor and the revision that come first is kept, whatever it measured.
+    """
 
     def place(row: Row) -> tuple:
-        words = (row[name] for name in COLUMNS)
+        words = (row[name] for name in (*KEY, "processor", "revision", *MEASURED))
         return PHASES.index(row["phase"]), int(row["world"]), row["algorithm"], int(row["budget"]), *words
 
     found: dict[tuple[str, ...], Row] = {}

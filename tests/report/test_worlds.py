@@ -180,6 +180,8 @@ def test_joining_depends_on_no_order_and_keeps_one_row_of_a_run(rows) -> None:
     assert len(expected) == len(rows)
     shuffled = list(np.random.default_rng(0).permutation(len(rows) + 1))
     assert csv_text(joined([[*rows, twice][i] for i in shuffled])) == csv_text(expected)
+    of_another = rows[0] | {"gold_score": "-9", "processor": "B"}
+    assert joined([of_another, *rows]) == joined(rows)  # not the lower one
     numbers = [int(r["world"]) for r in expected if r["phase"] == "final"]
     assert numbers == sorted(numbers) and expected[0]["phase"] == "tune"
 
