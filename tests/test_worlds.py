@@ -91,8 +91,9 @@ def run(args: Worlds, monkeypatch, **settings) -> list[str]:
     return programs.called
 
 
-def but_seconds(path: Path) -> list[dict[str, str]]:
-    return [row | {"seconds": ""} for row in table.read_rows(path)]
+def results(path: Path) -> list[dict[str, str]]:
+    """The rows without what a clock says, and a commit while the tests run."""
+    return [row | {"seconds": "", "revision": ""} for row in table.read_rows(path)]
 
 
 def elsewhere(args: Worlds, place: Path, **changes) -> Worlds:
@@ -138,7 +139,7 @@ def test_a_lost_row_is_run_again_with_its_world(args, monkeypatch) -> None:
     called = run(args, monkeypatch)
     programs = [word for words in called for word in words.split() if word.endswith(".py") or word == "data.tiny"]
     assert programs == ["data.tiny", "train_sft.py", "train_rm.py", "train_dpo.py", "eval.py"]
-    assert but_seconds(args.csv) == [row | {"seconds": ""} for row in rows]
+    assert results(args.csv) == [row | {"seconds": "", "revision": ""} for row in rows]
 
 
 def test_final_runs_take_the_point_that_tuning_chose(args, monkeypatch) -> None:
@@ -173,7 +174,7 @@ def test_an_interrupted_study_goes_on_to_the_same_csv(args, monkeypatch, tmp_pat
         run(other, monkeypatch, stop_after=stop_after)
     before = len(table.read_rows(other.csv))
     run(other, monkeypatch)
-    assert before < len(table.read_rows(other.csv)) and but_seconds(other.csv) == but_seconds(args.csv)
+    assert before < len(table.read_rows(other.csv)) and results(other.csv) == results(args.csv)
 
 
 def test_two_machines_joined_are_one(args, monkeypatch, tmp_path) -> None:
@@ -189,7 +190,7 @@ def test_two_machines_joined_are_one(args, monkeypatch, tmp_path) -> None:
     assert seeds == [{"1", "3"}, {"2", "4"}]
     exchange(*machines)
     assert run(machines[0], monkeypatch) == run(replace(machines[0], share="1/1"), monkeypatch) == []
-    assert but_seconds(machines[0].csv) == but_seconds(args.csv)
+    assert results(machines[0].csv) == results(args.csv)
 
 
 def exchange(one: Worlds, other: Worlds) -> None:
@@ -369,8 +370,8 @@ def test_the_study_in_miniature_killed_and_on_two_machines(tmp_path) -> None:
     (machines[0] / "runs/rows/other.csv").write_text((machines[1] / "worlds.csv").read_text())
     assert start_study(machines[0]).wait() == 0
 
-    rows = but_seconds(killed / "worlds.csv")
-    assert rows == but_seconds(machines[0] / "worlds.csv")
+    rows = results(killed / "worlds.csv")
+    assert rows == results(machines[0] / "worlds.csv")
     final = [("final", world) for world in ("1", "2") for _ in ("sft", "best-of-4", "ppo", "from scratch")]
     assert [(row["phase"], row["world"]) for row in rows] == [("tune", "101")] * 2 + final
     ppo = [row for row in rows if row["algorithm"] == "ppo"]

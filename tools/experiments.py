@@ -34,6 +34,7 @@ from data.tiny import LOWEST
 from nanorlhf.cli import Count, Seed, command_line
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
+from nanorlhf.launch import KERNELS_VARIABLE
 from nanorlhf.report import worlds as table
 from nanorlhf.report.compare import best_point, flags_of
 from nanorlhf.report.worlds import Row
@@ -801,6 +802,7 @@ def worlds(args: Worlds) -> Iterator[list[Run]]:
     """Jobs without rows, world by world, each after what makes its world."""
     check_worlds(args)
     if not args.dry_run:
+        os.environ.setdefault(KERNELS_VARIABLE, "default")  # measured ones differ by machine, and round otherwise
         (args.out / "rows").mkdir(parents=True, exist_ok=True)
         join(args)
     for jobs in job_lists(args):
