@@ -13,6 +13,7 @@
 # make sums           a reward that a program checks, on embedded sums: SFT, a reward model, PPO, GRPO, pass@k of 64 samples
 # make sums-study     the same with every algorithm, process rewards, a leak and other samplers, at three seeds, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
+# make worlds         the same in twenty worlds, tuned alike, at three budgets; ten core hours, in pieces; fills in docs/compare.md
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
@@ -21,7 +22,7 @@
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # make check          a minute of that, chosen by what was changed since the last commit
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
-# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, SUMS=, SUMS_STUDY=) where they write.
+# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, WORLDS=, SUMS=, SUMS_STUDY=) where they write.
 # DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of these and of `make reason`.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
@@ -38,6 +39,7 @@ MISMATCH ?= runs/mismatch
 SUMS ?= runs/sums
 SUMS_STUDY ?= runs/sums_study
 COMPARE ?= runs/compare
+WORLDS ?= runs/worlds
 PACKAGE ?= runs/package
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
@@ -79,7 +81,7 @@ endif
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help check demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare sums sums-study mutants doctor gpu package \
+.PHONY: help check demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare worlds sums sums-study mutants doctor gpu package \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -310,6 +312,12 @@ compare: .venv
 	$(PY) -m tools.experiments compare --out "$(COMPARE)" --jobs $(JOBS) $(call given,seeds,COMPARE_SEEDS) \
 	  $(call given,grid-seed,COMPARE_GRID_SEED) $(call given,lrs,COMPARE_LRS) $(call given,kl-coefs,COMPARE_KL_COEFS) \
 	  $(call given,algorithms,COMPARE_ALGORITHMS) $(call given,best-of,COMPARE_BEST_OF)
+
+# the table of its runs, docs/compare/worlds.csv, is what it remembers
+worlds: .venv
+	$(PY) -m tools.experiments worlds --out "$(WORLDS)" --jobs $(JOBS) $(call given,phase,WORLDS_PHASE) \
+	  $(call given,share,WORLDS_SHARE) $(call given,seeds,WORLDS_SEEDS) $(call given,algorithms,WORLDS_ALGORITHMS)
+	$(PY) -m nanorlhf.report.worlds
 
 mismatch: .venv
 	$(PY) -m tools.experiments mismatch --out "$(MISMATCH)" --seed $(SEED) --jobs $(JOBS) $(call given,runs,MISMATCH_RUNS) \

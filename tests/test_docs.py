@@ -138,6 +138,8 @@ ELSEWHERE = {
     "tools.fuzz": "tests/test_bad_input.py",
     "tools.gpu": "tests/test_gpu.py",
     "tools.soak": "tests/test_soak.py",
+    "tools.experiments": "tests/test_worlds.py",
+    "nanorlhf.report.worlds": "tests/report/test_worlds.py",
     "tools.parity": "tests/test_parity.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",

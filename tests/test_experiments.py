@@ -74,6 +74,24 @@ def test_a_run_that_fails_or_writes_nothing_stops_the_experiment(here, then) -> 
     assert logged(here) == ["a"]
 
 
+def test_what_a_run_calls_at_its_end_may_write_its_file(here) -> None:
+    run = replace(writing("a", then="sys.exit(0)"), then=Path("a").touch)
+    execute([run, writing("b", "a")], 1)
+    assert logged(here) == ["a", "b"]
+    with pytest.raises(InputError, match="failed with exit status 3"):
+        execute([replace(writing("c", then="sys.exit(3)"), then=Path("c").touch)], 1)
+    assert not (here / "c").exists()
+
+
+def test_a_run_that_diverges_takes_those_that_need_it_along_and_no_others(here, capfd) -> None:
+    said = "sys.exit('error: loss or gradient are not finite')"
+    run = replace(writing("a", then=said), diverged=Path("told").touch)
+    execute([run, writing("b", "a"), writing("c")], 1)
+    assert logged(here) == ["a", "c"] and (here / "told").exists() and "not finite" in capfd.readouterr().err
+    with pytest.raises(InputError, match="failed with exit status 1"):
+        execute([writing("a", then=said)], 1)
+
+
 def test_a_table_entry_becomes_flags() -> None:
     assert flag("summarisers/terse,lead") == ("--summarisers", "terse", "lead") and flag("base") == ()
     assert points(Compare(lrs=("1e-3",), kl_coefs=("0", "1")), "rloo") == ["lr/1e-3/kl-coef/0", "lr/1e-3/kl-coef/1"]

@@ -58,6 +58,7 @@ READ = {
     *("sft", "model", "reward_model", "discriminator", "value_model", "tokenizer", "encoder", "source", "generated_by"),
     *("policy", "samples", "self_rank", "labels", "judge_file", "ref_policy", "regression_model", "contrastive_model"),
     *("template", "rankings", "curves", "evals", "error_prone_jar", "solutions", "best", "run", "doctor"),
+    *("csv", "page"),
 }
 READ_PAIRS = {"policies", "reward_models", "runs"}  # name path name path
 READ_FUNCTIONS = {"reward", "rewards", "gold", "simulate"}  # FILE.py:FUNCTION, a directory, or what else --reward takes
@@ -72,6 +73,7 @@ NO_PATHS = {
     "directory",  # of the course: some commands write it and some read it
     "since",  # of the check: a commit
     "scripts",  # of the doctor: a tree that a reader has changed
+    *("algorithms", "variants", "share"),  # of the experiments
     *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
 }
 OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs whose settings are those of one of several commands
@@ -339,8 +341,9 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
     found = []
     for line in recorded:
         command = Command(("python", *line.split("\t")[:-1]))
-        if command.program == "tools.experiments":
-            found += [Command(("python", *words)) for words in experiments.commands(settings_of(command))]
+        args = settings_of(command) if command.program == "tools.experiments" else None
+        if args is not None and not isinstance(args, experiments.Worlds):  # whose runs depend on what has finished
+            found += [Command(("python", *words)) for words in experiments.commands(args)]
         else:
             found.append(command)
     return tuple(found)

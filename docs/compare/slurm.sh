@@ -1,0 +1,24 @@
+#!/bin/bash
+#SBATCH --job-name=worlds
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=4G
+#SBATCH --time=08:00:00
+#SBATCH --requeue
+#SBATCH --output=worlds-%A_%a.log
+
+# The study over twenty worlds as a Slurm job array. From the top of a checkout with a .venv, on a disk that all nodes see:
+#
+#     tuning=$(sbatch --parsable --array=1-6 docs/compare/slurm.sh tune 6)
+#     sbatch --dependency=afterok:$tuning --array=1-20 docs/compare/slurm.sh final 20
+#     .venv/bin/python -m nanorlhf.report.worlds     # when all have ended
+#
+# Arguments: the phase, the number of shares, and further flags of `python -m tools.experiments worlds`. A share of the
+# tuning is an algorithm, one of the final runs a world. A task that was stopped goes on when it is submitted again, such
+# as task 3 alone with --array=3. Each core runs one program at a time.
+set -eu
+phase=${1:?the phase: tune or final}
+shares=${2:?the number of shares}
+shift 2
+cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
+exec "${PYTHON:-.venv/bin/python}" -m tools.experiments worlds \
+  --phase "$phase" --share "$SLURM_ARRAY_TASK_ID/$shares" --jobs "${SLURM_CPUS_PER_TASK:-1}" "$@"

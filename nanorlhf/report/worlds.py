@@ -1,0 +1,524 @@
+"""The tables and pictures of `make worlds`, from its CSV alone: twenty worlds, three budgets, PPO taken apart.
+
+    python -m nanorlhf.report.worlds --csv docs/compare/worlds.csv --page docs/compare.md --out docs/compare
+
+The CSV has a row per finished run. Out: the tables between the marks of --page; worlds_pairs.csv, every pair of
+algorithms with all that is said about it; worlds_spread.png and worlds_variance.png, once there is something to draw.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import scipy  # .stats loads with its first use
+from matplotlib.figure import Figure
+
+from nanorlhf.cli import run_module
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out, read_text, write_text
+from nanorlhf.metrics import t_interval
+from nanorlhf.metrics.paired import Paired, detectable_effect, holm, paired, worlds_needed
+from nanorlhf.report.compare import EVALUATED, cell, costs, evaluated, with_costs
+from nanorlhf.report.compare_runs import read_run
+from nanorlhf.report.lab import float_at
+from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number
+from nanorlhf.report.sums import markdown
+from nanorlhf.training.trace import read_traces
+
+TUNING_WORLDS = (101, 102, 103, 104, 105)
+WORLDS = tuple(range(1, 21))
+BUDGETS = (256, 1024, 4096)
+START = "sft"
+ORDER = (START, "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection")  # then best-of-n
+AGAINST = "ppo"
+RELEVANT = 0.05  # a difference in gold win rate that would matter
+
+# what is tuned: two numbers are the ends of a range that is sampled log-uniformly, words are choices
+LR = (1e-4, 1e-2)
+LEASH = (5e-3, 0.5)
+EPOCHS = ("1", "2", "4")
+SPACE: dict[str, dict[str, tuple[float, float] | tuple[str, ...]]] = {
+    "ppo": {
+        "lr": LR,
+        "kl_coef": LEASH,
+        "epochs": EPOCHS,
+        "lam": ("0.8", "0.9", "0.95", "1"),
+        "value_model": ("reward model", "policy"),
+    },
+    "rloo": {"lr": LR, "kl_coef": LEASH, "epochs": EPOCHS},
+    "grpo": {"lr": LR, "kl_coef": LEASH, "epochs": EPOCHS},
+    "reinforce++": {"lr": LR, "kl_coef": LEASH, "epochs": EPOCHS},
+    "dpo": {"lr": LR, "beta": LEASH, "epochs": EPOCHS},
+    "rejection": {"lr": LR, "epochs": ("2", "4", "8", "16")},
+}
+SETTINGS = ("lr", "kl_coef", "beta", "epochs", "lam", "value_model", "value_clip", "batch_size")
+PHASES = ("tune", "final")
+KEY = ("phase", "world", "algorithm", "variant", "budget", *SETTINGS)  # of a row; no two rows share it
+VARIANCE = ("explained_variance_end", "explained_variance_run")  # of PPO's value model: at the last update, over all
+MEASURED = (*(key for key, *_ in EVALUATED), "tokens", "seconds", *VARIANCE)
+COLUMNS = (*KEY, *MEASURED, "processor", "revision")
+Row = dict[str, str]  # COLUMNS; "" where something has no value
+MARKS = ("<!-- the tables of python -m nanorlhf.report.worlds -->", "<!-- the end of the tables -->")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    csv: Path = Path("docs/compare/worlds.csv")
+    """table of all finished runs"""
+    page: Path = Path("docs/compare.md")
+    """page whose tables are replaced, between its two marks"""
+    out: Path = Path("docs/compare")
+    """directory of worlds_pairs.csv and the pictures"""
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. the CSV
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV of the study; none where the file is missing.
+
+    Raises InputError for other columns, a cell too many or too few, and for what is no number where one is due.
+    """
+    if not path.exists():
+        return []
+    lines = csv.reader(io.StringIO(read_text(path)))
+    head = next(lines, [])
+    if tuple(head) != COLUMNS:
+        raise InputError(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
+    rows = []
+    for cells in lines:
+        where = f"{path}:{lines.line_num}"
+        if len(cells) != len(COLUMNS):
+            raise InputError(f"{where}: the row has {len(cells)} cells, and not {len(COLUMNS)}.")
+        row = dict(zip(COLUMNS, cells, strict=True))
+        if row["phase"] not in PHASES:
+            raise InputError(f"{where}: the phase {row['phase']!r:.80} must be one of {', '.join(PHASES)}.")
+        for name in ("world", "budget"):
+            if not row[name].isdecimal():
+                raise InputError(f"{where}: the {name} {row[name]!r:.80} must be a whole number.")
+        for name in MEASURED:
+            if row[name] and not is_number(row[name]):
+                raise InputError(f"{where}: {name} {row[name]!r:.80} must be a number, or empty.")
+        if not row["gold_score"]:
+            raise InputError(f"{where}: the row has no gold_score.")
+        rows.append(row)
+    return rows
+
+
+def is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def key_of(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def joined(rows: Iterable[Row]) -> list[Row]:
+    """Each run once. Neither the order nor which of two rows of a run is kept depends on the given order.
+
+    Of two, that of the processor and the revision that come first is kept, whatever it measured.
+    """
+
+    def place(row: Row) -> tuple:
+        words = (row[name] for name in (*KEY, "processor", "revision", *MEASURED))
+        return PHASES.index(row["phase"]), int(row["world"]), row["algorithm"], int(row["budget"]), *words
+
+    found: dict[tuple[str, ...], Row] = {}
+    for row in sorted(rows, key=place):
+        found.setdefault(key_of(row), row)
+    return list(found.values())
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def measured(out: Path, policy: str) -> Row:
+    """MEASURED of a policy in the evaluation in OUT/eval, and of its run in OUT, where there is one."""
+    path = out / "eval" / "eval.json"
+    policies = evaluated(path)
+    if policy not in policies:
+        raise InputError(f"{path}: it lacks the policy {policy}: delete it to evaluate again.")
+    found = {key: float_at(policies[policy], str(path), key) for key, *_ in EVALUATED}
+    if (out / "metrics.jsonl").exists():
+        run = read_run(policy, out, {})
+        found |= costs(replace(run, rows=with_costs(run.rows)))
+        if (out / "trace").exists():
+            found |= dict(zip(VARIANCE, explained_variance(out), strict=True))
+    return {name: "" if (x := found.get(name)) is None else f"{x:.6g}" for name in MEASURED}
+
+
+def explained_variance(run: Path) -> tuple[float | None, float | None]:
+    """1 - Var(returns - values) / Var(returns) over the states of the last traced update, and over those of all.
+
+    1 is perfect; 0 is no better than each update's mean. Both variances are summed over the updates before they are
+    divided, so that an update whose returns hardly differ does not decide. None where all returns are the same.
+    """
+    errors, variances = [], []
+    for tensors, _ in read_traces(run):
+        returns, values = (tensors[name][tensors["states"]].double() for name in ("returns", "values"))
+        errors.append((returns - values).var().item())
+        variances.append(returns.var().item())
+    ends = ((errors[-1], variances[-1]), (sum(errors), sum(variances)))
+    at_end, over_run = (1 - error / variance if variance > 0 else None for error, variance in ends)
+    return at_end, over_run
+
+
+# ------------------------------------------------------------------------------------------------------- 2. the tuning
+def settings_of(row: Row) -> Row:
+    return {name: row[name] for name in SETTINGS}
+
+
+def tuned(rows: Iterable[Row], algorithm: str) -> list[tuple[Row, list[float]]]:
+    """The tuned settings of an algorithm with their gold scores, a world each: the most worlds first, then the mean.
+
+    The first of them is the algorithm's choice.
+    """
+    scores: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        if row["phase"] == "tune" and row["algorithm"] == algorithm:
+            scores.setdefault(tuple(settings_of(row).values()), []).append(float(row["gold_score"]))
+    ranked = sorted(scores.items(), key=lambda item: (-len(item[1]), -fmean(item[1]), item[0]))
+    return [(dict(zip(SETTINGS, words, strict=True)), golds) for words, golds in ranked]
+
+
+def at_edge(algorithm: str, settings: Row) -> list[str]:
+    """The settings in the outer tenth of their range, on its logarithmic scale."""
+    found = []
+    for name, values in SPACE[algorithm].items():
+        low, high = values[0], values[-1]
+        if isinstance(low, float) and isinstance(high, float):
+            share = math.log(float(settings[name]) / low) / math.log(high / low)
+            if not 0.1 <= share <= 0.9:
+                found.append(name)
+    return found
+
+
+def tuning_table(rows: list[Row]) -> Lines:
+    lines = [["algorithm", "runs", "chosen", "worlds", "gold score", "at the edge of its range"]]
+    for algorithm in SPACE:
+        if found := tuned(rows, algorithm):
+            settings, golds = found[0]
+            chosen = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
+            edge = ", ".join(at_edge(algorithm, settings)) or "nothing"
+            runs = sum(len(scores) for _, scores in found)
+            lines.append([f"`{algorithm}`", str(runs), chosen, str(len(golds)), f"{fmean(golds):.2f}", edge])
+    return lines
+
+
+# -------------------------------------------------------------------------------------------------------- 3. the tables
+ByWorld = dict[str, dict[str, Row]]  # name -> world -> row
+
+
+def finals(rows: Iterable[Row], budget: int, variants: bool = False) -> ByWorld:
+    """The final runs at a budget; with those that sample nothing in training, which are the same at every budget.
+
+    variants: PPO's instead, by their names, with PPO as it was tuned. Raises InputError for two runs of an algorithm in
+    the same world with different settings.
+    """
+    found: ByWorld = {}
+    for row in rows:
+        if row["phase"] != "final" or int(row["budget"]) not in ((budget,) if variants else (0, budget)):
+            continue
+        if row["algorithm"] != AGAINST if variants else row["variant"]:
+            continue
+        name = (row["variant"] or "as tuned") if variants else row["algorithm"]
+        of_name = found.setdefault(name, {})
+        if row["world"] in of_name:
+            raise InputError(
+                f"world {row['world']} has two final rows of {name} at {budget} responses, with different settings: "
+                "delete the one that was not chosen from the CSV."
+            )
+        of_name[row["world"]] = row
+    order = ("as tuned",) if variants else ORDER
+    rank = {name: i for i, name in enumerate(order)}
+    names = sorted(found, key=lambda name: (rank.get(name, len(rank)), len(name), name))  # best-of-4 before -16
+    return {name: found[name] for name in names}
+
+
+def complete_worlds(by_name: ByWorld) -> int:
+    """Worlds in which every algorithm has run."""
+    expected = {START, *SPACE}
+    return len(set.intersection(*(set(by_name.get(name, ())) for name in expected)))
+
+
+def column(by_world: dict[str, Row], key: str) -> list[float]:
+    """The known numbers, a world each, in the order of the worlds."""
+    return [float(by_world[world][key]) for world in sorted(by_world, key=int) if by_world[world][key]]
+
+
+def differences(ours: dict[str, Row], theirs: dict[str, Row], key: str) -> list[float]:
+    """Ours minus theirs in the worlds that both have."""
+    both = (world for world in ours.keys() & theirs.keys() if ours[world][key] and theirs[world][key])
+    return [float(ours[world][key]) - float(theirs[world][key]) for world in sorted(both, key=int)]
+
+
+def spread_cells(values: list[float], digits: int) -> list[str]:
+    """Mean with half its interval, median, quartiles, worst."""
+    if not values:
+        return ["-"] * 4
+    quartiles = ", ".join(f"{x:.{digits}f}" for x in np.quantile(values, (0.25, 0.75)))
+    return [cell(values, digits, True), f"{median(values):.{digits}f}", quartiles, f"{min(values):.{digits}f}"]
+
+
+def spread_table(by_name: ByWorld) -> Lines:
+    """How each algorithm ends: the gold win rate's mean and spread, and the means of the rest."""
+    spent = (("tokens", "tokens sampled", 0, False), ("seconds", "seconds", 0, False))
+    rest = (*EVALUATED[1:], *spent)  # after the gold win rate
+    lines = [["", "worlds", "gold win rate", "median", "quartiles", "worst", *(heading for _, heading, *_ in rest)]]
+    for name, by_world in by_name.items():
+        cells = [cell(column(by_world, key), digits, with_interval) for key, _, digits, with_interval in rest]
+        spread = spread_cells(column(by_world, "gold_win_rate"), 3)
+        lines.append([f"`{name}`", str(len(by_world)), *spread, *cells])
+    return lines
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is said of algorithm a minus algorithm b."""
+
+    a: str
+    b: str
+    found: Paired
+    corrected: float
+    """Wilcoxon's p, by Holm's correction over all pairs of the budget"""
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true difference that these worlds would have shown with 80% power."""
+        n = self.found.num_worlds
+        return detectable_effect(n) * self.found.sd if n > 1 and self.found.sd > 0 else None
+
+    @property
+    def needed(self) -> int | None:
+        """Worlds that would show a difference of RELEVANT with 80% power at this spread; None: more than 10,000."""
+        return worlds_needed(RELEVANT / self.found.sd) if self.found.sd > 0 else None
+
+
+def pairs(by_name: ByWorld, key: str) -> list[Pair]:
+    """All pairs of algorithms that have a world in common, without the start."""
+    compared = {
+        (a, b): paired(gaps)
+        for a, b in combinations([name for name in by_name if name != START], 2)
+        if (gaps := differences(by_name[a], by_name[b], key))
+    }
+    corrected = holm([found.p for found in compared.values()])
+    return [Pair(a, b, found, p) for ((a, b), found), p in zip(compared.items(), corrected, strict=True)]
+
+
+def matrix(of_pairs: list[Pair]) -> Lines:
+    """Row minus column in gold win rate, and the share of worlds in which the row wins; bold where Holm's p < 0.05."""
+    names = list(dict.fromkeys(name for pair in of_pairs for name in (pair.a, pair.b)))
+    cells = {}
+    for pair in of_pairs:
+        mark = "**" if pair.corrected < 0.05 else ""
+        for a, b, sign, share in ((pair.a, pair.b, 1, pair.found.share), (pair.b, pair.a, -1, 1 - pair.found.share)):
+            cells[a, b] = f"{mark}{sign * pair.found.mean:+.3f}{mark} ({100 * share:.0f}%)"
+    lines = [["", *(f"`{name}`" for name in names)]]
+    return lines + [[f"`{a}`", *(cells.get((a, b), "") for b in names)] for a in names]
+
+
+def against_table(of_pairs: list[Pair]) -> Lines:
+    """Each algorithm minus PPO in gold win rate, with what so many worlds could have shown."""
+    lines = [
+        [
+            *(f"minus `{AGAINST}`", "worlds", "gold win rate", "Cohen's d", "better in", "p, Holm"),
+            *("could have shown", f"worlds for {RELEVANT}"),
+        ]
+    ]
+    for pair in of_pairs:
+        if AGAINST not in (pair.a, pair.b):
+            continue
+        found, sign = pair.found, 1 if pair.b == AGAINST else -1
+        share = found.share if sign > 0 else 1 - found.share
+        needed = "-" if found.sd == 0 else "more than 10,000" if pair.needed is None else str(pair.needed)
+        lines.append(
+            [
+                f"`{pair.a if sign > 0 else pair.b}`",
+                str(found.num_worlds),
+                number(sign * found.mean, flipped(found.ci, sign), 3, "+"),
+                number(None if found.effect is None else sign * found.effect, flipped(found.effect_ci, sign), 2, "+"),
+                f"{100 * share:.0f}%",
+                f"{pair.corrected:.2g}",
+                number(pair.detectable, digits=3),
+                needed,
+            ]
+        )
+    return lines
+
+
+def flipped(ends: tuple[float, float] | None, sign: int) -> tuple[float, float] | None:
+    """The interval of a number that changes its sign."""
+    return ends if ends is None or sign > 0 else (-ends[1], -ends[0])
+
+
+def variant_table(by_name: ByWorld) -> Lines:
+    """PPO and its variants: how they end, how much they vary, and what their value models explain."""
+    lines = [
+        [
+            *("PPO", "worlds", "gold win rate", "median", "quartiles", "worst", "sd", "minus as tuned"),
+            *("variance explained over the run", "at the end", "rank correlation with gold"),
+        ]
+    ]
+    base = by_name.get("as tuned", {})
+    for name, by_world in by_name.items():
+        rates = column(by_world, "gold_win_rate")
+        gaps = [] if name == "as tuned" else differences(by_world, base, "gold_win_rate")
+        gap = number(fmean(gaps), t_interval(gaps), 3, "+") if gaps else "-"
+        sd = f"{np.std(rates, ddof=1):.3f}" if len(rates) > 1 else "-"
+        variances = [cell(column(by_world, key), 2) for key in reversed(VARIANCE)]
+        spread = spread_cells(rates, 3)
+        lines.append([name, str(len(by_world)), *spread, sd, gap, *variances, correlation(by_world)])
+    return lines
+
+
+def correlation(by_world: dict[str, Row]) -> str:
+    """Spearman's, over worlds, between the variance explained over the run and the gold score, with its p-value."""
+    known = [row for row in by_world.values() if row[VARIANCE[1]]]
+    explained, golds = ([float(row[key]) for row in known] for key in (VARIANCE[1], "gold_score"))
+    if len(known) < 3 or len(set(explained)) == 1 or len(set(golds)) == 1:
+        return "-"
+    found = scipy.stats.spearmanr(explained, golds)
+    return f"{found.statistic:+.2f} (p {found.pvalue:.2g})"
+
+
+def budgets_of(rows: Iterable[Row]) -> list[int]:
+    """Of final runs, without 0."""
+    return sorted({int(row["budget"]) for row in rows if row["phase"] == "final"} - {0})
+
+
+# --------------------------------------------------------------------------------------------------------- 4. the files
+def page_text(rows: list[Row]) -> str:
+    """All that stands between the marks of the page."""
+    parts = []
+    by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
+    if not by_budget:
+        parts.append("No world is in yet.")
+    else:
+        counts = (f"{complete_worlds(by_name)} at {budget:,} responses" for budget, by_name in by_budget.items())
+        parts.append(f"Worlds with every algorithm, of {len(WORLDS)}: {', '.join(counts)}.")
+    if len(table := tuning_table(rows)) > 1:
+        parts += ["### What was chosen", markdown(table)]
+    for budget, by_name in by_budget.items():
+        of_pairs = pairs(by_name, "gold_win_rate")
+        parts += [f"### After {budget:,} responses", markdown(spread_table(by_name))]
+        if of_pairs:
+            parts += [markdown(matrix(of_pairs)), markdown(against_table(of_pairs))]
+    variants = [(budget, finals(rows, budget, variants=True)) for budget in by_budget]
+    for budget, by_name in variants:
+        if len(by_name) > 1:
+            parts += [f"### PPO and its variants after {budget:,} responses", markdown(variant_table(by_name))]
+    captions = {
+        "worlds_spread.png": "Gold win rate by algorithm and budget, a dot for each world",
+        "worlds_variance.png": "Gold score of PPO against the variance that its value model explains",
+    }
+    parts += [f"![{captions[name]}](compare/{name})" for name in pictures(rows)]
+    return "\n\n".join(parts)
+
+
+def pair_lines(rows: list[Row]) -> Iterator[list[str]]:
+    """The lines of worlds_pairs.csv: all pairs at all budgets, by gold win rate and by gold score."""
+    yield [
+        *("budget", "metric", "a", "b", "worlds", "difference", "low", "high", "sd", "cohens_d", "d_low", "d_high"),
+        *("share_a_better", "wilcoxon_p", "holm_p", "detectable", "worlds_needed"),
+    ]
+    for budget in budgets_of(rows):
+        by_name = finals(rows, budget)
+        for metric in ("gold_win_rate", "gold_score"):
+            for pair in pairs(by_name, metric):
+                found = pair.found
+                numbers = [
+                    found.mean, *(found.ci or (None, None)), found.sd, found.effect,
+                    *(found.effect_ci or (None, None)), found.share, found.p, pair.corrected, pair.detectable,
+                    pair.needed if metric == "gold_win_rate" else None,
+                ]  # fmt: skip
+                cells = ("" if x is None else f"{x:.6g}" for x in numbers)
+                yield [str(budget), metric, pair.a, pair.b, str(found.num_worlds), *cells]
+
+
+def pairs_text(rows: list[Row]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(pair_lines(rows))
+    return text.getvalue()
+
+
+def spread_figure(rows: list[Row]) -> Figure | None:
+    """A panel per budget: quartiles and median of the gold win rate, and a dot for each world. None without worlds."""
+    budgets = budgets_of(rows)
+    if not budgets:
+        return None
+    figure = Figure(figsize=(4.6 * len(budgets), 4.4), layout="constrained")
+    for axes, budget in zip(figure.subplots(1, len(budgets), sharey=True, squeeze=False)[0], budgets, strict=True):
+        label_axes(axes, f"{budget:,} responses", "", "gold win rate")
+        by_name = finals(rows, budget)
+        columns = [column(by_world, "gold_win_rate") for by_world in by_name.values()]
+        axes.boxplot(columns, showfliers=False, widths=0.6, medianprops={"color": "black"})
+        for i, values in enumerate(columns, start=1):
+            offsets = np.linspace(-0.18, 0.18, len(values))
+            axes.plot(i + offsets, values, ".", color=BLUE, alpha=0.6, markersize=4)
+        axes.set_xticks(range(1, len(by_name) + 1), list(by_name), rotation=60, ha="right", fontsize=8)
+    return figure
+
+
+def variance_figure(rows: list[Row]) -> Figure | None:
+    """PPO at each budget, and its variants: a dot for each world. None where no value model was measured."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    budgets = budgets_of(rows)
+    tuned_ones = {f"{budget:,} responses": finals(rows, budget).get(AGAINST, {}) for budget in budgets}
+    others = [finals(rows, budget, variants=True) for budget in budgets]
+    variants = {name: found for by_name in others if len(by_name) > 1 for name, found in by_name.items()}
+    for axes, title, groups in zip(
+        figure.subplots(1, 2, sharey=True), ("PPO as tuned", "its variants"), (tuned_ones, variants), strict=True
+    ):
+        label_axes(axes, title, "variance explained over the run", "gold score")
+        for (name, by_world), (color, marker) in zip(groups.items(), LINES, strict=False):
+            known = [row for row in by_world.values() if row[VARIANCE[1]]]
+            if known:
+                explained, golds = ([float(row[key]) for row in known] for key in (VARIANCE[1], "gold_score"))
+                axes.plot(explained, golds, marker, color=color, alpha=0.7, markersize=4, label=name)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
+    return figure if any(axes.lines for axes in figure.axes) else None
+
+
+def pictures(rows: list[Row]) -> dict[str, Figure]:
+    drawn = {"worlds_spread.png": spread_figure(rows), "worlds_variance.png": variance_figure(rows)}
+    return {name: figure for name, figure in drawn.items() if figure}
+
+
+def with_tables(page: str, where: Path, tables: str) -> str:
+    """A page with the text between its marks replaced. Raises InputError where it lacks them."""
+    before, begins, rest = page.partition(MARKS[0])
+    _, ends, after = rest.partition(MARKS[1])
+    if not begins or not ends:
+        raise InputError(f"{where}: it must have the lines {MARKS[0]} and {MARKS[1]}, between which the tables stand.")
+    return f"{before}{begins}\n\n{tables}\n\n{ends}{after}"
+
+
+def main(args: Args) -> None:
+    """Write the page's tables, worlds_pairs.csv and the pictures."""
+    check_out(args.out)
+    rows = joined(read_rows(args.csv))
+    page = with_tables(read_text(args.page), args.page, page_text(rows))
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_text(args.out / "worlds_pairs.csv", pairs_text(rows))
+    for name, figure in pictures(rows).items():
+        with (args.out / name).open("wb") as file:
+            figure.savefig(file, format="png", dpi=100)
+    write_text(args.page, page)
+    print(f"written: {args.page}, {args.out / 'worlds_pairs.csv'}, of {len(rows)} rows of {args.csv}")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)

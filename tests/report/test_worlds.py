@@ -1,0 +1,293 @@
+"""The tables of nanorlhf.report.worlds from rows written by hand, and the page that shows them."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from nanorlhf.errors import InputError
+from nanorlhf.report import worlds
+from nanorlhf.report.worlds import (
+    COLUMNS,
+    MARKS,
+    Args,
+    Row,
+    against_table,
+    at_edge,
+    complete_worlds,
+    csv_text,
+    explained_variance,
+    finals,
+    joined,
+    main,
+    matrix,
+    page_text,
+    pairs,
+    pairs_text,
+    pictures,
+    read_rows,
+    spread_table,
+    tuned,
+    tuning_table,
+    variant_table,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PPO = {"lr": "0.001", "kl_coef": "0.05", "epochs": "2", "lam": "0.95", "value_model": "policy"}
+
+
+def row(world: int, algorithm: str, rate: float, budget: int = 1024, **others: object) -> Row:
+    known = {
+        "phase": "final", "world": world, "algorithm": algorithm, "budget": budget, "gold_win_rate": rate,
+        "gold_score": 4 * rate, "rm_score": 1, "kl": 2, "entropy": 1, "distinct": 2, "eos_rate": 1,
+        "response_length": 10, "tokens": 100, "seconds": 30, "processor": "A", "revision": "b",
+    }  # fmt: skip
+    return dict.fromkeys(COLUMNS, "") | {name: str(value) for name, value in (known | others).items()}
+
+
+RATES = {  # world by world
+    "ppo": [0.90, 0.70, 0.80, 0.95, 0.85, 0.60],
+    "rloo": [0.92, 0.90, 0.91, 0.94, 0.93, 0.90],
+    "grpo": [0.90, 0.80, 0.85, 0.90, 0.91, 0.82],
+    "reinforce++": [0.80, 0.70, 0.81, 0.84, 0.80, 0.75],
+    "rejection": [0.85, 0.80, 0.82, 0.86, 0.84, 0.81],
+    "dpo": [0.90, 0.88, 0.91, 0.92, 0.89, 0.90],
+    "sft": [0.57, 0.56, 0.58, 0.57, 0.59, 0.55],
+    "best-of-16": [0.88, 0.86, 0.87, 0.89, 0.90, 0.85],
+    "best-of-4": [0.77, 0.75, 0.76, 0.78, 0.79, 0.74],
+}
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    """Six worlds at 1,024 responses, PPO and RLOO at 256 in two of them, a variant of PPO, and a tuning of PPO."""
+    found = []
+    for name, rates in RATES.items():
+        budget = 0 if name in ("sft", "dpo") or name.startswith("best") else 1024
+        for world, rate in enumerate(rates, start=1):
+            explained = {"explained_variance_run": rate / 2, "explained_variance_end": rate} if name == "ppo" else {}
+            found.append(row(world, name, rate, budget, **PPO | explained if name == "ppo" else {"lr": "0.001"}))
+    found += [row(world, name, 0.5 + world / 10, 256, lr="0.001") for name in ("ppo", "rloo") for world in (1, 2)]
+    for world, rate in enumerate((0.92, 0.74, 0.85, 0.95, 0.86, 0.70), start=1):
+        settings = PPO | {"lam": "1"}
+        found.append(row(world, "ppo", rate, variant="lambda 1", explained_variance_run=0.3, **settings))
+    for world, lr, gold in ((101, "0.001", 3.0), (101, "0.009", 3.5), (101, "0.0002", 1.0), (102, "0.001", 3.2)):
+        found.append(row(world, "ppo", 0.5, phase="tune", **PPO | {"lr": lr}) | {"gold_score": str(gold)})
+    return found
+
+
+def table_of(lines: list[list[str]]) -> dict[str, dict[str, str]]:
+    return {line[0].strip("`"): dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
+
+
+# ----------------------------------------------------------------------------------------------------------- the tables
+def test_what_samples_nothing_stands_at_every_budget_in_a_fixed_order(rows) -> None:
+    assert [*finals(rows, 1024)] == [
+        *("sft", "ppo", "rloo", "grpo", "reinforce++", "dpo", "rejection", "best-of-4", "best-of-16")
+    ]
+    assert [*finals(rows, 256)] == ["sft", "ppo", "rloo", "dpo", "best-of-4", "best-of-16"]
+    assert len(finals(rows, 256)["dpo"]) == 6 and len(finals(rows, 256)["ppo"]) == 2
+    assert [*finals(rows, 1024, variants=True)] == ["as tuned", "lambda 1"]
+    assert complete_worlds(finals(rows, 1024)) == 6 and complete_worlds(finals(rows, 256)) == 0
+
+
+def test_the_spread_is_the_mean_the_median_the_quartiles_and_the_worst(rows) -> None:
+    ppo = table_of(spread_table(finals(rows, 1024)))["ppo"]
+    rates = RATES["ppo"]  # sorted 0.6 0.7 0.8 0.85 0.9 0.95: quartiles at places 1.25 and 3.75 of 0 to 5
+    half = 2.570582 * np.std(rates, ddof=1) / math.sqrt(6)
+    assert ppo["gold win rate"] == f"0.800 ± {half:.3f}" and ppo["median"] == "0.825" and ppo["worst"] == "0.600"
+    assert ppo["quartiles"] == f"{0.7 + 0.25 * 0.1:.3f}, {0.85 + 0.75 * 0.05:.3f}"
+    assert (ppo["worlds"], ppo["tokens sampled"], ppo["length, tokens"]) == ("6", "100", "10.0")
+
+
+def test_pairs_are_compared_in_the_worlds_that_both_have_and_corrected_together(rows) -> None:
+    found = pairs(finals(rows, 1024), "gold_win_rate")
+    assert len(found) == 8 * 7 / 2 and not any("sft" in (pair.a, pair.b) for pair in found)
+    [pair] = [pair for pair in found if (pair.a, pair.b) == ("ppo", "rloo")]
+    gaps = [a - b for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
+    assert pair.found.mean == pytest.approx(np.mean(gaps)) and pair.found.share == 1 / 6
+    assert pair.found.p == pytest.approx(stats.wilcoxon(gaps).pvalue)
+    assert pair.corrected >= pair.found.p
+    narrow = pairs(finals(rows, 256), "gold_win_rate")
+    assert {(p.a, p.b): p.found.num_worlds for p in narrow}["rloo", "dpo"] == 2
+    # 0.05 at this spread, and the least difference of six worlds, both by the t-test's power
+    sd = np.std(gaps, ddof=1)
+    assert pair.needed is not None and pair.detectable is not None
+    for n, difference in ((pair.needed, 0.05), (6, pair.detectable)):
+        t = stats.t.ppf(0.975, n - 1)
+        power = stats.nct.sf(t, n - 1, difference / sd * math.sqrt(n))  # the other side is below 1e-4
+        assert power == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_matrix_has_both_directions_and_marks_what_holm_leaves() -> None:
+    better = [row(world, "ppo", 0.8002 + world / 1000) for world in range(1, 13)]
+    better += [row(world, "rloo", 0.9 + world / 500) for world in range(1, 13)]
+    better += [row(world, "grpo", 0.8 + (world * 7 % 12) / 1000) for world in range(1, 13)]
+    by_name = finals(better, 1024)
+    table = table_of(matrix(pairs(by_name, "gold_win_rate")))
+    assert table["rloo"]["`ppo`"] == "**+0.106** (100%)" and table["ppo"]["`rloo`"] == "**-0.106** (0%)"
+    assert "**" not in table["ppo"]["`grpo`"] and table["ppo"]["`ppo`"] == ""
+
+
+def test_against_ppo_the_sign_is_the_others(rows) -> None:
+    table = table_of(against_table(pairs(finals(rows, 1024), "gold_win_rate")))
+    gaps = [b - a for a, b in zip(RATES["ppo"], RATES["rloo"], strict=True)]
+    mean, sd = np.mean(gaps), np.std(gaps, ddof=1)
+    half = 2.570582 * sd / math.sqrt(6)
+    rloo = table["rloo"]
+    assert [*table] == ["rloo", "grpo", "reinforce++", "dpo", "rejection", "best-of-4", "best-of-16"]
+    assert rloo["gold win rate"] == f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+    assert rloo["Cohen's d"].startswith(f"{mean / sd:+.2f} [") and rloo["better in"] == "83%"
+    assert float(rloo["could have shown"]) > mean and int(rloo["worlds for 0.05"]) > 6
+
+
+def test_variants_are_compared_with_ppo_as_it_was_tuned(rows) -> None:
+    table = table_of(variant_table(finals(rows, 1024, variants=True)))
+    gaps = [b - a for a, b in zip(RATES["ppo"], (0.92, 0.74, 0.85, 0.95, 0.86, 0.70), strict=True)]
+    assert table["lambda 1"]["minus as tuned"].startswith(f"{np.mean(gaps):+.3f} [")
+    assert table["as tuned"]["minus as tuned"] == "-"
+    assert table["as tuned"]["variance explained over the run"] == "0.40"
+    assert table["as tuned"]["rank correlation with gold"] == "+1.00 (p 0)"
+    assert table["lambda 1"]["rank correlation with gold"] == "-"  # the same in every world
+
+
+def test_the_choice_has_the_most_worlds_and_then_the_highest_mean(rows) -> None:
+    [(best, golds), (second, _), _] = tuned(rows, "ppo")
+    assert best["lr"] == "0.001" and golds == [3.0, 3.2] and second["lr"] == "0.009"
+    table = table_of(tuning_table(rows))
+    assert table["ppo"]["runs"] == "4" and table["ppo"]["gold score"] == "3.10"
+    assert table["ppo"]["at the edge of its range"] == "nothing"
+    assert at_edge("ppo", best | {"lr": "0.0064", "kl_coef": "0.0079"}) == ["lr", "kl_coef"]
+    assert at_edge("ppo", best | {"lr": "0.0063", "kl_coef": "0.008"}) == []  # a tenth is a factor of 1.585
+
+
+def test_a_world_with_two_final_runs_of_an_algorithm_is_refused(rows) -> None:
+    with pytest.raises(InputError, match="world 3 has two final rows of rloo at 1024 responses"):
+        finals([*rows, row(3, "rloo", 0.5, lr="0.002")], 1024)
+
+
+# -------------------------------------------------------------------------------------------------------------- the CSV
+def test_joining_depends_on_no_order_and_keeps_one_row_of_a_run(rows) -> None:
+    twice = rows[0] | {"seconds": "99"}
+    expected = joined([*rows, twice])
+    assert len(expected) == len(rows)
+    shuffled = list(np.random.default_rng(0).permutation(len(rows) + 1))
+    assert csv_text(joined([[*rows, twice][i] for i in shuffled])) == csv_text(expected)
+    of_another = rows[0] | {"gold_score": "-9", "processor": "B"}
+    assert joined([of_another, *rows]) == joined(rows)  # not the lower one
+    numbers = [int(r["world"]) for r in expected if r["phase"] == "final"]
+    assert numbers == sorted(numbers) and expected[0]["phase"] == "tune"
+
+
+def test_a_csv_is_read_as_it_was_written(tmp_path, rows) -> None:
+    path = tmp_path / "worlds.csv"
+    path.write_text(csv_text(rows))
+    assert read_rows(path) == rows and read_rows(tmp_path / "missing.csv") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("phase,world", "world,phase", ":1: the columns must be phase,world"),
+        ("final,1,ppo", "finale,1,ppo", ":2: the phase 'finale' must be one of tune, final"),
+        ("final,1,ppo", "final,one,ppo", ":2: the world 'one' must be a whole number"),
+        ("0.9,3.6", "high,3.6", ":2: gold_win_rate 'high' must be a number"),
+        ("0.9,3.6", "nan,3.6", ":2: gold_win_rate 'nan' must be a number"),
+        ("0.9,3.6", "0.9,", ":2: the row has no gold_score"),
+        ("final,1,ppo", "final,1,ppo,", r":2: the row has \d+ cells, and not \d+"),
+    ],
+)
+def test_a_broken_csv_is_named_with_its_line(tmp_path, old, new, sentence) -> None:
+    path = tmp_path / "worlds.csv"
+    text = csv_text([row(1, "ppo", 0.9)])
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match="worlds.csv" + sentence):
+        read_rows(path)
+
+
+def test_the_explained_variance_counts_states_and_pools_the_updates(tmp_path, monkeypatch) -> None:
+    states = torch.tensor([[True, True, False], [True, True, True]])
+    first = {"states": states, "returns": torch.tensor([[1.0, 2, 99], [3, 4, 5]]), "values": torch.zeros(2, 3)}
+    # returns 1 to 5, variance 2.5; the values halve the error, so that a quarter of the variance is left
+    second = first | {"values": first["returns"] / 2}
+    monkeypatch.setattr(worlds, "read_traces", lambda run: [(first, {}), (second, {})])
+    assert explained_variance(tmp_path) == pytest.approx((0.75, 1 - (2.5 + 0.625) / 5))
+    same = first | {"returns": torch.ones(2, 3)}
+    monkeypatch.setattr(worlds, "read_traces", lambda run: [(same, {})])
+    assert explained_variance(tmp_path) == (None, None)
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
+    args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path / "pictures")
+    args.csv.write_text(csv_text(rows))
+    args.page.write_text(f"# Page\n\n{MARKS[0]}\nbefore\n{MARKS[1]}\n\nThe end.\n")
+    main(args)
+    text = args.page.read_text()
+    assert text.startswith(f"# Page\n\n{MARKS[0]}\n\n") and text.endswith(f"{MARKS[1]}\n\nThe end.\n")
+    assert page_text(joined(rows)) in text and "before" not in text
+    assert "of 20: 0 at 256 responses, 6 at 1,024 responses." in text
+    headings = [line for line in text.splitlines() if line.startswith("### ")]
+    assert headings == [
+        *("### What was chosen", "### After 256 responses", "### After 1,024 responses"),
+        "### PPO and its variants after 1,024 responses",
+    ]
+    for name in ("worlds_spread.png", "worlds_variance.png"):
+        assert f"](compare/{name})" in text and (args.out / name).read_bytes().startswith(b"\x89PNG")
+    lines = list(csv.DictReader((args.out / "worlds_pairs.csv").open()))
+    assert len(lines) == 2 * (8 * 7 / 2 + 5 * 4 / 2)  # both metrics; eight algorithms at 1,024, five at 256
+    [line] = [x for x in lines if (x["budget"], x["metric"], x["a"], x["b"]) == ("1024", "gold_score", "ppo", "dpo")]
+    gaps = [4 * (a - b) for a, b in zip(RATES["ppo"], RATES["dpo"], strict=True)]
+    assert float(line["difference"]) == pytest.approx(np.mean(gaps), rel=1e-5) and not line["worlds_needed"]
+    main(args)
+    assert args.page.read_text() == text
+
+
+def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
+    one = [row(1, name, 0.5 + i / 10, explained_variance_run=0.2) for i, name in enumerate(("ppo", "rloo"))]
+    text = page_text(one)
+    assert "| `ppo` | 1 | 0.500 | 0.500 | 0.500, 0.500 | 0.500 |" in text
+    assert "| `rloo` | 1 | +0.100 | - | 100% | 1 | - | - |" in text and len(pictures(one)) == 2
+
+
+def test_a_page_without_marks_is_refused(tmp_path) -> None:
+    args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path)
+    args.page.write_text(f"# Page\n{MARKS[0]}\n")
+    with pytest.raises(InputError, match="page.md: it must have the lines <!-- the tables"):
+        main(args)
+    assert args.page.read_text() == f"# Page\n{MARKS[0]}\n"
+
+
+def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
+    rows = read_rows(ROOT / "docs/compare/worlds.csv")
+    assert rows == joined(rows)
+    page = (ROOT / "docs/compare.md").read_text()
+    assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
+    assert (ROOT / "docs/compare/worlds_pairs.csv").read_text() == pairs_text(rows)
+    assert all((ROOT / "docs/compare" / name).exists() for name in pictures(rows))
+
+
+# ------------------------------------------------------------------------------------------------------------ for Slurm
+def test_the_job_array_starts_its_share(tmp_path) -> None:
+    script = ROOT / "docs/compare/slurm.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    environment = os.environ | {
+        "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "2", "PYTHON": sys.executable,
+    }  # fmt: skip
+    flags = ("--dry-run", "--out", tmp_path / "runs", "--seeds", "5", "6", "7", "8", "--budgets", "256")
+    command = ["bash", script, "final", "4", *map(str, flags)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert all("--seed 7" in line for line in lines[:-1] if line.startswith("python ")) and "core hours" in lines[-1]
+    assert f"{tmp_path}/runs/share_3_of_4/7/data" in lines[0]
+    for missing in (["final"], []):
+        failed = subprocess.run(["bash", script, *missing], env=environment, capture_output=True, text=True)
+        assert failed.returncode != 0 and "the " in failed.stderr

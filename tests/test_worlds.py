@@ -1,0 +1,382 @@
+"""The study over worlds, with programs that only write what it reads; and once in miniature with the real ones."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nanorlhf.errors import InputError
+from nanorlhf.report import worlds as table
+from tools import experiments
+from tools.experiments import Worlds, drawn, hours_left, main, rungs, setting_flags, standing
+from tools.page_commands import Command, settings_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def luck(*words: object) -> float:
+    """From 0 to 1, of these words alone."""
+    digest = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32
+
+
+class Programs:
+    """Stands for `experiments.call`: writes what the programs of the study would, and counts them."""
+
+    def __init__(self, diverging: str = "nothing", stop_after: int | None = None):
+        self.called: list[str] = []
+        self.diverging, self.stop_after = diverging, stop_after
+
+    def __call__(self, command: list[str]) -> tuple[int, bytes]:
+        words = command[1:]
+        self.called.append(" ".join(words))
+        if self.stop_after is not None and len(self.called) > self.stop_after:
+            raise KeyboardInterrupt
+        out, seed = Path(words[words.index("--out") + 1]), words[words.index("--seed") + 1]
+        out.mkdir(parents=True, exist_ok=True)
+        if "data.tiny" in words:
+            (out / "tokenizer.json").touch()
+        elif "data.best_of" in words:
+            cost = {"num_tokens": 100, "seconds": 1.0, "peak_resident_bytes": 1}
+            (out / "best_of.json").write_text(json.dumps(cost))
+        elif words[0] == "eval.py":
+            policies = words[words.index("--policies") + 1 : words.index("--out")]
+            rows = {name: self.evaluated(name, place, seed) for name, place in zip(*[iter(policies)] * 2, strict=True)}
+            (out / "eval.json").write_text(json.dumps({"policies": rows}))
+        else:
+            if self.diverging in self.called[-1]:
+                return 2, b"error: loss or gradient are not finite in 4 step(s) in a row"
+            settings = " ".join(word for word in words if "/" not in word)  # on every machine the same
+            row = {"step": 0, "episode": 64, "response_length": 10.0, "episodes_per_second": 8.0, "objective/kl": 1.0}
+            (out / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+            (out / "args.json").write_text(json.dumps({"data": words[words.index("--data") + 1], "said": settings}))
+            summary = {"seconds": 20 + time.perf_counter() % 1, "peak_resident_bytes": 1}
+            (out / "summary.json").write_text(json.dumps(summary))
+        return 0, b""
+
+    def evaluated(self, name: str, place: str, seed: str) -> dict:
+        """The algorithm matters, the settings matter, and the world matters most."""
+        trained = Path(place) / "args.json"
+        settings = json.loads(trained.read_text())["said"] if trained.exists() else place.partition(":")[0]
+        gold = 2 + luck(seed) + 0.5 * luck(name.partition("-")[0]) + 0.2 * luck(settings, seed)
+        return {
+            "gold_win_rate": gold / 4, "gold_score": gold, "rm_score": 1.0, "kl": 1.0, "entropy": 1.0, "distinct": 2.0,
+            "eos_rate": 1.0, "response_length": 10.0, "kl_estimate": 1.0 if name.startswith("best-of") else None,
+        }  # fmt: skip
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> Worlds:
+    """A study of two algorithms and DPO with four points each, and four worlds."""
+    (tmp_path / "docs").mkdir()
+    return Worlds(
+        out=tmp_path / "runs", csv=tmp_path / "docs/worlds.csv", algorithms=("ppo", "dpo", "rejection"), num_points=4,
+        tune_seeds=(101, 102, 103, 104), seeds=(1, 2, 3, 4), budgets=(256, 1024), jobs=2,
+    )  # fmt: skip
+
+
+def run(args: Worlds, monkeypatch, **settings) -> list[str]:
+    """The commands that were run."""
+    programs = Programs(**settings)
+    monkeypatch.setattr(experiments, "call", programs)
+    main(args)
+    return programs.called
+
+
+def results(path: Path) -> list[dict[str, str]]:
+    """The rows without what a clock says, and a commit while the tests run."""
+    return [row | {"seconds": "", "revision": ""} for row in table.read_rows(path)]
+
+
+def elsewhere(args: Worlds, place: Path, **changes) -> Worlds:
+    """The same study on another machine."""
+    place.mkdir()
+    return replace(args, out=place / "runs", csv=place / "worlds.csv", **changes)
+
+
+# -------------------------------------------------------------------------------------------------- 1. what is run
+def test_every_run_has_a_row_and_none_is_repeated_although_its_directory_is_gone(args, monkeypatch) -> None:
+    called = run(args, monkeypatch)
+    rows = table.read_rows(args.csv)
+    tuned = [row for row in rows if row["phase"] == "tune"]
+    # of each algorithm four points in one world, two in two more, one in the last
+    assert len(tuned) == 3 * (4 + 2 * 2 + 1)
+    by_world = [row for row in rows if row["phase"] == "final" and row["world"] == "3"]
+    names = sorted((row["algorithm"], row["budget"]) for row in by_world if not row["variant"])
+    best_of = [(f"best-of-{n}", "0") for n in (16, 4, 64)]
+    assert names == [
+        *best_of, ("dpo", "0"), ("ppo", "1024"), ("ppo", "256"), ("rejection", "1024"), ("rejection", "256"),
+        ("sft", "0"),
+    ]  # fmt: skip
+    variants = {row["variant"] for row in by_world} - {""}
+    assert len(variants) in (4, 5) and variants < {*experiments.PPO_VARIANTS}  # one or two are PPO as tuned
+    assert sum("eval.py" in words for words in called) == len(rows) - 3 * 4  # four rows of one evaluation
+    assert not list((args.out / "runs").iterdir())
+    assert run(args, monkeypatch) == []
+    for file in (args.out / "rows").glob("*.csv"):
+        file.unlink()
+    assert run(args, monkeypatch) == []
+
+
+def test_a_lost_row_is_run_again_with_its_world(args, monkeypatch) -> None:
+    run(args, monkeypatch)
+    rows = table.read_rows(args.csv)
+    lost = next(row for row in rows if row["algorithm"] == "dpo" and row["world"] == "2")
+    args.csv.write_text(table.csv_text(row for row in rows if row != lost))
+    [file] = [path for path in (args.out / "rows").glob("final_2_dpo*.csv")]
+    file.unlink()
+    for name in ("tokenizer.json", "summary.json"):
+        for path in (args.out / "2").rglob(name):
+            path.unlink()
+    called = run(args, monkeypatch)
+    programs = [word for words in called for word in words.split() if word.endswith(".py") or word == "data.tiny"]
+    assert programs == ["data.tiny", "train_sft.py", "train_rm.py", "train_dpo.py", "eval.py"]
+    assert results(args.csv) == [row | {"seconds": "", "revision": ""} for row in rows]
+
+
+def test_final_runs_take_the_point_that_tuning_chose(args, monkeypatch) -> None:
+    run(args, monkeypatch)
+    rows = table.read_rows(args.csv)
+    for name in args.algorithms:
+        choice, golds = table.tuned(rows, name)[0]
+        assert len(golds) == 4
+        final = [row for row in rows if row["phase"] == "final" and row["algorithm"] == name and not row["variant"]]
+        assert final and all(table.settings_of(row) == choice for row in final)
+
+
+def test_a_run_that_diverges_counts_as_nothing_and_stops_no_other(args, monkeypatch) -> None:
+    lr = drawn(args, "dpo")[0]["lr"]
+    run(args, monkeypatch, diverging=f"101/sft --lr {lr} --beta")
+    [row] = [row for row in table.read_rows(args.csv) if row["algorithm"] == "dpo" and row["lr"] == lr]
+    assert (row["gold_score"], row["gold_win_rate"], row["kl"], row["phase"]) == ("-8.0", "0", "", "tune")
+
+
+def test_another_failure_stops_the_study(args, monkeypatch) -> None:
+    monkeypatch.setattr(experiments, "call", lambda command: (2, b"error: the disk is full"))
+    with pytest.raises(InputError, match="data.tiny .* failed with exit status 2"):
+        main(args)
+
+
+# ------------------------------------------------------------------------------------ 2. interrupted, and on machines
+@pytest.mark.parametrize("stop_after", [9, 50, 111])
+def test_an_interrupted_study_goes_on_to_the_same_csv(args, monkeypatch, tmp_path, stop_after) -> None:
+    run(args, monkeypatch)
+    other = elsewhere(args, tmp_path / "other")
+    with pytest.raises(KeyboardInterrupt):
+        run(other, monkeypatch, stop_after=stop_after)
+    before = len(table.read_rows(other.csv))
+    run(other, monkeypatch)
+    assert before < len(table.read_rows(other.csv)) and results(other.csv) == results(args.csv)
+
+
+def test_two_machines_joined_are_one(args, monkeypatch, tmp_path) -> None:
+    """Tuning is shared by algorithm, the rest by world; in between each machine is given the other's CSV."""
+    run(args, monkeypatch)
+    machines = [elsewhere(args, tmp_path / f"machine_{k}", share=f"{k}/2") for k in (1, 2)]
+    for machine in machines:
+        run(replace(machine, phase="tune"), monkeypatch)
+    exchange(*machines)
+    for machine in machines:
+        run(replace(machine, phase="final"), monkeypatch)
+    seeds = [{row["world"] for row in table.read_rows(m.csv) if row["phase"] == "final"} for m in machines]
+    assert seeds == [{"1", "3"}, {"2", "4"}]
+    exchange(*machines)
+    assert run(machines[0], monkeypatch) == run(replace(machines[0], share="1/1"), monkeypatch) == []
+    assert results(machines[0].csv) == results(args.csv)
+
+
+def exchange(one: Worlds, other: Worlds) -> None:
+    texts = [machine.csv.read_text() for machine in (one, other)]
+    for machine, text in zip((one, other), reversed(texts), strict=True):
+        (machine.out / "rows" / "of_the_other_machine.csv").write_text(text)
+
+
+def test_shares_on_one_disk_keep_their_worlds_apart(args, monkeypatch) -> None:
+    called = [run(replace(args, share=f"{k}/2", phase="tune"), monkeypatch) for k in (1, 2)]
+    assert all("share_1_of_2/101/data" in words for words in called[0] if "data.tiny" in words and "101" in words)
+    assert not {words for words in called[0]} & {words for words in called[1]}
+    assert {row["algorithm"] for row in table.read_rows(args.csv)} == {*args.algorithms}
+
+
+def test_an_algorithm_that_is_not_tuned_has_no_final_runs_and_is_named(args, monkeypatch, capsys) -> None:
+    run(replace(args, share="1/3", phase="tune"), monkeypatch)
+    run(replace(args, phase="final"), monkeypatch)
+    said = capsys.readouterr().out
+    assert "dpo: not all runs of its tuning" in said and "ppo: not all" not in said
+    best_of = {f"best-of-{n}" for n in args.best_of}
+    assert {row["algorithm"] for row in table.read_rows(args.csv)} == {"ppo", "sft"} | best_of
+
+
+# ----------------------------------------------------------------------------------------------------- 3. the tuning
+def test_points_are_drawn_by_the_seed_alone_and_cover_their_ranges() -> None:
+    args = Worlds()
+    for name, space in table.SPACE.items():
+        points = drawn(args, name)
+        assert points == drawn(replace(args, seeds=(7,)), name) != drawn(replace(args, draw_seed=1), name)
+        assert len({tuple(point.values()) for point in points}) == len(points) == 12
+        for setting, values in space.items():
+            found = [point[setting] for point in points]
+            if isinstance(values[0], str):
+                assert {found.count(value) for value in values} <= {3, 4, 6}
+            else:
+                low, high = values
+                edges = [low * (high / low) ** (i / 12) for i in range(13)]
+                assert [sum(a <= float(x) < b for x in found) for a, b in pairwise(edges)] == [1] * 12
+        assert all(not point[setting] for point in points for setting in set(table.SETTINGS) - set(space))
+
+
+def test_halving_keeps_the_best_by_the_mean_over_the_worlds_so_far() -> None:
+    args = Worlds(num_points=4, tune_seeds=(101, 102, 103, 104))
+    assert rungs(args) == [((101,), 4), ((102, 103), 2), ((104,), 1)]
+    assert rungs(Worlds()) == [((101,), 12), ((102, 103), 6), ((104, 105), 3)]
+    points = drawn(args, "rloo")
+
+    def rows(scores: dict[tuple[int, int], float]) -> list[table.Row]:
+        found = []
+        for (i, seed), gold in scores.items():
+            key = experiments.key_of_run(args, "tune", seed, "rloo", 1024, points[i])
+            found.append(dict.fromkeys(table.COLUMNS, "") | key | {"gold_score": str(gold)})
+        return found
+
+    scores = {(0, 101): 1.0, (1, 101): 4.0, (2, 101): 3.0}
+    assert standing(args, rows(scores), "rloo", 0) == points
+    assert standing(args, rows(scores), "rloo", 1) is None  # point 3 has no row
+    scores[3, 101] = 2.0
+    assert standing(args, rows(scores), "rloo", 1) == [points[1], points[2]]
+    scores |= {(1, 102): 0.0, (1, 103): 1.0, (2, 102): 3.0, (2, 103): 1.0}  # means 1.67 and 2.33
+    assert standing(args, rows(scores), "rloo", 2) == [points[2]]
+    assert standing(args, rows(scores), "rloo", 3) is None
+    scores[2, 104] = 0.0
+    assert standing(args, rows(scores), "rloo", 3) == [points[2]]
+
+
+def test_settings_become_the_flags_of_their_script() -> None:
+    empty = dict.fromkeys(table.SETTINGS, "")
+    key = {"algorithm": "ppo"} | empty | {"lr": "1e-3", "epochs": "4", "lam": "1", "value_model": "scratch"}
+    key |= {"value_clip": "None", "batch_size": "256"}
+    place = Path("world")
+    assert [*map(str, setting_flags(key, place))] == [
+        *("--lr", "1e-3", "--lam", "1", "--value-clip-range", "None", "--num-ppo-epochs", "4"),
+        *("--value-model", "world/scratch", "--batch-size", "256", "--num-minibatches", "4"),
+    ]
+    assert [*setting_flags({"algorithm": "dpo"} | empty | {"beta": "0.1", "epochs": "2"}, place)] == [
+        *("--beta", "0.1", "--num-epochs", "2")
+    ]
+    assert [*setting_flags({"algorithm": "ppo"} | empty | {"value_model": "reward model"}, place)] == []
+
+
+# ------------------------------------------------------------------------------------------- 4. flags, and what is left
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"share": "9/8"}, "--share 9/8: write K/N"),
+        ({"share": "half"}, "--share half: write K/N"),
+        ({"algorithms": ("a2c",)}, "--algorithms a2c: choose from ppo"),
+        ({"variants": ("lambda 2",)}, "--variants 'lambda 2': choose from lambda 1"),
+        ({"budgets": (256, 1000)}, "--budgets 1000: write a multiple of 256"),
+        ({"tune_seeds": (4, 101)}, "--seeds 4: it is one of --tune-seeds"),
+        ({"budget": 64}, "--budget 64: write a multiple of 256"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_runs(args, monkeypatch, changes, sentence) -> None:
+    monkeypatch.setattr(experiments, "call", lambda command: pytest.fail("it ran"))
+    with pytest.raises(InputError, match=sentence):
+        main(replace(args, **changes))
+
+
+def test_a_dry_run_prints_all_commands_and_the_hours_that_are_left(args, monkeypatch, capsys) -> None:
+    main(replace(args, dry_run=True))
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert not args.csv.exists() and not args.out.exists()
+    assert all(line.startswith("python ") for line in lines) and last.startswith("# about ")
+    whole = hours_left(replace(args, dry_run=True))
+    run(replace(args, phase="tune"), monkeypatch)
+    left = hours_left(replace(args, dry_run=True))
+    run(args, monkeypatch)
+    capsys.readouterr()
+    main(replace(args, dry_run=True))
+    *again, last = capsys.readouterr().out.splitlines()
+    assert 0 < left < whole and last.startswith("# about 0.0 core hours") and len(again) >= len(lines) - 12
+
+
+def test_the_whole_study_is_estimated_below_twenty_core_hours(tmp_path) -> None:
+    args = Worlds(out=tmp_path / "runs", csv=tmp_path / "worlds.csv", dry_run=True)
+    assert 2 < hours_left(args) < 20
+
+
+def test_the_seconds_of_the_csv_replace_the_guess(args, monkeypatch) -> None:
+    run(args, monkeypatch)
+    rows = table.read_rows(args.csv)
+    kept = [row | {"seconds": "7200"} for row in rows if row["world"] != "4" and row["algorithm"] == "dpo"]
+    kept += [row for row in rows if row["algorithm"] != "dpo"]
+    args.csv.write_text(table.csv_text(kept))
+    for file in (args.out / "rows").glob("*dpo*.csv"):
+        file.unlink()
+    assert hours_left(args) == pytest.approx((7200 + experiments.A_WORLD + experiments.AROUND_A_RUN) / 3600)
+
+
+def test_every_command_is_one_that_its_program_takes(args) -> None:
+    """Of one world of each phase, all algorithms and all of PPO's variants."""
+    small = replace(args, algorithms=tuple(table.SPACE), tune_seeds=(101,), seeds=(1,), budgets=(256,))
+    settings = [settings_of(Command(("python", *words))) for words in experiments.commands(small)]
+    assert len(settings) > 50 and all(settings)
+    from_scratch = [run for run in settings if str(getattr(run, "value_model", "")).endswith("scratch")]
+    assert len(from_scratch) == 1 and {run.trace for run in settings if hasattr(run, "lam")} == {64}
+
+
+# ---------------------------------------------------------------------------------------------------- 5. in miniature
+SMALL = """--algorithms ppo --tune-seeds 101 --num-points 2 --seeds 1 2 --budgets 256 --budget 256 --best-of 4
+--num-demonstrations 600 --num-comparisons 192 --num-queries 8 --jobs 2""".split()
+
+
+def start_study(out: Path, *words: str) -> subprocess.Popen:
+    """In a group of processes of its own, with the programs that it starts."""
+    variants = ("--variants", "value model from scratch")
+    command = (sys.executable, "-m", "tools.experiments", "worlds", *SMALL, *variants, "--out", out / "runs")
+    return subprocess.Popen(
+        list(map(str, (*command, "--csv", out / "worlds.csv", *words))), cwd=ROOT, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_study_in_miniature_killed_and_on_two_machines(tmp_path) -> None:
+    """Real runs in two worlds: what was killed and went on, and what two machines shared, end in the same CSV."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    study = start_study(killed)
+    while len(table.read_rows(killed / "worlds.csv")) < 4:  # two of the tuning, then two of the first final runs
+        assert study.poll() is None
+        time.sleep(0.2)
+    os.killpg(study.pid, signal.SIGKILL)
+    study.wait()
+    assert start_study(killed).wait() == 0
+
+    machines = [tmp_path / "machine_1", tmp_path / "machine_2"]
+    for machine in machines:
+        machine.mkdir()
+    assert start_study(machines[0], "--phase", "tune").wait() == 0
+    (machines[1] / "worlds.csv").write_text((machines[0] / "worlds.csv").read_text())
+    for k, machine in enumerate(machines, start=1):
+        assert start_study(machine, "--phase", "final", "--share", f"{k}/2").wait() == 0
+    (machines[0] / "runs/rows/other.csv").write_text((machines[1] / "worlds.csv").read_text())
+    assert start_study(machines[0]).wait() == 0
+
+    rows = results(killed / "worlds.csv")
+    assert rows == results(machines[0] / "worlds.csv")
+    final = [("final", world) for world in ("1", "2") for _ in ("sft", "best-of-4", "ppo", "from scratch")]
+    assert [(row["phase"], row["world"]) for row in rows] == [("tune", "101")] * 2 + final
+    ppo = [row for row in rows if row["algorithm"] == "ppo"]
+    assert all(float(row["explained_variance_run"]) <= 1 and float(row["tokens"]) > 0 for row in ppo)
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(("# Page", *table.MARKS)))
+    table.main(table.Args(csv=killed / "worlds.csv", page=page, out=tmp_path / "pictures"))
+    assert "| value model from scratch | 2 |" in page.read_text()
