@@ -130,6 +130,9 @@ def test_eval_json_and_the_page_have_the_tables(rewardbench_result, capsys):
     args, result = rewardbench_result
     assert json.loads((args.out / "eval.json").read_text()) == json.loads(json.dumps(result))
     html = (args.out / "report.html").read_text()
+    happened = re.findall(r'<p class="happened.*?</p>', html, re.S)
+    assert [words in p for words, p in zip(("rm scores 0.", "dpo scores 0."), happened, strict=True)] == [True, True]
+    assert html.index("happened") < html.index("<table") and all("(overall); the rule" in p for p in happened)
     rows = Page(html).rows
     assert ["accuracy", "rows", "rm", "dpo", "the longer one"] in rows
     assert [row[0] for row in rows if row[0] in ("Chat", "Chat Hard", "Safety", "Reasoning", "overall")] == [
