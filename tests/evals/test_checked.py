@@ -110,6 +110,11 @@ def test_the_report_has_the_tables_and_the_samples(args, capsys):
     assert "of 4 passed" in page
 
 
+def test_all_can_read_the_report(args, unreadable):
+    evaluation.main(args)
+    assert not unreadable(args.out / "report.html")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -126,6 +126,11 @@ def test_what_is_left_at_equal_length(rewardbench_result):
         assert low <= high and 0 <= result["length"][name]["controlled"]["mean"] <= 1
 
 
+def test_all_can_read_the_report(rewardbench_result, unreadable):
+    args, _ = rewardbench_result
+    assert not unreadable(args.out / "report.html")
+
+
 def test_eval_json_and_the_page_have_the_tables(rewardbench_result, capsys):
     args, result = rewardbench_result
     assert json.loads((args.out / "eval.json").read_text()) == json.loads(json.dumps(result))

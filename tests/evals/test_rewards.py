@@ -111,6 +111,10 @@ def test_the_page_has_the_tables_and_a_calibration_figure_of_each_model_and_set(
     assert "±" in accuracy_lines(table, "all")[1][2] and "±" not in accuracy_lines(table, "all")[1][3]
 
 
+def test_all_can_read_the_report(args, result, unreadable):
+    assert not unreadable(args.out / "report.html")
+
+
 def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):
     """Without --gold there is length alone; with it the truth; and kappa where the data has agreement.jsonl."""
     assert result["sets"]["validation"]["deciders"]["truth"] is None and result["agreement"] is None

@@ -194,6 +194,11 @@ def test_the_page_has_the_tables_and_pictures_that_there_is_something_for(runs: 
     assert "At the same cost" in said and "written: " in said
 
 
+def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "compare.html")
+
+
 def test_missing_parts_leave_out_what_needs_them(tmp_path: Path) -> None:
     write(tmp_path / "1" / "eval" / "eval.json", {"policies": {"sft": row(2.0), "ppo": row(3.0)}})
     policies = read_policies(tmp_path)

@@ -163,6 +163,11 @@ def test_the_page_shows_the_figures_and_says_which_are_missing_and_why(tmp_path,
     assert len(bare) == 5 and "<img" not in (tmp_path / "bare" / "compare.html").read_text()
 
 
+def test_all_can_read_the_page(tmp_path, seeds, unreadable) -> None:
+    main(Args(runs=pairs(ppo=seeds), out=tmp_path))
+    assert not unreadable(tmp_path / "compare.html")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -160,6 +160,11 @@ def test_the_page_has_the_table_and_a_picture_per_dial(runs: Path, tmp_path: Pat
     assert re.search(r"flip-rate +0\.25", capsys.readouterr().out)
 
 
+def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "lab.html")
+
+
 def drop(*keys: str):
     def change(result: dict) -> None:
         for key in keys[:-1]:

@@ -81,6 +81,11 @@ def test_the_page_and_a_picture_per_sampler_are_written(runs: Path, tmp_path: Pa
     assert "0.4000 ± 0.2828" in (out / "mismatch.html").read_text() and "0.4000 ± 0.2828" in capsys.readouterr().out
 
 
+def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "mismatch.html")
+
+
 def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "none", tmp_path / "empty"):

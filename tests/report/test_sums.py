@@ -104,6 +104,11 @@ def test_the_page_the_table_and_the_pictures_are_written(runs, tmp_path, capsys)
     assert "grpo-leak" in (out / "sums.html").read_text() and "Other rewards" in capsys.readouterr().out
 
 
+def test_all_can_read_the_page(runs, tmp_path, unreadable):
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "sums.html")
+
+
 def test_without_an_evaluation_the_sentence_says_what_makes_one(tmp_path):
     with pytest.raises(InputError, match="no SEED below it holds an evaluation"):
         main(Args(runs=tmp_path, out=tmp_path / "out"))

@@ -286,6 +286,10 @@ def page_of(out: Path) -> str:
     return (out / "report.html").read_text()
 
 
+def test_all_can_read_the_report(python_world, unreadable):
+    assert not unreadable(python_world.args.out / "report.html")
+
+
 def test_the_page_is_one_file_that_asks_for_nothing(world):
     page = page_of(world.args.out)
     assert set(re.findall(r'src="([^:]+):', page)) == {"data"} and not re.findall(r"<(script\s|link[^>]+sheet)", page)

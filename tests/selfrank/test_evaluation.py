@@ -398,6 +398,11 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
     assert "left out" not in page and "left out" not in text(reply_report.page(result, None, [], []))
 
 
+def test_all_can_read_the_report(world, scripted, tmp_path, unreadable):
+    evaluate(world, tmp_path, gold="truth.py:table")
+    assert not unreadable(tmp_path / "report.html")
+
+
 def test_a_run_whose_metrics_are_damaged_is_refused_and_nothing_is_written(world, scripted, tmp_path):
     shutil.copytree(world.root / "str", tmp_path / "str")
     (tmp_path / "str/metrics.jsonl").write_text("3\n")

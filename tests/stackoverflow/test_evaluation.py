@@ -227,6 +227,10 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     assert "MRR@k is left out" in tables and "ppo - sft" in tables and "metric@3" in tables
 
 
+def test_all_can_read_the_report(outcome, small_site, unreadable):
+    assert not unreadable(small_site.eval.out / "report.html")
+
+
 def test_ppo_logs_the_sites_gold_score_and_adapts_its_coefficient(small_site):
     rows = read_metrics(small_site.ppo.out)
     assert all(-4 <= row["gold_score"] <= 4 for row in rows)
