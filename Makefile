@@ -16,6 +16,7 @@
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
+# make axe            axe-core, by npm, for the tests that read pages in a browser; without it they skip
 # make accessibility  every page of that site judged by axe-core in Chromium, at two widths and in both themes
 # make package        a wheel and an sdist in dist/, and the wheel's commands tried in an environment of their own
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md

@@ -3,7 +3,7 @@
 A gain counts where its 95% interval leaves out 0.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from nanorlhf.doctor.finding import Finding
@@ -135,6 +135,21 @@ def change_of(true: Gain | None, rewarded: Gain | None) -> tuple[str, str]:
         return "warn", f"It did not learn: {true.measure} did not change ({true.text}), and {moved}."
     moved = "did not change" if rewarded.sign == 0 else "fell as well"
     return "bad", f"It got worse: {true.measure} fell ({true.text}); {scored.format(moved)}."
+
+
+def comparison(measure: str, against: str, gains: Mapping[str, Gain | None]) -> tuple[str, str]:
+    """One of KINDS, and who is better and who worse than `against`; gains: name -> its gain, None without interval."""
+    found: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    alone = [name for name, gain in gains.items() if gain is None]
+    for name, gain in gains.items():
+        if gain is not None:
+            found[gain.sign].append(f"{name} ({gain.text})")
+    said = {1: f"better than {against}", -1: "worse" if found[1] else f"worse than {against}", 0: "no difference shown"}
+    parts = [f"{said[sign]}: {', '.join(names)}" for sign, names in found.items() if names]
+    if alone:
+        parts.append(f"one seed alone, so without an interval: {', '.join(alone)}")
+    kind = "good" if found[1] else "bad" if found[-1] else "warn"
+    return kind, f"By {measure}, seed by seed, {'; '.join(parts)}."
 
 
 def capital(text: str) -> str:
