@@ -236,7 +236,8 @@ def test_every_formula_of_the_pages_can_be_drawn() -> None:
 # ----------------------------------------------------------------------------------------------------- 4. in a browser
 # one page of each kind: what is wrong with a kind is wrong with all its pages
 KINDS = ("index", "readme", "docs/lecture", "docs/formulas", "docs/nano", "docs/stackoverflow", "kernels/gae.py",
-         "course/exercises/index", "course/exercises/whitening", "docs/microscope/demo")  # fmt: skip
+         "course/exercises/index", "course/exercises/whitening", "docs/microscope/demo",
+         "nanorlhf/doctor/__main__.py")  # fmt: skip
 SEARCH = """new Promise(done => {
   const field = document.querySelector("[data-md-component=search-query]");
   field.value = "whiten"; field.focus(); field.dispatchEvent(new Event("keyup", {bubbles: true}));
