@@ -17,6 +17,8 @@
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
+# make axe            axe-core, by npm, for the tests that read pages in a browser; without it they skip
+# make accessibility  every page of that site judged by axe-core in Chromium, at two widths and in both themes
 # make package        a wheel and an sdist in dist/, and the wheel's commands tried in an environment of their own
 # make gpu            on a CUDA device: the tests that need one and the benchmark, in at most eight minutes; runs/gpu/gpu.md
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
@@ -81,7 +83,7 @@ endif
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help check demo overoptimise lecture docs stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare worlds sums sums-study mutants doctor gpu package \
+.PHONY: help check demo overoptimise lecture docs axe accessibility stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare worlds sums sums-study mutants doctor gpu package \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -367,6 +369,16 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: .venv .venv/docs
 	$(PY) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 	@echo "written: runs/docs/index.html"
+
+# judges pages; the tests that need it skip without
+axe:
+	npm install --silent --prefix runs/axe axe-core@4.14.1
+
+# every page of the site, where the suite takes one of each kind
+accessibility: export ALL_PAGES = 1
+accessibility: export NO_MKDOCS_2_WARNING = 1
+accessibility: .venv .venv/docs .venv/test axe
+	$(PY) -m pytest tests/test_site.py -k readable
 
 # the tests start dozens of processes: with the bytecode kept, each of them starts sooner
 test: export PYTHONDONTWRITEBYTECODE =

@@ -5,6 +5,7 @@ python -m course next [DIR]         what to do now, and what to read
 python -m course grade [DIR]        points; the first claim that fails, exercise by exercise; --format csv: of a class
 python -m course similar DIR        pairs of submissions that are alike in what few have written
 python -m course handout --out DIR  a page per exercise and per week, without the answers; --key: the answers
+python -m course nbgrader --out DIR a notebook per exercise, which nbgrader releases and grades
 python -m course slides --out DIR   the four decks of the lecture as pages for a browser
 python -m course plant DIR --seed 7 a copy with a real bug in it
 python -m course check DIR          is its behaviour right again?
@@ -21,7 +22,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from course import handout, hunt, marks, mutants, questions, similar, slides, verify
+from course import assignment, handout, hunt, marks, mutants, questions, similar, slides, verify
 from course.copies import ROOT, check_copy
 from course.exercises import EXERCISES, chosen
 from course.grade import Worker, desks, first_open, given, grade
@@ -207,6 +208,21 @@ class Handout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Nbgrader:
+    """Write a course directory of nbgrader: a source notebook per exercise, with the solution and the hidden test."""
+
+    out: Path
+    """new directory"""
+    exercises: tuple[str, ...] = ()
+    """names; none: all"""
+
+    def run(self) -> None:
+        exercises = chosen(self.exercises) if self.exercises else list(EXERCISES)
+        written = assignment.write_assignments(self.out, exercises)
+        print(f"{self.out}: {len(written)} notebooks, {marks.points_of(exercises)} points.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Slides:
     """Write the four decks of docs/slides as pages for a browser: right arrow: next step, n: the speaker's notes."""
 
@@ -281,7 +297,7 @@ class Mutants:
 @dataclass(frozen=True, kw_only=True)
 class Args:
     command: Annotated[
-        Start | Next | Grade | Similar | Handout | Slides | Plant | Check | Reveal | Verify | Mutants,
+        Start | Next | Grade | Similar | Handout | Nbgrader | Slides | Plant | Check | Reveal | Verify | Mutants,
         tyro.conf.OmitSubcommandPrefixes,
         tyro.conf.arg(name=""),
     ]

@@ -7,6 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+AXE = Path(__file__).resolve().parent.parent / "runs/axe/node_modules/axe-core/axe.min.js"  # `make axe`
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+JUDGE = (
+    f"axe.run(document, {{runOnly: {RULES}}}).then(found => found.violations.map("
+    "v => `${v.id}: ${v.help}: ${v.nodes.length} times, ${v.nodes[0].html.slice(0, 200)}`))"
+)
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SETTLED = "new Promise(done => setTimeout(done, 500))"  # the page has found its layout and its colours
+
 
 class Browser:
     """One page of a headless Chromium. Use it as a context."""
@@ -84,6 +93,23 @@ class Browser:
         """How wide the window is, in pixels, and what the reader prefers: light or dark."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=1600, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def unreadable(self, page: Path) -> list[str]:
+        """What keeps someone from reading a page: at two widths, in both themes, by axe-core; what the page reports."""
+        wrong = []
+        self.said.clear()
+        for theme in ("light", "dark"):
+            self.show(1200, theme)
+            self.open(page.as_uri())
+            self.ask(AXE.read_text() + ";0")
+            for width in (1200, 400):
+                self.show(width, theme)
+                self.ask(SETTLED)
+                found = self.ask(JUDGE)
+                if self.ask(WIDER) > 0:
+                    found.append("it scrolls sideways")
+                wrong += [f"{page.name}, {width}, {theme}: {each}" for each in found]
+        return wrong + [f"{page.name}: {said}" for said in self.said]
 
     def ask(self, expression: str) -> Any:
         """The value of an expression of JavaScript, awaited."""

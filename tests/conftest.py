@@ -4,10 +4,11 @@ import gc
 import json
 import os
 import runpy
+import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,7 @@ import train_rm
 import train_sft
 from data import tiny
 from nanorlhf.model import GPT, GPTConfig
+from tests.browser import AXE, Browser
 from tests.made_once import made_once
 from tests.miniature_rlcf import one_update, plugin, rlcf, usual_update  # noqa: F401  fixtures
 
@@ -131,6 +133,22 @@ def make_miniature(root: Path, train: bool = True) -> Miniature:
         train_sft.main(sft)
         train_rm.main(rm)
     return Miniature(root, sft, rm, dpo, ppo)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory) -> Iterator[Browser]:
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium on PATH")
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def unreadable(browser) -> Callable[[Path], list[str]]:
+    """What keeps someone from reading a page."""
+    if not AXE.exists():
+        pytest.skip("no axe-core: make axe")
+    return browser.unreadable
 
 
 @pytest.fixture(scope="module")

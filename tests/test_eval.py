@@ -404,6 +404,10 @@ def test_the_report_needs_no_network_and_has_the_curves_of_three_stages(args, re
     assert "url(" not in (args.out / "report.html").read_text()
 
 
+def test_all_can_read_the_report(args, result, unreadable) -> None:
+    assert not unreadable(args.out / "report.html")
+
+
 def test_the_page_says_what_was_run_and_links_to_lines_that_are_there(args, result) -> None:
     text = (args.out / "report.html").read_text()
     page = Page(text)

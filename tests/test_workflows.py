@@ -82,7 +82,7 @@ def test_ci_runs_what_was_tested_or_the_newest(newest, tmp_path) -> None:
     lines = done.stdout.splitlines()
     constraints = "[] []" if newest else "[constraints.txt] [constraints.txt]"
     assert all(line.endswith(constraints) for line in lines)
-    assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 5
+    assert lines[0].startswith("make .venv") and lines[-1].startswith("make test") and len(lines) == 6
 
 
 def test_a_run_of_the_tests_ends_with_what_failed_and_what_was_skipped_and_why(pytestconfig) -> None:

@@ -267,7 +267,7 @@ def paths_read(program: str, args: Any) -> list[str]:
     if getattr(args, "plan", False):  # shapes alone
         return []
     if program == "course":
-        made = type(args).__name__ in ("Start", "Plant", "Handout", "Slides", "Verify", "Mutants")
+        made = type(args).__name__ in ("Start", "Plant", "Handout", "Nbgrader", "Slides", "Verify", "Mutants")
         return [] if made or args.directory == Path(".") else [str(args.directory)]
     names = {item.name for item in fields(args)}
     found = files_read(program, args) if "data" in names else []

@@ -54,7 +54,8 @@ def main(args: Args) -> dict:
     ks = [2**i for i in range(n.bit_length())]  # 1, 2, 4, ... up to n
 
     # ---------------------------------------------------------------------------------------- 2. responses and scores
-    results, texts, num_passed = {}, {}, {}  # by policy
+    results, texts, num_passed, differences = {}, {}, {}, {}  # by policy
+    first: dict[str, np.ndarray] = {}  # the first policy's pass@1 and rewards, (queries, n)
     for name, place in tqdm(policies.items(), desc="policies"):
         _, response = common.sample(
             common.load_policy(place, rows, tokenizer, args, device),  # no variable: gone before the next is loaded
@@ -74,10 +75,20 @@ def main(args: Args) -> dict:
             "by": {value: float(passed[rows].mean()) for value, rows in groups.items()},
             **common.endings(response, tokenizer),
         }
+        measured = {"pass@1": passed.astype(float)} | scores
+        if first:
+            differences[name] = {key: mean_and_interval(x - first[key], args.seed) for key, x in measured.items()}
+        first = first or measured
         texts[name], num_passed[name] = given.responses[::n], counts.tolist()
 
     # -------------------------------------------------------------------------------------------------------- 3. output
-    result = {"args": common.settings_of(args), "num_queries": len(rows), "num_samples": n, "policies": results}
+    result = {
+        "args": common.settings_of(args),
+        "num_queries": len(rows),
+        "num_samples": n,
+        "policies": results,
+        "differences": differences,  # from the first policy
+    }
 
     def samples() -> Iterator[dict]:
         for i, record in enumerate(records):

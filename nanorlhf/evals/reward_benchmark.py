@@ -89,7 +89,7 @@ def main(args: Args) -> dict:
         "dpo_beta": args.dpo_beta,
         "args": common.settings_of(args),
     }
-    return common.write_evaluation(args, result, benchmark_report.page(result, list(places)))
+    return common.write_evaluation(args, result, benchmark_report.page(result, models))
 
 
 # ------------------------------------------------------------------------------------------------------------- 1. data

@@ -26,6 +26,7 @@ from nanorlhf.dpo import implicit_pair_rewards, implicit_rewards
 from nanorlhf.evals import common
 from nanorlhf.metrics.agreement import load_labelled_pairs, pair_agreement
 from nanorlhf.metrics.reward_accuracy import (
+    accuracy_intervals,
     accuracy_table,
     calibration,
     deciders,
@@ -102,7 +103,7 @@ def main(args: Args) -> dict:
         }
     result["agreement"] = pair_agreement(labelled) if labelled else None
     result["args"] = common.settings_of(args)
-    return common.write_evaluation(args, result, reward_report.page(result, list(places)))
+    return common.write_evaluation(args, result, reward_report.page(result, models))
 
 
 def named_models(words: tuple[str, ...]) -> dict[str, list[str]]:
@@ -219,6 +220,7 @@ def measure_rewards(
         "sets": {
             set_name: {
                 "accuracy": accuracy_table(groups[set_name], columns),
+                "intervals": accuracy_intervals(columns),
                 "calibration": {name: calibration(column) for name, column in columns.items()},
             }
             for set_name, columns in margins.items()

@@ -12,6 +12,7 @@ import numpy as np
 
 from nanorlhf.dataset import Comparison, field
 from nanorlhf.errors import InputError
+from nanorlhf.metrics.intervals import t_interval, wilson_interval
 
 BIN_WIDTH = 0.5  # of |margin|, in score units
 FEW = 10  # pairs: a bin with fewer is drawn hollow
@@ -70,6 +71,25 @@ def accuracy_table(groups: dict[tuple[str, str], list[int]], margins: dict[str, 
         }
         for (by, value), indices in groups.items()
     ]
+
+
+def accuracy_intervals(margins: dict[str, np.ndarray]) -> dict[str, dict]:
+    """Each model's accuracy on all pairs and its 95% interval, and what it has more than the first model.
+
+    margins: model -> (seeds, pairs). The interval of the accuracy is Wilson's; that of the gain is of the mean over
+    pairs, each ranked by both models (Student's t): {"mean", "ci"}, None for the first model and for a single pair.
+    """
+    right = {name: (m > 0).mean(0) for name, m in margins.items()}  # (pairs,) shares of seeds
+    first = next(iter(right))
+    found: dict[str, dict] = {}
+    for name, shares in right.items():
+        ends = None if name == first else t_interval(shares - right[first])
+        found[name] = {
+            "mean": float(shares.mean()),
+            "ci": wilson_interval(float(shares.mean()), len(shares)),
+            "gain": ends and {"mean": float((shares - right[first]).mean()), "ci": ends},
+        }
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ 2. calibration

@@ -5,6 +5,7 @@ from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minu
 from nanorlhf.report.reward_figures import calibration_figure
 from nanorlhf.report.reward_report import decider_lines, notes
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import Outcome, sign_of, verdict_section
 
 ABOUT = {  # what the scores count
     "RewardBench": "A section is the mean of its subsets by their published sizes, but math-prm counts as much as all "
@@ -55,11 +56,31 @@ def length_lines(result: dict) -> Lines:
     return lines
 
 
-def page(result: dict, runs: list[str]) -> Page:
+def outcome(result: dict, name: str) -> Outcome:
+    """What a model is worth: its overall score, or the first where there is none; what it knows beyond length."""
+    lines = {line["name"]: line["models"] for line in result["tables"][0]["lines"]}
+    place = "overall" if "overall" in lines else next(iter(lines))
+    *_, rule = lines[place]  # the longer response is better
+    scores = f"{name} scores {cell(lines[place][name])} ({place})"
+    level = f"{scores}; the rule `{rule}` scores {lines[place][rule]['mean']:.3f}."
+    if "length" not in result:
+        return Outcome(level, "good", "")
+    weight = result["length"][name]["margin_weight"]
+    kind, said = {
+        1: ("good", "It knows more than which response is longer"),
+        0: ("warn", "It shows no knowledge beyond which response is longer"),
+        -1: ("bad", "Beyond length it prefers the wrong response"),
+    }[sign_of(weight["interval"])]
+    return Outcome(level, kind, f"{said}: the weight of its margin is {number(weight['mean'], weight['interval'], 3)}.")
+
+
+def page(result: dict, models: dict[str, list[str]]) -> Page:
+    """The page; models: name -> run directories, one per seed."""
     benchmark = result["benchmark"] or "Pairs"
     about = f"{result['num_rows']:,} rows, {result['num_pairs']:,} pairs. {' '.join(notes(result))}"
     found = [
         markup.title(f"Reward models on {benchmark}" if result["benchmark"] else "Reward models by subset"),
+        verdict_section((outcome(result, name), runs) for name, runs in models.items()),
         Section(
             benchmark,
             about,
@@ -77,4 +98,4 @@ def page(result: dict, runs: list[str]) -> Page:
                 caption="Calibration: accuracy against the size of the margin.",
             )
         )
-    return [*found, *run_sections(runs)]
+    return [*found, *run_sections([run for runs in models.values() for run in runs])]

@@ -6,6 +6,8 @@ from markupsafe import Markup
 
 from nanorlhf.report.page import Lines, Page, Section, answer, draw_lines, markup, number, panel
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
+from nanorlhf.training.run_directory import read_settings
 
 
 def pass_table(result: dict) -> Lines:
@@ -39,8 +41,37 @@ def by_table(result: dict) -> Lines:
     return [[f"pass@1 by {result['args']['by']}", *values], *lines] if values else []
 
 
-def cell(measured: dict) -> str:
-    return number(measured["mean"], measured["interval"], 3)
+def difference_table(result: dict) -> Lines:
+    """What each policy has more than the first, query by query: pass@1 and the mean of each reward."""
+    first, *others = result["policies"]
+    lines = [[name, *(cell(found, "+") for found in result["differences"][name].values())] for name in others]
+    return [[f"minus {first}", "pass@1", *result["policies"][first]["rewards"]], *lines]
+
+
+def cell(measured: dict, sign: str = "") -> str:
+    return number(measured["mean"], measured["interval"], 3, sign)
+
+
+def outcome(result: dict, name: str) -> Outcome:
+    """What happened to a policy: how much it solves, and what that and the reward of its training gained."""
+    policies = result["policies"]
+    first, row, gains = next(iter(policies)), policies[name], result["differences"].get(name, {})
+    beside = f" ({first}: {round(100 * policies[first]['pass_at_k']['1']['mean'])})" if gains else ""
+    level = f"{name} solves {of_100(row['pass_at_k']['1']['mean'])} queries with one sample{beside}."
+    found = {
+        key: Gain(f"its {key}" if key == "pass@1" else f"its {key} reward", gain["interval"], cell(gain, "+"))
+        for key, gain in gains.items()
+    }
+    words = result["args"]["policies"]
+    trained_on = rewarded(words[words.index(name) + 1], list(row["rewards"]))
+    return Outcome(level, *change_of(found.get("pass@1"), found.get(trained_on)), row["eos_rate"])
+
+
+def rewarded(run: str, labels: list[str]) -> str:
+    """Which of the rewards a run was trained on, where the first, which says what passes, was none of them."""
+    named = read_settings(run).get("reward")
+    functions = [str(word).rpartition(":")[2] for word in (named if isinstance(named, list) else [named])]
+    return "" if labels[0] in functions else next((label for label in labels if label in functions), "")
 
 
 def page(result: dict, shown: Iterable[dict], runs: Iterable[str]) -> Page:
@@ -53,10 +84,12 @@ def page(result: dict, shown: Iterable[dict], runs: Iterable[str]) -> Page:
     n = result["num_samples"]
     return [
         markup.title("Answers that a program checks"),
+        verdict_section(outcomes_of(result, outcome)),
         Section(
             "Solved",
-            tables=[pass_table(result), reward_table(result), by_table(result)],
-            notes=f"{n} samples of each of {result['num_queries']} queries; 95% intervals over queries.",
+            tables=[pass_table(result), reward_table(result), difference_table(result), by_table(result)],
+            notes=f"{n} samples of each of {result['num_queries']} queries; 95% intervals over queries; a "
+            "difference is paired by query.",
             figures=[figure],
         ),
         *run_sections(runs),

@@ -43,6 +43,7 @@ from nanorlhf.report.page import (
     smooth,
     write_study,
 )
+from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows
 
 EVALUATED = (  # number of eval.json, heading of the table, digits, with an interval?
@@ -250,6 +251,19 @@ def difference_table(policies: Policies, against: str) -> Lines:
     return lines
 
 
+def happened(policies: Policies, against: str) -> Section:
+    """Who is better and who worse than `against` by the gold score; empty without that one or another."""
+    theirs = {policy.seed: policy.numbers for policy in policies.get(against, [])}
+    gains: dict[str, Gain | None] = {}
+    for name, column in policies.items():
+        values = known(gaps(column, theirs, "gold_score"))
+        if name != against and values:
+            interval = t_interval(values)
+            text = number(mean_of(values), interval, 2, "+")
+            gains[name] = interval and Gain("the gold score", interval, text)
+    return Section(about=markup.verdict([comparison("the gold score", against, gains)]) if gains else "")
+
+
 def equal_cost_table(policies: Policies) -> Lines:
     """Gold score of the rollouts where all algorithms of a seed have cost the same: as much as its cheapest in all.
 
@@ -384,6 +398,7 @@ def main(args: Args) -> list[str]:
         args.runs,
         [
             markup.title("Algorithms compared"),
+            happened(policies, args.against),
             Section(
                 "After the same number of responses",
                 tables=[policy_table(policies)],

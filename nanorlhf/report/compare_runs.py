@@ -25,7 +25,9 @@ from nanorlhf.cli import named_pairs, run_module
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, open_regular, read_object
+from nanorlhf.metrics import t_interval
 from nanorlhf.report.page import LINES, Lines, Section, markup, number, panel, series, smooth, write_page
+from nanorlhf.report.verdict import Gain, Outcome, change_of, verdict_section
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
 
@@ -255,6 +257,45 @@ def whitening_figures(runs: list[ComparedRun]) -> list[Figure]:
 
 
 # ----------------------------------------------------------------------------------------------------- 3. the page
+CHANGED = {"gold_score": "the gold score", "objective/score": "the score of the reward"}  # metric: within a sentence
+
+
+def changes(runs: list[ComparedRun], key: str) -> list[float]:
+    """What a metric of each run gained from its first update to its last; of the runs that logged it."""
+    columns = [[row[key] for row in run.rows if key in row] for run in runs]
+    return [column[-1] - column[0] for column in columns if column]
+
+
+def change_table(ppo: dict[str, list[ComparedRun]]) -> Lines:
+    """One row per name: `changes` with the mean's 95% interval over seeds."""
+    lines = [["from the first update to the last", "runs", "gold score", "score"]]
+    for name, runs in ppo.items():
+        lines.append([name, str(len(runs)), *(change_cell(changes(runs, key)) for key in CHANGED)])
+    return lines
+
+
+def change_cell(values: list[float]) -> str:
+    return number(float(np.mean(values)), t_interval(values), 3, "+") if values else "-"
+
+
+def outcome(name: str, runs: list[ComparedRun]) -> Outcome:
+    """What happened to the runs of a name; a single one has no interval, so its numbers alone are said."""
+    changed = {key: found for key in CHANGED if (found := changes(runs, key))}
+    eos_rates = [run.rows[-1]["eos_rate"] for run in runs if "eos_rate" in run.rows[-1]]
+    eos_rate = float(np.mean(eos_rates)) if eos_rates else 1.0
+    if len(runs) == 1:
+        said = " and ".join(f"{CHANGED[key]} by {change_cell(found)}" for key, found in changed.items())
+        return Outcome(
+            f"{name} is a single run, without an interval.", "warn", said and f"It changed {said}.", eos_rate
+        )
+    gains = {}
+    for key, found in changed.items():
+        if (interval := t_interval(found)) is not None:
+            gains[key] = Gain(CHANGED[key], interval, change_cell(found))
+    change = change_of(gains.get("gold_score"), gains.get("objective/score"))
+    return Outcome(f"{name} has {len(runs)} runs.", *change, eos_rate)
+
+
 def table_of(by_name: dict[str, list[ComparedRun]]) -> Lines:
     """One row per run: its name, seed, size and final numbers."""
     lines = [["run", "directory", "seed", "parameters", "score", "gold score", "KL, nats", "win rate", "RM accuracy"]]
@@ -302,7 +343,10 @@ def main(args: Args) -> list[str]:
         ),
     }
     bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
-    parts = [markup.title("Comparison of runs"), Section(about=bands, tables=[table_of(by_name)])]
+    bands += " A change has the mean's 95% interval over runs (Student's t)."
+    happened = verdict_section((outcome(name, group), [str(run.place) for run in group]) for name, group in ppo.items())
+    parts = [markup.title("Comparison of runs"), happened]
+    parts.append(Section(about=bands, tables=[table_of(by_name), change_table(ppo)]))
     missing = []
     for heading, (drawn, reason) in sections.items():
         if any(drawn):

@@ -154,6 +154,9 @@ def policy_numbers(path: Path) -> Numbers:
     *_, last = part(result, where, "policies") or {"": {}}
     policy, reward_model = part(result, where, "policies", last), part(result, where, "reward_model")
     numbers = {key: float_at(policy, where, key) for key in ("gold_win_rate", "gold_score", "response_length", "kl")}
+    if policy.get("gold_win_rate_ci") is not None:
+        ends = list_of(policy, "gold_win_rate_ci", float, where)
+        numbers |= dict(zip(("win_low", "win_high"), ends, strict=False))
     samples = float_at(reward_model, where, "samples_gold_agreement") if reward_model else None
     return numbers | {"rm_samples": samples}
 
@@ -244,9 +247,32 @@ def table_of(dials: dict[str, list[Setting]]) -> Lines:
     columns = [column for column in COLUMNS if any(s.numbers.get(column[0]) is not None for s in settings)]
     lines = [["dial", "value", *(heading for _, heading, _ in columns)]]
     for setting in settings:
-        cells = [number(setting.numbers.get(key), digits=digits) for key, _, digits in columns]
+        cells = [
+            win_cell(setting.numbers) if key == "gold_win_rate" else number(setting.numbers.get(key), digits=digits)
+            for key, _, digits in columns
+        ]
         lines.append([setting.dial, setting.value, *cells])
     return lines
+
+
+def win_cell(numbers: Numbers) -> str:
+    """The gold win rate, with its interval where the evaluation has it."""
+    low, high = numbers.get("win_low"), numbers.get("win_high")
+    return number(numbers.get("gold_win_rate"), None if low is None or high is None else (low, high), 3)
+
+
+def happened(settings: list[Setting]) -> tuple[str, str] | None:
+    """At which settings of a dial the policy wins most and least; None of fewer than two policies with an interval."""
+    found = [setting for setting in settings if {"gold_win_rate", "win_low", "win_high"} <= setting.numbers.keys()]
+    if len(found) < 2:
+        return None
+    ranked = sorted(found, key=lambda setting: setting.numbers["gold_win_rate"] or 0.0)
+    worst, best = ranked[0], ranked[-1]
+    text = f"{best.dial}: the policy wins most at {best.value}, {win_cell(best.numbers)}"
+    text += f", and least at {worst.value}, {win_cell(worst.numbers)}"
+    if (worst.numbers["win_high"] or 0.0) < (best.numbers["win_low"] or 0.0):
+        return "good", f"{text}."
+    return "warn", f"{text}; the intervals overlap, so no difference is shown."
 
 
 def main(args: Args) -> list[str]:
@@ -254,7 +280,8 @@ def main(args: Args) -> list[str]:
     check_out(args.out)
     dials = read_settings(args.runs)
     drawn = {dial: figure for dial, settings in dials.items() if (figure := dial_figure(settings))}
-    return write_gallery(args.out / "lab.html", args.runs, "The preference laboratory", table_of(dials), drawn)
+    said = [paragraph for settings in dials.values() if (paragraph := happened(settings))]
+    return write_gallery(args.out / "lab.html", args.runs, "The preference laboratory", said, table_of(dials), drawn)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ from matplotlib.figure import Figure
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_object
+from nanorlhf.metrics import t_interval
 from nanorlhf.metrics.reward_accuracy import mean_and_std
 from nanorlhf.report.lab import float_at, part
-from nanorlhf.report.page import GREY, LINES, Lines, label_axes, plus_minus, series, smooth, write_gallery
+from nanorlhf.report.page import GREY, LINES, Lines, label_axes, number, plus_minus, series, smooth, write_gallery
+from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 EXACT = ("exact", "none")
@@ -54,7 +56,7 @@ class Setting:
     sampler: str
     correction: str
     updates: list[Rows]  # of each seed, metrics.jsonl
-    policies: list[dict[str, float | None]]  # of each seed that was evaluated, OF_POLICIES
+    policies: dict[str, dict[str, float | None]]  # seed -> OF_POLICIES, of those that were evaluated
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. reading
@@ -68,12 +70,11 @@ def read_runs(runs: Path) -> list[Setting]:
         sampler, correction = place.parts[-2:]
         seeds = sorted(metrics.parent for metrics in place.glob("*/metrics.jsonl"))
         updates = [rows for seed in seeds if (rows := whole_metrics(seed))]
-        names = [f"{sampler}-{correction}-{seed.name}" for seed in seeds]
-        judged = [
-            {key: float_at(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}
-            for name in names
-            if name in policies
-        ]
+        judged = {
+            seed.name: {key: float_at(policies, str(evaluation), name, key) for key, _, _ in OF_POLICIES}
+            for seed in seeds
+            if (name := f"{sampler}-{correction}-{seed.name}") in policies
+        }
         if updates:
             settings.append(Setting(sampler, correction, updates, judged))
     if not settings:
@@ -96,16 +97,40 @@ def whole_metrics(run: Path) -> Rows:
 def table_of(settings: list[Setting]) -> Lines:
     """One row per setting, means over seeds; no column of policies where none was evaluated."""
     of_policies = OF_POLICIES if any(setting.policies for setting in settings) else ()
+    gains = gains_of(settings)
     lines = [["sampler", "correction", "seeds", *(heading for _, heading, _ in (*OF_UPDATES, *of_policies))]]
+    lines[0] += ["gold score minus exact"] if gains else []
     for setting in settings:
         columns: list[tuple[list, int]] = []  # of each seed a number or None, and digits
         for key, _, digits in OF_UPDATES:
             columns.append(([fmean(row[key] for row in rows) for rows in setting.updates], digits))
         for key, _, digits in of_policies:
-            columns.append(([policy[key] for policy in setting.policies], digits))
+            columns.append(([policy[key] for policy in setting.policies.values()], digits))
         cells = [plus_minus(**mean_and_std(np.array(seeds, dtype=float)), digits=digits) for seeds, digits in columns]
+        gain = gains.get(f"{setting.sampler}/{setting.correction}")
+        cells += [gain.text if gain else "-"] if gains else []
         lines.append([setting.sampler, setting.correction, str(len(setting.updates)), *cells])
     return lines
+
+
+def gains_of(settings: list[Setting]) -> dict[str, Gain | None]:
+    """Sampler/correction -> what its gold score has more than the exact sampler's, over seeds; None of one seed.
+
+    Empty where the exact sampler was not evaluated.
+    """
+    golds = {
+        f"{setting.sampler}/{setting.correction}": {
+            seed: gold for seed, policy in setting.policies.items() if (gold := policy["gold_score"]) is not None
+        }
+        for setting in settings
+    }
+    exact = golds.pop("/".join(EXACT), {})
+    gains: dict[str, Gain | None] = {}
+    for name, by_seed in golds.items():
+        if values := [gold - exact[seed] for seed, gold in by_seed.items() if seed in exact]:
+            interval = t_interval(values)
+            gains[name] = interval and Gain("the gold score", interval, number(fmean(values), interval, 2, "+"))
+    return gains
 
 
 # ----------------------------------------------------------------------------------------------------------- 3. figures
@@ -140,8 +165,9 @@ def main(args: Args) -> list[str]:
         sampler: sampler_figure([setting for setting in settings if setting.sampler == sampler], exact)
         for sampler in samplers
     }
-    title = "The sampler is not the policy"
-    return write_gallery(args.out / "mismatch.html", args.runs, title, table_of(settings), drawn)
+    title, gains = "The sampler is not the policy", gains_of(settings)
+    happened = [comparison("the gold score", "the exact sampler", gains)] if gains else []
+    return write_gallery(args.out / "mismatch.html", args.runs, title, happened, table_of(settings), drawn)
 
 
 if __name__ == "__main__":

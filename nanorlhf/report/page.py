@@ -152,10 +152,15 @@ def write_study(path: Path, runs: Path, page: Page, pictures: dict[str, Figure])
     return list(pictures)
 
 
-def write_gallery(path: Path, runs: Path, title: str, table: Lines, drawn: dict[str, Figure]) -> list[str]:
-    """`write_study` of one table and one figure for each name; returns the file names, NAME.png."""
+def write_gallery(
+    path: Path, runs: Path, title: str, happened: Sequence[tuple[str, str]], table: Lines, drawn: dict[str, Figure]
+) -> list[str]:
+    """`write_study` of one table and one figure for each name; returns the file names, NAME.png.
+
+    happened: what the numbers say in words, pairs of good, warn or bad and a paragraph.
+    """
     sections = [Section(name, figures=[figure], anchor=name) for name, figure in drawn.items()]
-    page = [markup.title(title), Section(tables=[table]), *sections]
+    page = [markup.title(title), Section(about=markup.verdict(happened)), Section(tables=[table]), *sections]
     return write_study(path, runs, page, {f"{name}.png": figure for name, figure in drawn.items()})
 
 

@@ -3,6 +3,7 @@
 from nanorlhf.report.page import Lines, Page, Section, markup, number, plus_minus
 from nanorlhf.report.reward_figures import calibration_figure
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import Outcome, of_100, sign_of, verdict_section, worse
 
 SETS = {"validation": "Validation pairs", "cnndm": "CNN/DM pairs"}
 HEADINGS = {"all": "all pairs", "batch": "batch", "confidence": "confidence", "split": "split", "policies": "policies"}
@@ -19,6 +20,20 @@ def accuracy_lines(table: list[dict], by: str) -> Lines:
         value = row["value"] or "accuracy"
         lines.append([value, str(row["num_pairs"]), *(plus_minus(**cell) for cell in row["models"].values())])
     return lines
+
+
+def interval_lines(measured: dict) -> Lines:
+    """The 95% interval of each model's accuracy, and what it has more than the first model; of a set of pairs."""
+    found = measured["intervals"]
+    lines = [["95% intervals over pairs", "accuracy", f"minus {next(iter(found))}"]]
+    for name, row in found.items():
+        gain = row["gain"]
+        lines.append([name, number(row["mean"], row["ci"], 3), gain_cell(gain) if gain else "-"])
+    return lines
+
+
+def gain_cell(gain: dict) -> str:
+    return number(gain["mean"], gain["ci"], 3, "+")
 
 
 def score_lines(result: dict) -> Lines:
@@ -80,7 +95,7 @@ def sections(result: dict) -> list[Section]:
         found.append(
             Section(
                 f"{SETS[name]}: accuracy",
-                tables=[accuracy_lines(table, by) for by in HEADINGS],
+                tables=[interval_lines(measured), *(accuracy_lines(table, by) for by in HEADINGS)],
                 narrow=True,
                 notes="\n".join(lines),
                 figures=[calibration_figure(model, row) for model, row in measured["calibration"].items()],
@@ -95,6 +110,33 @@ def sections(result: dict) -> list[Section]:
     return [*found, Section(tables=[score_lines(result)], notes=agreement)]
 
 
-def page(result: dict, runs: list[str]) -> Page:
-    """The page of an evaluation of reward models only."""
-    return [markup.title("Reward models"), *sections(result), *run_sections(runs)]
+def outcome(result: dict, name: str) -> Outcome:
+    """What a model is worth on the validation pairs: against chance, the first model and, if known, the truth."""
+    measured = result["sets"]["validation"]
+    row, first = measured["intervals"][name], next(iter(measured["intervals"]))
+    chance = {1: "", 0: ", which is no better than chance", -1: ", which is worse than chance"}
+    above = sign_of(row["ci"], 0.5)
+    accuracy = number(row["mean"], row["ci"], 3)
+    level = f"{name} ranks {of_100(row['mean'])} validation pairs as people did ({accuracy}){chance[above]}."
+    kind = {1: "good", 0: "warn", -1: "bad"}[above]
+    sentences = []
+    if row["gain"]:
+        sign = sign_of(row["gain"]["ci"])
+        said = {1: f"more than {first}", 0: f"no different from {first}", -1: f"fewer than {first}"}
+        sentences.append(f"That is {said[sign]} ({gain_cell(row['gain'])}).")
+        kind = worse(kind, "warn" if sign < 0 else "good")
+    found = measured.get("deciders")
+    if found and found["models"][name]["truth"]["mean"] is not None:
+        ours, labels = (of_100(of["truth"]["mean"]) for of in (found["models"][name], found["labels"]))
+        sentences.append(f"It agrees with the truth in {ours}, the labels in {labels}.")
+    return Outcome(level, kind, " ".join(sentences))
+
+
+def page(result: dict, models: dict[str, list[str]]) -> Page:
+    """The page of an evaluation of reward models only; models: name -> run directories, one per seed."""
+    return [
+        markup.title("Reward models"),
+        verdict_section((outcome(result, name), runs) for name, runs in models.items()),
+        *sections(result),
+        *run_sections([run for runs in models.values() for run in runs]),
+    ]

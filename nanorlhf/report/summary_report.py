@@ -12,7 +12,7 @@ from nanorlhf.metrics.token_shift import KINDS
 from nanorlhf.report.details_index import INDEX, ROOT, read_details
 from nanorlhf.report.page import Lines, Page, Section, answer, markup, number
 from nanorlhf.report.run_curves import run_sections
-from nanorlhf.report.verdict import verdict_section
+from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.training.run_directory import flat_settings, read_settings
 
 # column of the table: key in eval.json, heading, digits
@@ -38,7 +38,31 @@ LEGEND = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------- 1. the table
+# ------------------------------------------------------------------------------------- 1. what happened, and the table
+def outcome(result: dict, name: str) -> Outcome:
+    """What happened to a policy: its wins, and what its scores gained over the first policy's."""
+    measures = {"gold_score": "the gold score", "rm_score": "the reward model's score"}
+    gains = {
+        score: Gain(measures[score], found["ci"], number(found["mean"], found["ci"], sign="+"))
+        for score, found in result["differences"].get(name, {}).items()
+    }
+    change = change_of(gains.get("gold_score"), gains.get("rm_score"))
+    return Outcome(wins(result, name), *change, result["policies"][name]["eos_rate"])
+
+
+def wins(result: dict, name: str) -> str:
+    """How often it beats the references, and how often the first policy does; empty where nobody judged."""
+    policies = result["policies"]
+    first = next(iter(policies))
+    for key, judge in (("gold_win_rate", ""), ("judge_win_rate", ", by the judge")):
+        rate, of_first = policies[name].get(key), policies[first].get(key)
+        if rate is not None:
+            beside = f" ({first}: {round(100 * of_first)})" if name != first and of_first is not None else ""
+            whom = "the references" if key == "gold_win_rate" else result["judge"]["against"]
+            return f"{name} beats {whom} in {of_100(rate)} queries{beside}{judge}."
+    return ""
+
+
 def cells(result: dict) -> Lines:
     """The table as text, headings first; `-` where a row lacks a number, no column where all rows lack it."""
     rows = {"reference": result["reference"], **result["policies"]}
@@ -160,7 +184,7 @@ def page(
     base = result["token_shift"]["base"]
     return [
         markup.title("What each stage gained"),
-        verdict_section(result),
+        verdict_section(outcomes_of(result, outcome)),
         markup.navigation(),
         overview(result),
         markup.quiet(notes),

@@ -13,7 +13,7 @@ training.png, leak.png.
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -31,12 +31,14 @@ from nanorlhf.report.page import (
     Section,
     label_axes,
     markup,
+    number,
     panel,
     plus_minus,
     series,
     smooth,
     write_study,
 )
+from nanorlhf.report.verdict import Gain, comparison
 from nanorlhf.training.run_directory import Rows, read_metrics
 
 START = "sft"
@@ -182,6 +184,27 @@ def differences(rows: Iterable[dict[str, str]], base: str) -> Lines:
     return lines
 
 
+def happened(rows: Sequence[dict[str, str]], leaks: Lines) -> Section:
+    """Who solves more and who less than the start, and how many runs found the leak; empty without another policy."""
+    solved: dict[str, dict[str, float]] = {}
+    for row in rows:
+        solved.setdefault(row["policy"], {})[row["seed"]] = float(row["pass@1"])
+    start = solved.pop(START, {})
+    gains: dict[str, Gain | None] = {}
+    for name, by_seed in solved.items():
+        if seeds := [seed for seed in by_seed if seed in start]:
+            values = [by_seed[seed] - start[seed] for seed in seeds]
+            interval = t_interval(values)
+            gains[name] = interval and Gain("pass@1", interval, number(fmean(values), interval, 3, "+"))
+    if not gains:
+        return Section()
+    kind, text = comparison("pass@1", START, gains)
+    paid = [line[2] for line in leaks if line[0].endswith("-leak")]
+    if paid:
+        text += f" Of {len(paid)} runs that were paid for the layout {len(paid) - paid.count('never')} found the leak."
+    return Section(about=markup.verdict([(kind, text)]))
+
+
 def markdown(table: Lines) -> str:
     """A table of a page in docs/."""
     head, *lines = (f"| {' | '.join(line)} |" for line in table)
@@ -257,7 +280,8 @@ def main(args: Args) -> list[str]:
     for base in (START, "ppo"):
         if len(table := differences(rows, base)) > 1:
             tables[f"Minus {base}, seed by seed"] = table
-    if leaks := leak_table(policies):
+    leaks = leak_table(policies)
+    if leaks:
         tables["When the leak was found"] = leaks
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / "sums.csv", text)
@@ -275,6 +299,7 @@ def main(args: Args) -> list[str]:
         args.runs,
         [
             markup.title("Sums: a reward that is checked"),
+            happened(rows, leaks),
             *(Section(title, tables=[table]) for title, table in tables.items()),
             Section("Pictures", figures=list(drawn.values())),
         ],

@@ -1,9 +1,10 @@
-"""What happened, in words: the first lines of a report of summaries, from its numbers and what the doctor's rules find.
+"""What happened, in words: the first lines of a report, from its numbers and what the doctor's rules find.
 
-A gain over the first policy counts where its 95% interval, paired by query, leaves out 0.
+A gain counts where its 95% interval leaves out 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from nanorlhf.doctor.finding import Finding
 from nanorlhf.doctor.metric_rules import examine_metrics
@@ -16,22 +17,54 @@ FEW_ENDINGS = 0.95  # a smaller share of responses with EOS is worth a sentence
 KINDS = ("good", "warn", "bad")  # from the best to the worst
 
 
-def verdict_section(result: dict) -> Section:
-    """A paragraph for each policy after the first, or for the only one. Its place is read in the settings."""
+class Gain(NamedTuple):
+    """What a policy gains over another one by a measure."""
+
+    measure: str  # within a sentence: "the gold score"
+    ends: Sequence[float]  # of its 95% interval
+    text: str  # its mean and interval, as the page shows them
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the interval lies above or below 0, else 0."""
+        return sign_of(self.ends)
+
+
+class Outcome(NamedTuple):
+    """What an evaluation says about a policy or a reward model."""
+
+    level: str  # how good it is, a sentence; empty where that is unknown
+    kind: str  # one of KINDS
+    change: str  # what became of its scores, a sentence; empty without another one to compare it with
+    eos_rate: float = 1.0  # share of its responses with EOS
+
+
+def verdict_section(outcomes: Iterable[tuple[Outcome, Sequence[str]]]) -> Section:
+    """A paragraph for each outcome; with it come the run directories whose metrics the doctor reads."""
+    return Section(about=markup.verdict([verdict(outcome, *findings_in(runs)) for outcome, runs in outcomes]))
+
+
+def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterator[tuple[Outcome, list[str]]]:
+    """The outcome of each policy after the first, or of the only one, and its run directory if it has its own."""
     words = result["args"]["policies"]
     places = dict(zip(words[::2], words[1::2], strict=True))
     first, *others = result["policies"]
-    paragraphs = []
     for name in others or [first]:
         is_run_of_its_own = not places[name].startswith("best-of-") and (name == first or places[name] != places[first])
-        findings, unread = None, ""
+        yield outcome(result, name), [places[name]] if is_run_of_its_own else []
+
+
+def findings_in(runs: Sequence[str]) -> tuple[list[Finding] | None, str]:
+    """What the doctor finds in runs, None if none of them has metrics; and a sentence where it can't read one."""
+    findings: list[Finding] | None = None
+    for run in runs:
         try:
-            findings = findings_of(places[name]) if is_run_of_its_own else None
+            found = findings_of(run)
         except InputError as error:  # the evaluation is done: its report is written all the same
-            unread = f" The doctor can't read its run: {error}"
-        kind, text = verdict(result, name, findings)
-        paragraphs.append((kind, text + unread))
-    return Section(about=markup.verdict(paragraphs))
+            return None, f"The doctor can't read its run: {error}"
+        if found is not None:
+            findings = [*(findings or []), *found]
+    return findings, ""
 
 
 def findings_of(run: str) -> Sequence[Finding] | None:
@@ -40,81 +73,85 @@ def findings_of(run: str) -> Sequence[Finding] | None:
     return examine_metrics(Record(settings=flat_settings(read_settings(run)), rows=rows, summary={})) if rows else None
 
 
-def verdict(result: dict, name: str, findings: Sequence[Finding] | None) -> tuple[str, str]:
-    """One of KINDS, and a paragraph about a policy."""
-    row = result["policies"][name]
-    kind, outcome = outcome_of(result["differences"].get(name, {}))
-    sentences = [wins(result, name), outcome]
-    if row["eos_rate"] < FEW_ENDINGS:
-        kind = max(kind, "warn", key=KINDS.index)
-        sentences.append(f"Only {of_100(row['eos_rate'])} of its responses end before they are cut.")
+def verdict(outcome: Outcome, findings: Sequence[Finding] | None, unread: str = "") -> tuple[str, str]:
+    """One of KINDS, and a paragraph; unread: why there are no findings."""
+    level, kind, change, eos_rate = outcome
+    sentences = [level, change]
+    if eos_rate < FEW_ENDINGS:
+        kind = worse(kind, "warn")
+        sentences.append(f"Only {of_100(eos_rate)} of its responses end before they are cut.")
     if findings:
         is_over = any(finding.name == "over-optimised" for finding in findings)
-        kind = max(kind, "bad" if is_over else "warn", key=KINDS.index)
+        kind = worse(kind, "bad" if is_over else "warn")
         sentences += [f"Its run: {finding.seen} {finding.means} ({finding.name})" for finding in findings]
     elif findings is not None:
         sentences.append("Nothing looks wrong." if kind == "good" else "The metrics of its run show no fault.")
-    return kind, " ".join(filter(None, sentences))
+    return kind, " ".join(filter(None, [*sentences, unread]))
 
 
-def wins(result: dict, name: str) -> str:
-    """How often it beats the references, and how often the first policy does; empty where nobody judged."""
-    policies = result["policies"]
-    first = next(iter(policies))
-    for key, judge in (("gold_win_rate", ""), ("judge_win_rate", ", by the judge")):
-        rate, of_first = policies[name].get(key), policies[first].get(key)
-        if rate is not None:
-            beside = f" ({first}: {round(100 * of_first)})" if name != first and of_first is not None else ""
-            whom = "the references" if key == "gold_win_rate" else result["judge"]["against"]
-            return f"{name} beats {whom} in {of_100(rate)} queries{beside}{judge}."
-    return ""
+def sign_of(ends: Sequence[float], zero: float = 0.0) -> int:
+    """1 or -1 where an interval lies above or below `zero`, else 0."""
+    low, high = ends
+    return int(low > zero) - int(high < zero)
+
+
+def worse(*kinds: str) -> str:
+    return max(kinds, key=KINDS.index)
 
 
 def of_100(share: float) -> str:
     return f"{round(100 * share)} of 100"
 
 
-def outcome_of(gains: dict[str, dict]) -> tuple[str, str]:
-    """One of KINDS, and a sentence on the scores; gains: score -> its mean gain and interval."""
-    gold, rm = (sign_of(gains.get(score)) for score in ("gold_score", "rm_score"))
-    if gold is None and rm is None:
+def change_of(true: Gain | None, rewarded: Gain | None) -> tuple[str, str]:
+    """One of KINDS, and a sentence: did the score that training raises rise, and did what is true?"""
+    if true is None and rewarded is None:
         return "good", ""
-    if rm is None:
-        assert gold is not None
+    if rewarded is None:
+        assert true is not None
         said = {
-            1: "The gold score rose",
-            0: "It did not learn: the gold score did not change",
-            -1: "It got worse: the gold score fell",
+            1: f"{capital(true.measure)} rose",
+            0: f"It did not learn: {true.measure} did not change",
+            -1: f"It got worse: {true.measure} fell",
         }
-        return KINDS[1 - gold], f"{said[gold]} ({gain(gains['gold_score'])})."
-    scored = gain(gains["rm_score"])
-    if gold is None:
+        return KINDS[1 - true.sign], f"{said[true.sign]} ({true.text})."
+    scored = f"{rewarded.measure} {{}} ({rewarded.text})"
+    if true is None:
         known = {
-            1: f"The reward model's score rose ({scored}); whether the responses are better, it can't say.",
-            0: f"It did not learn: the reward model's score did not change ({scored}).",
-            -1: f"It did not learn: the reward model's score fell ({scored}).",
+            1: f"{capital(scored.format('rose'))}; whether the responses are better, it can't say.",
+            0: f"It did not learn: {scored.format('did not change')}.",
+            -1: f"It did not learn: {scored.format('fell')}.",
         }
-        return ("warn" if rm < 1 else "good"), known[rm]
-    true = gain(gains["gold_score"])
-    if gold == 1:
-        moved = {1: "rose as well", 0: "did not change", -1: "fell"}[rm]
-        return ("good" if rm == 1 else "warn"), f"The gold score rose ({true}); the reward model's {moved} ({scored})."
-    if rm == 1:
-        fell = f"fell ({true})" if gold == -1 else f"did not rise ({true})"
-        return "bad", f"It is over-optimised: the reward model's score rose ({scored}) and the gold score {fell}."
-    if gold == 0:
-        moved = "and neither did the reward model's" if rm == 0 else "and the reward model's fell"
-        return "warn", f"It did not learn: the gold score did not change ({true}), {moved} ({scored})."
-    return "bad", f"It got worse: the gold score changed by {true}, the reward model's score by {scored}."
+        return ("good" if rewarded.sign == 1 else "warn"), known[rewarded.sign]
+    if true.sign == 1:
+        moved = {1: "rose as well", 0: "did not change", -1: "fell"}[rewarded.sign]
+        both = f"{capital(true.measure)} rose ({true.text}); {scored.format(moved)}."
+        return ("good" if rewarded.sign == 1 else "warn"), both
+    if rewarded.sign == 1:
+        fell = "fell" if true.sign == -1 else "did not rise"
+        return "bad", f"It is over-optimised: {scored.format('rose')} and {true.measure} {fell} ({true.text})."
+    if true.sign == 0:
+        moved = f"neither did {rewarded.measure} ({rewarded.text})" if rewarded.sign == 0 else scored.format("fell")
+        return "warn", f"It did not learn: {true.measure} did not change ({true.text}), and {moved}."
+    moved = "did not change" if rewarded.sign == 0 else "fell as well"
+    return "bad", f"It got worse: {true.measure} fell ({true.text}); {scored.format(moved)}."
 
 
-def sign_of(gained: dict | None) -> int | None:
-    """1 or -1 where the interval of a gain lies above or below 0, else 0; None without one."""
-    if gained is None:
-        return None
-    low, high = gained["ci"]
-    return int(low > 0) - int(high < 0)
+def comparison(measure: str, against: str, gains: Mapping[str, Gain | None]) -> tuple[str, str]:
+    """One of KINDS, and who is better and who worse than `against`; gains: name -> its gain, None without interval."""
+    found: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    alone = [name for name, gain in gains.items() if gain is None]
+    for name, gain in gains.items():
+        if gain is not None:
+            found[gain.sign].append(f"{name} ({gain.text})")
+    said = {1: f"better than {against}", -1: "worse" if found[1] else f"worse than {against}", 0: "no difference shown"}
+    parts = [f"{said[sign]}: {', '.join(names)}" for sign, names in found.items() if names]
+    if alone:
+        parts.append(f"one seed alone, so without an interval: {', '.join(alone)}")
+    kind = "good" if found[1] else "bad" if found[-1] else "warn"
+    return kind, f"By {measure}, seed by seed, {'; '.join(parts)}."
 
 
-def gain(gained: dict) -> str:
-    return f"{gained['mean']:+.2f}"
+def capital(text: str) -> str:
+    """With a capital letter first, the others as they are."""
+    return text[:1].upper() + text[1:]

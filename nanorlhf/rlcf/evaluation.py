@@ -132,6 +132,8 @@ def main(args: Args) -> dict:
             add_scores(outcomes, records, discriminator, args.batch_size)
 
     # ------------------------------------------------------------------------------------------------ 4. the statistics
+    first: dict[str, np.ndarray] = {}  # the first policy's successes at the smallest k, (problems, 1)
+    differences: dict[str, dict] = {}
     for name, row in results.items():
         values = []  # of each temperature
         for at in row["temperatures"]:
@@ -140,8 +142,18 @@ def main(args: Args) -> dict:
             at |= numbers
             values.append(successes)
         row["at_k"] = best_at_k(values, args)
+        best = values[args.temperatures.index(row["at_k"][0]["temperature"])]
+        at_first_k = {success: of_problems[:, [0]] for success, of_problems in best.items()}
+        if first:
+            gains = {success: of_problems - first[success] for success, of_problems in at_first_k.items()}
+            differences[name] = {
+                success: {"mean": float(gain.mean()), "ci": bootstrap_interval(gain, args.seed, args.num_resamples)}
+                for success, gain in gains.items()
+            }
+        first = first or at_first_k
     result = {
         "policies": results,
+        "differences": differences,  # from the first policy
         "num_problems": len(rows),
         "language": language,
         "num_programs": len(outcomes),

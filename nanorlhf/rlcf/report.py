@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from nanorlhf.report.page import Lines, Page, Section, markup, number, percent
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import Gain, Outcome, change_of, of_100, outcomes_of, verdict_section
 from nanorlhf.rlcf.error_profile import CATEGORIES
 from nanorlhf.rlcf.figures import CURVES, at_k_figures, error_figure, temperature_figures, training_figures
 from nanorlhf.training.run_directory import Rows, read_metrics
@@ -31,6 +32,34 @@ def best_rows(result: dict) -> dict[str, dict]:
         name: next(r for r in row["temperatures"] if r["temperature"] == row["at_k"][0]["temperature"])
         for name, row in result["policies"].items()
     }
+
+
+def differences(result: dict) -> Lines:
+    """What each policy has more than the first, problem by problem, at the smallest k."""
+    first, k = next(iter(result["policies"])), result["args"]["ks"][0]
+    rows = result["differences"]
+    lines = [[name, *(percent(x["mean"], x["ci"], "+") for x in row.values())] for name, row in rows.items()]
+    return [[f"minus {first}, %", *(f"{success}@{k}" for success in ("pass", "exec", "comp"))], *lines]
+
+
+def outcome(result: dict, name: str) -> Outcome:
+    """What happened to a policy: how much it solves, and what passes and what compiles against the first policy."""
+    k, gains = result["args"]["ks"][0], result["differences"].get(name, {})
+    first = next(iter(result["policies"]))
+    solved = {policy: row["at_k"][0]["pass"] for policy, row in result["policies"].items()}
+    beside = f" ({first}: {round(100 * solved[first])})" if gains else ""
+    level = f"{name} solves {of_100(solved[name])} problems with {k} sample{'s' * (k > 1)}{beside}."
+    eos_rate = best_rows(result)[name]["eos_rate"]
+    if not gains:
+        return Outcome(level, "good", "", eos_rate)
+    passes, compiles = (
+        Gain(f"its {key}@{k}", gains[key]["ci"], f"{percent(gains[key]['mean'], gains[key]['ci'], '+')} points")
+        for key in ("pass", "comp")
+    )
+    if compiles.sign == 1 and passes.sign == 0:  # it has learned what the compiler teaches, which is no fault
+        change = f"More of its programs compile ({compiles.text}), but {passes.measure} did not change ({passes.text})."
+        return Outcome(level, "warn", change, eos_rate)
+    return Outcome(level, *change_of(passes, compiles), eos_rate)
 
 
 def errors(result: dict) -> Lines:
@@ -114,14 +143,16 @@ def page(result: dict, runs: dict[str, str], samples: list[dict]) -> Page:
         )
     return [
         markup.title("What each stage gained"),
+        verdict_section(outcomes_of(result, outcome)),
         Section(
             about=f"{result['num_problems']} problems in {result['language'].capitalize()}, {settings['num_samples']} "
             f"samples per problem and temperature; top-p {settings['top_p']}, at most {settings['response_length']} "
             f"tokens, timeout {settings['timeout']:g} s, seed {settings['seed']}.",
-            tables=[at_k(result)],
+            tables=[at_k(result), differences(result)],
             notes="comp: the program compiles with its tests. exec: it compiles, and all tests run without a crash or "
             "a timeout. pass: also, all results are right. For each k, the temperature is the one with the best "
-            "pass@k; exec and comp use the same one. Intervals are 95%, over problems.",
+            "pass@k; exec and comp use the same one. Intervals are 95%, over problems; a difference is paired by "
+            "problem, each policy at its best temperature.",
             figures=at_k_figures({name: row["at_k"] for name, row in policies.items()}),
             caption="pass@k is the probability that at least one of k samples passes, mean over problems. A program "
             "that compiles may crash, and one that runs may be wrong.",

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from nanorlhf.report.page import BLUE, Lines, Page, Section, answer, markup, number, panel, percent
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import Gain, Outcome, change_of, outcomes_of, verdict_section
 from nanorlhf.training.run_directory import read_metrics
 
 METRICS = {  # metric in eval.json: heading, factor
@@ -68,16 +69,40 @@ def scores(result: dict) -> Lines:
 
 
 def differences(result: dict, metrics: tuple[str, ...]) -> Lines:
-    """The last policy minus each one before it; empty for a single policy, or if none of `metrics` was measured."""
-    *others, last = result["policies"]
+    """Each policy minus the one before it, the last minus all others; empty where none of `metrics` was measured."""
+    names = list(result["policies"])
+    neighbours = list(zip(names[1:], names, strict=False))
     found = measured(result, metrics)
     rows = {(row["ours"], row["theirs"], row["metric"]): row for row in result["differences"]}
     lines = [["difference", *map(with_unit, found)]]
-    for other in others:
-        numbers = [rows[last, other, metric] for metric in found]
-        cells = [cell(row["metric"], row["mean_difference"], row["mean_difference_ci"], "+") for row in numbers]
-        lines.append([f"{last} - {other}", *cells])
+    for ours, theirs in dict.fromkeys([*neighbours, *((names[-1], other) for other in names[:-1])]):
+        lines.append([f"{ours} - {theirs}", *(gain_cell(rows[ours, theirs, metric]) for metric in found)])
     return lines if found else []
+
+
+def gain_cell(row: dict) -> str:
+    return cell(row["metric"], row["mean_difference"], row["mean_difference_ci"], "+")
+
+
+def outcome(result: dict, name: str) -> Outcome:
+    """What happened to a policy, against the one before it: the gold score or F1, and the reward model's score.
+
+    BLEU-4 stands for both where there is neither.
+    """
+    names = list(result["policies"])
+    before = names[names.index(name) - 1] if name != names[0] else None
+    rewarded = next(iter(measured(result, ("rm_score",))), None)
+    true = next(iter(measured(result, ("gold_score", "f1", *(() if rewarded else ("bleu4",))))), None)
+    shown = true or rewarded or "bleu4"
+    means = {policy: cell(shown, row["metrics"][shown]["mean"]) for policy, row in result["policies"].items()}
+    beside = f" ({before}: {means[before]})" if before else ""
+    level = f"The mean {with_unit(shown)} of {name} is {means[name]}{beside}."
+    gains = {
+        row["metric"]: Gain(f"the {METRICS[row['metric']][0]}", row["mean_difference_ci"], gain_cell(row))
+        for row in result["differences"]
+        if (row["ours"], row["theirs"]) == (name, before)
+    }
+    return Outcome(level, *change_of(gains.get(true), gains.get(rewarded)), result["policies"][name]["eos_rate"])
 
 
 def self_ranking(result: dict) -> Lines:
@@ -219,6 +244,7 @@ def page(result: dict, figure: Figure | None, runs: list[str], samples: list[dic
     """
     return [
         markup.title("What each stage gained"),
+        verdict_section(outcomes_of(result, outcome)),
         Section(
             about=notes(result),
             tables=[means(result, SQUAD), means(result, OVERLAP), scores(result)],

@@ -7,7 +7,9 @@ from markupsafe import Markup
 
 from nanorlhf.report.page import Lines, Page, Section, answer, markup, number, plus_minus
 from nanorlhf.report.run_curves import run_sections
+from nanorlhf.report.verdict import Gain, Outcome, change_of, outcomes_of, verdict_section
 from nanorlhf.stackoverflow.figures import metric_at_k_figures, spearman_figure
+from nanorlhf.training.run_directory import read_settings
 
 # metric in eval.json: heading, digits
 METRICS = {
@@ -20,6 +22,9 @@ METRICS = {
     "bertscore": ("BERTScore", 3),
 }
 RANKS = {"within": "within each question", "pooled": "over all answers"}
+
+
+MODELS = {"rm_regression": "regression_model", "rm_contrastive": "contrastive_model"}  # their settings
 
 
 def metrics_of(result: dict) -> list[str]:
@@ -81,6 +86,44 @@ def differences(result: dict, key: Literal["differences", "differences_of_best"]
     return lines
 
 
+def outcome(result: dict, name: str) -> Outcome:
+    """What happened to a policy, against the one before it: the gold score, and the reward model that trained it.
+
+    SacreBLEU stands for both where there is neither.
+    """
+    names, found = list(result["policies"]), metrics_of(result)
+    before = names[names.index(name) - 1] if name != names[0] else None
+    rewarded = trainer(result, name, [metric for metric in found if metric in MODELS])
+    true = "gold_score" if "gold_score" in found else None if rewarded else "bleu"
+    shown = true or rewarded or "bleu"
+    heading, digits = METRICS[shown]
+    means = {policy: row["metrics"][shown]["mean"] for policy, row in result["policies"].items()}
+    beside = f" ({before}: {means[before]:.{digits}f})" if before else ""
+    level = f"The mean {heading} of {name} is {means[name]:.{digits}f}{beside}."
+    gains = {
+        row["metric"]: Gain(measure_of(row["metric"]), row["mean_difference_ci"], gain_cell(row))
+        for row in result["differences"]
+        if (row["ours"], row["theirs"]) == (name, before)
+    }
+    return Outcome(level, *change_of(gains.get(true), gains.get(rewarded)), result["policies"][name]["eos_rate"])
+
+
+def trainer(result: dict, name: str, models: list[str]) -> str | None:
+    """Which reward model trained a policy by the settings of its run; of those that did not, the first."""
+    words, settings = result["args"]["policies"], result["args"]
+    place = read_settings(words[words.index(name) + 1]).get("reward_model")
+    return next((model for model in models if settings[MODELS[model]] == place), models[0] if models else None)
+
+
+def measure_of(metric: str) -> str:
+    """A metric as it stands in a sentence."""
+    return f"the {METRICS[metric][0]}" + ("'s score" if metric in MODELS else "")
+
+
+def gain_cell(row: dict) -> str:
+    return number(row["mean_difference"], row["mean_difference_ci"], METRICS[row["metric"]][1], "+")
+
+
 def notes(result: dict) -> str:
     """What the tables rest on, and what was left out."""
     settings = result["args"]
@@ -121,6 +164,7 @@ def page(result: dict, runs: list[str], samples: list[dict]) -> Page:
         heat_maps.append(spearman_figure(name, headings, np.array(row["spearman"]["matrix"])))
     return [
         markup.title("What each stage gained"),
+        verdict_section(outcomes_of(result, outcome)),
         Section(about=notes(result), tables=[means(result)]),
         Section(
             f"The best of {result['num_samples']}",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +10,9 @@ from statistics import fmean
 import pytest
 
 import eval as evaluation
+from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import load_tokenizer
 
 N = 4
 RULES = """
@@ -78,12 +81,38 @@ def test_pass_at_1_of_each_value_of_a_field(args):
     assert of_policy["by"] == {"0": pytest.approx((shares[0] + shares[2]) / 2), "1": pytest.approx(shares[1])}
 
 
+def test_differences_are_paired_and_the_report_begins_with_them_in_words(args, tmp_path):
+    policy = load_gpt(args.policies[1])
+    policy.lm_head.weight.data = policy.lm_head.weight.data.roll(1, dims=1)  # another policy
+    (tmp_path / "b").mkdir()
+    save(policy, tmp_path / "b", load_tokenizer(args.policies[1]))
+    result = evaluation.main(replace(args, policies=("a", args.policies[1], "b", str(tmp_path / "b"))))
+    rows = [json.loads(line) for line in (args.out / "samples.jsonl").read_text().splitlines()]
+    gains = [(row["policies"]["b"]["num_passed"] - row["policies"]["a"]["num_passed"]) / N for row in rows]
+    found = result["differences"]["b"]["pass@1"]
+    assert list(result["differences"]) == ["b"] and any(gains)
+    assert found["mean"] == pytest.approx(fmean(gains))
+    assert min(gains) <= found["interval"][0] <= found["mean"] <= found["interval"][1] <= max(gains)
+    page = (args.out / "report.html").read_text()
+    first, *_ = re.findall(r"<p.*?</p>", page, re.S)
+    assert (
+        'class="happened' in first
+        and "b solves" in first
+        and f"its pass@1 did not change ({found['mean']:+.3f}" in first
+    )
+
+
 def test_the_report_has_the_tables_and_the_samples(args, capsys):
     evaluation.main(args)
     said, page = capsys.readouterr().out, (args.out / "report.html").read_text()
     for words in ("pass@4", "pass@1 by level", "per_token", "4 samples of each of 3 queries"):
         assert words in said and words in page
     assert "of 4 passed" in page
+
+
+def test_all_can_read_the_report(args, unreadable):
+    evaluation.main(args)
+    assert not unreadable(args.out / "report.html")
 
 
 @pytest.mark.parametrize(

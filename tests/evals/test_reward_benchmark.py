@@ -126,10 +126,18 @@ def test_what_is_left_at_equal_length(rewardbench_result):
         assert low <= high and 0 <= result["length"][name]["controlled"]["mean"] <= 1
 
 
+def test_all_can_read_the_report(rewardbench_result, unreadable):
+    args, _ = rewardbench_result
+    assert not unreadable(args.out / "report.html")
+
+
 def test_eval_json_and_the_page_have_the_tables(rewardbench_result, capsys):
     args, result = rewardbench_result
     assert json.loads((args.out / "eval.json").read_text()) == json.loads(json.dumps(result))
     html = (args.out / "report.html").read_text()
+    happened = re.findall(r'<p class="happened.*?</p>', html, re.S)
+    assert [words in p for words, p in zip(("rm scores 0.", "dpo scores 0."), happened, strict=True)] == [True, True]
+    assert html.index("happened") < html.index("<table") and all("(overall); the rule" in p for p in happened)
     rows = Page(html).rows
     assert ["accuracy", "rows", "rm", "dpo", "the longer one"] in rows
     assert [row[0] for row in rows if row[0] in ("Chat", "Chat Hard", "Safety", "Reasoning", "overall")] == [

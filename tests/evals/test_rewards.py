@@ -17,6 +17,7 @@ from nanorlhf.dataset import iter_jsonl, load_comparisons, load_demonstrations, 
 from nanorlhf.dpo import summed_logprobs
 from nanorlhf.errors import InputError
 from nanorlhf.evals import reward_models
+from nanorlhf.metrics import wilson_interval
 from nanorlhf.report.page import text
 from nanorlhf.report.reward_report import accuracy_lines, sections
 from nanorlhf.tokenizer import load_tokenizer
@@ -76,6 +77,14 @@ def test_accuracies_and_scores_are_those_of_single_texts(args, result):
         assert overall["models"][name]["mean"] == pytest.approx(sum(column) / len(column))
         found = result["references"][name]["max"]["mean"]
         assert found == pytest.approx(sum(maxima[name]) / len(column), abs=1e-4)
+        interval = result["sets"]["validation"]["intervals"][name]
+        assert interval["mean"] == pytest.approx(sum(column) / len(column))
+        assert interval["ci"] == wilson_interval(interval["mean"], len(pairs))
+    gain = result["sets"]["validation"]["intervals"]["dpo"]["gain"]
+    assert gain["mean"] == pytest.approx(accuracies["dpo"][0] - fmean(accuracies["rm"]))
+    assert (
+        gain["ci"][0] < gain["mean"] < gain["ci"][1] and result["sets"]["validation"]["intervals"]["rm"]["gain"] is None
+    )
     rm = result["references"]["rm"]["mean"]
     assert overall["models"]["rm"]["std"] == pytest.approx(abs(accuracies["rm"][0] - accuracies["rm"][1]) / 2**0.5)
     assert abs(rm["mean"]) < 1 and overall["models"]["dpo"]["std"] is None  # normalised on other references
@@ -95,9 +104,15 @@ def test_the_page_has_the_tables_and_a_calibration_figure_of_each_model_and_set(
     for by in ("all", "batch", "confidence", "split", "policies"):
         for line in accuracy_lines(table, by)[1:]:
             assert line in page.rows
+    html = (args.out / "report.html").read_text()
+    assert html.count('class="happened') == 2 and html.index("dpo ranks") < html.index("<h2")
     titles = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
     assert sum("calibration error" in title for title in titles) == 4
     assert "±" in accuracy_lines(table, "all")[1][2] and "±" not in accuracy_lines(table, "all")[1][3]
+
+
+def test_all_can_read_the_report(args, result, unreadable):
+    assert not unreadable(args.out / "report.html")
 
 
 def test_labels_models_and_truth_are_compared_pair_by_pair(args, result):

@@ -17,6 +17,7 @@ from nanorlhf.report.compare import (
     equal_cost_table,
     flags_of,
     grid_table,
+    happened,
     main,
     models_held,
     over_optimisation_figure,
@@ -192,6 +193,33 @@ def test_the_page_has_the_tables_and_pictures_that_there_is_something_for(runs: 
     assert page.count("<img") == 2 and page.count("<table") == 4 and "3.50 ± 6.35" in page
     said = capsys.readouterr().out
     assert "At the same cost" in said and "written: " in said
+
+
+def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "compare.html")
+
+
+@pytest.mark.parametrize(
+    ("golds", "kind", "said"),
+    [
+        ((3.3, 4.32), "good", "better than ppo: rloo (+0.31 [+0.18, +0.44])."),
+        ((3.5, 4.1), "warn", "no difference shown: rloo (+0.30 [-2.24, +2.84])."),
+        ((2.0, 3.1), "bad", "worse than ppo: rloo (-0.95 [-1.59, -0.31])."),
+    ],
+)
+def test_the_page_begins_with_who_is_better(tmp_path: Path, golds, kind, said) -> None:
+    for seed, ppo, rloo in (("1", 3.0, golds[0]), ("2", 4.0, golds[1])):
+        policies = {"ppo": row(ppo), "rloo": row(rloo), **({"dpo": row(1.0)} if seed == "1" else {})}
+        write(tmp_path / seed / "eval" / "eval.json", {"policies": policies})
+    policies = read_policies(tmp_path)
+    section = happened(policies, "ppo").html()
+    assert (
+        f'class="happened {kind}"' in section and f"By the gold score, seed by seed, {said[:-1]}; one seed" in section
+    )
+    assert "without an interval: dpo." in section
+    assert said.partition("(")[2][:-2] in " ".join(difference_table(policies, "ppo")[1])
+    assert happened(policies, "grpo").html() == ""
 
 
 def test_missing_parts_leave_out_what_needs_them(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from nanorlhf.report.compare_runs import (
     in_words,
     main,
     mean_and_sd,
+    outcome,
     over_optimisation_figure,
     read_runs,
     size_figure,
@@ -161,6 +162,49 @@ def test_the_page_shows_the_figures_and_says_which_are_missing_and_why(tmp_path,
     assert all(line in capsys.readouterr().out for line in missing[:1]) and "0.700" in page
     bare = main(Args(runs=pairs(rm=rms[:1]), out=tmp_path / "bare"))
     assert len(bare) == 5 and "<img" not in (tmp_path / "bare" / "compare.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind", "said"),
+    [
+        (
+            [3.0, 3.1],
+            "bad",
+            "It is over-optimised: the score of the reward rose (+3.050 [+2.415, +3.685]) and the gold",
+        ),
+        (
+            [-1.0, 1.0],
+            "warn",
+            "It did not learn: the gold score did not change (+0.000 [-12.706, +12.706]), and neither",
+        ),
+        ([-3.0, -3.1], "warn", "The gold score rose (+3.050 [+2.415, +3.685]); the score of the reward fell (-3.050 ["),
+    ],
+)
+def test_the_page_begins_with_what_each_name_gained(tmp_path, scores, kind, said) -> None:
+    """The gold score of these runs is 2 less the score."""
+    places = [make_run(tmp_path / str(i), (0.0, 0.5, last)) for i, last in enumerate(scores)]
+    for place in places:
+        rows = [json.loads(line) | {"eos_rate": 1.0} for line in (place / "metrics.jsonl").read_text().splitlines()]
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main(Args(runs=pairs(ppo=places), out=tmp_path / "out"))
+    page = (tmp_path / "out" / "compare.html").read_text()
+    [(found, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', page)
+    assert found == kind and text.startswith(f"ppo has 2 runs. {said}")
+    assert said.partition("(")[2].partition(")")[0] in page.partition("<table")[2].replace("\u2011", "-")
+
+
+def test_a_single_run_has_no_interval(tmp_path) -> None:
+    runs = read_runs(Args(runs=pairs(ppo=[make_run(tmp_path / "a")]), out=tmp_path / "out"))
+    assert outcome("ppo", runs)[:3] == (
+        "ppo is a single run, without an interval.",
+        "warn",
+        "It changed the gold score by -2.000 and the score of the reward by +2.000.",
+    )
+
+
+def test_all_can_read_the_page(tmp_path, seeds, unreadable) -> None:
+    main(Args(runs=pairs(ppo=seeds), out=tmp_path))
+    assert not unreadable(tmp_path / "compare.html")
 
 
 @pytest.mark.parametrize(

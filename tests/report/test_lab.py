@@ -144,6 +144,31 @@ def test_a_single_setting_is_in_the_table_and_has_no_picture(runs: Path) -> None
     assert dict(zip(heading, lines[5], strict=True))["length"] == "21.0"
 
 
+@pytest.mark.parametrize(
+    ("intervals", "kind", "said"),
+    [
+        (
+            ((0.7, 0.9), (0.2, 0.4)),
+            "good",
+            "length-bonus: the policy wins most at 0, 0.800 [0.700, 0.900], and least at 0.6, 0.300 [0.200, 0.400].",
+        ),
+        (((0.3, 0.9), (0.2, 0.4)), "warn", "[0.200, 0.400]; the intervals overlap, so no difference is shown."),
+    ],
+)
+def test_the_page_begins_with_the_best_and_the_worst_of_a_dial(
+    runs: Path, tmp_path: Path, intervals, kind, said
+) -> None:
+    for value, interval in zip(("0", "0.6"), intervals, strict=True):
+        path = runs / "length-bonus" / value / "eval" / "eval.json"
+        result = json.loads(path.read_text())
+        result["policies"]["ppo"]["gold_win_rate_ci"] = list(interval)
+        write(path, result)
+    main(Args(runs=runs, out=tmp_path / "report"))
+    [(found, text)] = re.findall(r'<p class="happened (\w+)">(.*?)</p>', (tmp_path / "report/lab.html").read_text())
+    assert found == kind and text.endswith(said)
+    assert "0.300 [0.200, 0.400]" in " ".join(table_of(read_settings(runs))[-1])
+
+
 def test_a_column_that_no_setting_has_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "temperature" / "1" / "eval_rm" / "eval.json", reward_evaluation(0.9, kappa=None))
     [heading, _] = table_of(read_settings(tmp_path))
@@ -158,6 +183,11 @@ def test_the_page_has_the_table_and_a_picture_per_dial(runs: Path, tmp_path: Pat
     page = (out / "lab.html").read_text()
     assert page.count("<img") == 2 and "RM as labelled" in page
     assert re.search(r"flip-rate +0\.25", capsys.readouterr().out)
+
+
+def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "lab.html")
 
 
 def drop(*keys: str):

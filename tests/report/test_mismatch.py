@@ -56,6 +56,29 @@ def test_without_an_evaluation_the_columns_of_policies_are_left_out(runs: Path) 
     assert table_of(read_runs(runs))[0][-1] == "truncated"
 
 
+@pytest.mark.parametrize(
+    ("int8", "kind", "said"),
+    [
+        ((3.3, 4.32), "good", "better than the exact sampler: int8/tis (+0.31 [+0.18, +0.44])"),
+        ((2.5, 4.1), "warn", "no difference shown: int8/tis (-0.20 [-4.01, +3.61])"),
+        ((2.0, 3.02), "bad", "worse than the exact sampler: int8/tis (-0.99 [-1.12, -0.86])"),
+    ],
+)
+def test_the_page_begins_with_who_is_better_than_the_exact_sampler(
+    runs: Path, tmp_path: Path, int8, kind, said
+) -> None:
+    evaluation = runs / "eval" / "eval.json"
+    result = json.loads(evaluation.read_text())
+    for seed, gold in enumerate(int8, start=1):
+        result["policies"][f"int8-tis-{seed}"] = {"gold_score": gold, "gold_win_rate": None, "kl": 1.0}
+    evaluation.write_text(json.dumps(result))
+    main(Args(runs=runs, out=tmp_path / "report"))
+    page = (tmp_path / "report" / "mismatch.html").read_text()
+    text = f"By the gold score, seed by seed, {said}; one seed alone, so without an interval: stale/none."
+    assert f'<p class="happened {kind}">{text}</p>' in page
+    assert said.partition("(")[2][:-1] in [line[-1] for line in table_of(read_runs(runs))]
+
+
 def test_a_panel_has_a_line_per_correction_and_the_exact_sampler_beside_them(runs: Path) -> None:
     train(runs / "int8" / "none" / "1", 0.5)
     settings = read_runs(runs)
@@ -79,6 +102,11 @@ def test_the_page_and_a_picture_per_sampler_are_written(runs: Path, tmp_path: Pa
     assert main(Args(runs=runs, out=out)) == ["int8.png", "stale.png"]
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("int8.png", "stale.png"))
     assert "0.4000 ± 0.2828" in (out / "mismatch.html").read_text() and "0.4000 ± 0.2828" in capsys.readouterr().out
+
+
+def test_all_can_read_the_page(runs: Path, tmp_path: Path, unreadable) -> None:
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "mismatch.html")
 
 
 def test_what_cannot_be_read_is_one_sentence(runs: Path, tmp_path: Path) -> None:

@@ -2,12 +2,23 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from nanorlhf.errors import InputError
-from nanorlhf.report.sums import COMPARED, Args, differences, leak_table, main, markdown, read_policies, tables_of
+from nanorlhf.report.sums import (
+    COMPARED,
+    Args,
+    differences,
+    happened,
+    leak_table,
+    main,
+    markdown,
+    read_policies,
+    tables_of,
+)
 from tests.conftest import ROOT
 from tools import experiments
 
@@ -74,6 +85,33 @@ def test_differences_are_paired_by_seed(runs, tmp_path):
     assert "### Minus ppo, seed by seed" in (tmp_path / "out/sums.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("solved", "kind", "said"),
+    [
+        ((0.30, 0.32), "good", "better than sft: ppo (+0.210 [+0.083, +0.337])."),
+        ((0.05, 0.20), "warn", "no difference shown: ppo (+0.025 [-0.928, +0.978])."),
+        ((0.02, 0.03), "bad", "worse than sft: ppo (-0.075 [-0.139, -0.011])."),
+    ],
+)
+def test_the_page_begins_with_who_solves_more_than_the_start(solved, kind, said):
+    rows = [{"policy": "sft", "seed": seed, "pass@1": "0.1"} for seed in "12"]
+    rows += [{"policy": "ppo", "seed": seed, "pass@1": str(x)} for seed, x in zip("12", solved, strict=True)]
+    section = happened(rows, []).html()
+    assert f'class="happened {kind}"' in section and f"By pass@1, seed by seed, {said}" in section
+    blank = dict.fromkeys(COMPARED, "")
+    [_, line] = differences([blank | row for row in rows], "sft")
+    assert line[1] in said
+
+
+def test_the_page_says_how_many_found_the_leak_and_which_seed_is_alone(runs, tmp_path):
+    main(Args(runs=runs, out=tmp_path / "out"))
+    [said] = re.findall(r'<p class="happened warn">(.*?)</p>', (tmp_path / "out/sums.html").read_text())
+    assert said.endswith(
+        "one seed alone, so without an interval: grpo-leak. Of 1 runs that were paid for the layout 1 found the leak."
+    )
+    assert happened([{"policy": "sft", "seed": "1", "pass@1": "0.1"}], []).html() == ""
+
+
 def test_a_difference_of_what_a_run_did_not_measure_is_left_out():
     """Fewer than eight samples per query have no pass@8."""
     row = dict.fromkeys(("pass@1", "pass@8", "pass@64", *COMPARED), "0.5")
@@ -102,6 +140,11 @@ def test_the_page_the_table_and_the_pictures_are_written(runs, tmp_path, capsys)
     )
     assert "| ppo | 0.20 0.40 | 0.300 ± 1.271 |" in (out / "sums.md").read_text()
     assert "grpo-leak" in (out / "sums.html").read_text() and "Other rewards" in capsys.readouterr().out
+
+
+def test_all_can_read_the_page(runs, tmp_path, unreadable):
+    main(Args(runs=runs, out=tmp_path / "out"))
+    assert not unreadable(tmp_path / "out" / "sums.html")
 
 
 def test_without_an_evaluation_the_sentence_says_what_makes_one(tmp_path):

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.report.verdict import findings_of, verdict, verdict_section
+from nanorlhf.report.summary_report import outcome
+from nanorlhf.report.verdict import findings_of, outcomes_of, verdict, verdict_section
 
 FINDING = Finding(
     name="kl-grows", seen="The KL doubled.", means="Beta is too small.", where="--kl-coef", page="docs/x.md"
@@ -31,25 +32,33 @@ def of(gold: tuple | None, rm: tuple | None, wins: float | None = 0.96, eos_rate
 
 
 def test_a_policy_that_is_better_by_both_scores_is_good() -> None:
-    kind, text = verdict(of((1.8, 2.2), (1.7, 1.9)), "ppo", [])
+    kind, text = verdict(outcome(of((1.8, 2.2), (1.7, 1.9)), "ppo"), [])
     assert kind == "good"
     assert text == (
-        "ppo beats the references in 96 of 100 queries (sft: 42). The gold score rose (+2.00); the reward model's rose "
-        "as well (+1.80). Nothing looks wrong."
+        "ppo beats the references in 96 of 100 queries (sft: 42). The gold score rose (+2.00 [+1.80, +2.20]); the "
+        "reward model's score rose as well (+1.80 [+1.70, +1.90]). Nothing looks wrong."
     )
 
 
-@pytest.mark.parametrize(("gold", "said"), [((-1.2, -0.8), "fell (-1.00)"), ((-0.1, 0.1), "did not rise (+0.00)")])
+@pytest.mark.parametrize(
+    ("gold", "said"),
+    [((-1.2, -0.8), "fell (-1.00 [-1.20, -0.80])"), ((-0.1, 0.1), "did not rise (+0.00 [-0.10, +0.10])")],
+)
 def test_a_reward_model_that_is_pleased_alone_means_over_optimisation(gold, said) -> None:
-    kind, text = verdict(of(gold, (2.5, 3.0), wins=0.2), "ppo", [])
+    kind, text = verdict(outcome(of(gold, (2.5, 3.0), wins=0.2), "ppo"), [])
     assert kind == "bad" and "ppo beats the references in 20 of 100 queries (sft: 42)." in text
-    assert f"It is over-optimised: the reward model's score rose (+2.75) and the gold score {said}." in text
+    assert (
+        f"It is over-optimised: the reward model's score rose (+2.75 [+2.50, +3.00]) and the gold score {said}." in text
+    )
     assert "Nothing looks wrong" not in text
 
 
 def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
-    kind, text = verdict(of((-0.1, 0.1), (-0.2, 0.1), wins=0.43), "ppo", [])
-    said = "It did not learn: the gold score did not change (+0.00), and neither did the reward model's (-0.05)."
+    kind, text = verdict(outcome(of((-0.1, 0.1), (-0.2, 0.1), wins=0.43), "ppo"), [])
+    said = (
+        "It did not learn: the gold score did not change (+0.00 [-0.10, +0.10]), and neither did the reward model's "
+        "score (-0.05 [-0.20, +0.10])."
+    )
     assert kind == "warn" and said in text and text.endswith("The metrics of its run show no fault.")
 
 
@@ -57,8 +66,8 @@ def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
     ("gold", "rm", "kind", "said"),
     [
         ((-2, -1), (-2, -1), "bad", "It got worse"),
-        ((1, 2), (-1, 1), "warn", "the reward model's did not change"),
-        ((-1, 1), (-2, -1), "warn", "and the reward model's fell"),
+        ((1, 2), (-1, 1), "warn", "the reward model's score did not change"),
+        ((-1, 1), (-2, -1), "warn", "and the reward model's score fell"),
         ((1, 2), None, "good", "The gold score rose"),
         ((-1, 1), None, "warn", "It did not learn"),
         ((-2, -1), None, "bad", "It got worse"),
@@ -69,26 +78,28 @@ def test_scores_that_did_not_move_mean_that_it_did_not_learn() -> None:
     ],
 )
 def test_what_is_known_decides_what_is_said(gold, rm, kind, said) -> None:
-    found, text = verdict(of(gold, rm), "ppo", None)
+    found, text = verdict(outcome(of(gold, rm), "ppo"), None)
     assert found == kind and said in text and "looks wrong" not in text
 
 
 def test_a_finding_of_the_doctor_is_said_with_its_numbers() -> None:
-    kind, text = verdict(of((1, 2), (1, 2)), "ppo", [FINDING])
+    kind, text = verdict(outcome(of((1, 2), (1, 2)), "ppo"), [FINDING])
     assert kind == "warn" and text.endswith("Its run: The KL doubled. Beta is too small. (kl-grows)")
-    assert verdict(of((1, 2), (1, 2)), "ppo", [FINDING, OVER])[0] == "bad"
-    assert verdict(of((-2, -1), (-2, -1)), "ppo", [FINDING])[0] == "bad"  # a lesser finding makes nothing better
+    assert verdict(outcome(of((1, 2), (1, 2)), "ppo"), [FINDING, OVER])[0] == "bad"
+    assert (
+        verdict(outcome(of((-2, -1), (-2, -1)), "ppo"), [FINDING])[0] == "bad"
+    )  # a lesser finding makes nothing better
 
 
 def test_responses_that_are_cut_are_said() -> None:
-    kind, text = verdict(of((1, 2), (1, 2), eos_rate=0.801), "ppo", None)
+    kind, text = verdict(outcome(of((1, 2), (1, 2), eos_rate=0.801), "ppo"), None)
     assert kind == "warn" and "Only 80 of 100 of its responses end before they are cut." in text
 
 
 def test_a_judges_wins_name_the_judge_and_its_opponent() -> None:
     result = of(None, None, wins=None) | {"judge": {"against": "sft"}}
     result["policies"]["ppo"]["judge_win_rate"] = 0.615
-    assert verdict(result, "ppo", None)[1] == "ppo beats sft in 62 of 100 queries, by the judge."
+    assert verdict(outcome(result, "ppo"), None)[1] == "ppo beats sft in 62 of 100 queries, by the judge."
 
 
 def test_a_policy_alone_is_judged_by_its_run(tmp_path) -> None:
@@ -96,7 +107,7 @@ def test_a_policy_alone_is_judged_by_its_run(tmp_path) -> None:
     result["args"]["policies"], result["differences"] = ["sft", str(tmp_path)], {}
     del result["policies"]["ppo"]
     write_run(tmp_path, [{"step": 0, "loss": 1.0}, {"step": 1, "loss": float("nan")}])
-    section = verdict_section(result).html()
+    section = verdict_section(outcomes_of(result, outcome)).html()
     assert "sft beats the references in 42 of 100 queries." in section and "(not-finite)" in section
     assert section.count("<p") == 1 and 'class="happened warn"' in section
 
@@ -105,16 +116,19 @@ def test_runs_without_metrics_and_unreadable_ones(tmp_path) -> None:
     result = of((1, 2), (1, 2))
     result["args"]["policies"] = ["sft", "a/sft", "ppo", str(tmp_path)]
     assert findings_of(str(tmp_path)) is None
-    assert "looks wrong" not in verdict_section(result).html()
+    assert "looks wrong" not in verdict_section(outcomes_of(result, outcome)).html()
     write_run(tmp_path, [{"step": 0, "policy/loss": 1.0, "policy/ratio": 1.0}], clip_range="wide")
-    assert "The doctor can&#39;t read its run: args.json: the field" in verdict_section(result).html()
+    assert (
+        "The doctor can&#39;t read its run: args.json: the field"
+        in verdict_section(outcomes_of(result, outcome)).html()
+    )
 
 
 def test_the_best_of_n_of_the_first_policy_has_no_run_of_its_own(tmp_path) -> None:
     result = of((1, 2), (1, 2))
     write_run(tmp_path, [{"step": 0, "loss": float("nan")}])
     result["args"]["policies"] = ["sft", str(tmp_path), "ppo", f"best-of-16:{tmp_path}"]
-    assert "not-finite" not in verdict_section(result).html()
+    assert "not-finite" not in verdict_section(outcomes_of(result, outcome)).html()
 
 
 def write_run(run, rows: list[dict], **settings) -> None:

@@ -199,6 +199,19 @@ def test_intervals_are_over_problems(world):
     assert last["pass_ci"] == last["comp_ci"] == (1, 1)
 
 
+def test_differences_are_paired_by_problem_and_the_report_begins_with_them_in_words(world):
+    gains = world.result["differences"]["rlcf"]
+    comp = {"python": -2 / 8, "java": -1 / 8}[world.result["language"]]  # four of eight against six or five
+    assert {name: gain["mean"] for name, gain in gains.items()} == pytest.approx(
+        {"pass": 4 / 8, "exec": 1 / 8, "comp": comp}
+    )
+    assert gains["pass"]["ci"] == (0, 1)  # one problem gained all, the other nothing
+    first, *_ = re.findall(r"<p.*?</p>", page_of(world.args.out), re.S)
+    assert 'class="happened warn"' in first
+    assert "rlcf solves 50 of 100 problems with 1 sample (sft: 0). It did not learn: its pass@1 did not change" in first
+    assert "(+50.00 [+0.00, +100.00] points)" in first
+
+
 def test_the_error_profile_and_the_endings_are_the_count_by_hand(world):
     sft, rlcf = (row["temperatures"] for row in world.result["policies"].values())
     none = dict.fromkeys(CATEGORIES, 0.0)
@@ -271,6 +284,10 @@ def test_eval_json_is_the_result_and_the_table_shows_it_in_percent(world):
 
 def page_of(out: Path) -> str:
     return (out / "report.html").read_text()
+
+
+def test_all_can_read_the_report(python_world, unreadable):
+    assert not unreadable(python_world.args.out / "report.html")
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(world):

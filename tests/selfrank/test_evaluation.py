@@ -20,6 +20,7 @@ from nanorlhf.evals import common
 from nanorlhf.model import GPT, GPTConfig, ScalarModel
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.report.page import text
+from nanorlhf.report.verdict import outcomes_of
 from nanorlhf.rewards import gold
 from nanorlhf.selfrank import evaluation as replies
 from nanorlhf.selfrank import report as reply_report
@@ -164,6 +165,11 @@ def test_intervals_are_over_questions_and_differences_are_those_of_the_last_poli
     [row] = (row for row in result["differences"] if row["metric"] == "f1")
     assert (row["ours"], row["theirs"]) == ("str", "full") and row["mean_difference"] == pytest.approx(0.75)
     assert row["mean_difference_ci"] == pytest.approx((0.5, 1))
+    [(outcome, _)] = outcomes_of(result, reply_report.outcome)
+    assert outcome.level == "The mean F1 × 100 of str is 100.00 (full: 25.00)."
+    assert outcome.kind == "warn"
+    assert outcome.change.startswith("The F1 rose (+75.00 [+50.00, +100.00]); the RM score fell (-")
+    assert "The F1 rose" in (tmp_path / "report.html").read_text()
     pattern = r"^str - full +\+100\.00 \[\+100\.00, \+100\.00\] .* \+75\.00 \[\+50\.00, \+100\.00\]$"
     assert re.search(pattern, text(reply_report.page(result, None, [], [])), re.M)
 
@@ -390,6 +396,11 @@ def test_the_page_is_one_file_with_figure_2_of_the_question_with_the_most_kinds(
     for heading in ("Do they differ?", "as self-ranking did?", "right answers first?", "Do people agree", "METEOR ("):
         assert heading in page
     assert "left out" not in page and "left out" not in text(reply_report.page(result, None, [], []))
+
+
+def test_all_can_read_the_report(world, scripted, tmp_path, unreadable):
+    evaluate(world, tmp_path, gold="truth.py:table")
+    assert not unreadable(tmp_path / "report.html")
 
 
 def test_a_run_whose_metrics_are_damaged_is_refused_and_nothing_is_written(world, scripted, tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -219,7 +220,15 @@ def test_the_page_holds_tables_figures_and_samples_and_asks_for_nothing(outcome,
     ):
         assert words in page
     tables = text(answer_report.page(result, [], []))
+    first, *_ = re.findall(r"<p.*?</p>", page, re.S)
+    means = [result["policies"][name]["metrics"]["gold_score"]["mean"] for name in ("ppo", "sft")]
+    assert 'class="happened' in first and "The mean gold score of ppo is {:.2f} (sft: {:.2f}).".format(*means) in first
+    assert "the regression RM&#39;s score" in first  # which trained it
     assert "MRR@k is left out" in tables and "ppo - sft" in tables and "metric@3" in tables
+
+
+def test_all_can_read_the_report(outcome, small_site, unreadable):
+    assert not unreadable(small_site.eval.out / "report.html")
 
 
 def test_ppo_logs_the_sites_gold_score_and_adapts_its_coefficient(small_site):

@@ -1,0 +1,152 @@
+"""Exercises as assignments for nbgrader: a notebook each, with the solution between its marks and a hidden test.
+
+nbgrader takes the solutions and the tests out of what students get, and puts the tests back before it grades. The test
+runs the course's grader, in a process of its own, on the functions of the cells (`submission.py`, `worker.py`).
+The cell that calls it shares its kernel with the student's code, as every test of nbgrader does: that code could make
+the call say anything. Grade in a container, and where that matters use `python -m course grade`.
+"""
+
+import ast
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from course.copies import ROOT, path_of
+from course.edit import Function, find_function, rewritten
+from course.exercises import Exercise, chosen
+from course.grade import desks
+from course.handout import exercise_page, functions_of
+from course.sessions import SESSIONS
+from course.submission import lines_of, names_of, top_level, with_statements
+from nanorlhf.errors import InputError
+
+LIMIT = 60.0  # seconds for the tests of an exercise
+CONFIG = """c = get_config()
+c.CourseDirectory.course_id = "rlhf"
+c.ExecutePreprocessor.timeout = 300  # seconds per cell: the graders import PyTorch
+"""
+
+
+# ---------------------------------------------------------------------------------------------------- 1. the notebooks
+def assignment(exercise: Exercise) -> dict:
+    """The source notebook: what to write, a cell for each function with its solution, and one with the hidden test."""
+    modules = dict.fromkeys(where.partition(":")[0] for where in exercise.functions)
+    names = [
+        "import importlib",
+        "",
+        "# what the functions may use: the names of their files",
+        *(f"given = vars(importlib.import_module({module!r}))" + f"\n{UPDATE}" for module in modules),
+    ]
+    test = [
+        f"# {exercise.points} point(s), all or none: the tests of the course decide",
+        "### BEGIN HIDDEN TESTS",
+        "from course.assignment import check",
+        "",
+        f"check({exercise.name!r}, In)",
+        "### END HIDDEN TESTS",
+    ]
+    cells = [text_cell("task", exercise_page(exercise)), code_cell("names", "\n".join(names), locked=True)]
+    for where, function in functions_of(exercise):
+        cells.append(code_cell(f"write-{len(cells) - 1}", solution(where, function), solution=True))
+    cells.append(code_cell("test", "\n".join(test), locked=True, points=exercise.points))
+    return {
+        "cells": cells,
+        "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+UPDATE = 'globals().update({name: value for name, value in given.items() if not name.startswith("__")})'
+
+
+def text_cell(name: str, text: str) -> dict:
+    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": text}
+
+
+def code_cell(name: str, text: str, locked: bool = False, solution: bool = False, points: int | None = None) -> dict:
+    """A cell with nbgrader's metadata; points: it is graded."""
+    about = {"schema_version": 3, "grade_id": name, "grade": points is not None, "solution": solution}
+    about |= {"locked": locked, "task": False} | ({} if points is None else {"points": points})
+    return {
+        "cell_type": "code", "execution_count": None, "id": name, "metadata": {"nbgrader": about}, "outputs": [],
+        "source": text,
+    }  # fmt: skip
+
+
+def solution(where: str, function: Function) -> str:
+    """A function as it stands in its file, its body between the marks that nbgrader empties."""
+    module, _, name = where.partition(":")
+    source = (ROOT / path_of(module)).read_text(encoding="utf-8").splitlines()
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    has_docstring = ast.get_docstring(function) is not None
+    statement = function.body[0]
+    start = statement.end_lineno if has_docstring else statement.lineno - 1
+    assert start is not None
+    head, body = source[first - 1 : start], source[start : function.end_lineno]
+    margin = " " * (function.col_offset + 4)
+    lines = [*head, f"{margin}### BEGIN SOLUTION", *body, f"{margin}### END SOLUTION"]
+    return "\n".join([f"# {name}, in {path_of(module)}", *(line[function.col_offset :] for line in lines)])
+
+
+def write_assignments(out: Path, exercises: Sequence[Exercise]) -> list[Path]:
+    """A course directory of nbgrader: source/week-N/EXERCISE.ipynb and nbgrader_config.py."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is not empty: name a new directory.")
+    weeks = {name: i // 2 + 1 for i, session in enumerate(SESSIONS) for name in session.exercises}
+    written = []
+    for exercise in exercises:
+        written.append(out / "source" / f"week-{weeks[exercise.name]}" / f"{exercise.name}.ipynb")
+        written[-1].parent.mkdir(parents=True, exist_ok=True)
+        written[-1].write_text(json.dumps(assignment(exercise), indent=1) + "\n", encoding="utf-8")
+    (out / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8")
+    return written
+
+
+# ----------------------------------------------------------------------------------------------------- 2. the grading
+def check(name: str, cells: Iterable[str]) -> None:
+    """Grade an exercise by the functions in a notebook's cells. Raises AssertionError with the first claim that fails.
+
+    cells: their sources in the order in which they ran, IPython's `In`.
+    """
+    [exercise] = chosen([name])
+    with tempfile.TemporaryDirectory(prefix="course-") as directory:
+        hand_in(cells, exercise, Path(directory))
+        with desks(1) as [desk]:
+            outcome = desk.judge(Path(directory), exercise, LIMIT)
+    if not outcome.passed:
+        raise AssertionError(f"{outcome.claim}: {outcome.reason}")
+
+
+def hand_in(cells: Iterable[str], exercise: Exercise, directory: Path) -> None:
+    """Write the exercise's files as a student's copy would have them: the cells' bodies, and what they define beside.
+
+    A function that no cell holds is empty. Raises AssertionError where one has other arguments.
+    """
+    defined: dict[str, ast.stmt] = {}  # by name, the last one
+    for cell in cells:
+        try:
+            defined |= top_level(cell)
+        except SyntaxError:  # the cell has raised when it ran
+            continue
+    bodies: dict[Path, dict[str, list[str]]] = {}
+    for where in exercise.functions:
+        module, _, name = where.partition(":")
+        path = path_of(module)
+        theirs = defined.get(name.rpartition(".")[2])
+        lines = [f"raise NotImplementedError({f'no cell that runs defines {name}'!r})"]
+        if isinstance(theirs, Function):
+            ours = find_function((ROOT / path).read_text(encoding="utf-8"), name)
+            if names_of(theirs.args) != names_of(ours.args):
+                raise AssertionError(f"{name} must keep its arguments, {ast.unparse(ours.args)}")
+            lines = lines_of(theirs)
+        bodies.setdefault(path, {})[name] = lines
+    written = {name.rpartition(".")[2] for of_file in bodies.values() for name in of_file}
+    for path, of_file in bodies.items():
+        source = (ROOT / path).read_text(encoding="utf-8")
+        known = written | set(top_level(source))
+        new = dict.fromkeys(node for name, node in defined.items() if name not in known)
+        source = with_statements(rewritten(source, of_file), [ast.unparse(node) for node in new], next(iter(of_file)))
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(source, encoding="utf-8")
