@@ -33,6 +33,7 @@ STATIC = (
     "docs/*/*.svg",
     "docs/*.csv",
     "docs/*/*.csv",
+    "docs/*/*.sh",
     "course/*.csv",
     "kernels/*.csv",
     "course/*.ipynb",
