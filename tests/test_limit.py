@@ -81,7 +81,7 @@ def test_parameters_and_decode_steps_are_the_models():
 )
 def test_a_straightforward_program_multiplies_more_than_the_limit(way, work, tmp_path, monkeypatch):
     monkeypatch.setitem(bench.SHAPES, "tiny", SHAPE)
-    bench.make_run(SHAPE, tmp_path)
+    bench.make_run(SHAPE, tmp_path, torch.device("cpu"))
     needed = work(SHAPE.config, [(length, SHAPE.response_length) for length in SHAPE.query_lengths])
     flops = needed.flops + sum(flops for flops, _ in needed.steps)
     counted = products(lambda: way(bench.Args(device="cpu"), tmp_path)) / 2  # of two steps
