@@ -77,7 +77,7 @@ def stored_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 # --------------------------------------------------------------- the blocked form, and its gradient
 class LinearLogprobs(torch.autograd.Function):
-    """All rows at once, the vocabulary in blocks: BLAS products on a CPU, tiles on a GPU."""
+    """All rows at once, the vocabulary in blocks: BLAS products, or tiles on a GPU in 16 bits."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, bias, temperature, cap):
@@ -149,7 +149,7 @@ def labels_in(ids: slice, labels: Tensor) -> tuple[Tensor, Tensor]:
     return here[:, None], torch.where(here, labels - ids.start, 0)[:, None]
 
 
-# ---------------------------------------------------------------------------------------------- CPU
+# ------------------------------------------------------------- CPU, and wider than 16 bits on a GPU
 def block_logits(
     hidden: Tensor,
     weight: Tensor,
@@ -304,8 +304,9 @@ BLOCK_C = 64  # columns that a program multiplies at once
 GROUP = 2**24
 
 if triton is not None:
-    # None spills registers on Ampere, Hopper or Blackwell (kernels/compiled.csv). The interpreter
-    # can't time settings: it gets one, with small tiles, so that small tests have several.
+    # Only the last spills registers (kernels/compiled.csv), and is the fastest on an H200 all the
+    # same. The interpreter can't time settings: it gets one, with small tiles, so that small tests
+    # have several.
     INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
     if INTERPRETED:
         BLOCK_C = 16

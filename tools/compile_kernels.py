@@ -119,7 +119,8 @@ def launches() -> list[Launch]:
     for dtype in (torch.float32, torch.bfloat16):
         logits = empty(N, V, dtype=dtype)
         found += launches_of(kl.kl_triton, logits, logits)
-    hidden, weight, labels = empty(N, C, dtype=dtype), empty(V, C, dtype=dtype), empty(N, dtype=torch.int64)
+    hidden, weight = empty(N, C, dtype=torch.bfloat16), empty(V, C, dtype=torch.bfloat16)
+    labels = empty(N, dtype=torch.int64)
     # with neither, and with both, which contains what either has
     for bias, cap in ((None, None), (empty(V), 30.0)):
         inputs = hidden, weight, labels, bias, 0.7, cap
@@ -147,9 +148,7 @@ def launches_of(call: Callable, *inputs) -> list[Launch]:
     grid, constants = settings["grid"], {name: value for name, value in settings.items() if name.isupper()}
     if not isinstance(kernel, triton.runtime.Autotuner):
         return [Launch(kernel, arguments, {}, triton.Config(constants), grid)]
-    prune = kernel.early_config_prune
-    configs = prune(kernel.configs, {}, **constants) if prune else kernel.configs
-    return [Launch(kernel.fn, arguments, constants, config, grid) for config in configs]
+    return [Launch(kernel.fn, arguments, constants, config, grid) for config in kernel.configs]
 
 
 # --------------------------------------------------------------------------------------------- what the compiler makes
