@@ -5,7 +5,6 @@ communicate.
 """
 
 import ctypes
-import multiprocessing
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from kernels import processor, tune
 from kernels.processor import DEFAULT, PLAIN, Choice
 from nanorlhf import distributed
 from nanorlhf.errors import InputError, Interrupted
-from nanorlhf.files import read_object
+from nanorlhf.files import interrupts_wait, read_object
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
 JOINING = "nanorlhf/joining"  # and one per rank
@@ -155,6 +155,8 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
     num_threads = torch.get_num_threads()
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
+    interrupted = signal.getsignal(signal.SIGINT)
+    others: list[ForkProcess] = []
 
     def join(rank: int) -> None:
         handle = listener.detach() if rank == 0 else None
@@ -181,6 +183,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         work()
 
     def follow(rank: int) -> None:
+        signal.signal(signal.SIGINT, interrupted)
         die_with_parent()
         listener.close()
         try:
@@ -189,11 +192,12 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
 
-    fork = multiprocessing.get_context("fork")
-    others = [fork.Process(target=follow, args=(rank,)) for rank in range(1, processes)]
-    for other in others:
-        other.start()
     try:
+        with interrupts_wait():  # within a fork, Python swallows Ctrl-C and keeps logging's lock
+            for rank in range(1, processes):
+                process = ForkProcess(target=follow, args=(rank,))
+                process.start()
+                others.append(process)
         join(0)
     except BaseException as error:
         codes = set()

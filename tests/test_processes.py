@@ -122,6 +122,22 @@ launch.run(lambda: print("all are there"), "cpu", 2)
 """
 
 
+INTERRUPTED_AS_IT_FORKS = """
+import os, signal
+from nanorlhf import launch
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+launch.run(lambda: print("all are there"), "cpu", 3)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_within_a_fork_is_not_lost():
+    """There Python would print it and go on, with logging's lock held for ever."""
+    done = run("-c", INTERRUPTED_AS_IT_FORKS, threads=1)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
+    assert "Exception ignored" not in done.stderr and done.stderr.endswith("KeyboardInterrupt\n"), done.stderr
+
+
 DIES_AS_IT_JOINS = """
 import os, signal
 from datetime import timedelta
