@@ -7,6 +7,7 @@ from pathlib import Path
 from course.copies import ROOT, copy_files, new_directory, take_out, write_mark
 from course.exercises import Exercise
 from course.questions import FILE, sheet
+from tools import nano_page
 
 
 def start(directory: Path, exercises: Iterable[Exercise], student: str | None = None) -> None:
@@ -16,6 +17,8 @@ def start(directory: Path, exercises: Iterable[Exercise], student: str | None = 
     copy_files(ROOT, directory)
     for exercise in exercises:
         empty(directory, exercise)
+    page, source = (directory / path.relative_to(ROOT) for path in (nano_page.PAGE, nano_page.SOURCE))
+    page.write_text(nano_page.page(source.read_text(encoding="utf-8")), encoding="utf-8")  # it holds all of nano.py
     mark: dict = {"exercises": [exercise.name for exercise in exercises]}
     if student is not None:
         mark["student"] = student
