@@ -152,6 +152,7 @@ WORLDS = {
     "mismatch": "runs/mismatch", "compare": "runs/compare", "sums": "runs/sums",
 }  # fmt: skip
 TABLES = ("lab", "mismatch")  # worlds whose runs differ in the values of flags
+SEEDS = ("compare", "sums")  # worlds whose runs repeat those of the first seed
 
 
 def recipe_of(command: Command) -> str:
@@ -174,8 +175,8 @@ def small_flags(command: Command) -> list[str]:
 def runnable() -> dict[str, list[Command]]:
     """The commands to execute by the world that they work in, each once, in the order of the pages.
 
-    Of TABLES, which differ in values, the first with its flags, and of the comparison's those of its first world; none
-    that reads what the others make.
+    Of TABLES, which differ in values, the first with its flags, and of SEEDS those of the first seed; none that reads
+    what the others make.
     """
     groups: dict[str, list[Command]] = {**{world: [] for world in WORLDS}, "none": []}
     seen: set[Command | tuple[str, ...] | str] = set()
@@ -188,7 +189,7 @@ def runnable() -> dict[str, list[Command]]:
                 paths = " ".join(reads + writes)
                 world = next((world for world, place in WORLDS.items() if place in paths), "none")
                 kind = (world, *flags_of(command)) if world in TABLES else command
-                if world == "compare":
+                if world in SEEDS:
                     kind = without_seed(command)
                 if "int8" in command.words and not has_int8_products():
                     left_out.update(writes)
@@ -196,7 +197,7 @@ def runnable() -> dict[str, list[Command]]:
                 if kind not in seen and left_out.isdisjoint(reads):
                     groups[world].append(command)
                     seen.add(kind)
-                elif world in (*TABLES, "compare") and command not in groups[world]:
+                elif world in (*TABLES, *SEEDS) and command not in groups[world]:
                     left_out.update(writes)
     return groups
 
@@ -207,8 +208,8 @@ def flags_of(command: Command) -> tuple[str, ...]:
 
 
 def without_seed(command: Command) -> str:
-    """A command of the comparison, whichever its world is."""
-    return re.sub(r"(runs/compare/|--seed )\d+", r"\1", str(command))
+    """A command of SEEDS, whichever its seed is."""
+    return re.sub(r"(runs/compare/|runs/sums_study/|--seed )\d+", r"\1", str(command))
 
 
 def elsewhere(command: Command) -> str | None:

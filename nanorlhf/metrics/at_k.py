@@ -33,6 +33,7 @@ def metric_at_k(scores: ArrayLike, k: int) -> float:
     """[SO metric@k] Expected best score among k of the n answers, over all choices of k; mean over questions.
 
     In ascending order, x_(i) is the best of k in C(i-1, k-1) of the C(n, k) choices. k = 1 is the mean, k = n the best.
+    Raises ValueError unless 1 <= k <= n.
     """
     ascending = np.sort(score_table(scores), axis=1)  # (questions, n)
     n = ascending.shape[1]
@@ -46,7 +47,7 @@ def mrr_at_k(scores: ArrayLike, useful: ArrayLike, k: int) -> float:
 
     Answers are ranked by score, ties in the order of generation; 0 where R > k or no answer is useful. useful
     (questions, n) holds 1 or 0; NaN, an answer without a label, raises ValueError: choose questions that are fully
-    labelled.
+    labelled. So do scores and labels of different shapes, and k unless 1 <= k <= n.
     """
     values, labels = score_table(scores), score_table(useful)
     _check_k(k, values.shape[1])

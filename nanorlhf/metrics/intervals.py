@@ -36,16 +36,24 @@ def bootstrap_interval(values: ArrayLike, seed: int, num_resamples: int = 2000) 
     Whole questions are resampled: answers to one question are alike, and resampling single answers would give an
     interval up to sqrt(n) times too narrow.
     """
-    return percentile_interval(score_table(values).mean(axis=1), np.mean, seed, num_resamples)
+    means = score_table(values).mean(axis=1)  # (questions,)
+    return percentile_interval(means, lambda resamples: resamples.mean(axis=1), seed, num_resamples)
 
 
 def percentile_interval(
-    rows: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int, num_resamples: int
+    rows: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int, num_resamples: int
 ) -> tuple[float, float]:
-    """The 95% interval of a statistic of rows (questions, ...): percentiles of its values for resampled rows."""
+    """The 95% interval of a statistic of rows (questions, ...): percentiles of its values for resampled rows.
+
+    statistic: (resamples, questions, ...) -> (resamples,), for as many resamples at a time as fit 2^20 rows.
+    """
     generator = np.random.default_rng(seed)
-    resampled = [statistic(rows[generator.integers(len(rows), size=len(rows))]) for _ in range(num_resamples)]
-    low, high = np.quantile(resampled, (0.025, 0.975))
+    at_once = max(1, 2**20 // len(rows))
+    values = []
+    for done in range(0, num_resamples, at_once):
+        drawn = generator.integers(len(rows), size=(min(at_once, num_resamples - done), len(rows)))
+        values.append(statistic(rows[drawn]))
+    low, high = np.quantile(np.concatenate(values), (0.025, 0.975))
     return float(low), float(high)
 
 

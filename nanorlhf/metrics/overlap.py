@@ -5,7 +5,6 @@ Two lists of different lengths raise ValueError.
 
 from statistics import fmean
 
-from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -13,6 +12,8 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 
 def rouge_scores(references: list[str], responses: list[str]) -> dict[str, list[float]]:
     """F1 of ROUGE-1, ROUGE-2 and ROUGE-L per row, without stemming, as in N+ section 5."""
+    from rouge_score.rouge_scorer import RougeScorer  # brings NLTK and SciPy: more than a second
+
     scorer = RougeScorer(ROUGE, use_stemmer=False)
     scores = [scorer.score(*pair) for pair in zip(references, responses, strict=True)]
     return {name: [score[name].fmeasure for score in scores] for name in ROUGE}

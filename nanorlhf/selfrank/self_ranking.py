@@ -130,12 +130,12 @@ def share(hits: Hits, queries: list[str], seed: int, num_resamples: int) -> tupl
     if not counts:
         return None
 
-    def ratio(of_questions: np.ndarray) -> float:  # (questions, 2)
-        right, total = of_questions.sum(0).tolist()
+    def ratio(of_questions: np.ndarray) -> np.ndarray:  # (..., questions, 2) -> (...)
+        right, total = np.moveaxis(of_questions.sum(-2), -1, 0)
         return right / total
 
-    of_questions = np.array([*counts.values()])
-    return ratio(of_questions), percentile_interval(of_questions, ratio, seed, num_resamples)
+    of_questions = np.array([*counts.values()])  # (questions, 2)
+    return float(ratio(of_questions)), percentile_interval(of_questions, ratio, seed, num_resamples)
 
 
 # -------------------------------------------------------------------------------- 2. the first answers, and the people

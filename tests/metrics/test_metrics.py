@@ -216,6 +216,14 @@ def test_the_bootstrap_resamples_questions_and_covers_the_truth() -> None:
     assert fmean(widths) == pytest.approx(2 * 1.96 / math.sqrt(60), rel=0.1)
 
 
+@pytest.mark.parametrize("num_questions", [1, 7, 70_001])
+def test_many_resamples_at_a_time_are_those_drawn_one_by_one(num_questions: int) -> None:
+    values = np.random.default_rng(num_questions).normal(size=(num_questions, 2))
+    means, generator = values.mean(axis=1), np.random.default_rng(3)
+    drawn = [means[generator.integers(num_questions, size=num_questions)].mean() for _ in range(40)]
+    assert bootstrap_interval(values, 3, num_resamples=40) == tuple(np.quantile(drawn, (0.025, 0.975)))
+
+
 def test_two_policies_are_compared_as_scipy_does_and_a_question_is_its_own_control() -> None:
     rng = np.random.default_rng(1)
     level = rng.normal(size=(50, 1)) * 10

@@ -259,17 +259,15 @@ def test_ppo_uses_the_planned_memory(works, ppo_args, settings):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("offload", [False, True])
-def test_offloaded_models_are_on_the_device_one_at_a_time(works, long_rows, ppo_args, offload, dtype):
-    """The reward models are larger than all else: with --offload the peak has a copy of one."""
+def test_offloaded_models_are_on_the_device_one_at_a_time(works, long_rows, ppo_args, dtype):
+    """The reward models are larger than all else: the peak has a copy of one."""
     large = str(long_rows[0] / "large")
-    args = replace(ppo_args, reward_model=large, gold=large, value_model=ppo_args.sft, dtype=dtype, offload=offload)
+    args = replace(ppo_args, reward_model=large, gold=large, value_model=ppo_args.sft, dtype=dtype, offload=True)
     args = replace(args, micro_batch_size=1)
     work = ppo_work(args)
+    assert largest_phase(work, work.flags, 1)[0].name == "scoring"
     frozen = sum(model.weights for model in work.models.values() if not model.trained)
-    if offload:
-        assert largest_phase(work, work.flags, 1)[0].name == "scoring"
-    check_peak(work, lambda: train_ppo.main(args), extra=frozen if offload else 0)
+    check_peak(work, lambda: train_ppo.main(args), extra=frozen)
 
 
 def test_without_a_value_model_a_run_holds_sixteen_bytes_per_parameter_less(works, ppo_args):
