@@ -200,19 +200,23 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
                 others.append(process)
         join(0)
     except BaseException as error:
-        codes = set()
+        codes = []
         for other in others:
             other.join(1.0 if isinstance(error, RuntimeError) else 0)  # how it ended, if it does
-            codes.add(other.exitcode)
+            codes.append(other.exitcode)
             other.kill()
         # a signal to all that one of them received while it did not yet listen, or no longer
         for number in (signal.SIGTERM, signal.SIGINT):
-            if isinstance(error, RuntimeError) and codes & {-number, 128 + number}:
+            if isinstance(error, RuntimeError) and {*codes} & {-number, 128 + number}:
                 raise Interrupted(
                     f"stopped by {number.name} before or after its steps: --resume continues from "
                     "the last state, if there is one.",
                     128 + number,
                 ) from error
+        for rank, code in enumerate(codes, start=1):
+            if isinstance(error, RuntimeError) and code is not None and code < 0:
+                name = signal.Signals(-code).name
+                raise RuntimeError(f"in another process: rank {rank} died of {name}") from error
         raise
     finally:
         for other in others:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -27,14 +28,21 @@ DEFECTS: dict[str, Callable[[Path], object]] = {
     "a process": lambda out: subprocess.Popen(["sleep", "30"], start_new_session=True),
     "an error": lambda out: 1 / 0,
 }
+CRASHES = {"a crash": 1, "crashes": 9}  # starts of a run that end so
 
 
 def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
     """Exit code, output, and the files of the run that it kept."""
 
     def main(args: train_sft.Args) -> None:
+        is_disturbed = not (args.out.parents[2] / "before").exists()  # what the undisturbed run is put back to
+        if is_disturbed and defect in CRASHES:
+            with (directory / "starts").open("a") as file:
+                file.write("\n")
+            if (directory / "starts").stat().st_size <= CRASHES[defect]:
+                os.kill(os.getpid(), signal.SIGSEGV)
         train_sft.main(args)
-        if not (args.out.parents[2] / "before").exists():  # what the undisturbed run is put back to
+        if is_disturbed and defect in DEFECTS:
             DEFECTS[defect](args.out)
 
     soak.STAGES = {"sft": main}
@@ -49,10 +57,10 @@ def soak_with(defect: str, directory: Path) -> tuple[int, str, list[str]]:
 if __name__ == "__main__":
     found = {}
     start = tempfile.gettempdir()
-    for name in DEFECTS:
+    for name in (*CRASHES, *DEFECTS):  # "a process" stays
         for _ in range(3):  # the kill may come between the run's end and the defect
             os.environ["TMPDIR"] = tempfile.tempdir = start  # the soak sets its own
             found[name] = soak_with(name, Path(tempfile.mkdtemp()))
-            if found[name][0] == 1:
+            if found[name][0] == (name != "a crash"):
                 break
     print(json.dumps(found))

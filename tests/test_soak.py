@@ -36,6 +36,10 @@ def test_defects_are_found_and_what_they_left_is_kept(tmp_path):
     result = run(tmp_path, "tests.soaked")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
+    code, said, _ = found.pop("a crash")  # is listed and resumed
+    assert code == 0 and "| a library's crash | 0 | 1 | 0 | 1 |" in said, said
+    code, said, _ = found.pop("crashes")
+    assert code == 1 and "after a library's crash: native code has crashed 3 times" in said, said
     others = "it left other files than the undisturbed run: "
     expected = {
         "other weights": f"{others}run/sft/model.safetensors.",

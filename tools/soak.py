@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -59,6 +60,8 @@ OF_STATES = ("SIGKILL in a save", "dead rank", "truncated state", "foreign file"
 FOREIGN = ("notes.txt", "step-00000001.bak", "step-99999999", "step-the-best")
 TIMES = ("seconds", "peak_resident_bytes", "episodes_per_second", "resume", "overwrite")
 PATIENCE = 600.0  # seconds that a run may take on a busy machine; on a quiet one it takes less than 20
+CRASH, MOST_CRASHES = "a library's crash", 2  # of native code, by no fault: listed and resumed, as far as it is rare
+CRASHED = re.compile(r"in another process: rank \d+ died of SIG(SEGV|BUS|ILL|FPE|ABRT)\b")
 GRACE = 2 * launch.GRACE_PERIOD  # seconds that the last process of a run may take to end
 SPARE = 2**23  # bytes by which this process may grow after three rounds: a state kept per run is more within minutes
 PR_SET_CHILD_SUBREAPER = 36  # from prctl.h
@@ -196,6 +199,13 @@ class Soak:
             time.sleep(0 if child else 0.01)
         self.job = 0
         code, log = os.waitstatus_to_exitcode(status), (self.root / "log").read_text()
+        if code not in codes and (CRASHED.search(log) or -code in (signal.SIGSEGV, signal.SIGBUS)):
+            self.fault = CRASH
+            self.hit[CRASH] += 1
+            if self.hit[CRASH] > MOST_CRASHES:
+                raise Failure(f"native code has crashed {self.hit[CRASH]} times: {log[-500:]}")
+            (self.root / "log").unlink()
+            return code
         if code not in (0, *codes):
             raise Failure(f"the run ended with {code}")
         # TensorBoard's thread prints its own where the disk is full
@@ -224,6 +234,7 @@ class Soak:
                 self.hit[fault] += struck
                 continue  # the run goes on, and the next fault finds it
             code = self.wait(*(FAULTS[fault] if struck else ()))
+            struck = struck and self.fault != CRASH
             world.heal(self.stage == "grpo")
             if fault == "SIGKILL in a save":
                 struck = bool(saves(out) - before)
@@ -237,10 +248,11 @@ class Soak:
             self.hit[fault] += struck
             if code == 0 or last.exists():
                 break
-        if not self.job and not last.exists():
-            self.begin(args)
-        if self.job:
-            self.wait()
+        while self.job or not last.exists():
+            if not self.job:
+                self.begin(args)
+            if self.wait() == 0:  # else it has crashed
+                break
         world.heal(judged=False)
         for path in foreign:
             if not path.exists():
@@ -279,7 +291,8 @@ class Soak:
                 shutil.copytree(self.run, self.root / "before")
                 begin = time.monotonic()
                 self.start(args)
-                self.wait()
+                if self.wait():
+                    raise Failure("the undisturbed run crashed")
                 self.whole[self.stage, index] = fingerprint(self.world.disk), time.monotonic() - begin
                 shutil.rmtree(self.run)
                 shutil.move(self.root / "before", self.run)
@@ -299,7 +312,8 @@ class Soak:
     def table(self) -> str:
         columns = {"drawn": self.drawn, "hit": self.hit, "resumed": self.resumed, "started again": self.restarted}
         rows = [("fault", *columns), ("---", *("---:" for _ in columns))]
-        rows += [(fault, *(str(column[fault]) for column in columns.values())) for fault in FAULTS]
+        faults = (*FAULTS, CRASH) if self.hit[CRASH] else FAULTS
+        rows += [(fault, *(str(column[fault]) for column in columns.values())) for fault in faults]
         rows.append(("all", *(str(column.total()) for column in columns.values())))
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
