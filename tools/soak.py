@@ -208,8 +208,9 @@ class Soak:
             return code
         if code not in (0, *codes):
             raise Failure(f"the run ended with {code}")
-        # TensorBoard's thread prints its own where the disk is full
-        tracebacks = log.count("Traceback") - log.count("Exception in thread")
+        # TensorBoard's thread prints its own where the disk is full, and a bar of tqdm that Ctrl-C left half made
+        noise = log.count("Exception in thread") + log.count("Exception ignored in: <function tqdm.__del__")
+        tracebacks = log.count("Traceback") - noise
         if code not in (0, 1) and tracebacks or code == 2 and "error: " not in log:
             raise Failure("the run ended in more than a sentence")
         (self.root / "log").unlink()
