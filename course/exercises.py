@@ -33,7 +33,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="padding",
         functions=("nanorlhf.padding:first_true_index",),
         read="docs/details.md, N+ 5",
-        hint="argmax gives 0 both for a True at 0 and for none at all: take the least index among those that are True.",
+        hint="argmax gives 0 both for a True at 0 and for none at all: take the least index among those that are True. "
+        "A row without columns has no least.",
         tests=(
             "tests/test_padding.py::test_first_true_index_equals_list_index",
             "tests/test_padding.py::test_a_row_without_columns_has_its_first_true_at_0",
@@ -69,7 +70,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="rotary-positions",
         functions=("kernels.attention:apply_rotary_",),
-        read="Su et al. 2021 (RoFormer), section 3.4; rotary_tables in kernels/attention.py",
+        read="Su et al. 2021 (RoFormer), section 3.4; rotary_tables and rotated_heads in kernels/attention.py",
         hint="A pair (a, b) turns to (a cos - b sin, b cos + a sin). It happens in place: compute one half before you "
         "overwrite the other.",
         tests=(
@@ -84,7 +85,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="sampling",
         functions=("nanorlhf.generate:draw",),
-        read="the docstring of generate in nanorlhf/generate.py",
+        read="where generate in nanorlhf/generate.py calls draw",
         hint="torch.searchsorted on the cumulative sum; an id of probability 0 must not be found.",
         tests=(
             "tests/test_generate.py::test_an_id_of_probability_zero_is_never_drawn",
@@ -122,7 +123,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="repeated-ngrams",
         functions=("nanorlhf.generate:ban_repeated_ngrams",),
-        read="docs/stackoverflow.md: its evaluation bans bigrams",
+        read="the docstring of generate in nanorlhf/generate.py, no_repeat_ngram_size",
         hint="Tensor.unfold gives all n-grams at once: compare their beginnings with the last n - 1 ids.",
         tests=(
             "tests/test_generate.py::test_ngram_ban_equals_a_search_through_lists",
@@ -152,7 +153,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="truncation",
         functions=("data.tldr:truncate",),
         read="docs/details.md, N+ 2",
-        hint="Three lists of places to cut, tried in turn by data.prepare.longest_fit.",
+        hint="Three lists of places to cut, tried in turn by data.prepare.longest_fit. SENTENCE_END is there too.",
         tests=(
             "tests/data/test_tldr.py::test_truncation_by_hand",
             "tests/data/test_tldr.py::test_characters_are_dropped_from_the_first_paragraph_alone",
@@ -165,7 +166,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="batches",
         functions=("nanorlhf.dataset:batch_indices",),
         read="docs/details.md, N+ 21",
-        hint="Row `position` of the stream is in epoch position // num_rows, whose order the seed and the epoch give.",
+        hint="Row `position` of the stream is in epoch position // num_rows, whose order the seed and the epoch give: "
+        "both of them, as (seed, epoch), for with their sum the runs of two seeds would share their epochs.",
         tests=(
             "tests/test_dataset.py::test_every_row_comes_once_per_epoch_and_no_batch_is_short",
             "tests/test_dataset.py::test_a_batch_may_span_two_epochs",
@@ -192,9 +194,11 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="sft-loss",
         functions=("train_sft:demonstration_loss",),
-        read="docs/details.md, N+ 5 and 9; docs/tldr.md, the four stages",
-        hint="Position i predicts token i + 1. Choose the hidden states whose label counts before the LM head sees "
-        "them: linear_logprobs of kernels takes (N, C). `last` spares the last block what stands before the labels.",
+        read="docs/lecture.md, 1; num_labels below it in train_sft.py; GPT.forward in nanorlhf/model.py",
+        hint="right_pad the texts; a text may hold [PAD], so it is their lengths that say what is real. Position i "
+        "predicts token i + 1, and the first token of a text is no label. Choose the hidden states whose label counts "
+        "before the LM head sees them: linear_logprobs of kernels takes (N, C), and the head's bias and cap. `last` "
+        "spares the last block what stands before the labels; an encoder-decoder needs query_length.",
         tests=(
             "tests/test_train_sft.py::test_loss_is_the_sum_over_the_tokens_that_count_row_by_row",
             "tests/test_train_sft.py::test_the_first_token_of_a_text_is_no_label",
@@ -210,7 +214,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="ranks",
         functions=("nanorlhf.distributed:rank_slice", "nanorlhf.distributed:sum_gradients"),
         read="the docstring of nanorlhf/distributed.py; docs/long_runs.md",
-        hint="One all_reduce of all gradients, flattened into one vector, costs less than one for each.",
+        hint="One all_reduce of all gradients, flattened into one vector, costs less than one for each. What is "
+        "sharded is not sent, nor a parameter without a gradient.",
         tests=(
             "tests/test_distributed.py::test_the_slices_of_the_ranks_are_disjoint_and_cover_the_batch",
             "tests/test_distributed.py::test_gradients_are_summed_over_the_ranks_parameter_by_parameter",
@@ -223,8 +228,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="micro-batches",
         functions=("nanorlhf.training.supervised:backward",),
-        read="the docstring of nanorlhf/distributed.py",
-        hint="Divide each sum by the count of the whole batch, not of the micro-batch.",
+        read="the docstring of nanorlhf/distributed.py; evaluate, below it in the same file, has the same loop",
+        hint="Divide each sum by the count of the whole batch, not of the micro-batch, and before distributed.all_sum "
+        "adds up the means of the ranks.",
         tests=(
             "tests/training/test_supervised.py::test_micro_batches_change_neither_the_gradient_nor_the_means",
             "tests/training/test_supervised.py::test_ranks_add_up_to_the_gradient_and_the_means_of_the_whole_batch",
@@ -237,8 +243,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="scalar-head",
         functions=("nanorlhf.model:ScalarModel.__init__",),
-        read="docs/details.md, N+ 11 and 15",
-        hint="The checkpoint knows `transformer`, `score` and `reward_bias` by these names; the last is a buffer.",
+        read="docs/details.md, N+ 11 and 15; the forward pass below it",
+        hint="The checkpoint knows `transformer`, `score` and `reward_bias` by these names; the last is a buffer, one "
+        "number. N+ 11 gives the weights' standard deviation, not their variance; the bias starts at 0. Keep `config`.",
         tests=(
             "tests/test_model.py::test_the_scalar_head_starts_at_one_over_the_square_root_of_width_plus_one",
             "tests/test_model.py::test_the_normalisation_is_subtracted_from_every_score",
@@ -252,7 +259,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="reward-at-eos",
         functions=("nanorlhf.reward:end_index", "nanorlhf.reward:end_scores"),
         read="docs/details.md, N+ 12 and 13",
-        hint="A left-padded query begins with [PAD]: look for it from the response on.",
+        hint="A left-padded query begins with [PAD]: look for it from the response on. The model wants to know what is "
+        "real, and an encoder-decoder the query_length; `last` spares it the columns before the first end.",
         tests=(
             "tests/test_reward.py::test_end_of_the_example_in_the_docstring",
             "tests/test_reward.py::test_reward_stands_at_the_last_token_whatever_the_padding",
@@ -267,8 +275,8 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="pairwise-loss",
         functions=("train_rm:contrastive_loss",),
-        read="docs/details.md, N+ 10; docs/tldr.md",
-        hint="torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not.",
+        read="docs/lecture.md, 2; pair_scores in nanorlhf/reward.py",
+        hint="torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not. Statistics have no gradient.",
         tests=("tests/test_train_rm.py::test_the_loss_of_five_pairs_typed_by_hand",),
         points=1,
         level=1,
@@ -276,8 +284,8 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="regression-loss",
         functions=("train_rm:regression_loss",),
-        read="docs/stackoverflow.md; docs/details.md, SO eq 2",
-        hint="Two signs agree where both scores are at least 0 or both are below.",
+        read="docs/stackoverflow.md; response_scores in nanorlhf/reward.py",
+        hint="Two signs agree where both scores are at least 0 or both are below. Statistics have no gradient.",
         tests=("tests/test_regression.py::test_the_loss_of_three_scores_typed_by_hand",),
         points=1,
         level=1,
@@ -286,7 +294,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="normalisation",
         functions=("train_rm:normalise",),
         read="docs/details.md, N+ 15",
-        hint="Each rank scores its own demonstrations; sum and sum of squares are then summed over the ranks.",
+        hint="Each rank scores every world_size-th demonstration, for their number need be no multiple; sum and sum of "
+        "squares are then summed over the ranks.",
         tests=(
             "tests/test_train_rm.py::test_demonstrations_score_zero_on_average_after_reloading",
             "tests/test_train_rm.py::test_the_summary_holds_mean_and_deviation_of_the_demonstrations_before",
@@ -331,7 +340,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="dpo-loss",
         functions=("train_dpo:margin_loss",),
         read="Rafailov et al. 2023, section 4; docs/details.md, N+ 19",
-        hint="The formulas of the docstring, by torch.nn.functional.logsigmoid.",
+        hint="The formulas of the docstring, by torch.nn.functional.logsigmoid. main calls it with ORPO and SimPO "
+        "too: they take that of sigmoid.",
         tests=(
             "tests/test_train_dpo.py::test_loss_and_gradient_are_those_of_the_formula",
             "tests/test_train_dpo.py::test_a_flipped_label_costs_the_margin",
@@ -379,7 +389,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="whitening",
         functions=("nanorlhf.ppo:masked_mean", "nanorlhf.ppo:whiten"),
-        read="docs/details.md, N+ 24 and 25",
+        read="docs/lecture.md, 3.3",
         hint="Positions that don't count may hold NaN: choose with torch.where, never multiply by 0.",
         tests=(
             "tests/test_ppo.py::test_masked_mean_ignores_nan",
@@ -393,8 +403,9 @@ EXERCISES: tuple[Exercise, ...] = (
         name="token-rewards",
         functions=("nanorlhf.training.trace:unwhitened_rewards",),
         read="docs/lecture.md, 3.2; the line `reward` of the microscope's page, docs/microscope.md",
-        hint="The score is added to what is there: at the last token that is minus beta times the KL. Where there is "
-        "no action the log-probabilities may be NaN: choose with torch.where.",
+        hint="The tensors are fields of Batch in nanorlhf/batch.py, and `scores` (B,). The score is added to what "
+        "is there: at the last token that is minus beta times the KL. Where there is no action the "
+        "log-probabilities may be NaN: choose with torch.where.",
         tests=("tests/training/test_trace.py::test_rewards_are_a_tokens_own_minus_beta_times_kl_and_the_score_once",),
         points=1,
         level=2,
@@ -403,8 +414,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-loop",
         functions=("kernels.gae:gae_loop",),
         read="Schulman et al. 2016, section 3; the module docstring of kernels/gae.py",
-        hint="From the last step to the first, carrying the advantage and the next value. On the microscope's page "
-        "(docs/microscope.md) the lines delta and `from the right` show both.",
+        hint="From the last step to the first, carrying the advantage and the next value. There may be no step at all. "
+        "On the microscope's page (docs/microscope.md) the lines delta and `from the right` show both.",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[loop]",
             "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[loop-gamma_lam0]",
@@ -417,8 +428,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-terms",
         functions=("nanorlhf.report.microscope:gae_terms",),
         read="docs/lecture.md, 3.3; delta and `from the right` on the microscope's page, docs/microscope.md",
-        hint="Nothing has to be carried here: each advantage is given. At a response's last state nothing comes from "
-        "the right, and what the tensors hold after it may be NaN.",
+        hint="No loop is needed: each advantage is given. At a response's last state nothing comes from the right, and "
+        "what the tensors hold after it may be NaN. Where there is no state any number will do.",
         tests=("tests/report/test_microscope.py::test_the_terms_of_gae_add_up_to_the_sum_of_all_later_deltas",),
         points=1,
         level=2,
@@ -427,7 +438,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-scan",
         functions=("kernels.gae:gae_doubling",),
         read="the module docstring of kernels/gae.py",
-        hint="After round k each position holds the discounted sum of 2^k deltas: add what lies 2^k ahead, discounted.",
+        hint="One round doubles how many deltas each position holds. How far ahead are those that it lacks, and by how "
+        "much are they discounted?",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[doubling]",
             "tests/kernels/test_gae.py::test_extreme_settings_are_monte_carlo_and_one_step[doubling-gamma_lam0]",
@@ -439,7 +451,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="policy-loss",
         functions=("nanorlhf.ppo:policy_loss",),
-        read="Schulman et al. 2017, section 3",
+        read="Schulman et al. 2017, section 3; docs/lecture.md, 3.4; ratio_bounds above it",
         hint="Of two losses the larger one counts. Where there is no action the loss is 0, whatever the numbers are.",
         tests=(
             "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
@@ -454,7 +466,7 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=("nanorlhf.report.microscope:policy_push",),
         read="docs/lecture.md, 3.4; clip and gradient on the microscope's page, docs/microscope.md",
         hint="d ratio / d log-probability is the ratio itself. Which side of the clip range counts depends on the sign "
-        "of the advantage.",
+        "of the advantage; a ratio at its edge is not yet outside.",
         tests=("tests/report/test_microscope.py::test_the_push_is_minus_autograds_slope_of_the_policy_loss",),
         points=1,
         level=2,
@@ -463,7 +475,7 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="value-loss",
         functions=("nanorlhf.ppo:value_loss",),
-        read="docs/details.md, N+ 20",
+        read="docs/lecture.md, 3.4; docs/formulas.md",
         hint="The same shape as the policy's loss: the larger of two squared errors.",
         tests=(
             "tests/test_ppo.py::test_value_loss_by_hand_with_and_without_clipping",
@@ -478,8 +490,9 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="values",
         functions=("nanorlhf.logprobs:response_values",),
-        read="docs/details.md, N+ 22",
-        hint="The value of token t is read at the position before it, as the token's own logits are.",
+        read="docs/lecture.md, 3.3; response_hidden in the same file",
+        hint="The value of token t is read at the position before it, as the token's own logits are: the same shift as "
+        "in response_hidden.",
         tests=("tests/test_batch.py::test_a_value_is_that_of_the_state_before_its_token",),
         points=1,
         level=2,
@@ -497,9 +510,10 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         name="one-page",
         functions=("nano:rollout", "nano:ppo_loss"),
-        read="nano.py, its first four sections",
-        hint="Sample; read both policies and the values; score; the EOS trick; the KL penalty at each token, and the "
-        "score once, in the state after [EOS]; GAE; whitening. Then each loss is a mean over its own mask.",
+        read="nano.py, all of it: what is called names the functions, and what reads the batch names its tensors",
+        hint="Sample; read both policies and the values; score; a response without [EOS] gets missing_eos_score "
+        "instead; the KL penalty at each token, and the score once, in the state after [EOS]; values are 0 where there "
+        "is no state; GAE; whitening over the actions. Then each loss is a mean over its own mask.",
         tests=(
             "tests/test_nano.py::test_the_same_uniforms_give_the_same_tokens",
             "tests/test_nano.py::test_logprobs_values_and_scores_are_those_of_the_product",
@@ -521,7 +535,8 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=tuple(f"nanorlhf.training.grpo:{name}" for name in ("centred", "grpo", "dr_grpo", "rloo")),
         read="docs/algorithms.md, RLOO and GRPO; docs/microscope.md shows a group of your own run with its numbers",
         hint="Subtract a group's first value before its mean: equal numbers then give exactly 0. Leaving one out of "
-        "k is k / (k - 1) times the distance from the mean of all.",
+        "k is k / (k - 1) times the distance from the mean of all. A response's advantage is that of each of its "
+        "tokens: (B, T), as kl is.",
         tests=(
             "tests/test_train_grpo.py::test_rloo_subtracts_the_mean_reward_of_the_querys_other_responses",
             "tests/test_train_grpo.py::test_leave_one_out_of_three_is_the_distance_from_the_mean_of_the_two_others",
@@ -552,7 +567,7 @@ EXERCISES: tuple[Exercise, ...] = (
         name="vote-contrast",
         functions=("data.stackoverflow:contrastive_scores",),
         read="docs/stackoverflow.md; docs/details.md, SO alg 2",
-        hint="The 1 of an accepted answer belongs to the else branch; the input may be a list of lists.",
+        hint="The 1 of an accepted answer belongs to the else branch. The input may be a list or tuple of such.",
         tests=(
             "tests/data/test_stackoverflow.py::test_contrastive_scores_are_those_worked_out_by_hand",
             "tests/data/test_stackoverflow.py::test_the_ceiling_of_the_logarithm_is_the_number_of_bits",
@@ -564,7 +579,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="metric-at-k",
         functions=("nanorlhf.metrics.at_k:metric_at_k", "nanorlhf.metrics.at_k:mrr_at_k"),
         read="docs/stackoverflow.md",
-        hint="Sort: the i-th smallest is the best of k in C(i-1, k-1) of the C(n, k) choices.",
+        hint="Sort: how many choices of k have the i-th smallest as their best? For the rank, a stable sort keeps the "
+        "order of ties. score_table and _check_k refuse what is no table and no k.",
         tests=(
             "tests/metrics/test_metrics.py::test_metric_at_k_is_the_mean_over_all_choices_of_k",
             "tests/metrics/test_metrics.py::test_metric_at_1_is_the_mean_and_at_n_the_best",
@@ -591,7 +607,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="text-rank",
         functions=("nanorlhf.selfrank.text_rank:text_rank",),
         read="docs/str.md; docs/details.md, STR eq 4",
-        hint="Divide each node's edges by their sum, then iterate until nothing moves.",
+        hint="In float64, on a copy: divide each node's edges by their sum (one without edges gives nothing), then "
+        "iterate until nothing moves.",
         tests=(
             "tests/selfrank/test_text_rank.py::test_a_path_of_three_nodes_by_hand",
             "tests/selfrank/test_text_rank.py::test_weights_solve_the_equation_and_sum_to_m",
@@ -609,7 +626,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="isodata",
         functions=("nanorlhf.selfrank.isodata:merge", "nanorlhf.selfrank.isodata:split"),
         read="docs/str.md; the docstring of isodata in nanorlhf/selfrank/isodata.py",
-        hint="Both are one pass over the clusters in order, and both look at the labels from before the pass.",
+        hint="Both are one pass over the clusters in order, and both look at the labels from before the pass. Their "
+        "parts stand in the file: means, squared_distances, in_order, MIN_SPLIT_SIZE.",
         tests=(
             "tests/selfrank/test_isodata.py::test_the_partition_is_that_of_plain_loops",
             "tests/selfrank/test_isodata.py::test_a_cluster_is_split_above_the_size_and_above_the_variance",
@@ -624,7 +642,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="localisation",
         functions=("nanorlhf.rlcf.localisation:character_ends", "nanorlhf.rlcf.localisation:error_token"),
         read="docs/rlcf.md; docs/details.md, RLCF alg 1",
-        hint="Count bytes: a token may hold half a character, and one that isn't UTF-8 still counts as one.",
+        hint="Count bytes: a token may hold half a character. Broken bytes count as what decode(errors='replace') "
+        "makes of them; UnicodeDecodeError.start and .end say which bytes one replacement character stands for.",
         tests=(
             "tests/rlcf/test_localisation.py::test_a_character_belongs_to_the_token_that_completes_it",
             "tests/rlcf/test_localisation.py::test_an_offset_outside_the_text_blames_the_last_token",
@@ -655,7 +674,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="triplet-loss",
         functions=("nanorlhf.rlcf.discriminator:triplet_loss",),
         read="docs/rlcf.md; docs/details.md, RLCF pretraining",
-        hint="Fill the distances to the same problem with infinity; a row without a negative has nothing else.",
+        hint="Fill the distances to the same problem with infinity; a row without a negative has nothing else, and is "
+        "not ordered right. Differences, not a product of matrices: near programs far from 0 would lose their digits.",
         tests=(
             "tests/rlcf/test_discriminator.py::test_the_triplet_loss_is_that_of_a_double_loop_in_value_and_gradient",
             "tests/rlcf/test_discriminator.py::test_a_row_without_a_negative_adds_nothing",
@@ -671,7 +691,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="log-softmax",
         functions=("kernels.logprobs:stored_logprobs",),
         read="the module docstring of kernels/logprobs.py",
-        hint="Subtract the maximum before exp. A logit of -inf has probability 0, and 0 * -inf must not become NaN.",
+        hint="PyTorch's logsumexp and softmax are allowed. A label outside the vocabulary has log-probability 0. A "
+        "logit of -inf has probability 0, and 0 * -inf must not become NaN.",
         tests=(
             "tests/kernels/test_logprobs.py::test_logprobs_and_entropy_of_a_distribution_typed_by_hand",
             "tests/kernels/test_logprobs.py::test_the_specification_of_any_shape_equals_float64_forward_and_backward",
@@ -684,8 +705,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="gae-kernel",
         functions=("kernels.gae:gae_kernel",),
         read="the module docstring of kernels/gae.py; the Triton tutorials",
-        hint="Deltas, a reversed tl.associative_scan with `join`, and the carry of the blocks to the right. "
-        "Without a GPU the kernel runs in Triton's interpreter.",
+        hint="A program has a row. Deltas, a reversed tl.associative_scan with `join`, whose first pair is what lies "
+        "to the right, and the carry of the blocks there. Without a GPU the kernel runs in Triton's interpreter.",
         tests=(
             "tests/kernels/test_gae.py::test_every_way_equals_a_double_loop_in_float64[triton]",
             "tests/kernels/test_gae.py::test_rows_around_and_beyond_a_block_equal_the_loop[triton-2125]",

@@ -1,6 +1,7 @@
 """Which exercises are solved: the project's own tests, run on the student's code."""
 
 import compileall
+import hashlib
 import json
 import os
 import shutil
@@ -9,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from course.copies import CODE, ROOT, check_copy, copy_files, read_mark
+from course.copies import CODE, ROOT, check_copy, copy_files, read_mark, write_mark
 from course.exercises import EXERCISES, Exercise, chosen
 from course.nest import write
 from course.submission import Refused, arranged
@@ -220,14 +221,31 @@ def given(directory: Path) -> list[Exercise]:
 
 
 def first_open(directory: Path, limit: float, desk: Desk) -> tuple[Exercise, Outcome] | None:
-    """The first exercise that is not solved and whose needs are, and why it is not; None where all are solved."""
+    """The first exercise that is not solved and whose needs are, and why it is not; None where all are solved.
+
+    The mark of a copy remembers what has passed, so that only what has changed since is judged again.
+    """
     solved: set[str] = set()
+    mark = read_mark(directory)
+    passed = mark.setdefault("passed", {})  # exercise -> digest of its files
     exercises = given(directory)
     names = {exercise.name for exercise in exercises}
     for exercise in exercises:
         if set(exercise.needs) & names <= solved:
-            result = desk.judge(directory, exercise, limit)
-            if not result.passed:
-                return exercise, result
+            digest = digest_of(directory, exercise)
+            if digest is None or passed.get(exercise.name) != digest:
+                result = desk.judge(directory, exercise, limit)
+                if not result.passed:
+                    return exercise, result
+                passed[exercise.name] = digest
+                if "exercises" in mark:
+                    write_mark(directory, mark)
             solved.add(exercise.name)
+    return None
+
+
+def digest_of(directory: Path, exercise: Exercise) -> str | None:
+    """Of what is judged of an exercise; None where it can't be judged."""
+    with suppress(Refused):
+        return hashlib.sha256(repr(sorted(arranged(directory, exercise).items())).encode()).hexdigest()
     return None

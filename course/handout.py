@@ -4,6 +4,7 @@ Everything comes from the table of exercises, the functions and their tests, so 
 """
 
 import ast
+import csv
 import inspect
 import shutil
 import subprocess
@@ -42,6 +43,12 @@ def minutes(exercise: Exercise) -> int:
     return MINUTES[exercise.level] * exercise.points
 
 
+def measured() -> dict[str, tuple[int, int]]:
+    """Exercise -> seconds that a language model took, and how often it asked the grader; course/README.md says how."""
+    with (ROOT / "course/times.csv").open(newline="", encoding="utf-8") as stream:
+        return {row["exercise"]: (int(row["seconds"]), int(row["attempts"])) for row in csv.DictReader(stream)}
+
+
 def functions_of(exercise: Exercise) -> list[tuple[str, Function]]:
     """(module:name, the function as it is here) of each that is to be written."""
     found = []
@@ -55,6 +62,14 @@ def signature(function: Function) -> str:
     lines = ast.unparse(function).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(("def ", "async def ")))
     return "\n".join(lines[: start + 1])
+
+
+def class_of(module: str, method: str) -> list[str]:
+    """The lines of a method's class that are no method: its docstring and its fields."""
+    source = (ROOT / path_of(module)).read_text(encoding="utf-8")
+    [node] = [x for x in ast.parse(source).body if isinstance(x, ast.ClassDef) and x.name == method.partition(".")[0]]
+    kept = [part for part in node.body if not isinstance(part, Function)]
+    return [line for part in kept for line in source.splitlines()[part.lineno - 1 : part.end_lineno]]
 
 
 # ------------------------------------------------------------------------------------------------- 1. what is given out
@@ -75,8 +90,11 @@ def exercise_page(exercise: Exercise) -> str:
         text = ast.get_docstring(function)
         if text:
             lines += ["```text", inspect.cleandoc(text), "```", ""]
+        if "." in name:
+            lines += [f"Its class, {name.partition('.')[0]}:", "", "```python", *class_of(module, name), "```", ""]
     lines += [f"**Hint:** {exercise.hint}", "", "**It is solved when** these hold:", ""]
     lines += [f"- {in_words(test)}" for test in exercise.tests]
+    lines += ["", "The tests are part of the task: read them where a claim is not clear. An error's words stand there."]
     return "\n".join([*lines, ""])
 
 
@@ -90,7 +108,13 @@ def week_page(number: int, sessions: Sequence[Session], pages: Sequence[str]) ->
 # ------------------------------------------------------------------------------------------------ 2. what is kept apart
 def key_page(exercise: Exercise) -> str:
     """Markdown: the solution, what the grader asks, slips that public code has had, and what to ask in person."""
+    seconds, attempts = measured()[exercise.name]
     lines = [f"# {exercise.name}: key", "", f"{points(exercise)}, all or none: the tests decide.", ""]
+    lines += [
+        f"{minutes(exercise)} minutes is {ESTIMATE}. A language model with the copy and the hand-out took {seconds} "
+        f"seconds and asked the grader {attempts} time{'s' * (attempts > 1)}.",
+        "",
+    ]
     for where, function in functions_of(exercise):
         module, _, name = where.partition(":")
         source = (ROOT / path_of(module)).read_text(encoding="utf-8").splitlines()

@@ -183,7 +183,8 @@ def regression_scores(
 
     bounds: of the train split (None: of `votes`). With the bounds of other votes an inlier may exceed the largest: it
     becomes 1 or -1. The paper's rule is not monotone: an outlier of .8 keeps .8 while an inlier of .7 may become 1.
-    outliers="saturate" fixes that: 1 above the fences, -1 below.
+    outliers="saturate" fixes that: 1 above the fences, -1 below. The fences themselves are inside; a sign without an
+    inlier keeps its s. Raises InputError for another rule.
     """
     if outliers not in ("clip", "saturate"):
         raise InputError(f"outliers {outliers!r}: it must be clip or saturate.")

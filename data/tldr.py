@@ -63,11 +63,12 @@ def truncate(text: str, fits: Callable[[int], bool]) -> tuple[str, str]:
        sentence that fits. A sentence ends in . ! ? or …, then perhaps quotes or brackets, then whitespace.
     3. "character": not even the first sentence fits. Characters are dropped one by one, as in the reference.
 
-    A prefix is never blank: ("", "nothing") if not one character fits.
+    A post that fits is "whole". A prefix is never blank: ("", "nothing") if not one character fits. Blank lines before
+    the first paragraph belong to it.
     """
     if fits(len(text)):
         return text, "whole"
-    first = len(text) - len(text.lstrip())  # leading blank lines are not paragraphs
+    first = len(text) - len(text.lstrip())
     paragraphs = [i for i in range(first, len(text)) if text[i] == "\n"]
     first_paragraph = text[: paragraphs[0]] if paragraphs else text
     sentences = [match.end() for match in prepare.SENTENCE_END.finditer(first_paragraph)]

@@ -118,7 +118,8 @@ def apply_rotary_(qkv: Tensor, cos: Tensor, sin: Tensor, n_head: int, interleave
     """Rotate q and k of (B, S, H + 2K, D) in place, by pairs (0, 1), (2, 3) or (0, r/2), ...
 
     A pair (a, b) is the complex number a + ib. Rotating it is one product, (a + ib)(cos + i sin),
-    in float32 at least.
+    in float32 at least. cos and sin have a column per pair, of the first r channels; the others
+    stay as they are, and so do the K value heads, which come last.
     """
     qk = qkv[:, :, : (n_head + qkv.size(2)) // 2, : 2 * cos.size(-1)]  # (B, S, H + K, r)
     a, b = (qk[..., 0::2], qk[..., 1::2]) if interleaved else qk.chunk(2, dim=-1)

@@ -176,7 +176,7 @@ def with_blank(query: str, response: str, chat: bool = False) -> str:
 
     The whitespace may be the response's own, or the newline that ends CNN/DM's template. So no
     token spans query and response: tokenising them separately gives the ids of the joined text.
-    A chat's responses stay as its template writes them.
+    An empty text has no whitespace. A chat's responses stay as its template writes them.
     """
     if chat or query[-1:].isspace() or response[:1].isspace():
         return response
@@ -516,7 +516,7 @@ def batch_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[
 
     Every row comes once per epoch; a batch may span two epochs and is never short. A pure function
     of its arguments: a resumed run continues the same stream, and ranks that take slices of a batch
-    never overlap.
+    never overlap. Raises InputError, which names --seed, for a negative seed.
     """
     if seed < 0:
         raise InputError(f"--seed {seed}: it must not be negative.")

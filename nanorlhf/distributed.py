@@ -294,10 +294,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def sum_gradients(*models: nn.Module) -> None:
-    """Sum the gradients over all ranks: each rank's loss was divided by the global count. [N+ 8]"""
+    """Sum the gradients over all ranks: each rank's loss was divided by the global count. [N+ 8]
+
+    FSDP has already summed those of a model that `is_sharded`.
+    """
     if world_size() == 1:
         return
-    # FSDP has already summed those of a sharded model
     parameters = [p for model in models if not is_sharded(model) for p in model.parameters()]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:

@@ -21,8 +21,8 @@ from nanorlhf.tokenizer import Tokenizer
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse-CDF sampling: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
-    The probabilities need not sum to 1. The first id whose cumulative probability exceeds the
-    number, in float64, so never one of probability 0.
+    The first id whose cumulative probability exceeds the number times their sum, which need not be
+    1; in float64, so never one of probability 0. Where a probability is NaN, any id.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
     token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
@@ -31,7 +31,10 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Keep the k highest logits and all ties with the k-th; the others become -inf. 0 keeps all."""
+    """Keep the k highest logits and all ties with the k-th; the others become -inf.
+
+    Where that is all of them, or k is 0, the logits are returned as they are.
+    """
     if k <= 0 or k >= logits.size(-1):
         return logits
     threshold = logits.topk(k, dim=-1).values[:, -1:]
@@ -41,7 +44,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable ids whose total probability reaches p.
 
-    The others become -inf.
+    The others become -inf. With p = 1 the logits are returned as they are; 0 keeps one id.
     """
     if p >= 1.0:
         return logits
@@ -49,7 +52,6 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     probabilities = sorted_logits.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # total probability of the ids ahead
     dropped = (before >= p).scatter(1, order, before >= p)
-    # p = 0 keeps the best
     dropped[torch.arange(len(logits), device=logits.device), order[:, 0]] = False
     return logits.masked_fill(dropped, -torch.inf)
 
@@ -58,7 +60,8 @@ def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:
     """-inf for each id that would repeat an n-gram of query and response.
 
     logits (B, V), context (B, L) ids so far; -1 (padding) and ids outside the vocabulary are part
-    of no n-gram. A row in which every id would be banned keeps its logits.
+    of no n-gram. A row in which every id would be banned keeps its logits, and so do all rows while
+    there are fewer than n ids.
     """
     if context.size(1) < n:
         return logits

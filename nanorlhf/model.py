@@ -166,7 +166,8 @@ def attention_mask(mask: Tensor, window: int | None, causal: bool = True) -> Ten
     """Which keys each token may attend to: real, not after itself (if causal), within the window.
 
     mask (B, L) -> (B, 1, L, L) bool. Every token attends to itself: otherwise a padding token would
-    attend to nothing, and a softmax over nothing is NaN. No real token attends to padding.
+    attend to nothing, and a softmax over nothing is NaN. No real token attends to padding. A window
+    is the token itself and the window - 1 before it; what comes after is up to `causal` alone.
     """
     key = torch.arange(mask.size(1), device=mask.device)  # (L,)
     query = key[:, None]  # (L, 1)

@@ -30,7 +30,7 @@ def right_pad(rows: list[list[int]], pad_id: int) -> Tensor:
 
 
 def first_true_index(mask: Tensor) -> Tensor:
-    """(B, T) bool -> (B,): index of the first True per row, T if there is none."""
+    """(B, T) bool -> (B,): index of the first True per row, T if there is none. T may be 0."""
     T = mask.size(1)
     index = torch.arange(T, device=mask.device).expand_as(mask)
     return (

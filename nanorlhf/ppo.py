@@ -71,9 +71,10 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate of each token: max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps)).
 
-    ratio = exp(new_logprobs - logprobs), eps = clip_range; all (B, T). Returns the losses, and
-    which tokens are clipped; 0 and False where there is no action. What they are divided by is the
-    algorithm's choice, and a count over all ranks and micro-batches.
+    ratio = exp(new_logprobs - logprobs), `ratio_bounds` of clip_range; all (B, T). Returns the
+    losses, and which tokens are clipped, whose clipped loss is the larger; 0 and False where there
+    is no action. What they are divided by is the algorithm's choice, and a count over all ranks and
+    micro-batches.
     """
     least, most = ratio_bounds(clip_range)
     ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()
@@ -132,7 +133,7 @@ def value_loss(
     """0.5 * max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) of each token.
 
     eps = clip_range; None does not clip. All (B, T). Returns the losses, and which values are
-    clipped; 0 and False where there is no state.
+    clipped, whose clipped error is the larger; 0 and False where there is no state.
     """
     new_values = torch.where(states, new_values, 0.0)
     values = torch.where(states, values, 0.0)

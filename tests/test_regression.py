@@ -51,8 +51,8 @@ def test_the_loss_is_the_squared_error_of_each_text_alone(miniature):
 
 def test_the_loss_of_three_scores_typed_by_hand(monkeypatch):
     scores = torch.tensor([-1.5, 0.0, -3.0], requires_grad=True)  # of rows with -0.5, 0 and 2
-    scored = {("model", len(ROWS), PAD, "right"): scores}
-    monkeypatch.setattr(train_rm, "response_scores", lambda model, rows, *given: scored[model, len(rows), *given])
+    scored = {("model", len(ROWS), PAD): scores}  # whichever side is padded
+    monkeypatch.setattr(train_rm, "response_scores", lambda model, rows, pad_id, side: scored[model, len(rows), pad_id])
     loss, num_right, absolute = train_rm.regression_loss("model", ROWS, PAD)
     assert (loss.item(), num_right.item(), absolute.item()) == (26.0, 2, 6.0) and not absolute.requires_grad
     loss.backward()

@@ -120,7 +120,7 @@ def test_the_loss_of_five_pairs_typed_by_hand(monkeypatch):
     chosen = torch.tensor([3.0, 1.5, 2.0, -1.0, 0.5], requires_grad=True)
     rejected = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.5])
     scored = {("model", "rows", PAD): (chosen, rejected)}
-    monkeypatch.setattr(train_rm, "pair_scores", lambda *given: scored[given])
+    monkeypatch.setattr(train_rm, "pair_scores", lambda model, rows, pad_id: scored[model, rows, pad_id])
     loss, num_right, margin = train_rm.contrastive_loss("model", "rows", PAD)
     assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-m)) for m in margins), abs=1e-6)
     assert num_right.item() == 3 and margin.item() == pytest.approx(4.5) and not margin.requires_grad

@@ -109,8 +109,8 @@ def triplet_loss(anchors: Tensor, positives: Tensor, problems: Tensor, margin: f
     """Sum over rows of max(0, |a - p|^2 - |a - n|^2 + margin), and the number of rows ordered right. [RLCF pretraining]
 
     anchors and positives (B, C), problems (B,): row i of both solves problems[i]. The negative n of row i is the
-    hardest: of all 2B programs, the nearest to its anchor that solves another problem. A row without one adds 0. The
-    paper prints the loss without the hinge, unbounded below.
+    hardest: of all 2B programs, the nearest to its anchor that solves another problem. A row without one adds 0 and is
+    not ordered right; another is if |a - p| < |a - n|. The paper prints the loss without the hinge, unbounded below.
     """
     programs = torch.cat((anchors, positives))  # (2B, C)
     distances = torch.cdist(anchors, programs, compute_mode="donot_use_mm_for_euclid_dist") ** 2  # (B, 2B)

@@ -80,7 +80,10 @@ def isodata(vectors: ArrayLike, seed: int, limits: Limits = Limits()) -> tuple[n
 
 
 def merge(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> np.ndarray:
-    """One pass over the clusters in order: merge the small ones into their nearest. (m, d), (m,) -> (m,)"""
+    """One pass over the clusters in order: merge the small ones into their nearest. (m, d), (m,) -> (m,)
+
+    A cluster is part of one merger a pass: a small one whose nearest has been in one waits.
+    """
     centroids = means(points, labels)
     between = squared_distances(centroids, centroids)  # (n, n)
     np.fill_diagonal(between, np.inf)
@@ -94,7 +97,10 @@ def merge(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> 
 
 
 def split(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> np.ndarray:
-    """One pass over the clusters: split off the farthest vector of each that is too large or too wide. -> (m,)"""
+    """One pass over the clusters: split off the farthest vector of each that is too large or too wide. -> (m,)
+
+    Vectors equal to it go with it; a cluster of equal vectors stays.
+    """
     max_size = math.ceil(len(points) * limits.max_share)
     result = labels.copy()
     for cluster, centroid in enumerate(means(points, labels)):

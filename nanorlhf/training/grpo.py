@@ -23,7 +23,7 @@ PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, ClipRange], tuple[Tensor,
 # scores (B,), kl, token_rewards and actions (B, T) -> (B, T). kl is log policy - log reference; it and the rewards per
 # token are 0 after the end of a response.
 def centred(values: Tensor, k: int) -> Tensor:
-    """values (B,) minus the mean of the query's k, (B / k, k); exactly 0 where all k are equal."""
+    """values (B,) minus the mean of the query's k -> (B / k, k); exactly 0 where all k are equal."""
     groups = values.view(-1, k)
     differences = groups - groups[:, :1]
     return differences - differences.mean(1, keepdim=True)
@@ -34,6 +34,7 @@ def grpo(
 ) -> Tensor:
     """A_i = (score_i - mean) / standard deviation, of the query's k scores. [GRPO section 4.1.2]
 
+    The deviation is that of the k (their squares' mean), with 1e-8 under the root: equal scores have advantages of 0.
     Dividing by the standard deviation favours queries whose scores hardly differ.
     """
     groups = centred(scores, k)  # (B / k, k)

@@ -107,7 +107,7 @@ def lr_factor(schedule: str, step: int, num_steps: int, warmup_steps: int = 0) -
     """The factor on the peak learning rate at step 0, 1, ..., num_steps - 1.
 
     linear: 1 - step / num_steps [N+ 20];  cosine: half a cosine down to 0 [N+ 9, 10];  constant: 1.
-    Before that, warmup_steps of linear warm-up.
+    Before that, warmup_steps of linear warm-up, from 1 / warmup_steps to 1, then the schedule over the other steps.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -25,7 +25,8 @@ Sums = Callable[[Any, list], tuple[Tensor, ...]]
 def backward(model: nn.Module, batch: list, sums: Sums, count: int, micro_batch_size: int, dtype: str) -> Tensor:
     """The gradient of the loss over a global batch, and the means (k,) of loss and statistics, on every rank.
 
-    The sums are divided by `count` of the global batch: neither micro-batches nor ranks change the result.
+    The sums are divided by `count` of the global batch: neither micro-batches nor ranks change the result. What
+    `sums(model, rows)` computes, under autocast, is (k,): the loss first. Old gradients are cleared.
     """
     device = next(model.parameters()).device
     means: Tensor | float = 0.0

@@ -227,7 +227,7 @@ class Trace:
 def unwhitened_rewards(tensors: Tensors, kl_coef: float) -> Tensor:
     """Rewards (B, T): each token's own minus beta times its KL, and the score once, at the response's score_index.
 
-    kl_coef: beta. `tensors` are named as the fields of Batch; log-probabilities may be NaN where there is no action.
+    kl_coef: beta. `tensors` are fields of Batch and scores (B,); log-probabilities may be NaN where there is no action.
     """
     kl = torch.where(tensors["actions"], tensors["logprobs"] - tensors["ref_logprobs"], 0.0)
     rewards = tensors["token_rewards"] - kl_coef * kl

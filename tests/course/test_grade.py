@@ -51,6 +51,22 @@ def test_next_is_the_first_exercise_that_is_open(tmp_path, desk) -> None:
     assert first_open(copy, LIMIT, desk) is None
 
 
+def test_next_judges_again_only_what_has_changed(tmp_path, desk, monkeypatch) -> None:
+    copy = tmp_path / "copy"
+    start(copy, chosen(CHEAP))
+    for exercise in chosen(CHEAP):
+        restore(copy, exercise.functions[0])
+    judged = []
+    judge = Desk.judge
+    monkeypatch.setattr(Desk, "judge", lambda self, *given: judged.append(given[1].name) or judge(self, *given))
+    assert first_open(copy, LIMIT, desk) is None and first_open(copy, LIMIT, desk) is None
+    assert judged == CHEAP
+    path = copy / "nanorlhf/metrics/at_k.py"
+    path.write_text(replaced(path.read_text(), "pass_at_k", "_check_k(k, n)", "pass"))
+    exercise, _ = first_open(copy, LIMIT, desk)
+    assert exercise.name == "pass-at-k" and judged == [*CHEAP, "pass-at-k"]
+
+
 def test_an_endless_loop_costs_its_exercise_and_names_the_limit(copy, desk) -> None:
     loop = "while True:\n    step += 1"
     path = copy / "nanorlhf/training/optimizer.py"

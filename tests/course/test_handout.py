@@ -7,7 +7,7 @@ import pytest
 
 from course.copies import ROOT
 from course.exercises import EXERCISES, chosen
-from course.handout import exercise_page, functions_of, key_page, write_handouts
+from course.handout import exercise_page, functions_of, key_page, measured, write_handouts
 from course.sessions import SESSIONS
 from nanorlhf.errors import InputError
 
@@ -36,6 +36,17 @@ def test_a_hand_out_has_all_but_the_solution(exercise) -> None:
     words = "".join(key.split())
     assert sum("".join(line.split()).replace('"', "'") in words.replace('"', "'") for line in code) >= len(code) / 2
     assert all(f"`{test}`" in key for test in exercise.tests)
+
+
+def test_the_page_says_what_was_measured() -> None:
+    found = measured()
+    assert [*found] == [exercise.name for exercise in EXERCISES]
+    seconds, attempts = zip(*found.values(), strict=True)
+    page = (ROOT / "course/README.md").read_text()
+    assert (
+        f"solved all {len(found)} in {sum(seconds) / 60:.0f} minutes, {min(seconds)} to {max(seconds)} seconds" in page
+    )
+    assert f"{attempts.count(1)} of them at the first asking" in page
 
 
 def test_pages_are_written_for_exercises_and_weeks(tmp_path) -> None:

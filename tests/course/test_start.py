@@ -72,7 +72,7 @@ def test_no_page_of_the_copy_holds_a_solution(copy) -> None:
 def test_what_is_left_says_what_to_read(copy) -> None:
     source = (copy / "nanorlhf/ppo.py").read_text()
     assert 'raise NotImplementedError("exercise whitening: write this function")' in source
-    assert "    # Exercise whitening, 2 point(s). Read docs/details.md, N+ 24 and 25." in source
+    assert "    # Exercise whitening, 2 point(s). Read docs/lecture.md, 3.3." in source
 
 
 def test_a_copy_knows_its_exercises(tmp_path) -> None:
