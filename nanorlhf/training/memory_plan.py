@@ -21,6 +21,7 @@ small tensors; USABLE leaves room for them.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -135,18 +136,29 @@ def sized(
     shares_policy: bool = False,
 ) -> Model:
     """The numbers of a model that is trained as `args` say; None: of a frozen one."""
+    tuning: tuple = ("full",)
+    if isinstance(args, LoRAArgs) and args.tune != "full":
+        tuning = (args.tune, args.lora_rank, args.lora_targets)
     with FakeTensorMode():
         model = kind(config)
-        if isinstance(args, LoRAArgs):
-            tune(model, args.tune, args.lora_rank, args.lora_targets)
+        tune(model, *tuning)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        saved = saved_bytes(model, 2, rows) - saved_bytes(model, 1, rows)  # weights are in both
         if args is None:
             trained = 0
             cast_linear_weights(model, getattr(torch, rows.dtype))
         weights = 4 * trained if shares_policy else sum(parameter.nbytes for parameter in model.parameters())
+    saved = saved_per_row(kind, config, rows, tuning)  # type: ignore[arg-type]  # mypy takes no class as hashable
     return Model(config, parameters, trained, weights, saved)
+
+
+@cache  # several models of a run have one shape
+def saved_per_row(kind: type[GPT | ScalarModel], config: GPTConfig, rows: Rows, tuning: tuple) -> int:
+    """What autograd saves in a forward pass for each row; the weights that it saves are in the passes of 1 and 2."""
+    with FakeTensorMode():
+        model = kind(config)
+        tune(model, *tuning)
+        return saved_bytes(model, 2, rows) - saved_bytes(model, 1, rows)
 
 
 def saved_bytes(model: GPT | ScalarModel, num_rows: int, rows: Rows) -> int:
