@@ -107,7 +107,8 @@ def run(main: Callable[[], object], device: str, processes: int) -> None:
 
     Under `torchrun` the error goes to the file that it reads. A process that fails only because a
     peer died waits to be killed, so that its error is not reported as the cause. If nobody kills
-    it, because the peer was forked here or was on another node, it repeats the peer's error.
+    it, because the peer was on another node, it repeats the peer's error. Of processes that were
+    forked here the first repeats it, and the others end.
     """
     if not is_cpu(device):
         processes = 1
@@ -127,7 +128,9 @@ def run(main: Callable[[], object], device: str, processes: int) -> None:
             # a collective failed: gloo's errors have no class of their own
             is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
             if is_gloo or isinstance(error, dist.DistError):
-                if processes > 1 and distributed.rank() == 0:  # nobody kills it
+                if processes > 1:  # nobody kills it
+                    if distributed.rank() > 0:
+                        sys.exit(1)  # which rank 0 notices
                     raise RuntimeError(f"in another process: {failure_elsewhere()}") from error
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 time.sleep(GRACE_PERIOD)
