@@ -6,6 +6,7 @@ from. home.md is the first page, and each exercise has one. mkdocs calls the fun
 """
 
 import re
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -52,10 +53,12 @@ OF_SITE = {
     "iframe-worker.js": HERE / "iframe-worker.js",
     "card.png": HERE / "card.png",
 }
+CODE = "<!-- the source -->"  # where on_post_page puts it
 SHOWN = ("        # 2.3 ", "        # 2.6 ")  # the comments between which the home page shows train_ppo.py
 ROWS = {"kl": "KL, nats", "rewards": "reward", "values": "value", "advantages": "advantage"}  # of its table of tokens
 
 
+@cache
 def sources() -> list[str]:
     """The files that have a page of their own, as paths from the root: scripts, modules by package, what make reads."""
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stat().st_size)
@@ -170,9 +173,18 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return re.sub(r"\]\(([^)#:\s]+)(?:#L(\d+))?\)", link, markdown)
 
 
-def on_post_page(output: str, **_: object) -> str:
-    """The theme's field for searching gets a name for those who hear the page."""
-    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
+def on_post_page(output: str, page: Page, **_: object) -> str:
+    """The theme's field for searching gets a name for those who hear the page, and a source file's page its code.
+
+    The search would take as long over the code as all else takes, and knows the docstrings already.
+    """
+    output = output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
+    if CODE not in output:
+        return output
+    source = page.file.src_uri.removesuffix(".md")
+    # linespans: every line is a <span id="L-9">
+    formatter = HtmlFormatter(cssclass="highlight source", linespans="L", linenos="inline", wrapcode=True)
+    return output.replace(CODE, highlight((ROOT / source).read_text(), get_lexer_for_filename(source), formatter))
 
 
 def on_page_content(html: str, page: Page, **_: object) -> str:
@@ -182,10 +194,7 @@ def on_page_content(html: str, page: Page, **_: object) -> str:
     source = page.file.src_uri.removesuffix(".md")
     if source not in sources():
         return html
-    text = (ROOT / source).read_text()
+    num_lines = (ROOT / source).read_text().count("\n")
     assert page.present_anchor_ids is not None
-    page.present_anchor_ids |= {f"L-{number}" for number in range(1, text.count("\n") + 1)}
-    # linespans: every line is a <span id="L-9">; the search knows the docstrings already
-    formatter = HtmlFormatter(cssclass="highlight source", linespans="L", linenos="inline", wrapcode=True)
-    code = highlight(text, get_lexer_for_filename(source), formatter)
-    return f"{html}<div data-search-exclude>{code}</div>"
+    page.present_anchor_ids |= {f"L-{number}" for number in range(1, num_lines + 1)}
+    return html + CODE
