@@ -11,11 +11,9 @@ by block with an online softmax, keeps three numbers per row, and recomputes a b
 backward pass: four matrix products instead of three. On a CPU it keeps the first blocks, up to a
 limit.
 
-The online softmax keeps Z and S = sum_v p_v l_v of the ids so far. Those of a block join them:
-Z' = log(exp(Z) + exp(Z_b)) and S' = exp(Z - Z') S + exp(Z_b - Z') S_b. Triton's kernel goes over a
-block tile by tile: it keeps the maximum m, total = sum of exp(l - m) and moment = sum of
-exp(l - m) * l, and a tile with a larger maximum m' first scales both sums by exp(m - m'). In the
-end Z_b = m + log(total) and S_b = moment / total.
+The online softmax keeps, over the blocks so far, the maximum m, total = sum of exp(l - m) and
+moment = sum of exp(l - m) * l. A block with a larger maximum m' first scales both sums by
+exp(m - m'). At the end Z = m + log(total) and sum_v p_v l_v = moment / total.
 
 With a cap c (Gemma 2) the product z = hidden @ weight.T becomes c * tanh(z / c), whose gradient is
 the above times 1 - tanh(z / c)^2.
@@ -190,24 +188,23 @@ def linear_forward_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> normaliser, sum_v p_v l_v and the label's logit, (N,) each.
 
-    Appends p of the first blocks, (N, v), and the normaliser within the block, (N,), to `kept`.
+    Appends p of the first blocks, (N, v), and the maximum that it is relative to, (N,), to `kept`.
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    normaliser = torch.full((len(hidden),), -torch.inf, device=hidden.device, dtype=wide)
-    moment, chosen = (torch.zeros_like(normaliser) for _ in range(2))
+    maximum = torch.full((len(hidden),), LOWEST, device=hidden.device, dtype=wide)
+    total, moment, chosen = (torch.zeros_like(maximum) for _ in range(3))
     for ids in vocabulary_blocks(hidden, len(weight)):
         logits = block_logits(hidden, weight, bias, temperature, cap, ids)  # (N, v)
         here, index = labels_in(ids, labels)
         chosen = torch.where(here, logits.gather(1, index), chosen[:, None]).squeeze(1)
-        p = logits.softmax(1)  # (N, v), within the block
-        # log p = l - Z at the largest as well. softmax takes half the time of exp and a sum
-        of_block = logits.amax(1) - p.amax(1).log()
-        before, normaliser = normaliser, torch.logaddexp(normaliser, of_block)
-        moment = moment * (before - normaliser).exp()
-        moment = moment + logits.mul_(p).sum(1) * (of_block - normaliser).exp()
+        new_maximum = torch.maximum(maximum, logits.amax(1))
+        scale = (maximum - new_maximum).exp()
+        p = (logits - new_maximum[:, None]).exp_()  # (N, v), unnormalised
+        total, maximum = total * scale + p.sum(1), new_maximum
+        moment = moment * scale + torch.linalg.vecdot(p, logits)
         if kept is not None and len(hidden) * ids.stop <= processor.chosen.kept:
-            kept.append((p, of_block))
-    return normaliser, moment, chosen
+            kept.append((p, maximum))
+    return maximum + total.log(), moment / total, chosen
 
 
 def linear_backward_cpu(
@@ -220,11 +217,12 @@ def linear_backward_cpu(
     g_l * (onehot - p) - g_e * p * (log p + entropy), times the cap's slope
     """
     if kept:
-        p, of_block = kept.pop(0)
-        to_probability = (of_block - normaliser).exp()[:, None]
+        p, maximum = kept.pop(0)
     else:
+        maximum = normaliser
         logits = block_logits(hidden, weight, bias, temperature, cap, ids)
-        p, to_probability = logits.sub_(normaliser[:, None]).exp_(), 1.0
+        p = logits.sub_(maximum[:, None]).exp_()
+    to_probability = (maximum - normaliser).exp()[:, None]
     grad_logprobs, grad_entropy = grads[0][:, None], grads[1]
     here, index = labels_in(ids, labels)
     at_label = torch.where(here, grad_logprobs, 0.0)
