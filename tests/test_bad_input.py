@@ -603,6 +603,7 @@ def test_ctrl_c_while_weights_are_read_is_no_damaged_file(tmp_path, name):
     save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
     number_of, interrupted = 40, 0
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
     try:
         for i in range(number_of):
             try:
@@ -613,6 +614,7 @@ def test_ctrl_c_while_weights_are_read_is_no_damaged_file(tmp_path, name):
                 interrupted += 1
     finally:
         signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGINT, ours)
     assert interrupted == number_of
 
 

@@ -125,6 +125,7 @@ launch.run(lambda: print("all are there"), "cpu", 2)
 INTERRUPTED_AS_IT_FORKS = """
 import os, signal
 from nanorlhf import launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 launch.run(lambda: print("all are there"), "cpu", 3)
 """
