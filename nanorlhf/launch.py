@@ -208,16 +208,18 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
             other.join(1.0 if isinstance(error, RuntimeError) else 0)  # how it ended, if it does
             codes.append(other.exitcode)
             other.kill()
+        if not isinstance(error, RuntimeError):
+            raise
         # a signal to all that one of them received while it did not yet listen, or no longer
         for number in (signal.SIGTERM, signal.SIGINT):
-            if isinstance(error, RuntimeError) and {*codes} & {-number, 128 + number}:
+            if {-number, 128 + number} & {*codes}:
                 raise Interrupted(
                     f"stopped by {number.name} before or after its steps: --resume continues from "
                     "the last state, if there is one.",
                     128 + number,
                 ) from error
         for rank, code in enumerate(codes, start=1):
-            if isinstance(error, RuntimeError) and code is not None and code < 0:
+            if code is not None and code < 0:
                 name = signal.Signals(-code).name
                 raise RuntimeError(f"in another process: rank {rank} died of {name}") from error
         raise

@@ -274,9 +274,10 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
     Raises InputError for a damaged file.
     """
     again = "delete it, or train again with --trace"
-    open_regular(path).close()
+    with open_regular(path) as file:
+        content = file.read()
     try:
-        tensors = load(path.read_bytes())  # safe_open would keep a kilobyte of each file for ever
+        tensors = load(content)  # safe_open would keep a kilobyte of each file for ever
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, ValueError, RuntimeError) as error:
