@@ -198,6 +198,12 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
     def plain() -> Tensor:
         return F.linear(hidden, weight).float().log_softmax(-1).gather(1, labels[:, None])
 
+    def plain_with_entropy() -> Tensor:  # which ours computes too, and PPO logs
+        log_p = F.linear(hidden, weight).float().log_softmax(-1)
+        with torch.no_grad():
+            (log_p.exp() * log_p).sum(-1)
+        return log_p.gather(1, labels[:, None])
+
     def chunks_of_128() -> Tensor:
         def chunk(h: Tensor, y: Tensor) -> Tensor:
             return F.linear(h, weight).float().log_softmax(-1).gather(1, y[:, None])
@@ -208,6 +214,7 @@ def bench_logprobs(args: Args, shape: Shape, device: torch.device) -> list[dict]
     ways = {
         "ours": run(lambda: linear_logprobs(hidden, weight, labels)[0]),
         "log_softmax on stored logits": run(plain),
+        "the same, and the entropy": run(plain_with_entropy),
         "checkpointed chunks of 128": run(chunks_of_128),
     }
     if device.type == "cuda":

@@ -125,6 +125,22 @@ def test_bf16_is_accumulated_in_float32(way):
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_an_entropy_keeps_its_digits_beside_large_logits(way):
+    """A shift of all logits cancels. The logits are multiples of 1/16 below 512, which float32 holds exactly.
+
+    Triton's splits are joined by their normalisers, which it rounds to 3e-5 here.
+    """
+    hidden, weight = torch.randint(-4, 5, (20, 3)) / 4.0, torch.randint(-4, 5, (150, 3)) / 4.0
+    bias = torch.full((150,), 500.0)
+    table = float64_table(hidden, weight, bias, 1.0)
+    inputs = to_device(way, hidden, weight, torch.zeros(20, dtype=torch.long), bias)
+    entropy = linear_logprobs(*inputs)[1].cpu()
+    torch.testing.assert_close(
+        entropy.double(), -(table.exp() * table).sum(-1), rtol=0, atol={"cpu": 2e-6, "triton": 1e-4}[way]
+    )
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_huge_logits_forbidden_ids_and_certainty_leave_no_nan(way):
     hidden = torch.tensor([[1e4, 0.0], [0.0, 1e4], [-1e4, 1.0]])
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5]])
