@@ -221,15 +221,17 @@ def tuning_table(rows: list[Row]) -> Lines:
 ByWorld = dict[str, dict[str, Row]]  # name -> world -> row
 
 
-def finals(rows: Iterable[Row], budget: int, variants: bool = False) -> ByWorld:
+def finals(rows: Iterable[Row], budget: int, variants: bool = False, fresh: bool = False) -> ByWorld:
     """The final runs at a budget; with those that sample nothing in training, which are the same at every budget.
 
-    variants: PPO's instead, by their names, with PPO as it was tuned. Raises InputError for two runs of an algorithm in
-    the same world with different settings.
+    variants: PPO's instead, by their names, with PPO as it was tuned. fresh: in worlds that are not of WORLDS. Raises
+    InputError for two runs of an algorithm in the same world with different settings.
     """
     found: ByWorld = {}
     for row in rows:
         if row["phase"] != "final" or int(row["budget"]) not in ((budget,) if variants else (0, budget)):
+            continue
+        if (int(row["world"]) in WORLDS) == fresh:
             continue
         if row["algorithm"] != AGAINST if variants else row["variant"]:
             continue
@@ -395,10 +397,56 @@ def correlation(by_world: dict[str, Row]) -> str:
 
 def budgets_of(rows: Iterable[Row]) -> list[int]:
     """Of final runs, without 0."""
-    return sorted({int(row["budget"]) for row in rows if row["phase"] == "final"} - {0})
+    return sorted({int(row["budget"]) for row in rows if row["phase"] == "final" and int(row["world"]) in WORLDS} - {0})
 
 
-# --------------------------------------------------------------------------------------------------------- 4. the files
+# ------------------------------------------------------------------------------------------------- 4. a fresh world
+def fresh_section(rows: list[Row]) -> list[str]:
+    """What the worlds say of one more, and whether it came so: a paragraph and a table. Nothing of a single world.
+
+    Of n worlds and one more each is equally likely to be the lowest or the highest, so the new one lies between the n
+    with probability (n - 1) / (n + 1), however gold win rates are distributed.
+    """
+    held, lines, fewest = [], [], len(WORLDS)
+    for budget in budgets_of(rows):
+        known, fresh = finals(rows, budget), finals(rows, budget, fresh=True)
+        for name in known:
+            theirs = {} if name in (START, AGAINST) else known.get(AGAINST, {})
+            samples = column(known[name], "gold_win_rate"), differences(known[name], theirs, "gold_win_rate")
+            if name == START or len(samples[0]) < 2:
+                continue
+            fewest = min(fewest, len(samples[0]))
+            line = [f"{budget:,}", f"`{name}`"]
+            came = (
+                column(fresh.get(name, {}), "gold_win_rate"),
+                differences(fresh.get(name, {}), fresh.get(AGAINST, {}), "gold_win_rate"),
+            )
+            for predicted, measured, sign in zip(samples, came, ("", "+"), strict=True):
+                if len(predicted) < 2:
+                    line += ["", ""]
+                    continue
+                ends = min(predicted), max(predicted)
+                inside = [ends[0] <= value <= ends[1] for value in measured]
+                held += inside
+                cells = [f"{x:{sign}.3f}" if y else f"**{x:{sign}.3f}**" for x, y in zip(measured, inside, strict=True)]
+                line += [" to ".join(f"{end:{sign}.3f}" for end in ends), ", ".join(cells)]
+            lines.append(line)
+    if not lines:
+        return []
+    worlds = sorted({int(row["world"]) for row in rows if row["phase"] == "final"} - {*WORLDS})
+    said = (
+        f"A world in which nothing has been tuned or compared: with {fewest} worlds known, its numbers lie between the "
+        f"lowest and the highest of them with a probability of {(fewest - 1) / (fewest + 1):.2f} each, whatever their "
+        f"distribution."
+    )
+    if held:
+        names = ", ".join(map(str, worlds))
+        said += f" Seed {names}: {sum(held)} of {len(held)} came so; the others are bold."
+    heading = ["responses", "", "gold win rate", "came", f"minus `{AGAINST}`", "came"]
+    return ["### A fresh world, predicted", said, markdown([heading, *lines])]
+
+
+# --------------------------------------------------------------------------------------------------------- 5. the files
 def page_text(rows: list[Row]) -> str:
     """All that stands between the marks of the page."""
     parts = []
@@ -419,6 +467,7 @@ def page_text(rows: list[Row]) -> str:
     for budget, by_name in variants:
         if len(by_name) > 1:
             parts += [f"### PPO and its variants after {budget:,} responses", markdown(variant_table(by_name))]
+    parts += fresh_section(rows)
     captions = {
         "worlds_spread.png": "Gold win rate by algorithm and budget, a dot for each world",
         "worlds_variance.png": "Gold score of PPO against the variance that its value model explains",

@@ -21,7 +21,6 @@ from nanorlhf.evals import common
 from nanorlhf.metrics import bootstrap_interval
 from nanorlhf.metrics.agreement import load_rankings
 from nanorlhf.selfrank import report
-from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, meteor_matching, squad_scores
 from nanorlhf.selfrank.self_ranking import (
     draw_answers,
     evaluate_first_answers,
@@ -101,6 +100,9 @@ def main(args: Args) -> dict:
         figure, drawn = draw_answers(self_ranked, load_sentence_encoder(args.encoder, device=device), args.encoder)
 
     # --------------------------------------------------------------------------------------------------- 2. the replies
+    # brings NLTK and SciPy: a second, which no other evaluation should wait
+    from nanorlhf.selfrank.overlap import bleu4, google_bleu, meteor, meteor_matching, squad_scores
+
     measured: dict[str, dict[str, np.ndarray]] = {}  # policy -> metric -> (questions, 1)
     texts, results = {}, {}  # by policy
 

@@ -238,7 +238,7 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [
         *("### What was chosen", "### After 256 responses", "### After 1,024 responses"),
-        "### PPO and its variants after 1,024 responses",
+        *("### PPO and its variants after 1,024 responses", "### A fresh world, predicted"),
     ]
     for name in ("worlds_spread.png", "worlds_variance.png"):
         assert f"](compare/{name})" in text and (args.out / name).read_bytes().startswith(b"\x89PNG")
@@ -256,6 +256,24 @@ def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
     text = page_text(one)
     assert "| `ppo` | 1 | 0.500 | 0.500 | 0.500, 0.500 | 0.500 |" in text
     assert "| `rloo` | 1 | +0.100 | - | 100% | 1 | - | - |" in text and len(pictures(one)) == 2
+
+
+def test_a_fresh_world_is_predicted_from_the_others_and_changes_no_table(rows) -> None:
+    """Between the lowest and the highest of six: 0.6 to 0.95 for PPO, and -0.01 to 0.30 for RLOO minus PPO."""
+    heading, said, table = page_text(rows).split("\n\n")[-5:-2]
+    assert heading == "### A fresh world, predicted"
+    assert "with 2 worlds known" in said and "probability of 0.33 each" in said and "came so" not in said
+    assert "| 1,024 | `ppo` | 0.600 to 0.950 |  |  |  |" in table
+    assert "| 1,024 | `rloo` | 0.900 to 0.940 |  | -0.010 to +0.300 |  |" in table
+    fresh = [row(21, "ppo", 0.96), row(21, "rloo", 0.93), row(22, "ppo", 0.8), row(22, "dpo", 0.87, 0)]
+    heading, said, table = page_text([*rows, *fresh]).split("\n\n")[-5:-2]
+    assert "Seed 21, 22: 3 of 7 came so" in said
+    assert "| 1,024 | `ppo` | 0.600 to 0.950 | **0.960**, 0.800 |  |  |" in table
+    assert "| 1,024 | `rloo` | 0.900 to 0.940 | 0.930 | -0.010 to +0.300 | **-0.030** |" in table
+    for budget in (256, 1024):
+        assert finals([*rows, *fresh], budget) == finals(rows, budget)
+    assert pairs_text([*rows, *fresh]) == pairs_text(rows)
+    assert page_text([*rows, *fresh]).split("### A fresh")[0] == page_text(rows).split("### A fresh")[0]
 
 
 def test_a_page_without_marks_is_refused(tmp_path) -> None:
