@@ -37,7 +37,8 @@ class Programs:
 
     def __call__(self, command: list[str]) -> tuple[int, bytes]:
         words = command[1:]
-        self.called.append(" ".join(words))
+        said = " ".join(words)  # another thread may be the last to call
+        self.called.append(said)
         if self.stop_after is not None and len(self.called) > self.stop_after:
             raise KeyboardInterrupt
         out, seed = Path(words[words.index("--out") + 1]), words[words.index("--seed") + 1]
@@ -52,7 +53,7 @@ class Programs:
             rows = {name: self.evaluated(name, place, seed) for name, place in zip(*[iter(policies)] * 2, strict=True)}
             (out / "eval.json").write_text(json.dumps({"policies": rows}))
         else:
-            if self.diverging in self.called[-1]:
+            if self.diverging in said:
                 return 2, b"error: loss or gradient are not finite in 4 step(s) in a row"
             settings = " ".join(word for word in words if "/" not in word)  # on every machine the same
             row = {"step": 0, "episode": 64, "response_length": 10.0, "episodes_per_second": 8.0, "objective/kl": 1.0}
