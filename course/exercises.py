@@ -325,12 +325,18 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="response-logprobs",
-        functions=("nanorlhf.logprobs:response_hidden", "nanorlhf.logprobs:response_logprobs"),
-        read="the module docstring of kernels/logprobs.py",
-        hint="The hidden state of position Q - 1 + t predicts response token t: ask the model for the last T + 1.",
+        functions=(
+            *("nanorlhf.logprobs:response_hidden", "nanorlhf.logprobs:response_logprobs"),
+            "nanorlhf.logprobs:compared_logprobs",
+        ),
+        read="the module docstring of kernels/logprobs.py; unpack in nanorlhf/logprobs.py, and linear_kl_divergence in "
+        "kernels/kl.py",
+        hint="The hidden state of position Q - 1 + t predicts response token t: ask the model for the last T + 1. Both "
+        "policies may have a head's bias and a cap of their own.",
         tests=(
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[learned]",
+            "tests/test_train_ppo.py::test_two_policies_are_compared_by_the_whole_distribution_of_each_token",
         ),
         points=3,
         level=2,
@@ -626,7 +632,8 @@ EXERCISES: tuple[Exercise, ...] = (
         name="isodata",
         functions=("nanorlhf.selfrank.isodata:merge", "nanorlhf.selfrank.isodata:split"),
         read="docs/str.md; the docstring of isodata in nanorlhf/selfrank/isodata.py",
-        hint="Both are one pass over the clusters in order, and both look at the labels from before the pass. Their "
+        hint="plain_isodata in the tests says the same slowly, with sets and double loops. Both functions "
+        "are one pass over the clusters in order, and both look at the labels from before the pass. Their "
         "parts stand in the file: means, squared_distances, in_order, MIN_SPLIT_SIZE.",
         tests=(
             "tests/selfrank/test_isodata.py::test_the_partition_is_that_of_plain_loops",

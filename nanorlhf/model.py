@@ -325,7 +325,11 @@ class KVCache:
         return self.bias.size(3) if self.fixed_shape else self.length + 1
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store key, value (B, K, S, D) of new tokens -> the keys and values they may attend to."""
+        """Store key, value (B, K, S, D) of new tokens -> the keys and values they may attend to.
+
+        The query's from column 0 on; a later token's in column `length`, which is also in `at`, by
+        which a CUDA graph finds it.
+        """
         keys, values = self.keys[layer], self.values[layer]  # (B, K, Q + num_new, D)
         if self.length and self.fixed_shape:
             keys.index_copy_(2, self.at, key)

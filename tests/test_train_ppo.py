@@ -14,6 +14,7 @@ from nanorlhf import batch as batches
 from nanorlhf import logprobs as readings
 from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.errors import InputError
+from nanorlhf.logprobs import compared_logprobs
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.padding import left_pad
 from nanorlhf.ppo import eos_masks
@@ -78,6 +79,27 @@ def test_left_padding_does_not_change_the_logprobs_of_a_response(tiny_gpt, posit
         assert torch.allclose(logprobs[b, :n].double(), table[range(n), row[-n:]], atol=1e-5)
         assert torch.allclose(entropy[b, :n].double(), -(table.exp() * table).sum(-1), atol=1e-5)
         assert (logprobs[b, n:] == 0).all() and (entropy[b, n:] == 0).all()
+
+
+def test_two_policies_are_compared_by_the_whole_distribution_of_each_token(tiny_gpt):
+    """Each row alone, without padding, in float64: log p and log q of the token, and sum_v p_v (log p_v - log q_v)."""
+    other = GPT(replace(TINY, head_bias=True, logit_cap=3.0))
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    qr, mask, actions, _ = rollout_of_a_few(tiny_gpt)
+    qr, mask = F.pad(qr, (1, 0), value=PAD), F.pad(mask, (1, 0))  # queries are wider than responses
+    logprobs, ref_logprobs, kl = compared_logprobs(tiny_gpt, other, qr, mask, actions, 0.7)
+    for b in range(3):
+        row, n = qr[b][mask[b]].tolist(), int(actions[b].sum())
+        log_p, log_q = (
+            (model.logits(model(torch.tensor([row])))[0].double() / 0.7).log_softmax(-1)[-n - 1 : -1]
+            for model in (tiny_gpt, other)
+        )
+        exact = (log_p.exp() * (log_p - log_q)).sum(-1)
+        assert exact.min() > 0.01
+        found = (logprobs, log_p[range(n), row[-n:]]), (ref_logprobs, log_q[range(n), row[-n:]]), (kl, exact)
+        for ours, expected in found:
+            assert torch.allclose(ours[b, :n].double(), expected, atol=1e-5) and (ours[b, n:] == 0).all()
 
 
 def test_value_t_is_read_at_the_state_before_token_t_and_the_last_one_at_eos(miniature):

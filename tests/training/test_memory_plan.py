@@ -185,10 +185,10 @@ def test_a_sharded_policy_samples_from_a_full_float32_copy_plus_the_copy_of_auto
 # ---------------------------------------------------------------------------------------------------- against real runs
 SHAPE = GPTConfig(vocab_size=320, n_ctx=512, d_model=96, n_layer=6, n_head=4, d_mlp=384, rotary_dim=8)
 GEMMA2 = replace(
-    SHAPE, n_layer=8, n_kv_head=2, rotary_dim=24, norm="rms_offset", post_norm=True, gated_mlp=True, parallel_residual=False,
-    activation="gelu_new", embedding_scale=96**0.5, attention_divisor=24, attention_cap=50.0, logit_cap=30.0,
-    attention_windows=(64, None) * 4, qkv_bias=False, attention_out_bias=False, mlp_bias=False, tied_head=True,
-    architecture="gemma2",
+    SHAPE, n_layer=8, n_kv_head=2, rotary_dim=24, norm="rms_offset", post_norm=True, gated_mlp=True,
+    parallel_residual=False, activation="gelu_new", embedding_scale=96**0.5, attention_divisor=24,
+    attention_cap=50.0, logit_cap=30.0, attention_windows=(64, None) * 4, qkv_bias=False, attention_out_bias=False,
+    mlp_bias=False, tied_head=True, architecture="gemma2",
 )  # fmt: skip
 PRECISION = 0.12
 
