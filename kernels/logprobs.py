@@ -85,7 +85,7 @@ class LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, labels, bias, temperature, cap):
         ctx.kept = {} if any(ctx.needs_input_grad) else None
-        forward = linear_forward_triton if runs_triton(hidden) else linear_forward_cpu
+        forward = linear_forward_triton if runs_triton(hidden) else linear_forward_blas
         inputs = hidden, weight, labels, bias, temperature, cap
         normaliser, entropy, chosen = forward(*inputs, ctx.kept)
         ctx.save_for_backward(hidden, weight, labels, bias, normaliser, entropy)
@@ -111,7 +111,7 @@ class LinearLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
         grad_bias = torch.empty_like(bias) if for_bias else None
-        backward = linear_backward_triton if runs_triton(hidden) else linear_backward_cpu
+        backward = linear_backward_triton if runs_triton(hidden) else linear_backward_blas
         for ids in vocabulary_blocks(hidden, V):
             settings = ctx.temperature, ctx.cap
             grad = backward(*inputs, *settings, normaliser, entropy, grads, ids, ctx.kept)
@@ -179,7 +179,7 @@ def cap_slope(
     return 1 - (capped / cap).square()
 
 
-def linear_forward_cpu(
+def linear_forward_blas(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
@@ -221,7 +221,7 @@ def entropy_share(entropy: Tensor, log_weight: Tensor) -> Tensor:
     return log_weight.exp() * (entropy - log_weight)
 
 
-def linear_backward_cpu(
+def linear_backward_blas(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, temperature: float,
     cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
     ids: slice, kept: dict,
@@ -261,7 +261,7 @@ def linear_forward_triton(
     cap: float | None,
     kept: dict | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `linear_forward_cpu`, but ignores `kept`.
+    """As `linear_forward_blas`, but ignores `kept`.
 
     A program has BLOCK_N rows and SPLIT ids; the splits are merged here.
     """
@@ -288,7 +288,7 @@ def linear_backward_triton(
     cap: float | None, normaliser: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
     ids: slice, kept: dict,
 ) -> Tensor:  # fmt: skip
-    """As `linear_backward_cpu`, in the dtype of hidden: a tile of logits becomes its gradient."""
+    """As `linear_backward_blas`, in the dtype of hidden: a tile of logits becomes its gradient."""
     (N, C), v = hidden.shape, ids.stop - ids.start
     grad = torch.empty((N, v), device=hidden.device, dtype=hidden.dtype)
     g_l, g_e = (torch.zeros_like(normaliser) if g is None else g.contiguous() for g in grads)
