@@ -14,6 +14,7 @@
 # make sums-study     the same with every algorithm, process rewards, a leak and other samplers, at three seeds, in pictures
 # make compare        PPO, RLOO, GRPO, REINFORCE++, DPO, best of n at the same cost, judged by the truth, at four seeds
 # make worlds         the same in twenty worlds, tuned alike, at three budgets; ten core hours, in pieces; fills in docs/compare.md
+# make scaling        how far a reward model carries, by its size, its data and the policy's size, fitted; fills in docs/scaling.md
 # make mutants        how good the course's graders are: which wrong solutions of its exercises they let pass; a sample
 # make doctor         how good the doctor is: each bug of the course, and twelve others, in code and in a run; false alarms
 # make docs           the documentation as one static site, which works offline: runs/docs/index.html
@@ -24,7 +25,7 @@
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # make check          a minute of that, chosen by what was changed since the last commit
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
-# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, WORLDS=, SUMS=, SUMS_STUDY=) where they write.
+# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, WORLDS=, SCALING=, SUMS=, SUMS_STUDY=) where they write.
 # DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of these and of `make reason`.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
@@ -42,6 +43,7 @@ SUMS ?= runs/sums
 SUMS_STUDY ?= runs/sums_study
 COMPARE ?= runs/compare
 WORLDS ?= runs/worlds
+SCALING ?= runs/scaling
 PACKAGE ?= runs/package
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
@@ -49,8 +51,8 @@ DATA ?=
 MOVIES ?= cornell movie-dialogs corpus
 # SmolLM2-135M-Instruct on the Hub, or from a pip package where there is no Hub; looked for once
 MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
-# processes that run the tests
-WORKERS ?= 2
+# processes that run the tests: one more than two cores, for many tests wait for others
+WORKERS ?= 3
 # runs of the laboratory or the comparison, or judges of mutants, at a time; of one thread each
 JOBS ?= 2
 # that train the embedded worlds, each of one thread: there two threads wait for each other more than they compute, and so
@@ -83,7 +85,7 @@ endif
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help check demo overoptimise lecture docs axe accessibility stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare worlds sums sums-study mutants doctor gpu package \
+.PHONY: help check demo overoptimise lecture docs axe accessibility stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare worlds scaling sums sums-study mutants doctor gpu package \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -320,6 +322,9 @@ worlds: .venv
 	$(PY) -m tools.experiments worlds --out "$(WORLDS)" --jobs $(JOBS) $(call given,phase,WORLDS_PHASE) \
 	  $(call given,share,WORLDS_SHARE) $(call given,seeds,WORLDS_SEEDS) $(call given,algorithms,WORLDS_ALGORITHMS)
 	$(PY) -m nanorlhf.report.worlds
+
+scaling: .venv
+	$(PY) -m tools.experiments scaling --out "$(SCALING)" --jobs $(JOBS) $(call given,seeds,SCALING_SEEDS)
 
 mismatch: .venv
 	$(PY) -m tools.experiments mismatch --out "$(MISMATCH)" --seed $(SEED) --jobs $(JOBS) $(call given,runs,MISMATCH_RUNS) \

@@ -5,6 +5,7 @@
     python -m tools.experiments mismatch --runs exact/none stale/tis                   # docs/mismatch.md
     python -m tools.experiments sums --seeds 1 2 3 --jobs 2                            # docs/sums.md
     python -m tools.experiments worlds --share 3/8 --phase final                       # docs/compare.md
+    python -m tools.experiments scaling --seeds 1 2 3 4                                # docs/scaling.md
     python -m tools.experiments lab --dry-run                    # print the commands
 
 An experiment is a table below and a function that turns its entries into runs. It yields the runs in phases, and the
@@ -31,10 +32,11 @@ import numpy as np
 from tqdm import tqdm
 
 from data.tiny import LOWEST
-from nanorlhf.cli import Count, Seed, command_line
+from nanorlhf.cli import Count, PositiveFloat, Seed, command_line
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, write_text
 from nanorlhf.launch import KERNELS_VARIABLE
+from nanorlhf.report import scaling
 from nanorlhf.report import worlds as table
 from nanorlhf.report.compare import best_point, flags_of
 from nanorlhf.report.worlds import Row
@@ -164,12 +166,30 @@ class Worlds(Args):
     """queries of an evaluation"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Args):
+    out: Path = Path("runs/scaling")
+    seeds: tuple[Seed, ...] = (1, 2, 3, 4)
+    cases: Words = tuple(scaling.CASES)
+    """of CASES in nanorlhf/report/scaling.py"""
+    lr: PositiveFloat = 4e-4
+    """of PPO: slow enough for a curve, fast enough to go far"""
+    total_episodes: Count = 4096
+    """responses of a PPO run"""
+    best_of: tuple[Count, ...] = (2, 4, 8, 16, 32, 64)
+    """numbers of samples per answer of best of n"""
+    num_demonstrations: Count = 8000
+    num_queries: Count = 256
+    """queries that best of n answers"""
+
+
 RECIPES: dict[str, tuple[str, Args]] = {
     "lab": ("faults of labellers, dial by dial", Lab()),
     "compare": ("algorithms at the same cost", Compare()),
     "mismatch": ("samplers that are not quite the policy", Mismatch()),
     "sums": ("a reward that is checked, not learned", Sums()),
     "worlds": ("the algorithms tuned alike, in twenty worlds", Worlds()),
+    "scaling": ("how far a reward model carries, by its size, its data and the policy's size", Scaling()),
 }
 
 
@@ -846,6 +866,61 @@ def hours_left(args: Worlds) -> float:
     return seconds / 3600
 
 
+# ------------------------------------------------------------------------------- 7. how far a reward model carries
+def reward_models(place: Path, seed: int, case: scaling.Case) -> list[Run]:
+    """Its data and its start, which other cases share, and its reward models; an ensemble's differ by their seeds."""
+    data, sft = place / f"data_{case.num_comparisons}", place / f"sft_{case.reward_model}"
+    runs = []
+    for i in range(1, case.num_members + 1):
+        out = place / f"rm_{case.reward_model}_{case.num_comparisons}_{i}"
+        words = ("--data", data, "--sft", sft, "--num-epochs", 2, "--num-normalisation", 512)
+        needs = (data / "tokenizer.json", sft / "summary.json")
+        runs.append(stage(out, int(f"{seed}{i}"), "train_rm.py", *words, needs=needs))
+    return runs
+
+
+def scaling_runs(args: Scaling) -> Iterator[list[Run]]:
+    """In each world the cases; what some of them share is made once."""
+    for name in args.cases:
+        if name not in scaling.CASES:
+            raise InputError(f"--cases {name!r}: choose from {', '.join(map(repr, scaling.CASES))}.")
+    base = scaling.CASES[scaling.BASE]
+    runs = []
+    for seed in args.seeds:
+        place = args.out / str(seed)
+        shared = place / f"data_{base.num_comparisons}"
+        for name in args.cases:
+            case, out = scaling.CASES[name], scaling.place_of(args.out, seed, name)
+            for number in {base.num_comparisons, case.num_comparisons}:
+                sizes = ("--num-comparisons", number, "--num-validation", 512)
+                runs.append(world(place / f"data_{number}", seed, *sizes, num_demonstrations=args.num_demonstrations))
+            for width in {case.policy, case.reward_model}:
+                shape = ("train_sft.py", "--n-layer", 3, "--d-model", width, "--n-head", 4)
+                words = (*shape, "--data", shared, "--num-epochs", 1)
+                runs.append(stage(place / f"sft_{width}", seed, *words, needs=(shared / "tokenizer.json",)))
+            models = reward_models(place, seed, case)
+            runs += models
+            policy = place / f"sft_{case.policy}"
+            needs = (policy / "summary.json", *(run.done for run in models if run.done is not None))
+            members = [run.words[run.words.index("--out") + 1] for run in models]
+            words = (
+                "train_ppo.py", "--data", shared, "--sft", policy, "--value-model", policy, "--reward-model", *members,
+                "--lr", args.lr, "--num-ppo-epochs", 2, "--total-episodes", args.total_episodes,
+                *(case.flags if "--kl-coef" in case.flags else ("--kl-coef", 0, *case.flags)),
+            )  # fmt: skip
+            runs.append(stage(out, seed, *words, needs=needs))
+            if scaling.has_best_of(case):
+                policies = [word for n in args.best_of for word in (f"best-of-{n}", f"best-of-{n}:{policy}")]
+                words = (
+                    "tiny", "--data", shared, "--reward-model", *members, "--num-queries", args.num_queries,
+                    "--temperature", 0.7, "--seed", seed, "--policies", "sft", policy, *policies,
+                )  # fmt: skip
+                runs.append(evaluation(out / "best_of", *words, needs=needs))
+    yield runs
+    if not args.dry_run:
+        yield [Run(("-m", "nanorlhf.report.scaling", "--runs", str(args.out)))]
+
+
 def phases(args: Args) -> Iterator[list[Run]]:
     if isinstance(args, Lab):
         return lab(args)
@@ -855,8 +930,10 @@ def phases(args: Args) -> Iterator[list[Run]]:
         return mismatch(args)
     if isinstance(args, Sums):
         return sums(args)
-    assert isinstance(args, Worlds)
-    return worlds(args)
+    if isinstance(args, Worlds):
+        return worlds(args)
+    assert isinstance(args, Scaling)
+    return scaling_runs(args)
 
 
 def commands(args: Args) -> Iterator[Words]:

@@ -73,7 +73,7 @@ NO_PATHS = {
     "directory",  # of the course: some commands write it and some read it
     "since",  # of the check: a commit
     "scripts",  # of the doctor: a tree that a reader has changed
-    *("algorithms", "variants", "share"),  # of the experiments
+    *("algorithms", "variants", "share", "cases"),  # of the experiments
     *("bugs", "demo", "healthy"),  # of its judge: names, and directories of runs
 }
 OF_COMMANDS = ("course", "nanorlhf.doctor")  # programs whose settings are those of one of several commands
@@ -342,7 +342,8 @@ def commands_of(target: str, variables: tuple[tuple[str, str], ...] = ()) -> tup
     for line in recorded:
         command = Command(("python", *line.split("\t")[:-1]))
         args = settings_of(command) if command.program == "tools.experiments" else None
-        if args is not None and not isinstance(args, experiments.Worlds):  # whose runs depend on what has finished
+        # the runs of worlds depend on what has finished; those of scaling are other experiments' with other numbers
+        if args is not None and not isinstance(args, experiments.Worlds | experiments.Scaling):
             found += [Command(("python", *words)) for words in experiments.commands(args)]
         else:
             found.append(command)

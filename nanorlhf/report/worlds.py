@@ -546,12 +546,12 @@ def pictures(rows: list[Row]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure}
 
 
-def with_tables(page: str, where: Path, tables: str) -> str:
+def with_tables(page: str, where: Path, tables: str, marks: tuple[str, str] = MARKS) -> str:
     """A page with the text between its marks replaced. Raises InputError where it lacks them."""
-    before, begins, rest = page.partition(MARKS[0])
-    _, ends, after = rest.partition(MARKS[1])
+    before, begins, rest = page.partition(marks[0])
+    _, ends, after = rest.partition(marks[1])
     if not begins or not ends:
-        raise InputError(f"{where}: it must have the lines {MARKS[0]} and {MARKS[1]}, between which the tables stand.")
+        raise InputError(f"{where}: it must have the lines {marks[0]} and {marks[1]}, between which the tables stand.")
     return f"{before}{begins}\n\n{tables}\n\n{ends}{after}"
 
 

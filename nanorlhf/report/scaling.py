@@ -1,0 +1,354 @@
+"""How far a reward model carries before the truth falls: the fits of Gao et al. 2022, from `make scaling`'s CSV alone.
+
+    python -m nanorlhf.report.scaling --runs runs/scaling      # the CSV from finished runs, then the page and pictures
+    python -m nanorlhf.report.scaling                          # the page and pictures from the CSV
+
+With d the square root of the KL to the start, in nats, and R the gold score gained since the start, section 1 of
+*Scaling Laws for Reward Model Overoptimization* has
+
+    R = d (alpha - beta d)          for best of n
+    R = d (alpha - beta log d)      for reinforcement learning
+
+Both are fitted by least squares in each world. The gold score of the start is measured, not fitted.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nanorlhf.cli import run_module
+from nanorlhf.dataset import field
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out, read_text, write_text
+from nanorlhf.metrics import t_interval
+from nanorlhf.report.compare import evaluated
+from nanorlhf.report.page import LINES, Lines, label_axes, number
+from nanorlhf.report.sums import markdown
+from nanorlhf.report.worlds import with_tables
+from nanorlhf.training.run_directory import read_metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A policy, and the reward models whose score it is trained for. Widths are of three layers."""
+
+    policy: int = 64
+    reward_model: int = 64
+    num_comparisons: int = 1600
+    num_members: int = 1
+    """reward models of an ensemble"""
+    flags: tuple[str, ...] = ()
+    """of train_ppo.py"""
+
+
+BASE = "base"
+CASES = {
+    BASE: Case(),
+    "reward model 32": Case(reward_model=32),
+    "reward model 128": Case(reward_model=128),
+    "400 comparisons": Case(num_comparisons=400),
+    "6,400 comparisons": Case(num_comparisons=6400),
+    "policy 32": Case(policy=32),
+    "policy 128": Case(policy=128),
+    "mean of three": Case(num_members=3),
+    "uncertainty of three": Case(num_members=3, flags=("--reward-weights", "uncertainty")),
+    "KL coefficient 0.05": Case(flags=("--kl-coef", "0.05")),
+}
+PANELS = {
+    "Reward model's width": ("reward model 32", BASE, "reward model 128"),
+    "Its comparisons": ("400 comparisons", BASE, "6,400 comparisons"),
+    "Policy's width": ("policy 32", BASE, "policy 128"),
+    "Ensembles and a penalty": (BASE, "mean of three", "uncertainty of three", "KL coefficient 0.05"),
+}
+METHODS = {"rl": "PPO", "best-of-n": "best of n"}
+TOGETHER = {"rl": 5, "best-of-n": 1}  # points in a row whose mean counts as measured
+COLUMNS = ("seed", "case", "method", "step", "kl", "gold", "proxy")
+MARKS = ("<!-- the tables of python -m nanorlhf.report.scaling -->", "<!-- the end of the tables -->")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: Path | None = None
+    """directory of the runs of `tools.experiments scaling`, whose points the CSV gets; None: it is only read"""
+    csv: Path = Path("docs/compare/scaling.csv")
+    """a row for each update and each n; of curves that are not in --runs it keeps its own"""
+    page: Path = Path("docs/scaling.md")
+    """page whose tables are replaced, between its two marks"""
+    out: Path = Path("docs/compare")
+    """directory of the pictures"""
+
+
+@dataclass(frozen=True)
+class Point:
+    seed: int
+    case: str
+    method: str
+    step: int
+    """update, or n"""
+    kl: float
+    """nats per response to the policy that all start from"""
+    gold: float
+    proxy: float
+    """what is maximised: the score of the reward models, at the start 0 on average"""
+
+
+# ---------------------------------------------------------------------------------------------------------- 1. the CSV
+def place_of(runs: Path, seed: int, case: str) -> Path:
+    """Of a case in a world: its PPO run, and in best_of/ the evaluation of best of n."""
+    return runs / str(seed) / case.replace(" ", "-").replace(",", "")
+
+
+def has_best_of(case: Case) -> bool:
+    """Best of n has no penalty, and eval.py takes one reward model."""
+    return case.num_members == 1 and not case.flags
+
+
+def finished(runs: Path) -> list[Point]:
+    """The points of all finished runs. Raises InputError where one can't be read, or there is none."""
+    found = []
+    for seed in sorted(int(place.name) for place in runs.glob("[0-9]*") if place.name.isdigit()):
+        for name in CASES:
+            place = place_of(runs, seed, name)
+            if (place / "summary.json").exists():
+                for row in read_metrics(place):
+                    keys = ("objective/kl_exact", "gold_score", "objective/score")
+                    kl, gold, proxy = (field(row, key, float, str(place / "metrics.jsonl")) for key in keys)
+                    found.append(Point(seed, name, "rl", int(row["step"]), kl, gold, proxy))
+            path = place / "best_of/eval.json"
+            if path.exists():
+                for policy, values in evaluated(path).items():
+                    n = int(policy.removeprefix("best-of-")) if policy.startswith("best-of-") else 1
+                    kl = field(values, "kl_estimate", float, str(path)) if n > 1 else 0.0
+                    gold, proxy = (field(values, key, float, str(path)) for key in ("gold_score", "rm_score"))
+                    found.append(Point(seed, name, "best-of-n", n, kl, gold, proxy))
+    if not found:
+        raise InputError(f"--runs {runs}: no run of `python -m tools.experiments scaling` has finished there.")
+    return found
+
+
+def joined(known: Iterable[Point], new: Sequence[Point]) -> list[Point]:
+    """The known curves, each replaced by the new one where there is one; ordered by world, case and method."""
+    curves = {(point.seed, point.case, point.method) for point in new}
+    points = [point for point in known if (point.seed, point.case, point.method) not in curves] + [*new]
+    rank = {name: i for i, name in enumerate((*CASES, *METHODS))}
+    return sorted(points, key=lambda point: (point.seed, rank[point.case], rank[point.method], point.step))
+
+
+def csv_text(points: Iterable[Point]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for point in points:
+        numbers = (f"{x:.5g}" for x in (point.kl, point.gold, point.proxy))
+        writer.writerow((point.seed, point.case, point.method, point.step, *numbers))
+    return text.getvalue()
+
+
+def read_points(path: Path) -> list[Point]:
+    """Raises InputError, which names the line, for one that is none of `csv_text`."""
+    lines = list(csv.reader(read_text(path).splitlines()))
+    if not lines or tuple(lines[0]) != COLUMNS:
+        raise InputError(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
+    points = []
+    for i, line in enumerate(lines[1:], start=2):
+        try:
+            seed, case, method, step, kl, gold, proxy = line
+            point = Point(int(seed), case, method, int(step), float(kl), float(gold), float(proxy))
+            if case not in CASES or method not in METHODS or point.kl < 0 or not math.isfinite(point.gold + point.kl):
+                raise ValueError
+        except ValueError:
+            raise InputError(f"{path}:{i}: {','.join(line)[:80]!r} is no row of {','.join(COLUMNS)}.") from None
+        points.append(point)
+    return points
+
+
+# ---------------------------------------------------------------------------------------------------------- 2. the fits
+@dataclass(frozen=True)
+class Fit:
+    """Of the points of one case in one world; and what was measured there."""
+
+    method: str
+    alpha: float
+    beta: float
+    start: float
+    """gold score at d = 0, as measured"""
+    explained: float
+    """R^2: the share of the variance of the gold score; negative if worse than its mean"""
+    other: float
+    """the same with the other method's formula"""
+    reach: float
+    """the largest d of the points"""
+    best: tuple[float, float]
+    """R at its highest and the KL there, means of TOGETHER points in a row"""
+    end: tuple[float, float]
+    """the same of the last points"""
+
+    def gold(self, d: np.ndarray) -> np.ndarray:
+        return self.start + self.alpha * d - self.beta * bend(d, self.method)
+
+
+def bend(d: np.ndarray, method: str) -> np.ndarray:
+    """d log d, 0 at 0, or d^2."""
+    return d * np.log(np.where(d > 0, d, 1.0)) if method == "rl" else d**2
+
+
+def fitted(points: Sequence[Point], start: float) -> Fit:
+    """Least squares of the gold score above the start's.
+
+    Raises ValueError for fewer than three points, or for two methods.
+    """
+    [method] = {point.method for point in points}
+    if len(points) < 3:
+        raise ValueError(f"two coefficients need three points, and there are {len(points)}")
+    d, gold = np.sqrt([point.kl for point in points]), np.array([point.gold for point in points])
+    coefficients, explained = {}, {}
+    for name in METHODS:
+        columns = np.stack([d, -bend(d, name)], 1)  # (points, 2)
+        coefficients[name] = np.linalg.lstsq(columns, gold - start, rcond=None)[0]
+        left = gold - start - columns @ coefficients[name]
+        explained[name] = 1 - float((left**2).mean() / gold.var())
+    alpha, beta = map(float, coefficients[method])
+    [other] = METHODS.keys() - {method}
+    kept = np.ones(n := min(TOGETHER[method], len(points))) / n
+    order = np.argsort([point.step for point in points], kind="stable")
+    gains, kls = (np.convolve(x[order], kept, "valid") for x in (gold - start, d**2))
+    best, end = ((float(gains[i]), float(kls[i])) for i in (gains.argmax(), -1))
+    explained_by = explained[method], explained[other]
+    return Fit(method, alpha, beta, start, *explained_by, float(d.max()), best, end)
+
+
+def fits(points: Sequence[Point], method: str) -> dict[str, dict[int, Fit]]:
+    """case -> seed -> fit. A start is the mean of what was measured of that policy in that world at no KL."""
+    starts: dict[tuple[int, int], list[float]] = {}
+    groups: dict[str, dict[int, list[Point]]] = {}
+    for point in points:
+        if point.kl == 0:
+            starts.setdefault((point.seed, CASES[point.case].policy), []).append(point.gold)
+        if point.method == method:
+            groups.setdefault(point.case, {}).setdefault(point.seed, []).append(point)
+    found: dict[str, dict[int, Fit]] = {}
+    for case in CASES:
+        for seed, of_case in groups.get(case, {}).items():
+            start = starts.get((seed, CASES[case].policy))
+            if start and len(of_case) > 2:
+                found.setdefault(case, {})[seed] = fitted(of_case, fmean(start))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- 3. the page
+def over_worlds(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    """Mean and 95% interval by Student's t."""
+    return number(fmean(values), t_interval(values), digits, sign)
+
+
+def fit_table(by_case: dict[str, dict[int, Fit]]) -> Lines:
+    lines = [
+        [
+            *("", "worlds", "alpha", "beta", "R²", "R², other formula"),
+            *("gained at best", "KL there, nats", "gained in the end", "KL there, nats"),
+        ]
+    ]
+    for case, by_seed in by_case.items():
+        found = list(by_seed.values())
+        cells = [over_worlds([fit.alpha for fit in found]), over_worlds([fit.beta for fit in found])]
+        cells += [f"{fmean(fit.explained for fit in found):.2f}", f"{fmean(fit.other for fit in found):.2f}"]
+        for place in ([fit.best for fit in found], [fit.end for fit in found]):
+            cells += [over_worlds([gained for gained, _ in place]), over_worlds([kl for _, kl in place], 1)]
+        lines.append([case, str(len(found)), *cells])
+    return lines
+
+
+def difference_table(by_case: dict[str, dict[int, Fit]]) -> Lines:
+    """Each case minus the base, paired by world."""
+    lines = [["minus base", "alpha", "beta", "gained at best", "gained in the end"]]
+    base = by_case.get(BASE, {})
+    for case, by_seed in by_case.items():
+        both = [(by_seed[seed], base[seed]) for seed in by_seed.keys() & base.keys()]
+        if case == BASE or not both:
+            continue
+        columns = (
+            [ours.alpha - theirs.alpha for ours, theirs in both],
+            [ours.beta - theirs.beta for ours, theirs in both],
+            [ours.best[0] - theirs.best[0] for ours, theirs in both],
+            [ours.end[0] - theirs.end[0] for ours, theirs in both],
+        )
+        lines.append([case, *(over_worlds(values, sign="+") for values in columns)])
+    return lines
+
+
+def figure_of(points: Sequence[Point], method: str) -> Figure | None:
+    """A panel per question: gold score of each update or n, a fit per world, and the proxy, against sqrt(KL)."""
+    by_case = fits(points, method)
+    panels = {title: [case for case in cases if by_case.get(case)] for title, cases in PANELS.items()}
+    panels = {title: cases for title, cases in panels.items() if len(cases) > 1}
+    if not panels:
+        return None
+    figure = Figure(figsize=(4.4 * len(panels), 4.2), layout="constrained")
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, cases) in zip(grid, panels.items(), strict=True):
+        label_axes(axes, title, "square root of the KL, nats", "score")
+        for case, (color, _) in zip(cases, LINES, strict=False):
+            draw(axes, [p for p in points if (p.case, p.method) == (case, method)], by_case[case], case, color)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw(axes: Axes, points: Sequence[Point], by_seed: dict[int, Fit], case: str, color: str) -> None:
+    d = np.sqrt([point.kl for point in points])
+    axes.plot(d, [point.gold for point in points], ".", color=color, alpha=0.2, markersize=3)
+    for i, fit in enumerate(by_seed.values()):
+        grid = np.linspace(0, fit.reach, 80)
+        axes.plot(grid, fit.gold(grid), color=color, linewidth=1.2, label="" if i else case)
+    order, proxy = np.argsort(d), np.array([point.proxy for point in points])
+    bins = np.array_split(order, min(8, len(order)))  # as many points in each
+    axes.plot([d[i].mean() for i in bins], [proxy[i].mean() for i in bins], "--", color=color, linewidth=0.9)
+
+
+def pictures(points: Sequence[Point]) -> dict[str, Figure]:
+    drawn = {"scaling_rl.png": figure_of(points, "rl"), "scaling_best_of.png": figure_of(points, "best-of-n")}
+    return {name: figure for name, figure in drawn.items() if figure}
+
+
+def page_text(points: Sequence[Point]) -> str:
+    """All that stands between the marks of the page."""
+    parts = []
+    names = pictures(points)
+    for (method, title), name in zip(METHODS.items(), ("scaling_rl.png", "scaling_best_of.png"), strict=True):
+        by_case = fits(points, method)
+        if not by_case:
+            continue
+        parts += [f"### {title[0].upper()}{title[1:]}", markdown(fit_table(by_case))]
+        if len(differences := difference_table(by_case)) > 1:
+            parts.append(markdown(differences))
+        if name in names:
+            parts.append(f"![Gold score and proxy of {title} against the square root of the KL](compare/{name})")
+    return "\n\n".join(parts) or "No run is in yet."
+
+
+def main(args: Args) -> None:
+    """Write the CSV where --runs is given, then the page's tables and the pictures."""
+    check_out(args.out)
+    points = read_points(args.csv) if args.csv.exists() or args.runs is None else []
+    if args.runs is not None:
+        points = joined(points, finished(args.runs))
+    page = with_tables(read_text(args.page), args.page, page_text(points), MARKS)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.runs is not None:
+        write_text(args.csv, csv_text(points))
+    for name, figure in pictures(points).items():
+        with (args.out / name).open("wb") as file:
+            figure.savefig(file, format="png", dpi=100)
+    write_text(args.page, page)
+    print(f"written: {args.page} and its pictures, of {len(points):,} points")
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
