@@ -291,9 +291,10 @@ def figure_of(points: Sequence[Point], method: str) -> Figure | None:
     panels = {title: cases for title, cases in panels.items() if len(cases) > 1}
     if not panels:
         return None
-    figure = Figure(figsize=(4.4 * len(panels), 4.2), layout="constrained")
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, cases) in zip(grid, panels.items(), strict=True):
+    num_rows = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(8.4, 3.9 * num_rows), layout="constrained")
+    for i, (title, cases) in enumerate(panels.items()):
+        axes = figure.add_subplot(num_rows, 2, i + 1, sharey=figure.axes[0] if i else None)
         label_axes(axes, title, "square root of the KL, nats", "score")
         for case, (color, _) in zip(cases, LINES, strict=False):
             draw(axes, [p for p in points if (p.case, p.method) == (case, method)], by_case[case], case, color)
