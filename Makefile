@@ -53,7 +53,7 @@ MOVIES ?= cornell movie-dialogs corpus
 MODEL ?= $(eval MODEL := $$(shell $(PY) -m data.pretrained))$(MODEL)
 # processes that run the tests: one more than two cores, for many tests wait for others
 WORKERS ?= 3
-# runs of the laboratory or the comparison, or judges of mutants, at a time; of one thread each
+# runs of an experiment, judges of mutants, or workers of `make check`, at a time; of one thread each
 JOBS ?= 2
 # that train the embedded worlds, each of one thread: there two threads wait for each other more than they compute, and so
 # the digits do not depend on the number of cores
@@ -391,7 +391,7 @@ test: .venv .venv/test
 	$(MAKE) --jobs 2 style tests
 
 check: .venv .venv/test
-	@$(PY) -m tools.check --workers $(WORKERS)
+	@$(PY) -m tools.check --workers $(JOBS)
 
 style: .venv .venv/test
 	$(PY) -m ruff check .
