@@ -325,18 +325,12 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="response-logprobs",
-        functions=(
-            *("nanorlhf.logprobs:response_hidden", "nanorlhf.logprobs:response_logprobs"),
-            "nanorlhf.logprobs:compared_logprobs",
-        ),
-        read="the module docstring of kernels/logprobs.py; unpack in nanorlhf/logprobs.py, and linear_kl_divergence in "
-        "kernels/kl.py",
-        hint="The hidden state of position Q - 1 + t predicts response token t: ask the model for the last T + 1. Both "
-        "policies may have a head's bias and a cap of their own.",
+        functions=("nanorlhf.logprobs:response_hidden", "nanorlhf.logprobs:response_logprobs"),
+        read="the module docstring of kernels/logprobs.py; unpack in nanorlhf/logprobs.py",
+        hint="The hidden state of position Q - 1 + t predicts response token t: ask the model for the last T + 1.",
         tests=(
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[rotary_half]",
             "tests/test_train_ppo.py::test_left_padding_does_not_change_the_logprobs_of_a_response[learned]",
-            "tests/test_train_ppo.py::test_two_policies_are_compared_by_the_whole_distribution_of_each_token",
         ),
         points=3,
         level=2,
@@ -381,16 +375,20 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         name="exact-kl",
-        functions=("kernels.kl:stored_kl_divergence",),
-        read="the module docstring of kernels/kl.py",
-        hint="An id that the policy can't emit has p = 0 and log p = -inf: their product must be 0, not NaN.",
+        functions=("kernels.kl:stored_kl_divergence", "nanorlhf.logprobs:compared_logprobs"),
+        read="the module docstring of kernels/kl.py; kl_divergence and linear_kl_divergence there",
+        hint="An id that the policy can't emit has p = 0 and log p = -inf: their product must be 0 and its gradient "
+        "finite, not NaN: choose the factor before you multiply. "
+        "compared_logprobs reads as response_logprobs does; both policies may have a head's bias and a cap.",
         tests=(
+            "tests/test_train_ppo.py::test_two_policies_are_compared_by_the_whole_distribution_of_each_token",
             "tests/kernels/test_kl.py::test_the_kl_of_any_shape_equals_a_sum_in_float64[cpu]",
             "tests/kernels/test_kl.py::test_the_gradient_of_the_kl_equals_float64[cpu]",
             "tests/kernels/test_kl.py::test_impossible_ids_count_as_zero_and_ids_impossible_only_for_the_reference_as_infinite[cpu]",
         ),
         points=2,
         level=2,
+        needs=("response-logprobs",),
     ),
     Exercise(
         name="whitening",

@@ -9,12 +9,17 @@ from course.exercises import Exercise
 from course.questions import FILE, sheet
 from tools import nano_page
 
+NO_EQUIVALENT = "EQUIVALENT: tuple[Equivalent, ...] = ()\n"
+
 
 def start(directory: Path, exercises: Iterable[Exercise], student: str | None = None) -> None:
     """Write the copy into a new directory; with a student's name also the questions with that student's numbers."""
     exercises = list(exercises)
     new_directory(directory)
     copy_files(ROOT, directory)
+    (directory / "course/exam-answers.md").unlink()
+    known = directory / "course/equivalent.py"  # whose changes are the solutions but for a detail
+    known.write_text(known.read_text(encoding="utf-8").partition("TWO_DIMENSIONS")[0] + NO_EQUIVALENT, encoding="utf-8")
     for exercise in exercises:
         empty(directory, exercise)
     page, source = (directory / path.relative_to(ROOT) for path in (nano_page.PAGE, nano_page.SOURCE))

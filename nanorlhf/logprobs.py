@@ -47,8 +47,8 @@ def compared_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities (B, T) of the response by both policies, and KL(policy || reference).
 
-    The KL of each token's distribution is exact, the sum over the vocabulary, in nats, without a
-    gradient; arguments and padding as in `response_logprobs`.
+    The KL of each token's distribution is exact, the sum over the vocabulary, in nats; it alone has
+    no gradient. Arguments and padding as in `response_logprobs`.
     """
     labels = query_response[:, -actions.size(1) :][actions]  # (N,)
     hidden = response_hidden(policy, query_response, real, actions)  # (N, C)

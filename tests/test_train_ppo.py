@@ -89,6 +89,7 @@ def test_two_policies_are_compared_by_the_whole_distribution_of_each_token(tiny_
     qr, mask, actions, _ = rollout_of_a_few(tiny_gpt)
     qr, mask = F.pad(qr, (1, 0), value=PAD), F.pad(mask, (1, 0))  # queries are wider than responses
     logprobs, ref_logprobs, kl = compared_logprobs(tiny_gpt, other, qr, mask, actions, 0.7)
+    assert logprobs.requires_grad and not kl.requires_grad
     for b in range(3):
         row, n = qr[b][mask[b]].tolist(), int(actions[b].sum())
         log_p, log_q = (
