@@ -906,7 +906,7 @@ def scaling_runs(args: Scaling) -> Iterator[list[Run]]:
             words = (
                 "train_ppo.py", "--data", shared, "--sft", policy, "--value-model", policy, "--reward-model", *members,
                 "--lr", args.lr, "--num-ppo-epochs", 2, "--total-episodes", args.total_episodes,
-                *(case.flags if "--kl-coef" in case.flags else ("--kl-coef", 0, *case.flags)),
+                "--kl-coef", case.kl_coef, *(("--reward-weights", case.weights) if case.weights else ()),
             )  # fmt: skip
             runs.append(stage(out, seed, *words, needs=needs))
             if scaling.has_best_of(case):

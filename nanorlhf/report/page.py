@@ -143,13 +143,18 @@ def write_study(path: Path, runs: Path, page: Page, pictures: dict[str, Figure])
 
     pictures: file name -> figure. Returns the file names.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name, figure in pictures.items():
-        with (path.parent / name).open("wb") as file:
-            figure.savefig(file, format="png", dpi=100)
+    write_pictures(path.parent, pictures)
     write_page(path, str(runs), page)
     print(f"{text(page)}\n\nwritten: {', '.join([str(path), *pictures])}")
     return list(pictures)
+
+
+def write_pictures(directory: Path, pictures: dict[str, Figure]) -> None:
+    """As PNG, by file name, into a directory that is made if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, figure in pictures.items():
+        with (directory / name).open("wb") as file:
+            figure.savefig(file, format="png", dpi=100)
 
 
 def write_gallery(

@@ -30,7 +30,7 @@ from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, read_text, write_text
 from nanorlhf.metrics import t_interval
 from nanorlhf.report.compare import evaluated
-from nanorlhf.report.page import LINES, Lines, label_axes, number
+from nanorlhf.report.page import LINES, Lines, label_axes, number, write_pictures
 from nanorlhf.report.sums import markdown
 from nanorlhf.report.worlds import with_tables
 from nanorlhf.training.run_directory import read_metrics
@@ -45,8 +45,9 @@ class Case:
     num_comparisons: int = 1600
     num_members: int = 1
     """reward models of an ensemble"""
-    flags: tuple[str, ...] = ()
-    """of train_ppo.py"""
+    weights: str | None = None
+    """what makes one score of them; None: their mean"""
+    kl_coef: float = 0
 
 
 BASE = "base"
@@ -59,8 +60,8 @@ CASES = {
     "policy 32": Case(policy=32),
     "policy 128": Case(policy=128),
     "mean of three": Case(num_members=3),
-    "uncertainty of three": Case(num_members=3, flags=("--reward-weights", "uncertainty")),
-    "KL coefficient 0.05": Case(flags=("--kl-coef", "0.05")),
+    "uncertainty of three": Case(num_members=3, weights="uncertainty"),
+    "KL coefficient 0.05": Case(kl_coef=0.05),
 }
 PANELS = {
     "Reward model's width": ("reward model 32", BASE, "reward model 128"),
@@ -108,7 +109,7 @@ def place_of(runs: Path, seed: int, case: str) -> Path:
 
 def has_best_of(case: Case) -> bool:
     """Best of n has no penalty, and eval.py takes one reward model."""
-    return case.num_members == 1 and not case.flags
+    return case.num_members == 1 and case.kl_coef == 0
 
 
 def finished(runs: Path) -> list[Point]:
@@ -341,12 +342,9 @@ def main(args: Args) -> None:
     if args.runs is not None:
         points = joined(points, finished(args.runs))
     page = with_tables(read_text(args.page), args.page, page_text(points), MARKS)
-    args.out.mkdir(parents=True, exist_ok=True)
+    write_pictures(args.out, pictures(points))
     if args.runs is not None:
         write_text(args.csv, csv_text(points))
-    for name, figure in pictures(points).items():
-        with (args.out / name).open("wb") as file:
-            figure.savefig(file, format="png", dpi=100)
     write_text(args.page, page)
     print(f"written: {args.page} and its pictures, of {len(points):,} points")
 

@@ -27,7 +27,7 @@ from nanorlhf.metrics.paired import Paired, detectable_effect, holm, paired, wor
 from nanorlhf.report.compare import EVALUATED, cell, costs, evaluated, with_costs
 from nanorlhf.report.compare_runs import read_run
 from nanorlhf.report.lab import float_at
-from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number
+from nanorlhf.report.page import BLUE, LINES, Lines, label_axes, number, write_pictures
 from nanorlhf.report.sums import markdown
 from nanorlhf.training.trace import read_traces
 
@@ -561,11 +561,8 @@ def main(args: Args) -> None:
     check_out(args.out)
     rows = joined(read_rows(args.csv))
     page = with_tables(read_text(args.page), args.page, page_text(rows))
-    args.out.mkdir(parents=True, exist_ok=True)
+    write_pictures(args.out, pictures(rows))
     write_text(args.out / "worlds_pairs.csv", pairs_text(rows))
-    for name, figure in pictures(rows).items():
-        with (args.out / name).open("wb") as file:
-            figure.savefig(file, format="png", dpi=100)
     write_text(args.page, page)
     print(f"written: {args.page}, {args.out / 'worlds_pairs.csv'}, of {len(rows)} rows of {args.csv}")
 
