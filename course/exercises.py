@@ -378,13 +378,14 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=("kernels.kl:stored_kl_divergence", "nanorlhf.logprobs:compared_logprobs"),
         read="the module docstring of kernels/kl.py; kl_divergence and linear_kl_divergence there",
         hint="An id that the policy can't emit has p = 0 and log p = -inf: their product must be 0 and its gradient "
-        "finite, not NaN: choose the factor before you multiply. "
+        "finite, not NaN: choose the factor before you multiply. A p that is merely too small for float32 is not 0. "
         "compared_logprobs reads as response_logprobs does; both policies may have a head's bias and a cap.",
         tests=(
             "tests/test_train_ppo.py::test_two_policies_are_compared_by_the_whole_distribution_of_each_token",
             "tests/kernels/test_kl.py::test_the_kl_of_any_shape_equals_a_sum_in_float64[cpu]",
             "tests/kernels/test_kl.py::test_the_gradient_of_the_kl_equals_float64[cpu]",
             "tests/kernels/test_kl.py::test_impossible_ids_count_as_zero_and_ids_impossible_only_for_the_reference_as_infinite[cpu]",
+            "tests/kernels/test_kl.py::test_a_probability_too_small_for_the_type_is_not_one_of_zero[cpu]",
         ),
         points=2,
         level=2,

@@ -90,7 +90,8 @@ def stored_kl_divergence(logits: Tensor, ref_logits: Tensor) -> Tensor:
     possible = log_p > -torch.inf
     # torch.where before the product: the gradient of 0 * inf would be NaN
     ratio = torch.where(possible, log_p, 0.0) - torch.where(possible, log_q, 0.0)
-    return (log_p.exp() * ratio).sum(-1)
+    p = log_p.exp().clamp(min=torch.finfo(wide).tiny)  # a p that underflows is still not 0
+    return (p * ratio).sum(-1)
 
 
 # ------------------------------------------------------------------------------------------- Triton
@@ -135,8 +136,9 @@ if triton is not None:
             finite_p = tl.where(logit > -1e30, logit, -1e30)
             finite_q = tl.where(ref > -1e30, ref, -1e30)
             new_p, new_q = tl.maximum(top_p, finite_p), tl.maximum(top_q, finite_q)
-            scale = tl.exp(top_p - new_p)
-            p = tl.where(logit > -1e30, tl.exp(finite_p - new_p), 0.0)
+            # not 0, as the moment may be infinite
+            scale = tl.maximum(tl.exp(top_p - new_p), 1e-37)
+            p = tl.where(logit > -1e30, tl.maximum(tl.exp(finite_p - new_p), 1e-37), 0.0)
             q = tl.where(ref > -1e30, tl.exp(finite_q - new_q), 0.0)
             total_p = total_p * scale + p
             moment = moment * scale + tl.where(p > 0, p * (finite_p - ref), 0.0)
@@ -144,8 +146,8 @@ if triton is not None:
             top_p, top_q = new_p, new_q
         # 2. combine the BLOCK_V partial results
         best_p, best_q = tl.max(top_p, 0), tl.max(top_q, 0)
-        scale = tl.exp(top_p - best_p)
+        scale = tl.maximum(tl.exp(top_p - best_p), 1e-37)
         sum_p = tl.sum(total_p * scale, 0)
         z_p = best_p + tl.log(sum_p)
         z_q = best_q + tl.log(tl.sum(total_q * tl.exp(top_q - best_q), 0))
-        tl.store(kl + row, tl.sum(tl.where(scale > 0, moment * scale, 0.0), 0) / sum_p - z_p + z_q)
+        tl.store(kl + row, tl.sum(moment * scale, 0) / sum_p - z_p + z_q)

@@ -77,6 +77,19 @@ def test_impossible_ids_count_as_zero_and_ids_impossible_only_for_the_reference_
     assert logits.grad[[0, 1, 3]].isfinite().all()
 
 
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_a_probability_too_small_for_the_type_is_not_one_of_zero(way):
+    """Ids 0 and 69 have exp(-200), 0 in float32; the kernel's blocks of 64 meet them before and after id 64."""
+    logits, ref_logits = torch.zeros(3, 70, device=way), torch.zeros(3, 70, device=way)
+    logits[:, 64] = ref_logits[:, 64] = 200.0
+    ref_logits[0, 0] = ref_logits[1, 69] = -torch.inf
+    assert kl_divergence(logits, ref_logits).tolist() == [torch.inf, torch.inf, 0.0]
+    kl = kl_divergence(logits.requires_grad_(), ref_logits)
+    assert kl.tolist() == [torch.inf, torch.inf, 0.0]
+    kl[2].backward()
+    assert logits.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_the_linear_form_equals_the_logits_form_in_value_and_gradient(temperature, monkeypatch):
     """Chunks of two rows; the reference has another width."""
