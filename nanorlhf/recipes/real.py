@@ -1,8 +1,9 @@
 """A pretrained model on real preferences: SmolLM2-135M-Instruct on TL;DR, sized for two CPU cores (`make real`).
 
 N+'s stages with low-rank updates, shorter posts and an independent reward model as gold: it learns from the other half
-of the posts and scores only the evaluation. `sentiment` has a known reward instead. `rewards` compares reward models on
-published benchmarks, by default those of docs/data.md's chat.
+of the posts and scores only the evaluation. `harmless` is the same on HH-RLHF, where comparisons teach more than which
+reply is longer, with PPO and RLOO of 64 updates. `sentiment` has a known reward instead. `rewards` compares reward
+models on published benchmarks, by default those of docs/data.md's chat.
 """
 
 from pathlib import Path
@@ -27,39 +28,53 @@ REASONING: dict = dict(
     save_every=8,
 )
 LENGTHS: dict = dict(max_query_length=128, max_response_length=64)
+TURNS: dict = dict(max_query_length=96, max_response_length=96, dtype="auto")
+SFT: dict = dict(
+    model="HuggingFaceTB/SmolLM2-135M-Instruct",
+    **LORA,
+    seed=1,
+    batch_size=16,
+    lr=2e-4,
+    warmup_steps=5,
+    loss_on="response",
+    eval_every=35,
+    save_every=35,
+    num_samples=32,
+)
+RM: dict = dict(
+    **LORA,
+    seed=1,
+    num_epochs=2,
+    batch_size=8,
+    lr=1e-4,
+    warmup_steps=4,
+    num_normalisation=64,
+    eval_every=50,
+    save_every=12,
+)
+HARMLESS_RL: dict = dict(
+    data=Path("runs/harmless/first"),
+    sft="runs/harmless/sft",
+    reward_model="runs/harmless/rm",
+    max_query_length=96,
+    response_length=48,
+    **LORA,
+    seed=1,
+    dtype="auto",
+    total_episodes=2048,  # 64 updates
+    batch_size=32,
+    micro_batch_size=16,
+    num_minibatches=2,
+    lr=2e-4,
+    save_every=8,
+)
 
 RECIPES: dict = {
     "real": {
         "help": "SmolLM2-135M on real posts and preferences, on two CPU cores in hours",
-        "sft": dict(
-            data=Path("runs/real/first"),
-            out=Path("runs/real/sft"),
-            model="HuggingFaceTB/SmolLM2-135M-Instruct",
-            **LENGTHS,
-            **LORA,
-            seed=1,
-            batch_size=16,
-            lr=2e-4,
-            warmup_steps=5,
-            loss_on="response",
-            eval_every=35,
-            save_every=35,
-            num_samples=32,
-        ),
-        "rm": dict(  # the gold model's data is the other half
-            data=Path("runs/real/first"),
-            sft="runs/real/sft",
-            **LENGTHS,
-            **LORA,
-            seed=1,
-            num_epochs=2,
-            batch_size=8,
-            lr=1e-4,
-            warmup_steps=4,
-            num_normalisation=64,
-            eval_every=50,
-            save_every=12,
-        ),
+        "sft": SFT | LENGTHS | dict(data=Path("runs/real/first"), out=Path("runs/real/sft")),
+        # the gold model's data is the other half
+        "rm": RM | LENGTHS | dict(data=Path("runs/real/first"), sft="runs/real/sft"),
         "dpo": dict(
             data=Path("runs/real/first"),
             sft="runs/real/sft",
@@ -103,6 +118,28 @@ RECIPES: dict = {
             response_length=48,
             temperature=0.7,
             num_queries=48,
+            batch_size=32,
+            num_report_samples=8,
+        ),
+    },
+    "harmless": {
+        "help": "SmolLM2-135M on HH-RLHF's harmlessness, 64 updates; on two CPU cores in hours",
+        "sft": SFT | TURNS | dict(data=Path("runs/harmless/first"), out=Path("runs/harmless/sft")),
+        "rm": RM | TURNS | dict(data=Path("runs/harmless/first"), sft="runs/harmless/sft"),
+        "ppo": HARMLESS_RL | dict(value_model="shared", num_ppo_epochs=1),
+        "grpo": HARMLESS_RL | dict(algorithm="rloo", samples_per_query=4, num_epochs=1),
+        "summaries": dict(
+            data=Path("runs/harmless/first"),
+            out=Path("runs/harmless/eval"),
+            policies=("sft", "runs/harmless/sft", "ppo", "runs/harmless/ppo", "rloo", "runs/harmless/rloo")
+            + ("best_of_16", "best-of-16:runs/harmless/sft"),
+            reward_model="runs/harmless/rm",
+            gold="runs/harmless/gold",
+            max_query_length=96,
+            max_response_length=96,
+            response_length=48,
+            temperature=0.7,
+            num_queries=96,
             batch_size=32,
             num_report_samples=8,
         ),

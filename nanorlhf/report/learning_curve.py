@@ -1,0 +1,215 @@
+"""What a set of comparisons can teach: how accuracy on unseen pairs grows with the number of pairs.
+
+    python -m nanorlhf.report.learning_curve --data runs/real/all --model HuggingFaceTB/SmolLM2-135M-Instruct
+
+A curve of reward models takes a day, and a tenth of the pairs, kept for validation, leaves an interval as wide as the
+question. Here nothing is trained but a linear layer: ridge regression on what a pretrained model's middle
+layer says of two responses. That takes minutes, so every pair can be an unseen one, in ten-fold cross-validation; all
+pairs of a query are in one fold. The rule to beat is length: which of the two is longer, in characters.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from nanorlhf.checkpoint import load_gpt
+from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.dataset import Comparison, load_comparisons
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out
+from nanorlhf.metrics.intervals import percentile_interval
+from nanorlhf.metrics.length_control import NEAR
+from nanorlhf.model import GPT
+from nanorlhf.padding import join_pairs, micro_batches
+from nanorlhf.report.page import BLUE, ORANGE, aligned, number, panel, write_pictures
+from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+
+FOLDS = 10
+FEWEST = 100  # queries
+PENALTIES = np.logspace(1, 6, 11)  # of which the training pairs choose one, each left out once
+LATER = (2, 10)  # times as many pairs as there are: where the curve is extrapolated to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    data: Path
+    """directory with comparisons.train.jsonl; comparisons.validation.jsonl is added where it exists"""
+    model: str
+    """pretrained policy: checkpoint directory, GGUF file or Hub id"""
+    out: Path | None = None
+    """directory of learning_curve.png; None: the table alone"""
+    depth: Fraction = 0.6
+    """share of the model's blocks below the layer that is read"""
+    num_sizes: Count = 4
+    """points of the curve: all pairs of the training folds, half of them, a quarter, ..."""
+    num_repeats: Count = 3
+    """how often the folds are drawn"""
+    max_query_length: PositiveInt = 512
+    """longest query in tokens"""
+    max_response_length: PositiveInt = 256
+    """longest response in tokens, EOS included"""
+    batch_size: PositiveInt = 8
+    """pairs read at a time"""
+    seed: Seed = 1
+    """fixes the folds, the samples of them and the intervals"""
+
+
+@torch.no_grad()
+def features(policy: GPT, rows: list[Comparison], pad_id: int, depth: float, size: int) -> np.ndarray:
+    """Chosen minus rejected (pairs, C): hidden states after a share `depth` of the blocks, the mean of a response.
+
+    The final norm follows, so that no channel counts by its size.
+    """
+    trunk = policy.transformer
+    num_blocks = max(1, round(depth * len(trunk.blocks)))
+    windows = policy.config.attention_windows
+    trunk.config = replace(policy.config, n_layer=num_blocks, attention_windows=windows and windows[:num_blocks])
+    del trunk.blocks[num_blocks:]
+    found = []
+    for some in tqdm(micro_batches(rows, size), desc="pairs", unit="batch"):
+        joined = join_pairs(some, pad_id, torch.device("cpu"))
+        hidden = trunk(joined.ids, joined.ids != pad_id, branch=joined.branch)  # (B, L, C)
+        chosen, rejected = (response_mean(hidden, joined.ids, joined.branch == i, pad_id) for i in (1, 2))
+        found.append(chosen - rejected)
+    return torch.cat(found).numpy()
+
+
+def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
+    """hidden (B, L, C), ids and branch (B, L) -> (B, C), over the tokens of a branch."""
+    mask = (branch & (ids != pad_id))[:, :, None].to(hidden.dtype)  # (B, L, 1)
+    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def length_difference(rows: list[Comparison]) -> np.ndarray:
+    """(pairs,): log of the chosen response's characters over the rejected one's."""
+    texts = [(str(row.record["chosen"]), str(row.record["rejected"])) for row in rows]
+    return np.array([np.log((1 + len(a)) / (1 + len(b))) for a, b in texts])
+
+
+def unseen(
+    inputs: np.ndarray, queries: np.ndarray, share: float, num_repeats: int, seed: int
+) -> tuple[np.ndarray, float]:
+    """Whether each pair was ranked right while its fold was left out, (pairs, repeats); the mean pairs learnt from.
+
+    inputs (pairs, k): features of chosen minus rejected. queries (pairs,): an id of each pair's query. share: of the
+    training folds' queries. A tie counts half.
+    """
+    try:
+        from sklearn.linear_model import RidgeClassifierCV
+    except ModuleNotFoundError as error:
+        raise InputError("Learning curves need a library: install it with `pip install scikit-learn`.") from error
+
+    scale = inputs.std(0)
+    inputs = inputs / np.where(scale > 0, scale, 1)
+    right = np.zeros((len(inputs), num_repeats))
+    learnt = []
+    for repeat in range(num_repeats):
+        draw = np.random.default_rng((seed, repeat))
+        order = draw.permutation(np.unique(queries))
+        for fold in range(FOLDS):
+            left_out = np.isin(queries, order[fold::FOLDS])
+            others = order[~np.isin(order, order[fold::FOLDS])]
+            train = np.flatnonzero(np.isin(queries, others[: max(FOLDS, round(share * len(others)))]))
+            # a pair the other way round is the same statement: no constant, and half of them are turned
+            sign = np.where(np.arange(len(train)) % 2, 1, -1)
+            model = RidgeClassifierCV(PENALTIES, fit_intercept=False).fit(inputs[train] * sign[:, None], sign)
+            margin = model.decision_function(inputs[left_out])
+            right[left_out, repeat] = (margin > 0) + 0.5 * (margin == 0)
+            learnt.append(len(train))
+    return right, float(np.mean(learnt))
+
+
+def pair_mean(drawn: np.ndarray) -> np.ndarray:
+    """(resamples, pairs, 1) -> (resamples,)."""
+    return drawn.mean((1, 2))
+
+
+def with_interval(right: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int, sign: str = "") -> str:
+    """A statistic of right (pairs, sizes) and its 95% interval by the bootstrap over pairs, as a cell of a table."""
+    ends = percentile_interval(right, statistic, seed, 2000)
+    return number(float(statistic(right[None])[0]), ends, 3, sign)
+
+
+def on_the_line(right: np.ndarray, num_pairs: Sequence[float], at: float) -> np.ndarray:
+    """The accuracy at `at` pairs of the line through accuracy against log(pairs), by least squares.
+
+    right (resamples, pairs, sizes), num_pairs (sizes,) -> (resamples,).
+    """
+    x = np.log(num_pairs)
+    accuracy = right.mean(1)  # (resamples, sizes)
+    slope = accuracy @ (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    return accuracy.mean(1) + slope * (np.log(at) - x.mean())
+
+
+def picture(right: np.ndarray, num_pairs: Sequence[float], by_length: float, seed: int) -> Figure:
+    figure, axes = panel("Accuracy on unseen pairs", "pairs learnt from", "share ranked right")
+    accuracy = right.mean(0)  # (sizes,)
+    ends = [percentile_interval(ours, lambda drawn: drawn.mean(1), seed, 2000) for ours in right.T]
+    axes.errorbar(num_pairs, accuracy, np.abs(np.array(ends).T - accuracy), color=BLUE, marker="o", capsize=3)
+    further = [num_pairs[0], num_pairs[0] * LATER[-1]]
+    line = [on_the_line(right[None], num_pairs, at)[0] for at in further]
+    axes.plot(further, line, color=BLUE, linestyle=":", label="linear layer, and its line")
+    axes.axhline(by_length, color=ORANGE, linestyle="--", label="length alone")
+    axes.set_xscale("log")
+    shown = [*num_pairs, further[-1]]
+    axes.set_xticks(shown, [f"{size:,.0f}" for size in shown])
+    axes.set_xticks([], minor=True)
+    axes.legend(frameon=False)
+    return figure
+
+
+def main(args: Args) -> None:
+    """Print the table; with --out write the picture."""
+    check_ranges(args)
+    if args.out is not None:
+        check_out(args.out)
+    tokenizer = load_tokenizer(args.model)
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    rows = list(load_comparisons(args.data / "comparisons.train.jsonl", *limits))
+    if (validation := args.data / "comparisons.validation.jsonl").exists():
+        rows += load_comparisons(validation, *limits)
+    _, queries = np.unique([str(row.record["query"]) for row in rows], return_inverse=True)
+    num_queries = queries.max() + 1
+    if num_queries < FEWEST:
+        raise InputError(f"--data {args.data} has comparisons of {num_queries} queries: a curve needs {FEWEST}.")
+    policy = load_gpt(args.model, torch.device("cpu"))
+    check_vocabulary(tokenizer, policy.config.vocab_size, args.model)
+
+    lengths = length_difference(rows)
+    by_length = unseen(lengths[:, None], queries, 1.0, args.num_repeats, args.seed)[0].mean(1)  # (pairs,)
+    inputs = features(policy, rows, tokenizer.pad_id, args.depth, args.batch_size)
+    sizes = tqdm([0.5**halvings for halvings in range(args.num_sizes)], desc="sizes")
+    found = [unseen(inputs, queries, share, args.num_repeats, args.seed) for share in sizes]
+    right = np.column_stack([ours.mean(1) for ours, _ in found])  # (pairs, sizes)
+    num_pairs = [learnt for _, learnt in found]
+
+    near = -np.expm1(-np.abs(lengths)) <= NEAR
+    print(
+        f"{len(rows):,} pairs of {num_queries:,} queries. The longer response is preferred in "
+        f"{(lengths > 0).mean():.3f}; length alone ranks {by_length.mean():.3f} right, and "
+        f"{by_length[near].mean():.3f} of the {near.sum():,} pairs whose lengths differ by {NEAR:.0%} or less.\n"
+    )
+    cell = partial(with_interval, seed=args.seed)
+    table = [["pairs", "accuracy", "minus length's", "nearly equal lengths"]]
+    for i, size in enumerate(num_pairs):
+        ours = right[:, [i]]  # (pairs, 1)
+        over = cell(ours - by_length[:, None], pair_mean, sign="+")
+        table.append([f"{size:,.0f}", cell(ours, pair_mean), over, cell(ours[near], pair_mean)])
+    print(aligned(table))
+    doubling = cell(right, lambda drawn: on_the_line(drawn, num_pairs, 2) - on_the_line(drawn, num_pairs, 1), sign="+")
+    later = [times * num_pairs[0] for times in LATER]
+    said = [f"{at:,.0f} pairs give {cell(right, partial(on_the_line, num_pairs=num_pairs, at=at))}" for at in later]
+    print(f"\nA doubling adds {doubling}. If that goes on, {' and '.join(said)}.")
+    if args.out is not None:
+        write_pictures(args.out, {"learning_curve.png": picture(right, num_pairs, by_length.mean(), args.seed)})
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
