@@ -2,6 +2,7 @@
 
 import compileall
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from course.exercises import EXERCISES, Exercise, chosen
 from course.nest import write
 from course.submission import Refused, arranged
 from course.worker import DECOY
+from nanorlhf.errors import InputError
 
 # what judges the code: the grader's, not the student's
 JUDGES = ("tests", "Makefile", "pyproject.toml")
@@ -47,9 +49,15 @@ class Outcome:
 
 
 class Worker:
-    """A process that runs tests in forks of its own; see `worker.py`. Use it as a context."""
+    """A process that runs tests in forks of its own; see `worker.py`. Use it as a context.
+
+    Raises InputError where the libraries of the tests are missing: every submission would fail.
+    """
 
     def __init__(self) -> None:
+        missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise InputError(f"The tests need {' and '.join(missing)}: install them with `pip install -e '.[test]'`.")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "course.worker"],

@@ -11,11 +11,13 @@ RUNS = os.environ.get("RUNS", "runs/tiny")
 """where the runs of the notebooks are, or will be"""
 
 DATA = f"--data {RUNS}/data"
+# two threads wait for each other more than they compute, the more so where a notebook shares its machine
+TRAIN = f"{DATA} --processes {2 if sys.platform == 'linux' else 1}"
 STAGES = {
     "data": f"-m data.tiny --out {RUNS}/data",
-    "sft": f"train_sft.py {DATA} --out {RUNS}/sft",
-    "rm": f"train_rm.py {DATA} --sft {RUNS}/sft --out {RUNS}/rm",
-    "ppo": f"train_ppo.py {DATA} --sft {RUNS}/sft --reward-model {RUNS}/rm --out {RUNS}/ppo",
+    "sft": f"train_sft.py {TRAIN} --out {RUNS}/sft",
+    "rm": f"train_rm.py {TRAIN} --sft {RUNS}/sft --out {RUNS}/rm",
+    "ppo": f"train_ppo.py {TRAIN} --sft {RUNS}/sft --reward-model {RUNS}/rm --out {RUNS}/ppo",
     "eval": f"eval.py {DATA} --policies sft {RUNS}/sft ppo {RUNS}/ppo --reward-model {RUNS}/rm --out {RUNS}/eval",
 }
 """as `make demo` runs them"""

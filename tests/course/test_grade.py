@@ -1,11 +1,13 @@
 """Grading: points for what the repository's own tests let pass, whatever else the student's code does."""
 
+import importlib.util
+
 import pytest
 
 from course.copies import ROOT, path_of, read_mark
 from course.edit import replaced, rewritten
 from course.exercises import EXERCISES, chosen
-from course.grade import Desk, first_open, given, grade, in_words
+from course.grade import Desk, Worker, first_open, given, grade, in_words
 from course.start import start
 from nanorlhf.errors import InputError
 
@@ -105,6 +107,14 @@ def test_a_directory_that_is_no_copy_is_refused(tmp_path, desk) -> None:
     (tmp_path / ".course").write_text("not base64")
     with pytest.raises(InputError, match="can't be read: make the copy again"):
         given(tmp_path)
+
+
+def test_without_the_libraries_of_the_tests_nothing_is_judged(monkeypatch) -> None:
+    """Every right answer would fail, as if its code had ended the process."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "hypothesis" else find(name))
+    with pytest.raises(InputError, match="The tests need hypothesis: install them with"):
+        Worker()
 
 
 def test_the_name_of_a_test_is_its_claim() -> None:
