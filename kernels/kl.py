@@ -133,20 +133,17 @@ if triton is not None:
             at, inside = row * V + ids, ids < V
             logit = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
             ref = tl.load(ref_logits + at, mask=inside, other=-float("inf")).to(tl.float32)
-            finite_p = tl.where(logit > -1e30, logit, -1e30)
-            finite_q = tl.where(ref > -1e30, ref, -1e30)
-            new_p, new_q = tl.maximum(top_p, finite_p), tl.maximum(top_q, finite_q)
-            # not 0, as the moment may be infinite
-            scale = tl.maximum(tl.exp(top_p - new_p), 1e-37)
-            p = tl.where(logit > -1e30, tl.maximum(tl.exp(finite_p - new_p), 1e-37), 0.0)
-            q = tl.where(ref > -1e30, tl.exp(finite_q - new_q), 0.0)
+            new_p, new_q = tl.maximum(top_p, logit), tl.maximum(top_q, ref)
+            # at least exp(-85), which float32 still holds: what is possible must not become 0
+            scale = tl.exp(tl.maximum(top_p - new_p, -85.0))
+            p = tl.where(logit > -1e30, tl.exp(tl.maximum(logit - new_p, -85.0)), 0.0)
             total_p = total_p * scale + p
-            moment = moment * scale + tl.where(p > 0, p * (finite_p - ref), 0.0)
-            total_q = total_q * tl.exp(top_q - new_q) + q
+            moment = moment * scale + tl.where(p > 0, p * (logit - ref), 0.0)
+            total_q = total_q * tl.exp(top_q - new_q) + tl.exp(ref - new_q)
             top_p, top_q = new_p, new_q
         # 2. combine the BLOCK_V partial results
         best_p, best_q = tl.max(top_p, 0), tl.max(top_q, 0)
-        scale = tl.maximum(tl.exp(top_p - best_p), 1e-37)
+        scale = tl.exp(tl.maximum(top_p - best_p, -85.0))
         sum_p = tl.sum(total_p * scale, 0)
         z_p = best_p + tl.log(sum_p)
         z_q = best_q + tl.log(tl.sum(total_q * tl.exp(top_q - best_q), 0))
