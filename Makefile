@@ -292,7 +292,7 @@ real: .venv .venv/real
 	  best_of_16 "best-of-16:$(REAL)/sft" --reward-model "$(REAL)/rm" --implicit-rewards dpo --gold "$(REAL)/gold" \
 	  --out "$(REAL)/eval" --seed $(SEED) --overwrite
 
-harmless = --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --reward-model "$(HARMLESS)/rm"
+harmless = --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --reward-model "$(HARMLESS)/rm" --dtype auto
 
 # of HH-RLHF as many pairs as half of its test split has, in two halves; two seeds of what is learnt by reinforcement
 harmless: .venv .venv/real
@@ -301,9 +301,9 @@ harmless: .venv .venv/real
 	for half in first second; do \
 	  $(PY) -m data.subset --data "$(HARMLESS)/all" --out "$(HARMLESS)/$$half" --half $$half --num-demonstrations 1200 \
 	    --num-comparisons 600 --num-validation 300 || exit; done
-	$(call stage,$(HARMLESS)/sft,train_sft.py harmless --model "$(MODEL)" --data "$(HARMLESS)/first")
-	$(call stage,$(HARMLESS)/rm,train_rm.py harmless --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft")
-	$(call stage,$(HARMLESS)/gold,train_rm.py harmless --data "$(HARMLESS)/second" --sft "$(HARMLESS)/sft")
+	$(call stage,$(HARMLESS)/sft,train_sft.py harmless --model "$(MODEL)" --data "$(HARMLESS)/first" --dtype auto)
+	$(call stage,$(HARMLESS)/rm,train_rm.py harmless --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --dtype auto)
+	$(call stage,$(HARMLESS)/gold,train_rm.py harmless --data "$(HARMLESS)/second" --sft "$(HARMLESS)/sft" --dtype auto)
 	$(call stage,$(HARMLESS)/ppo,train_ppo.py harmless $(harmless))
 	$(call stage,$(HARMLESS)/rloo,train_grpo.py harmless $(harmless))
 	$(call stage,$(HARMLESS)/ppo_2,train_ppo.py harmless $(harmless),$$(($(SEED) + 1)))

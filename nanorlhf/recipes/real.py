@@ -28,7 +28,7 @@ REASONING: dict = dict(
     save_every=8,
 )
 LENGTHS: dict = dict(max_query_length=128, max_response_length=64)
-TURNS: dict = dict(max_query_length=96, max_response_length=96, dtype="auto")
+TURNS: dict = dict(max_query_length=96, max_response_length=96)
 SFT: dict = dict(
     model="HuggingFaceTB/SmolLM2-135M-Instruct",
     **LORA,
@@ -60,10 +60,8 @@ HARMLESS_RL: dict = dict(
     response_length=48,
     **LORA,
     seed=1,
-    dtype="auto",
     total_episodes=2048,  # 64 updates
     batch_size=32,
-    micro_batch_size=16,
     num_minibatches=2,
     lr=2e-4,
     save_every=8,
@@ -125,7 +123,7 @@ RECIPES: dict = {
     "harmless": {
         "help": "SmolLM2-135M on HH-RLHF's harmlessness, 64 updates; on two CPU cores in hours",
         "sft": SFT | TURNS | dict(data=Path("runs/harmless/first"), out=Path("runs/harmless/sft")),
-        "rm": RM | TURNS | dict(data=Path("runs/harmless/first"), sft="runs/harmless/sft"),
+        "rm": RM | TURNS | dict(data=Path("runs/harmless/first"), sft="runs/harmless/sft", lr=5e-4),
         "ppo": HARMLESS_RL | dict(value_model="shared", num_ppo_epochs=1),
         "grpo": HARMLESS_RL | dict(algorithm="rloo", samples_per_query=4, num_epochs=1),
         "summaries": dict(
