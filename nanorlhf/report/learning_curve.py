@@ -29,7 +29,9 @@ from nanorlhf.metrics.length_control import NEAR
 from nanorlhf.model import GPT
 from nanorlhf.padding import join_pairs, micro_batches
 from nanorlhf.report.page import BLUE, ORANGE, aligned, number, panel, write_pictures
+from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
+from nanorlhf.training.supervised import check_length
 
 FOLDS = 10
 FEWEST = 100  # queries
@@ -168,19 +170,25 @@ def picture(right: np.ndarray, num_pairs: Sequence[float], by_length: float, see
 def main(args: Args) -> None:
     """Print the table; with --out write the picture."""
     check_ranges(args)
+    if args.num_sizes < 2:
+        raise InputError("--num-sizes 1: a curve needs at least 2.")
     if args.out is not None:
         check_out(args.out)
     tokenizer = load_tokenizer(args.model)
     limits = tokenizer, args.max_query_length, args.max_response_length
-    rows = list(load_comparisons(args.data / "comparisons.train.jsonl", *limits))
+    sets = [load_comparisons(args.data / "comparisons.train.jsonl", *limits)]
     if (validation := args.data / "comparisons.validation.jsonl").exists():
-        rows += load_comparisons(validation, *limits)
+        sets.append(load_comparisons(validation, *limits))
+    rows = [row for some in sets for row in some]
     _, queries = np.unique([str(row.record["query"]) for row in rows], return_inverse=True)
     num_queries = queries.max() + 1
     if num_queries < FEWEST:
         raise InputError(f"--data {args.data} has comparisons of {num_queries} queries: a curve needs {FEWEST}.")
     policy = load_gpt(args.model, torch.device("cpu"))
     check_vocabulary(tokenizer, policy.config.vocab_size, args.model)
+    check_length(sets, policy.config, f"comparisons in {args.data}", args.model)
+    if isinstance(policy.config, T5Config):
+        raise InputError(f"--model {args.model} is an encoder-decoder: name a decoder alone.")
 
     lengths = length_difference(rows)
     by_length = unseen(lengths[:, None], queries, 1.0, args.num_repeats, args.seed)[0].mean(1)  # (pairs,)

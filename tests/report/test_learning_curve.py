@@ -3,15 +3,19 @@
 import builtins
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from data import tiny
+from nanorlhf.checkpoint import load_gpt
 from nanorlhf.dataset import Comparison
 from nanorlhf.errors import InputError
+from nanorlhf.report import learning_curve
 from nanorlhf.report.learning_curve import FOLDS, Args, features, length_difference, main, on_the_line, unseen
+from nanorlhf.t5 import T5Config
 from tests.test_model import CONFIGS, model_of
 
 PAD = 40
@@ -91,6 +95,25 @@ def test_too_few_queries_are_refused(miniature):
     message = f"--data {miniature.root / 'data'} has comparisons of [0-9]+ queries: a curve needs 100"
     with pytest.raises(InputError, match=message):
         main(Args(data=miniature.root / "data", model=str(miniature.sft.out)))
+
+
+def test_what_cannot_be_drawn_is_refused(miniature, tmp_path, monkeypatch):
+    args = Args(data=tmp_path, model=str(miniature.sft.out))
+    with pytest.raises(InputError, match="--num-sizes 1: a curve needs at least 2"):
+        main(replace(args, num_sizes=1))
+    tiny.main(tiny.Args(out=tmp_path, num_demonstrations=8, num_comparisons=160, num_validation=24, vocab_size=320))
+    shorter = replace(load_gpt(miniature.sft.out, torch.device("cpu")).config, n_ctx=40)
+    monkeypatch.setattr(learning_curve, "load_gpt", lambda *_: model_of(shorter))
+    with pytest.raises(InputError, match=f"comparisons in {tmp_path}"):
+        main(args)
+    monkeypatch.setattr(
+        learning_curve,
+        "load_gpt",
+        lambda *_: model_of(T5Config(vocab_size=320, d_model=8, n_layer=1, n_head=2, d_mlp=8)),
+    )
+    monkeypatch.setattr(learning_curve, "check_vocabulary", lambda *_: None)
+    with pytest.raises(InputError, match="is an encoder-decoder"):
+        main(args)
 
 
 def test_a_missing_library_is_named(monkeypatch):
