@@ -294,7 +294,7 @@ real: .venv .venv/real
 
 harmless = --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --reward-model "$(HARMLESS)/rm" --dtype auto
 
-# of HH-RLHF as many pairs as half of its test split has, in two halves; two seeds of what is learnt by reinforcement
+# reward models of 600 pairs each, as many as the test split alone nearly has; PPO and RLOO at two seeds
 harmless: .venv .venv/real
 	$(PY) -m data.hh --source "$(HH)" --files 'harmless-base/*' --out "$(HARMLESS)/all" --tokenizer "$(MODEL)" \
 	  --max-query-length 96 --max-response-length 96 --validation-share 0.2

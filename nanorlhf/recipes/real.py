@@ -66,6 +66,7 @@ HARMLESS_RL: dict = dict(
     lr=2e-4,
     save_every=8,
 )
+SAMPLES: dict = dict(response_length=48, temperature=0.7, batch_size=32, num_report_samples=8)
 
 RECIPES: dict = {
     "real": {
@@ -104,20 +105,16 @@ RECIPES: dict = {
             lr=5e-4,
             save_every=2,
         ),
-        "summaries": dict(
+        "summaries": SAMPLES
+        | LENGTHS
+        | dict(
             data=Path("runs/real/first"),
             out=Path("runs/real/eval"),
             policies=("sft", "runs/real/sft", "ppo", "runs/real/ppo", "dpo", "runs/real/dpo")
             + ("best_of_16", "best-of-16:runs/real/sft"),
             reward_model="runs/real/rm",
             gold="runs/real/gold",
-            max_query_length=128,
-            max_response_length=64,
-            response_length=48,
-            temperature=0.7,
             num_queries=48,
-            batch_size=32,
-            num_report_samples=8,
         ),
     },
     "harmless": {
@@ -126,20 +123,16 @@ RECIPES: dict = {
         "rm": RM | TURNS | dict(data=Path("runs/harmless/first"), sft="runs/harmless/sft", lr=5e-4),
         "ppo": HARMLESS_RL | dict(value_model="shared", num_ppo_epochs=1),
         "grpo": HARMLESS_RL | dict(algorithm="rloo", samples_per_query=4, num_epochs=1),
-        "summaries": dict(
+        "summaries": SAMPLES
+        | TURNS
+        | dict(
             data=Path("runs/harmless/first"),
             out=Path("runs/harmless/eval"),
             policies=("sft", "runs/harmless/sft", "ppo", "runs/harmless/ppo", "rloo", "runs/harmless/rloo")
             + ("best_of_16", "best-of-16:runs/harmless/sft"),
             reward_model="runs/harmless/rm",
             gold="runs/harmless/gold",
-            max_query_length=96,
-            max_response_length=96,
-            response_length=48,
-            temperature=0.7,
             num_queries=96,
-            batch_size=32,
-            num_report_samples=8,
         ),
     },
     "sentiment": {

@@ -24,7 +24,7 @@ from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_m
 from nanorlhf.dataset import Comparison, load_comparisons
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
-from nanorlhf.metrics.intervals import percentile_interval
+from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.metrics.length_control import NEAR
 from nanorlhf.model import GPT
 from nanorlhf.padding import join_pairs, micro_batches
@@ -35,6 +35,7 @@ from nanorlhf.training.supervised import check_length
 
 FOLDS = 10
 FEWEST = 100  # queries
+NUM_RESAMPLES = 2000  # of the pairs, for the line's intervals
 PENALTIES = np.logspace(1, 6, 11)  # of which the training pairs choose one, each left out once
 LATER = (2, 10)  # times as many pairs as there are: where the curve is extrapolated to
 
@@ -117,7 +118,7 @@ def unseen(
         order = draw.permutation(np.unique(queries))
         for fold in range(FOLDS):
             left_out = np.isin(queries, order[fold::FOLDS])
-            others = order[~np.isin(order, order[fold::FOLDS])]
+            others = np.delete(order, np.s_[fold::FOLDS])
             train = np.flatnonzero(np.isin(queries, others[: max(FOLDS, round(share * len(others)))]))
             # a pair the other way round is the same statement: no constant, and half of them are turned
             sign = np.where(np.arange(len(train)) % 2, 1, -1)
@@ -128,15 +129,9 @@ def unseen(
     return right, float(np.mean(learnt))
 
 
-def pair_mean(drawn: np.ndarray) -> np.ndarray:
-    """(resamples, pairs, 1) -> (resamples,)."""
-    return drawn.mean((1, 2))
-
-
-def with_interval(right: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int, sign: str = "") -> str:
-    """A statistic of right (pairs, sizes) and its 95% interval by the bootstrap over pairs, as a cell of a table."""
-    ends = percentile_interval(right, statistic, seed, 2000)
-    return number(float(statistic(right[None])[0]), ends, 3, sign)
+def mean_cell(ours: np.ndarray, seed: int, sign: str = "") -> str:
+    """The mean over pairs (pairs,) and its 95% interval as a cell of a table."""
+    return number(ours.mean(), bootstrap_interval(ours[:, None], seed), 3, sign) if len(ours) else "-"
 
 
 def on_the_line(right: np.ndarray, num_pairs: Sequence[float], at: float) -> np.ndarray:
@@ -153,7 +148,7 @@ def on_the_line(right: np.ndarray, num_pairs: Sequence[float], at: float) -> np.
 def picture(right: np.ndarray, num_pairs: Sequence[float], by_length: float, seed: int) -> Figure:
     figure, axes = panel("Accuracy on unseen pairs", "pairs learnt from", "share ranked right")
     accuracy = right.mean(0)  # (sizes,)
-    ends = [percentile_interval(ours, lambda drawn: drawn.mean(1), seed, 2000) for ours in right.T]
+    ends = [bootstrap_interval(ours[:, None], seed) for ours in right.T]
     axes.errorbar(num_pairs, accuracy, np.abs(np.array(ends).T - accuracy), color=BLUE, marker="o", capsize=3)
     further = [num_pairs[0], num_pairs[0] * LATER[-1]]
     line = [on_the_line(right[None], num_pairs, at)[0] for at in further]
@@ -199,21 +194,25 @@ def main(args: Args) -> None:
     num_pairs = [learnt for _, learnt in found]
 
     near = -np.expm1(-np.abs(lengths)) <= NEAR
+    at_near = number(by_length[near].mean() if near.any() else None, digits=3)
     print(
         f"{len(rows):,} pairs of {num_queries:,} queries. The longer response is preferred in "
         f"{(lengths > 0).mean():.3f}; length alone ranks {by_length.mean():.3f} right, and "
-        f"{by_length[near].mean():.3f} of the {near.sum():,} pairs whose lengths differ by {NEAR:.0%} or less.\n"
+        f"{at_near} of the {near.sum():,} pairs whose lengths differ by {NEAR:.0%} or less.\n"
     )
-    cell = partial(with_interval, seed=args.seed)
     table = [["pairs", "accuracy", "minus length's", "nearly equal lengths"]]
-    for i, size in enumerate(num_pairs):
-        ours = right[:, [i]]  # (pairs, 1)
-        over = cell(ours - by_length[:, None], pair_mean, sign="+")
-        table.append([f"{size:,.0f}", cell(ours, pair_mean), over, cell(ours[near], pair_mean)])
+    for size, ours in zip(num_pairs, right.T, strict=True):
+        columns = (ours, ""), (ours - by_length, "+"), (ours[near], "")
+        table.append([f"{size:,.0f}", *(mean_cell(column, args.seed, sign) for column, sign in columns)])
     print(aligned(table))
-    doubling = cell(right, lambda drawn: on_the_line(drawn, num_pairs, 2) - on_the_line(drawn, num_pairs, 1), sign="+")
+
+    def line_cell(statistic: Callable[[np.ndarray], np.ndarray], sign: str = "") -> str:
+        ends = percentile_interval(right, statistic, args.seed, NUM_RESAMPLES)
+        return number(float(statistic(right[None])[0]), ends, 3, sign)
+
+    doubling = line_cell(lambda drawn: on_the_line(drawn, num_pairs, 2) - on_the_line(drawn, num_pairs, 1), "+")
     later = [times * num_pairs[0] for times in LATER]
-    said = [f"{at:,.0f} pairs give {cell(right, partial(on_the_line, num_pairs=num_pairs, at=at))}" for at in later]
+    said = [f"{at:,.0f} pairs give {line_cell(partial(on_the_line, num_pairs=num_pairs, at=at))}" for at in later]
     print(f"\nA doubling adds {doubling}. If that goes on, {' and '.join(said)}.")
     if args.out is not None:
         write_pictures(args.out, {"learning_curve.png": picture(right, num_pairs, by_length.mean(), args.seed)})

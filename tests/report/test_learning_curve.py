@@ -14,7 +14,16 @@ from nanorlhf.checkpoint import load_gpt
 from nanorlhf.dataset import Comparison
 from nanorlhf.errors import InputError
 from nanorlhf.report import learning_curve
-from nanorlhf.report.learning_curve import FOLDS, Args, features, length_difference, main, on_the_line, unseen
+from nanorlhf.report.learning_curve import (
+    FOLDS,
+    Args,
+    features,
+    length_difference,
+    main,
+    mean_cell,
+    on_the_line,
+    unseen,
+)
 from nanorlhf.t5 import T5Config
 from tests.test_model import CONFIGS, model_of
 
@@ -77,6 +86,11 @@ def test_the_line_goes_through_accuracies_that_grow_by_the_same_with_each_doubli
     right = np.tile(accuracy, (2, 10, 1))  # two resamples of ten pairs
     assert on_the_line(right, num_pairs, 3200) == pytest.approx([0.75, 0.75])
     assert on_the_line(right, num_pairs, 2) - on_the_line(right, num_pairs, 1) == pytest.approx([0.03, 0.03])
+
+
+def test_a_column_without_pairs_is_a_dash():
+    assert mean_cell(np.array([1.0, 1.0]), 1) == "1.000 [1.000, 1.000]"
+    assert mean_cell(np.zeros(0), 1) == "-"
 
 
 def test_the_program_prints_the_curve_of_the_embedded_world_and_draws_it(miniature, tmp_path, capsys):
