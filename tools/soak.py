@@ -49,7 +49,7 @@ from nanorlhf.rewards.endpoint import read_cache
 from nanorlhf.training.resume import damage, states
 from nanorlhf.training.trace import read_trace
 from tests.conftest import make_miniature
-from tools.faults import FAULTS, World, jump, saves, small_disk, wrong_clock
+from tools.faults import FAULTS, World, saves, small_disk, wrong_clock
 
 STAGES: dict[str, Callable[[Any], Any]] = {
     "sft": train_sft.main, "rm": train_rm.main, "ppo": train_ppo.main, "grpo": train_grpo.main,
@@ -207,7 +207,7 @@ class Soak:
             (self.root / "log").unlink()
             return code
         if code not in (0, *codes):
-            raise Failure(f"the run ended with {code}")
+            raise Failure(f"the run ended with {code}: {log[-500:]}")
         # TensorBoard's thread prints its own where the disk is full, and a bar of tqdm that Ctrl-C left half made
         noise = log.count("Exception in thread") + log.count("Exception ignored in: <function tqdm.__del__")
         tracebacks = log.count("Traceback") - noise
@@ -346,7 +346,6 @@ def make_start(start: Path, world: World) -> None:
 
 def main(args: Args) -> int:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGUSR1, jump)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     root = Path(tempfile.mkdtemp(prefix="soak-"))
     for name in ("disk", "view"):

@@ -121,8 +121,10 @@ def test_a_damaged_endless_or_hostile_template_is_one_sentence(template, reason,
 
 
 def test_a_template_that_is_slow_for_each_conversation_ends_after_the_first_of_them(monkeypatch):
-    monkeypatch.setattr(chat, "WARM_UP", 0.5)
-    slow = "{% for i in range(1500) %}{% for j in range(1000) %}{% set x = i * j %}{% endfor %}{% endfor %}a"
+    # far from what a quick rendering takes, and far from WARM_UP, on any machine
+    monkeypatch.setattr(chat, "MEAN_SECONDS", 0.01)
+    monkeypatch.setattr(chat, "WARM_UP", 1.0)
+    slow = "{% for i in range(300) %}{% for j in range(1000) %}{% set x = i * j %}{% endfor %}{% endfor %}a"
     render = Template(replace(chat_tokenizer("chatml"), chat_template=slow), "some/model")
     sentence = (
         r"--tokenizer some/model: its chat template fails \(it takes [0-9.]+ seconds of processor time each time\)"
