@@ -6,7 +6,7 @@
 # make rlcf-ablations what the paper compares RLCF with: CodeRL, BipolarRamp, no localisation, the compiler alone
 # make str            a model that ranks itself, in an embedded town: five ways to fine-tune, self-ranking, PPO, evaluation
 # make real           a pretrained model on real posts and preferences: SFT, two reward models, PPO, DPO, best of 16, evaluation
-# make harmless       the same on HH-RLHF's harmlessness: SFT, two reward models, PPO and RLOO of 64 updates, best of 16
+# make harmless       the same on HH-RLHF's harmlessness: SFT, two linear reward models, PPO and RLOO of 64 updates
 # make sentiment      the same model continues film dialogues and is rewarded for good spirits
 # make reason         the same model answers problems that a program checks: GRPO, PPO, the share solved before and after
 # make lab            faults of people who label, dial by dial: what reward models and PPO make of them, in pictures
@@ -295,6 +295,9 @@ real: .venv .venv/real
 harmless = --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --reward-model "$(HARMLESS)/rm" --dtype auto
 
 # reward models of 600 pairs each, as many as the test split alone nearly has; PPO and RLOO at two seeds
+linear = test -f "$(HARMLESS)/$(1)/summary.json" || $(PY) -m nanorlhf.training.train_linear --data "$(HARMLESS)/$(2)" \
+	  --model "$(MODEL)" --out "$(HARMLESS)/$(1)" --max-query-length 96 --max-response-length 96 --seed $(SEED)
+
 harmless: .venv .venv/real
 	$(PY) -m data.hh --source "$(HH)" --files 'harmless-base/*' --out "$(HARMLESS)/all" --tokenizer "$(MODEL)" \
 	  --max-query-length 96 --max-response-length 96 --validation-share 0.2
@@ -302,8 +305,8 @@ harmless: .venv .venv/real
 	  $(PY) -m data.subset --data "$(HARMLESS)/all" --out "$(HARMLESS)/$$half" --half $$half --num-demonstrations 1200 \
 	    --num-comparisons 600 --num-validation 300 || exit; done
 	$(call stage,$(HARMLESS)/sft,train_sft.py harmless --model "$(MODEL)" --data "$(HARMLESS)/first" --dtype auto)
-	$(call stage,$(HARMLESS)/rm,train_rm.py harmless --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --dtype auto)
-	$(call stage,$(HARMLESS)/gold,train_rm.py harmless --data "$(HARMLESS)/second" --sft "$(HARMLESS)/sft" --dtype auto)
+	$(call linear,rm,first)
+	$(call linear,gold,second)
 	$(call stage,$(HARMLESS)/ppo,train_ppo.py harmless $(harmless))
 	$(call stage,$(HARMLESS)/rloo,train_grpo.py harmless $(harmless))
 	$(call stage,$(HARMLESS)/ppo_2,train_ppo.py harmless $(harmless),$$(($(SEED) + 1)))

@@ -11,8 +11,9 @@ the trunk under its family's names, and three more tensors: score.weight (1, C),
 reward_bias (). [N+ 15]
 
 With adapters (peft.py), config.json has "adapter_size" and a model_type that ends in "_adapter",
-and each adapted layer has four more tensors. `transformers` has no such model and refuses the
-directory.
+and each adapted layer has four more tensors. Where a scalar model's score is the mean over a
+response, model_type ends in "_mean_pooled". `transformers` has no such models and refuses the
+directories.
 """
 
 import copy

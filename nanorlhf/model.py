@@ -104,6 +104,8 @@ class GPTConfig:
     """bounds the LM head's logits: cap * tanh(logit / cap) (Gemma 2)"""
     adapter_size: int = 0
     """bottleneck width of the adapter after each attention and each MLP; 0: no adapters"""
+    mean_pooled: bool = False
+    """a scalar model's score at a token is the mean over its response so far, not that token's"""
     norm_eps: float = 1e-5
     causal: bool = True
     """False: tokens attend in both directions, an encoder (RLCF's discriminator)"""
@@ -699,4 +701,27 @@ class ScalarModel(nn.Module):
         hidden = self.transformer(ids, mask, **others)
         # in bf16, scores within 0.4% of each other would tie
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.score(hidden.float()).squeeze(-1) - self.reward_bias
+            scores = self.score(hidden.float()).squeeze(-1) - self.reward_bias  # (B, last)
+        if not self.config.mean_pooled:
+            return scores
+        branch = others.get("branch")
+        if branch is None:  # one response, from the end of the query on
+            begin = torch.as_tensor(others.get("query_length", 0), device=ids.device).view(-1, 1)
+            branch = (torch.arange(ids.size(1), device=ids.device) >= begin).long()  # (B or 1, L)
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        S = scores.size(1)
+        return mean_so_far(scores, branch[:, -S:] * real[:, -S:])
+
+
+def mean_so_far(scores: Tensor, branch: Tensor) -> Tensor:
+    """Each token's score becomes the mean from the start of its response up to it.
+
+    scores (B, S), branch (B, S) -> (B, S): 1 or 2 in a response, 0 where scores stay.
+
+        scores 5 1 3 2    branch 0 1 1 2    ->    5 1 2 2
+    """
+    for response in (1, 2):
+        inside = branch == response
+        mean = (scores * inside).cumsum(1) / inside.cumsum(1).clamp(min=1)
+        scores = torch.where(inside, mean, scores)
+    return scores

@@ -16,8 +16,8 @@ from nanorlhf.model import GPTConfig
 from nanorlhf.pretrained.families import FAMILIES, RANGES, ConfigFile
 from nanorlhf.t5 import T5Config
 
-# suffix of model_type with adapters: transformers refuses it, instead of dropping the adapters
-ADAPTER = "_adapter"
+# suffixes of model_type: transformers refuses them, instead of dropping adapters or reading the last token alone
+ADAPTER, POOLED = "_adapter", "_mean_pooled"
 GATED = ("mlp.gate", "mlp.up")
 HEADS = ("lm_head.", "embed_out.", "score.", "reward_bias")  # tensors without the prefix
 # masks and rotary tables that older versions of transformers saved, and a bias that T5 never used
@@ -202,7 +202,8 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
     """
     file = ConfigFile(settings, path)
     model_type = settings.get("model_type")
-    name = model_type.removesuffix(ADAPTER) if isinstance(model_type, str) else ""
+    known = model_type.removesuffix(POOLED) if isinstance(model_type, str) else ""
+    name = known.removesuffix(ADAPTER)
     if name not in FAMILIES:
         raise file.error(f"model_type {model_type!r} isn't one of {', '.join(FAMILIES)}.")
     family = FAMILIES[name]
@@ -220,8 +221,9 @@ def parse_config(settings: dict, path: Path) -> GPTConfig:
         else:
             values[ours] = file.get(theirs, type(default), default)
     values["d_mlp"] = values["d_mlp"] or 4 * values["d_model"]
-    if model_type != name:
+    if known != name:
         values["adapter_size"] = file.get("adapter_size", int, ..., *RANGES["adapter_size"])
+    values["mean_pooled"] = model_type != known
     config = family.config_class(**family.fixed | values, architecture=name)
 
     groups = family.qkv_groups or 1
@@ -272,6 +274,8 @@ def config_object(config: GPTConfig) -> dict[str, Any]:
     settings |= family.constants | family.write(config)
     if config.adapter_size:
         settings |= {"model_type": name + ADAPTER, "adapter_size": config.adapter_size}
+    if config.mean_pooled:
+        settings["model_type"] += POOLED
 
     # a family can't express all of GPTConfig: reading it back must give the same
     config, reread = canonical(config), parse_config(settings, Path("config.json"))

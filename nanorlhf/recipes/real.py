@@ -2,8 +2,8 @@
 
 N+'s stages with low-rank updates, shorter posts and an independent reward model as gold: it learns from the other half
 of the posts and scores only the evaluation. `harmless` is the same on HH-RLHF, where comparisons teach more than which
-reply is longer, with PPO and RLOO of 64 updates. `sentiment` has a known reward instead. `rewards` compares reward
-models on published benchmarks, by default those of docs/data.md's chat.
+reply is longer, with linear reward models and PPO and RLOO of 64 updates. `sentiment` has a known reward instead.
+`rewards` compares reward models on published benchmarks, by default those of docs/data.md's chat.
 """
 
 from pathlib import Path
@@ -41,17 +41,6 @@ SFT: dict = dict(
     save_every=35,
     num_samples=32,
 )
-RM: dict = dict(
-    **LORA,
-    seed=1,
-    num_epochs=2,
-    batch_size=8,
-    lr=1e-4,
-    warmup_steps=4,
-    num_normalisation=64,
-    eval_every=50,
-    save_every=12,
-)
 HARMLESS_RL: dict = dict(
     data=Path("runs/harmless/first"),
     sft="runs/harmless/sft",
@@ -73,7 +62,20 @@ RECIPES: dict = {
         "help": "SmolLM2-135M on real posts and preferences, on two CPU cores in hours",
         "sft": SFT | LENGTHS | dict(data=Path("runs/real/first"), out=Path("runs/real/sft")),
         # the gold model's data is the other half
-        "rm": RM | LENGTHS | dict(data=Path("runs/real/first"), sft="runs/real/sft"),
+        "rm": dict(
+            data=Path("runs/real/first"),
+            sft="runs/real/sft",
+            **LENGTHS,
+            **LORA,
+            seed=1,
+            num_epochs=2,
+            batch_size=8,
+            lr=1e-4,
+            warmup_steps=4,
+            num_normalisation=64,
+            eval_every=50,
+            save_every=12,
+        ),
         "dpo": dict(
             data=Path("runs/real/first"),
             sft="runs/real/sft",
@@ -120,7 +122,6 @@ RECIPES: dict = {
     "harmless": {
         "help": "SmolLM2-135M on HH-RLHF's harmlessness, 64 updates; on two CPU cores in hours",
         "sft": SFT | TURNS | dict(data=Path("runs/harmless/first"), out=Path("runs/harmless/sft")),
-        "rm": RM | TURNS | dict(data=Path("runs/harmless/first"), sft="runs/harmless/sft", lr=5e-4),
         "ppo": HARMLESS_RL | dict(value_model="shared", num_ppo_epochs=1),
         "grpo": HARMLESS_RL | dict(algorithm="rloo", samples_per_query=4, num_epochs=1),
         "summaries": SAMPLES

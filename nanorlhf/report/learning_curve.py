@@ -9,32 +9,25 @@ pairs of a query are in one fold. The rule to beat is length: which of the two i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 from tqdm import tqdm
 
-from nanorlhf.checkpoint import load_gpt
 from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.dataset import Comparison, load_comparisons
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out
 from nanorlhf.metrics.intervals import bootstrap_interval, percentile_interval
 from nanorlhf.metrics.length_control import NEAR
-from nanorlhf.model import GPT
-from nanorlhf.padding import join_pairs, micro_batches
 from nanorlhf.report.page import BLUE, ORANGE, aligned, number, panel, write_pictures
-from nanorlhf.t5 import T5Config
-from nanorlhf.tokenizer import check_vocabulary, load_tokenizer
-from nanorlhf.training.supervised import check_length
+from nanorlhf.tokenizer import load_tokenizer
+from nanorlhf.training.train_linear import load_lower_blocks, pair_features, query_numbers
 
 FOLDS = 10
-FEWEST = 100  # queries
 NUM_RESAMPLES = 2000  # of the pairs, for the line's intervals
 PENALTIES = np.logspace(1, 6, 11)  # of which the training pairs choose one, each left out once
 LATER = (2, 10)  # times as many pairs as there are: where the curve is extrapolated to
@@ -62,32 +55,6 @@ class Args:
     """pairs read at a time"""
     seed: Seed = 1
     """fixes the folds, the samples of them and the intervals"""
-
-
-@torch.no_grad()
-def features(policy: GPT, rows: list[Comparison], pad_id: int, depth: float, size: int) -> np.ndarray:
-    """Chosen minus rejected (pairs, C): hidden states after a share `depth` of the blocks, the mean of a response.
-
-    The final norm follows, so that no channel counts by its size.
-    """
-    trunk = policy.transformer
-    num_blocks = max(1, round(depth * len(trunk.blocks)))
-    windows = policy.config.attention_windows
-    trunk.config = replace(policy.config, n_layer=num_blocks, attention_windows=windows and windows[:num_blocks])
-    del trunk.blocks[num_blocks:]
-    found = []
-    for some in tqdm(micro_batches(rows, size), desc="pairs", unit="batch"):
-        joined = join_pairs(some, pad_id, torch.device("cpu"))
-        hidden = trunk(joined.ids, joined.ids != pad_id, branch=joined.branch)  # (B, L, C)
-        chosen, rejected = (response_mean(hidden, joined.ids, joined.branch == i, pad_id) for i in (1, 2))
-        found.append(chosen - rejected)
-    return torch.cat(found).numpy()
-
-
-def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
-    """hidden (B, L, C), ids and branch (B, L) -> (B, C), over the tokens of a branch."""
-    mask = (branch & (ids != pad_id))[:, :, None].to(hidden.dtype)  # (B, L, 1)
-    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def length_difference(rows: list[Comparison]) -> np.ndarray:
@@ -175,19 +142,12 @@ def main(args: Args) -> None:
     if (validation := args.data / "comparisons.validation.jsonl").exists():
         sets.append(load_comparisons(validation, *limits))
     rows = [row for some in sets for row in some]
-    _, queries = np.unique([str(row.record["query"]) for row in rows], return_inverse=True)
-    num_queries = queries.max() + 1
-    if num_queries < FEWEST:
-        raise InputError(f"--data {args.data} has comparisons of {num_queries} queries: a curve needs {FEWEST}.")
-    policy = load_gpt(args.model, torch.device("cpu"))
-    check_vocabulary(tokenizer, policy.config.vocab_size, args.model)
-    check_length(sets, policy.config, f"comparisons in {args.data}", args.model)
-    if isinstance(policy.config, T5Config):
-        raise InputError(f"--model {args.model} is an encoder-decoder: name a decoder alone.")
+    queries = query_numbers(rows, args.data)
+    policy = load_lower_blocks(args.model, tokenizer, args.data, sets, args.depth)
 
     lengths = length_difference(rows)
     by_length = unseen(lengths[:, None], queries, 1.0, args.num_repeats, args.seed)[0].mean(1)  # (pairs,)
-    inputs = features(policy, rows, tokenizer.pad_id, args.depth, args.batch_size)
+    inputs = pair_features(policy, rows, tokenizer.pad_id, args.batch_size)
     sizes = tqdm([0.5**halvings for halvings in range(args.num_sizes)], desc="sizes")
     found = [unseen(inputs, queries, share, args.num_repeats, args.seed) for share in sizes]
     right = np.column_stack([ours.mean(1) for ours, _ in found])  # (pairs, sizes)
@@ -196,7 +156,7 @@ def main(args: Args) -> None:
     near = -np.expm1(-np.abs(lengths)) <= NEAR
     at_near = number(by_length[near].mean() if near.any() else None, digits=3)
     print(
-        f"{len(rows):,} pairs of {num_queries:,} queries. The longer response is preferred in "
+        f"{len(rows):,} pairs of {queries.max() + 1:,} queries. The longer response is preferred in "
         f"{(lengths > 0).mean():.3f}; length alone ranks {by_length.mean():.3f} right, and "
         f"{at_near} of the {near.sum():,} pairs whose lengths differ by {NEAR:.0%} or less.\n"
     )

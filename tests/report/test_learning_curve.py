@@ -1,58 +1,29 @@
 """Learning curves of comparisons: the features against one text at a time, the folds, the line, the program."""
 
 import builtins
-import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from data import tiny
-from nanorlhf.checkpoint import load_gpt
 from nanorlhf.dataset import Comparison
 from nanorlhf.errors import InputError
-from nanorlhf.report import learning_curve
 from nanorlhf.report.learning_curve import (
     FOLDS,
     Args,
-    features,
     length_difference,
     main,
     mean_cell,
     on_the_line,
     unseen,
 )
-from nanorlhf.t5 import T5Config
-from tests.test_model import CONFIGS, model_of
 
-PAD = 40
 PAIRS = [
     Comparison([5, 6, 7, 8], [11, 12, 1], [13, 14, 15, 16, 1], {"chosen": "four", "rejected": "a"}),
     Comparison([20], [21, 22, 23, 1], [1], {"chosen": "", "rejected": "four"}),
     Comparison([30, 31], [33, 1], [33, 1], {"chosen": "same", "rejected": "same"}),
 ]
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-@torch.no_grad()
-def test_features_are_the_mean_of_a_response_after_some_blocks_and_the_final_norm(family):
-    gpt = model_of(CONFIGS[family]).eval()
-    depth = 0.5
-    num_blocks = max(1, round(depth * len(gpt.transformer.blocks)))
-    below = {}
-    gpt.transformer.blocks[num_blocks - 1].register_forward_hook(lambda _module, _inputs, out: below.update(x=out))
-    expected = []
-    for pair in PAIRS:
-        means = []
-        for response in (pair.chosen, pair.rejected):
-            gpt.transformer(torch.tensor([pair.query + response]))
-            means.append(gpt.transformer.norm(below["x"])[0, len(pair.query) :].mean(0))
-        expected.append(means[0] - means[1])
-    for size in (1, 3):
-        found = features(copy.deepcopy(gpt), PAIRS, PAD, depth, size)
-        np.testing.assert_allclose(found, torch.stack(expected).numpy(), atol=2e-5)
 
 
 def test_the_length_difference_counts_characters_and_changes_its_sign_with_the_responses():
@@ -105,29 +76,9 @@ def test_the_program_prints_the_curve_of_the_embedded_world_and_draws_it(miniatu
     assert (out / "learning_curve.png").stat().st_size > 5_000
 
 
-def test_too_few_queries_are_refused(miniature):
-    message = f"--data {miniature.root / 'data'} has comparisons of [0-9]+ queries: a curve needs 100"
-    with pytest.raises(InputError, match=message):
-        main(Args(data=miniature.root / "data", model=str(miniature.sft.out)))
-
-
-def test_what_cannot_be_drawn_is_refused(miniature, tmp_path, monkeypatch):
-    args = Args(data=tmp_path, model=str(miniature.sft.out))
+def test_a_curve_of_one_point_is_refused(miniature, tmp_path):
     with pytest.raises(InputError, match="--num-sizes 1: a curve needs at least 2"):
-        main(replace(args, num_sizes=1))
-    tiny.main(tiny.Args(out=tmp_path, num_demonstrations=8, num_comparisons=160, num_validation=24, vocab_size=320))
-    shorter = replace(load_gpt(miniature.sft.out, torch.device("cpu")).config, n_ctx=40)
-    monkeypatch.setattr(learning_curve, "load_gpt", lambda *_: model_of(shorter))
-    with pytest.raises(InputError, match=f"comparisons in {tmp_path}"):
-        main(args)
-    monkeypatch.setattr(
-        learning_curve,
-        "load_gpt",
-        lambda *_: model_of(T5Config(vocab_size=320, d_model=8, n_layer=1, n_head=2, d_mlp=8)),
-    )
-    monkeypatch.setattr(learning_curve, "check_vocabulary", lambda *_: None)
-    with pytest.raises(InputError, match="is an encoder-decoder"):
-        main(args)
+        main(Args(data=tmp_path, model=str(miniature.sft.out), num_sizes=1))
 
 
 def test_a_missing_library_is_named(monkeypatch):

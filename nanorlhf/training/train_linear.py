@@ -1,0 +1,173 @@
+"""A reward model of one linear layer: what a pretrained model's middle layer says of a response, weighed.
+
+    python -m nanorlhf.training.train_linear --data runs/harmless/first --model HuggingFaceTB/SmolLM2-135M-Instruct
+
+With few pairs, training a whole model on its last token learns less than a layer on the mean over the response's
+tokens: a language model's middle layers already tell texts apart, and only the weights of their channels are missing.
+They are those of logistic regression on chosen minus rejected, which is the loss of a reward model, with the L2 penalty
+that cross-validation by queries chooses. Out: a reward model like train_rm.py's, with fewer blocks, whose score at a
+token is the mean over the response so far. It takes minutes.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from nanorlhf.checkpoint import load_gpt, save
+from nanorlhf.cli import Count, Fraction, PositiveInt, Seed, check_ranges, run_module
+from nanorlhf.dataset import Comparison, Rows, load_comparisons, load_demonstrations
+from nanorlhf.errors import InputError
+from nanorlhf.files import check_out, write_text
+from nanorlhf.model import GPT, ScalarModel
+from nanorlhf.padding import join_pairs, micro_batches
+from nanorlhf.reward import response_scores
+from nanorlhf.t5 import T5Config
+from nanorlhf.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from nanorlhf.training.supervised import check_length
+
+FOLDS = 5
+STRENGTHS = np.logspace(-6, 0, 13)  # of which cross-validation chooses one: 1 / penalty, for channels of deviation 1
+FEWEST = 100  # queries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    data: Path
+    """directory with comparisons.{train,validation}.jsonl and sft.train.jsonl"""
+    model: str
+    """pretrained policy: checkpoint directory, GGUF file or Hub id"""
+    out: Path | None = None
+    """directory of the reward model; None: beside --data, named rm"""
+    depth: Fraction = 0.6
+    """share of the model's blocks that are kept; their output is read"""
+    num_normalisation: Count = 256
+    """[N+ 15] demonstrations whose mean score becomes 0"""
+    max_query_length: PositiveInt = 512
+    """longest query in tokens"""
+    max_response_length: PositiveInt = 256
+    """longest response in tokens, EOS included"""
+    batch_size: PositiveInt = 8
+    """pairs read at a time"""
+    seed: Seed = 1
+    """fixes the folds of the cross-validation"""
+
+
+# ---------------------------------------------------------------------------------------------------------- 1. reading
+def load_lower_blocks(
+    model: str, tokenizer: Tokenizer, data: Path, sets: Sequence[Rows[Comparison]], depth: float
+) -> GPT:
+    """A policy with a share `depth` of its blocks; the final norm stays, so that no channel counts by its size.
+
+    Raises InputError for a model that can't read the comparisons `sets` of `data`, and for an encoder-decoder.
+    """
+    policy = load_gpt(model)
+    config = policy.config
+    check_vocabulary(tokenizer, config.vocab_size, model)
+    check_length(sets, config, f"comparisons in {data}", model)
+    if isinstance(config, T5Config):
+        raise InputError(f"--model {model} is an encoder-decoder: name a decoder alone.")
+    num_blocks = max(1, round(depth * config.n_layer))
+    windows = config.attention_windows and config.attention_windows[:num_blocks]
+    policy.config = policy.transformer.config = replace(config, n_layer=num_blocks, attention_windows=windows)
+    del policy.transformer.blocks[num_blocks:]
+    return policy
+
+
+@torch.no_grad()
+def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: int) -> np.ndarray:
+    """Chosen minus rejected (pairs, C): the mean of a response's hidden states."""
+    found = []
+    for some in tqdm(micro_batches(rows, size), desc="pairs", unit="batch"):
+        joined = join_pairs(some, pad_id, torch.device("cpu"))
+        hidden = policy.transformer(joined.ids, joined.ids != pad_id, branch=joined.branch)  # (B, L, C)
+        chosen, rejected = (response_mean(hidden, joined.ids, joined.branch == i, pad_id) for i in (1, 2))
+        found.append(chosen - rejected)
+    return torch.cat(found).numpy()
+
+
+def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
+    """hidden (B, L, C), ids and branch (B, L) -> (B, C), over the tokens of a branch."""
+    mask = (branch & (ids != pad_id))[:, :, None].to(hidden.dtype)  # (B, L, 1)
+    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def query_numbers(rows: Sequence[Comparison], data: Path) -> np.ndarray:
+    """(pairs,): a number per query, so that its pairs stay together. InputError where there are few."""
+    _, numbers = np.unique([str(row.record["query"]) for row in rows], return_inverse=True)
+    if (num_queries := numbers.max() + 1) < FEWEST:
+        raise InputError(f"--data {data} has comparisons of {num_queries} queries: {FEWEST} are needed.")
+    return numbers
+
+
+# ---------------------------------------------------------------------------------------------------------- 2. weights
+def fitted(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
+    """The weights (C,) of logistic regression on chosen minus rejected (pairs, C), and the strength that was chosen.
+
+    queries (pairs,): numbers of the pairs' queries. A score's difference is then the log-odds of being preferred.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegressionCV
+        from sklearn.model_selection import GroupKFold
+    except ModuleNotFoundError as error:
+        raise InputError("Linear reward models need a library: `pip install scikit-learn`.") from error
+
+    scale = inputs.std(0)
+    scale = np.where(scale > 0, scale, 1)
+    # a pair the other way round is the same statement: no constant, and half of them are turned
+    sign = np.where(np.arange(len(inputs)) % 2, 1, -1)
+    folds = GroupKFold(FOLDS, shuffle=True, random_state=seed).split(inputs, sign, queries)
+    model = LogisticRegressionCV(
+        Cs=STRENGTHS, cv=list(folds), fit_intercept=False, scoring="neg_log_loss", max_iter=10_000
+    ).fit(inputs / scale * sign[:, None], sign)
+    return model.coef_[0] / scale, float(model.C_[0])
+
+
+def linear_reward_model(policy: GPT, weights: np.ndarray) -> ScalarModel:
+    """The policy's trunk and these weights (C,), which read the mean over a response."""
+    model = ScalarModel(replace(policy.config, mean_pooled=True))
+    model.transformer = policy.transformer
+    model.score.weight = nn.Parameter(torch.tensor(weights, dtype=torch.float32)[None])
+    nn.init.zeros_(model.score.bias)
+    return model.requires_grad_(False)
+
+
+def main(args: Args) -> dict[str, float]:
+    """Read the pairs, find the weights, rank the validation pairs, save."""
+    check_ranges(args)
+    out = args.out or args.data.parent / "rm"
+    check_out(out)
+    tokenizer = load_tokenizer(args.model)
+    pad_id = tokenizer.pad_id
+    limits = tokenizer, args.max_query_length, args.max_response_length
+    parts = ("train", "validation")
+    train, validation = (load_comparisons(args.data / f"comparisons.{part}.jsonl", *limits) for part in parts)
+    demonstrations = load_demonstrations(args.data / "sft.train.jsonl", *limits)[: args.num_normalisation]
+    queries = query_numbers(train, args.data)
+    policy = load_lower_blocks(args.model, tokenizer, args.data, (train, validation), args.depth)
+
+    weights, strength = fitted(pair_features(policy, train, pad_id, args.batch_size), queries, args.seed)
+    right = pair_features(policy, validation, pad_id, args.batch_size) @ weights > 0  # (pairs,)
+    model = linear_reward_model(policy, weights)
+    with torch.no_grad():
+        batches = micro_batches(demonstrations, args.batch_size)
+        scores = torch.cat([response_scores(model, list(some), pad_id, "left") for some in batches])  # (b,)
+    model.reward_bias = scores.mean()
+    save(model, out, tokenizer)
+    summary = {
+        "num_pairs": len(train), "strength": strength, "num_validation_pairs": len(validation),
+        "validation_accuracy": right.mean().item(),
+        "reward_mean_before_normalisation": scores.mean().item(), "reward_std": scores.std(correction=0).item(),
+    }  # fmt: skip
+    write_text(out / "summary.json", json.dumps(summary, indent=1))
+    print(f"{out}: " + ", ".join(f"{name} {value:.4g}" for name, value in summary.items()))
+    return summary
+
+
+if __name__ == "__main__":
+    run_module(main, Args)
