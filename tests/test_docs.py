@@ -142,6 +142,7 @@ ELSEWHERE = {
     "nanorlhf.report.worlds": "tests/report/test_worlds.py",
     "nanorlhf.report.scaling": "tests/report/test_scaling.py",
     "nanorlhf.report.learning_curve": "tests/report/test_learning_curve.py",
+    "nanorlhf.training.train_linear": "tests/training/test_train_linear.py",
     "tools.parity": "tests/test_parity.py",
     "bench.py": "tests/test_bench.py",
     "train_ppo.py --plan": "tests/training/test_memory_plan.py",

@@ -112,8 +112,8 @@ def fitted(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarr
     queries (pairs,): numbers of the pairs' queries. A score's difference is then the log-odds of being preferred.
     """
     try:
-        from sklearn.linear_model import LogisticRegressionCV
-        from sklearn.model_selection import GroupKFold
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import GridSearchCV, GroupKFold
     except ModuleNotFoundError as error:
         raise InputError("Linear reward models need a library: `pip install scikit-learn`.") from error
 
@@ -121,11 +121,11 @@ def fitted(inputs: np.ndarray, queries: np.ndarray, seed: int) -> tuple[np.ndarr
     scale = np.where(scale > 0, scale, 1)
     # a pair the other way round is the same statement: no constant, and half of them are turned
     sign = np.where(np.arange(len(inputs)) % 2, 1, -1)
-    folds = GroupKFold(FOLDS, shuffle=True, random_state=seed).split(inputs, sign, queries)
-    model = LogisticRegressionCV(
-        Cs=STRENGTHS, cv=list(folds), fit_intercept=False, scoring="neg_log_loss", max_iter=10_000
-    ).fit(inputs / scale * sign[:, None], sign)
-    return model.coef_[0] / scale, float(model.C_[0])
+    folds = GroupKFold(FOLDS, shuffle=True, random_state=seed)
+    model = LogisticRegression(fit_intercept=False, max_iter=10_000)
+    search = GridSearchCV(model, {"C": STRENGTHS}, scoring="neg_log_loss", cv=folds)
+    search.fit(inputs / scale * sign[:, None], sign, groups=queries)
+    return search.best_estimator_.coef_[0] / scale, float(search.best_params_["C"])
 
 
 def linear_reward_model(policy: GPT, weights: np.ndarray) -> ScalarModel:
