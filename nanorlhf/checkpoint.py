@@ -29,6 +29,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanorlhf import distributed
@@ -116,7 +117,7 @@ def load(
     # 2^24 are no burden
     num_bytes = sum(shard.stat().st_size for shard in shards)
     check_fits(config, config_file, max(2**24, num_bytes * 4 if is_gguf(file) else num_bytes // 2))
-    with torch.device("meta"):  # shapes only: draws no random numbers and allocates no memory
+    with torch.device("meta"), NoDraws():  # shapes only: allocates no memory
         model = model_class(config)
     cast_linear_weights(model, dtype)
     tensors: dict[str, Tensor] = {}
@@ -175,6 +176,14 @@ def load(
         distributed.read_weights(model, device)
         check(torch.device(device), dtype)
     return model
+
+
+class NoDraws(TorchFunctionMode):
+    """Weights on the meta device stay as they are: to draw them, PyTorch imports its compiler."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if function is nn.init.normal_ else function(*args, **kwargs)
 
 
 def check_values(values: Tensor, where: str) -> None:

@@ -5,6 +5,8 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -459,3 +461,18 @@ def test_a_scalar_model_is_not_saved_as_a_language_model(tmp_path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ScalarModel"]
     assert {"score.weight", "score.bias", "reward_bias"} < load_file(tmp_path / "model.safetensors").keys()
     assert not any(re.match("embed_out|lm_head", name) for name in load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("kind", [GPT, ScalarModel])
+def test_loading_a_checkpoint_does_not_import_the_compiler(kind, tmp_path) -> None:
+    """A second or more at the start of each evaluation; drawing on the meta device, or an index there, would do it."""
+    model = kind(GPTConfig(vocab_size=41, n_ctx=48, d_model=24, n_layer=2, n_head=3, d_mlp=40, rotary_dim=4))
+    save(model, tmp_path)
+    program = f"""
+import sys
+from nanorlhf.checkpoint import load_{"gpt" if kind is GPT else "scalar"} as load
+load({str(tmp_path)!r})
+print(*sorted({{"torch._dynamo", "sympy"}} & sys.modules.keys()))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []

@@ -111,7 +111,9 @@ def to_family(name: str, tensor: Tensor, config: GPTConfig) -> list[Tensor]:
     groups, order = qkv_layout(config)
     if "attention.qkv" in name and groups > 1:  # (3 * G * rows, ...) -> (G * 3 * rows, ...)
         split = tensor.view(3, groups, -1, *tensor.shape[1:])
-        tensor = split[order].transpose(0, 1).reshape(tensor.shape)
+        if order != [0, 1, 2]:  # to index on the meta device PyTorch imports sympy
+            split = split[order]
+        tensor = split.transpose(0, 1).reshape(tensor.shape)
     if is_transposed(name, config):
         tensor = tensor.t()
     num_tensors = len(tensor_names(name, config))
