@@ -11,7 +11,7 @@ token is the mean over the response so far. It takes minutes.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +142,8 @@ def main(args: Args) -> dict[str, float]:
     check_ranges(args)
     out = args.out or args.data.parent / "rm"
     check_out(out)
+    if (out / "summary.json").exists():
+        raise InputError(f"--out {out} holds a finished run: choose another directory.")
     tokenizer = load_tokenizer(args.model)
     pad_id = tokenizer.pad_id
     limits = tokenizer, args.max_query_length, args.max_response_length
@@ -164,7 +166,8 @@ def main(args: Args) -> dict[str, float]:
         "validation_accuracy": right.mean().item(),
         "reward_mean_before_normalisation": scores.mean().item(), "reward_std": scores.std(correction=0).item(),
     }  # fmt: skip
-    write_text(out / "summary.json", json.dumps(summary, indent=1))
+    write_text(out / "args.json", json.dumps(asdict(replace(args, out=out)), default=str, indent=2))
+    write_text(out / "summary.json", json.dumps(summary, indent=2))  # last: with it the run is finished
     print(f"{out}: " + ", ".join(f"{name} {value:.4g}" for name, value in summary.items()))
     return summary
 

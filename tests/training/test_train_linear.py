@@ -20,6 +20,7 @@ from nanorlhf.reward import end_scores, pair_scores, response_scores
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import load_tokenizer
 from nanorlhf.training import train_linear
+from nanorlhf.training.run_directory import read_settings
 from nanorlhf.training.train_linear import (
     Args,
     fitted,
@@ -158,6 +159,9 @@ def test_the_program_leaves_a_reward_model_that_ppo_trains_against(miniature, tm
     tiny.main(tiny.Args(out=data, num_demonstrations=40, num_comparisons=300, num_validation=64, vocab_size=320))
     summary = main(Args(data=data, model=str(miniature.sft.out), depth=0.5))
     assert summary == json.loads((out / "summary.json").read_text())
+    assert read_settings(out) | {"depth": 0.5, "model": str(miniature.sft.out), "out": str(out)} == read_settings(out)
+    with pytest.raises(InputError, match=f"--out {out} holds a finished run"):
+        main(Args(data=data, model=str(miniature.sft.out)))
     assert f"{out}: num_pairs {summary['num_pairs']}" in capsys.readouterr().out
     model, tokenizer = load_scalar(out), load_tokenizer(out)
     assert model.config.n_layer == 1 and model.config.mean_pooled
