@@ -274,7 +274,7 @@ posts = $(PY) -m data.tldr --source "$(1)" --out "$(REAL)/all" --tokenizer "$(MO
 
 # run a stage unless it has finished; go on from its last state where it was interrupted. A third argument is its seed
 stage = test -f "$(1)/summary.json" || $(PY) $(2) --out "$(1)" --seed $(or $(3),$(SEED)) \
-	  $$(test -d "$(1)/state" && echo --resume || echo --overwrite)
+	  $$(ls -d "$(1)"/state/step-* >/dev/null 2>&1 && echo --resume || echo --overwrite)
 
 # the gold model learns from other posts than the reward model, and nothing is trained against it
 real: .venv .venv/real

@@ -62,9 +62,12 @@ def test_a_run_waits_for_the_end_of_another_whose_file_is_there_already(here) ->
 def test_an_interrupted_run_continues_and_a_new_one_overwrites(here) -> None:
     execute([writing("a", state="state")], 1)
     (here / "a").unlink()
-    (here / "state").mkdir()
+    (here / "state/.partial").mkdir(parents=True)  # it failed in its first save
     execute([writing("a", state="state")], 1)
-    assert logged(here) == ["a --overwrite", "a --resume"]
+    (here / "a").unlink()
+    (here / "state/step-00000001").mkdir()
+    execute([writing("a", state="state")], 1)
+    assert logged(here) == ["a --overwrite", "a --overwrite", "a --resume"]
 
 
 @pytest.mark.parametrize("then", ["sys.exit(3)", "sys.exit(0)"])

@@ -83,3 +83,20 @@ def test_the_demo_evaluates_what_it_has_trained() -> None:
     start = words.index("--policies")
     pairs = named_pairs("--policies", tuple(words[start + 1 : words.index("--reward-model")]))
     assert pairs == [(name, f"runs/tiny/{name}") for name in ("sft", "ppo", "dpo")]
+
+
+@pytest.mark.parametrize(
+    ("left", "flag"), [(None, "--overwrite"), ("state/.partial", "--overwrite"), ("state/step-00000008", "--resume")]
+)
+def test_a_stage_goes_on_from_a_state_and_begins_again_without_one(left, flag, tmp_path) -> None:
+    """A run whose first save failed has a directory of states, and none in it."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$*" >> told\n')
+    python.chmod(0o755)
+    if left is not None:
+        (tmp_path / "films/ppo" / left).mkdir(parents=True)
+    words = ("make", "-o", ".venv", "-o", ".venv/real", "sentiment", "PY=./python", "MODEL=m", "FILMS=films")
+    subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
+    stage = next(line for line in (tmp_path / "told").read_text().splitlines() if line.startswith("train_ppo.py"))
+    assert stage.endswith(f"--out films/ppo --seed 1 {flag}")

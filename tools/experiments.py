@@ -201,14 +201,14 @@ class Run:
     words: Words
     done: Path | None = None  # None: always run
     needs: tuple[Path, ...] = ()
-    state: Path | None = None  # what an interrupted run leaves behind
+    state: Path | None = None  # directory of the states that an interrupted run leaves behind
     then: Callable[[], None] | None = field(default=None, compare=False)  # called when it has ended well
     diverged: Callable[[], None] | None = field(default=None, compare=False)  # called when its loss is not finite
 
     def command(self) -> list[str]:
         if self.state is None:
             return [sys.executable, *self.words]
-        return [sys.executable, *self.words, "--resume" if self.state.exists() else "--overwrite"]
+        return [sys.executable, *self.words, "--resume" if [*self.state.glob("step-*")] else "--overwrite"]
 
 
 def stage(out: Path, seed: int, *words: object, needs: tuple[Path, ...] = ()) -> Run:
