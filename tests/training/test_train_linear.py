@@ -1,7 +1,7 @@
 """Linear reward models: what they read, against one text at a time; the weights; the program."""
 
-import builtins
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -195,13 +195,6 @@ def test_what_cannot_be_learnt_from_is_refused(miniature, tmp_path, monkeypatch)
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    load = builtins.__import__
-
-    def refuse(name, *others):
-        if name.startswith("sklearn"):
-            raise ModuleNotFoundError(name)
-        return load(name, *others)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(InputError, match="pip install scikit-learn"):
         fitted(np.zeros((10, 1)), np.arange(10), seed=1)
