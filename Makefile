@@ -294,10 +294,11 @@ real: .venv .venv/real
 
 harmless = --data "$(HARMLESS)/first" --sft "$(HARMLESS)/sft" --reward-model "$(HARMLESS)/rm" --dtype auto
 
-# reward models of 600 pairs each, as many as the test split alone nearly has; PPO and RLOO at two seeds
+# a linear reward model, unless it has been made
 linear = test -f "$(HARMLESS)/$(1)/summary.json" || $(PY) -m nanorlhf.training.train_linear --data "$(HARMLESS)/$(2)" \
 	  --model "$(MODEL)" --out "$(HARMLESS)/$(1)" --max-query-length 96 --max-response-length 96 --seed $(SEED)
 
+# reward models of 600 pairs each, as many as the test split alone nearly has; PPO and RLOO at two seeds
 harmless: .venv .venv/real
 	$(PY) -m data.hh --source "$(HH)" --files 'harmless-base/*' --out "$(HARMLESS)/all" --tokenizer "$(MODEL)" \
 	  --max-query-length 96 --max-response-length 96 --validation-share 0.2
