@@ -65,6 +65,7 @@ VARIANCE = ("explained_variance_end", "explained_variance_run")  # of PPO's valu
 MEASURED = (*(key for key, *_ in EVALUATED), "tokens", "seconds", *VARIANCE)
 COLUMNS = (*KEY, *MEASURED, "processor", "revision")
 Row = dict[str, str]  # COLUMNS; "" where something has no value
+SUMMARY = ("<!-- the table of python -m nanorlhf.report.worlds -->", "<!-- the end of the table -->")
 MARKS = ("<!-- the tables of python -m nanorlhf.report.worlds -->", "<!-- the end of the tables -->")
 
 
@@ -73,7 +74,7 @@ class Args:
     csv: Path = Path("docs/compare/worlds.csv")
     """table of all finished runs"""
     page: Path = Path("docs/compare.md")
-    """page whose tables are replaced, between its two marks"""
+    """page whose tables are replaced, between two marks each"""
     out: Path = Path("docs/compare")
     """directory of worlds_pairs.csv and the pictures"""
 
@@ -284,6 +285,29 @@ def spread_table(by_name: ByWorld) -> Lines:
         cells = [cell(column(by_world, key), digits, with_interval) for key, _, digits, with_interval in rest]
         spread = spread_cells(column(by_world, "gold_win_rate"), 3)
         lines.append([f"`{name}`", str(len(by_world)), *spread, *cells])
+    return lines
+
+
+def summary_table(rows: list[Row]) -> Lines:
+    """The study in one table: each algorithm's mean gold win rate and its worst world; bold where it differs from PPO.
+
+    It differs where Holm's p < 0.05, over all pairs of the budget.
+    """
+    by_budget = {budget: finals(rows, budget) for budget in budgets_of(rows)}
+    different = {
+        (budget, name)
+        for budget, by_name in by_budget.items()
+        for pair in pairs(by_name, "gold_win_rate")
+        for name in (pair.a, pair.b)
+        if pair.corrected < 0.05 and AGAINST in (pair.a, pair.b) and name != AGAINST
+    }
+    lines = [["gold win rate", *(f"{words} {budget:,}" for budget in by_budget for words in ("after", "worst after"))]]
+    for name in dict.fromkeys(name for by_name in by_budget.values() for name in by_name):
+        line = [f"`{name}`"]
+        for budget, by_name in by_budget.items():
+            rates, mark = column(by_name.get(name, {}), "gold_win_rate"), "**" * ((budget, name) in different)
+            line += [f"{mark}{cell(rates, 3, True)}{mark}", f"{min(rates):.3f}" if rates else "-"]
+        lines.append(line)
     return lines
 
 
@@ -547,7 +571,7 @@ def pictures(rows: list[Row]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure}
 
 
-def with_tables(page: str, where: Path, tables: str, marks: tuple[str, str] = MARKS) -> str:
+def with_tables(page: str, where: Path, tables: str, marks: tuple[str, str]) -> str:
     """A page with the text between its marks replaced. Raises InputError where it lacks them."""
     before, begins, rest = page.partition(marks[0])
     _, ends, after = rest.partition(marks[1])
@@ -560,7 +584,8 @@ def main(args: Args) -> None:
     """Write the page's tables, worlds_pairs.csv and the pictures."""
     check_out(args.out)
     rows = joined(read_rows(args.csv))
-    page = with_tables(read_text(args.page), args.page, page_text(rows))
+    page = with_tables(read_text(args.page), args.page, markdown(summary_table(rows)), SUMMARY)
+    page = with_tables(page, args.page, page_text(rows), MARKS)
     write_pictures(args.out, pictures(rows))
     write_text(args.out / "worlds_pairs.csv", pairs_text(rows))
     write_text(args.page, page)

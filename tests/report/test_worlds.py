@@ -14,9 +14,11 @@ from scipy import stats
 
 from nanorlhf.errors import InputError
 from nanorlhf.report import worlds
+from nanorlhf.report.sums import markdown
 from nanorlhf.report.worlds import (
     COLUMNS,
     MARKS,
+    SUMMARY,
     Args,
     Row,
     against_table,
@@ -34,6 +36,7 @@ from nanorlhf.report.worlds import (
     pictures,
     read_rows,
     spread_table,
+    summary_table,
     tuned,
     tuning_table,
     variant_table,
@@ -229,10 +232,12 @@ def test_the_explained_variance_counts_states_and_pools_the_updates(tmp_path, mo
 def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path / "pictures")
     args.csv.write_text(csv_text(rows))
-    args.page.write_text(f"# Page\n\n{MARKS[0]}\nbefore\n{MARKS[1]}\n\nThe end.\n")
+    args.page.write_text(f"# Page\n\n{SUMMARY[0]}\n{SUMMARY[1]}\n\n{MARKS[0]}\nbefore\n{MARKS[1]}\n\nThe end.\n")
     main(args)
     text = args.page.read_text()
-    assert text.startswith(f"# Page\n\n{MARKS[0]}\n\n") and text.endswith(f"{MARKS[1]}\n\nThe end.\n")
+    summary = markdown(summary_table(rows))
+    assert text.startswith(f"# Page\n\n{SUMMARY[0]}\n\n{summary}\n\n{SUMMARY[1]}\n\n{MARKS[0]}\n\n")
+    assert text.endswith(f"{MARKS[1]}\n\nThe end.\n")
     assert page_text(joined(rows)) in text and "before" not in text
     assert "of 20: 0 at 256 responses, 6 at 1,024 responses." in text
     headings = [line for line in text.splitlines() if line.startswith("### ")]
@@ -249,6 +254,22 @@ def test_the_page_gets_its_tables_between_the_marks(tmp_path, rows) -> None:
     assert float(line["difference"]) == pytest.approx(np.mean(gaps), rel=1e-5) and not line["worlds_needed"]
     main(args)
     assert args.page.read_text() == text
+
+
+def test_one_table_has_every_budget_and_marks_what_differs_from_ppo() -> None:
+    """In twenty worlds RLOO is always ahead, GRPO in every second one; with so many pairs six worlds prove nothing."""
+    many = []
+    for world in range(1, 21):
+        ppo = 0.8 + world / 200
+        many += [row(world, "ppo", ppo), row(world, "rloo", ppo + 0.05 + world / 1000, lr="0.001")]
+        many += [row(world, "grpo", ppo + 0.01 * (-1) ** world), row(world, "sft", 0.5 + world / 100, 0)]
+        many.append(row(world, "ppo", 0.7, 256))
+    head, *lines = summary_table(many)
+    assert head == ["gold win rate", "after 256", "worst after 256", "after 1,024", "worst after 1,024"]
+    assert [line[0] for line in lines] == ["`sft`", "`ppo`", "`rloo`", "`grpo`"]
+    assert lines[1] == ["`ppo`", "0.700 ± 0.000", "0.700", "0.853 ± 0.014", "0.805"]
+    assert lines[2][1:3] == ["-", "-"] and lines[2][3:] == ["**0.913 ± 0.017**", "0.856"]
+    assert lines[3][3].startswith("0.8") and lines[0][1] == lines[0][3] and "**" not in lines[0][3]
 
 
 def test_a_single_world_has_tables_without_intervals(tmp_path) -> None:
@@ -278,16 +299,19 @@ def test_a_fresh_world_is_predicted_from_the_others_and_changes_no_table(rows) -
 
 def test_a_page_without_marks_is_refused(tmp_path) -> None:
     args = Args(csv=tmp_path / "worlds.csv", page=tmp_path / "page.md", out=tmp_path)
-    args.page.write_text(f"# Page\n{MARKS[0]}\n")
-    with pytest.raises(InputError, match="page.md: it must have the lines <!-- the tables"):
-        main(args)
-    assert args.page.read_text() == f"# Page\n{MARKS[0]}\n"
+    without_end, without_summary = f"{SUMMARY[0]}\n{SUMMARY[1]}\n{MARKS[0]}\n", f"{MARKS[0]}\n{MARKS[1]}\n"
+    for page, missing in ((without_end, "tables"), (without_summary, "table")):
+        args.page.write_text(page)
+        with pytest.raises(InputError, match=f"page.md: it must have the lines <!-- the {missing} of"):
+            main(args)
+        assert args.page.read_text() == page
 
 
 def test_the_pages_tables_and_pairs_are_those_of_its_csv() -> None:
     rows = read_rows(ROOT / "docs/compare/worlds.csv")
     assert rows == joined(rows)
     page = (ROOT / "docs/compare.md").read_text()
+    assert f"{SUMMARY[0]}\n\n{markdown(summary_table(rows))}\n\n{SUMMARY[1]}" in page
     assert f"{MARKS[0]}\n\n{page_text(rows)}\n\n{MARKS[1]}" in page
     assert (ROOT / "docs/compare/worlds_pairs.csv").read_text() == pairs_text(rows)
     assert all((ROOT / "docs/compare" / name).exists() for name in pictures(rows))
