@@ -39,7 +39,7 @@ class Args(RewardArgs):
     out: Path = Path("runs/tldr/ppo")
     sft: str = "runs/tldr/sft"
     value_model: str | None = None
-    """path of a policy, maybe a smaller one: the value model is its copy with a new head; None: a
+    """path of a value model, or of a policy, maybe a smaller one, which gets a new head; None: a
     copy of the reward model, or of the policy where a rule scores; shared: with --tune lora, a
     head and updates on the policy's weights"""
 

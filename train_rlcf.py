@@ -51,7 +51,7 @@ class Args(RolloutArgs):
     freeze_discriminator: bool = False  # don't train it against the policy
     discriminator_lr: cli.NonNegativeFloat = 5e-7  # peak of its AdamW, one step per rollout
     value_model: str | None = None
-    """policy whose trunk the value model copies; None: that of stage 1; shared: as in PPO"""
+    """as in PPO; None: a copy of the policy of stage 1 with a new head"""
 
     total_episodes: cli.PositiveInt = 150_000
     batch_size: cli.Count = 8

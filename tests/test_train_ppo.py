@@ -459,6 +459,19 @@ def test_the_value_model_starts_as_the_reward_model(miniature, monkeypatch):
     assert torch.allclose(values, expected, atol=1e-6) and reward_model.reward_bias != 0
 
 
+def test_a_trained_value_model_goes_on_learning(miniature, monkeypatch, tmp_path):
+    """As the first values of a second run say, with its head; the run changes it."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    train_ppo.main(replace(miniature.ppo, total_episodes=16, out=first))
+    spy = spy_on(monkeypatch, "response_values")
+    train_ppo.main(replace(miniature.ppo, total_episodes=8, out=second, value_model=str(first / "value_model")))
+    (_, qr, mask, states), values = spy.calls[0]
+    before, after = (load_scalar(out / "value_model") for out in (first, second))
+    with torch.no_grad():
+        assert torch.allclose(values, response_values(before, qr, mask, states), atol=1e-6)
+        assert (response_values(after, qr, mask, states) - values)[states].abs().max() > 1e-3
+
+
 def test_a_gold_model_is_logged_and_changes_nothing(miniature, tmp_path):
     args = replace(miniature.ppo, total_episodes=16, missing_eos_score=None, gold=None)
     train_ppo.main(replace(args, out=tmp_path / "without"))

@@ -118,7 +118,7 @@ def test_every_run_has_a_row_and_none_is_repeated_although_its_directory_is_gone
         ("sft", "0"),
     ]  # fmt: skip
     variants = {row["variant"] for row in by_world} - {""}
-    assert len(variants) in (4, 5) and variants < {*experiments.PPO_VARIANTS}  # one or two are PPO as tuned
+    assert len(variants) in (5, 6) and variants < {*experiments.PPO_VARIANTS}  # one or two are PPO as tuned
     assert sum("eval.py" in words for words in called) == len(rows) - 3 * 4  # four rows of one evaluation
     assert not list((args.out / "runs").iterdir())
     assert run(args, monkeypatch) == []
@@ -274,6 +274,8 @@ def test_settings_become_the_flags_of_their_script() -> None:
         *("--beta", "0.1", "--num-epochs", "2")
     ]
     assert [*setting_flags({"algorithm": "ppo"} | empty | {"value_model": "reward model"}, place)] == []
+    first_run = {"algorithm": "ppo"} | empty | {"value_model": "first run"}
+    assert [*setting_flags(first_run, place)] == ["--value-model", place / "first_run/value_model"]
 
 
 # ------------------------------------------------------------------------------------------- 4. flags, and what is left
@@ -332,7 +334,12 @@ def test_every_command_is_one_that_its_program_takes(args) -> None:
     settings = [settings_of(Command(("python", *words))) for words in experiments.commands(small)]
     assert len(settings) > 50 and all(settings)
     from_scratch = [run for run in settings if str(getattr(run, "value_model", "")).endswith("scratch")]
-    assert len(from_scratch) == 1 and {run.trace for run in settings if hasattr(run, "lam")} == {64}
+    assert len(from_scratch) == 1
+    [second] = [run for run in settings if str(getattr(run, "value_model", "")).endswith("first_run/value_model")]
+    [first] = [run for run in settings if run.out.name == "first_run"]
+    assert second == replace(first, out=second.out, value_model=second.value_model, total_episodes=768, trace=64)
+    assert first.total_episodes == 256 and first.value_model is None
+    assert {run.trace for run in settings if hasattr(run, "lam") and run is not first} == {64}
 
 
 # ---------------------------------------------------------------------------------------------------- 5. in miniature
@@ -376,6 +383,6 @@ def test_a_world_in_miniature_killed_and_started_again(tmp_path, monkeypatch) ->
     better = max(tuned, key=lambda row: float(row["gold_score"]))
     assert all(ppo[setting] == better[setting] for setting in table.SETTINGS)
     page = tmp_path / "page.md"
-    page.write_text("\n".join(("# Page", *table.MARKS)))
+    page.write_text("\n".join(("# Page", *table.SUMMARY, *table.MARKS)))
     table.main(table.Args(csv=csv, page=page, out=tmp_path / "pictures"))
     assert "| `ppo` | 1 |" in page.read_text()

@@ -125,6 +125,7 @@ PPO_VARIANTS: dict[str, dict[str, str]] = {  # what differs from PPO as tuned; w
     "value model from the reward model": {"value_model": "reward model"},
     "value model from the policy": {"value_model": "policy"},
     "value model from scratch": {"value_model": "scratch"},
+    "value model of a first run": {"value_model": "first run"},
     "values not clipped": {"value_clip": "None"},
     "rollouts of 256": {"batch_size": "256"},
 }
@@ -734,8 +735,9 @@ def setting_flags(key: Row, place: Path) -> Iterator[object]:
     for setting, flag in flags.items():
         if key[setting]:
             yield from (flag, key[setting])
-    if key["value_model"] in ("policy", "scratch"):
-        yield from ("--value-model", place / {"policy": "sft", "scratch": "scratch"}[key["value_model"]])
+    value_models = {"policy": "sft", "scratch": "scratch", "first run": "first_run/value_model"}
+    if key["value_model"] in value_models:
+        yield from ("--value-model", place / value_models[key["value_model"]])
     if key["batch_size"]:  # with as many optimizer steps
         yield from ("--batch-size", key["batch_size"], "--num-minibatches", int(key["batch_size"]) // BATCH_SIZE)
 
@@ -752,6 +754,10 @@ def job_of(args: Worlds, key: Row) -> Job:
         one_step = ("--num-epochs", 20 / args.num_demonstrations, "--lr", 0, "--warmup-steps", 0)
         words = (*START, "--data", place / "data", *one_step)
         runs.append(stage(place / "scratch", seed, *words, needs=(place / "data/tokenizer.json",)))
+    if key["value_model"] == "first run":  # it takes a quarter of the responses; what becomes of its policy is not used
+        first, budget = budget // 4, budget - budget // 4
+        words = (*algorithm(name, place, first), *setting_flags(key | {"value_model": ""}, place))
+        runs.append(stage(place / "first_run", seed, *words, needs=(place / "rm/summary.json",)))
     needs = (place / "rm/summary.json", *(run.done for run in runs if run.done is not None))
     words = (*algorithm(name, place, budget, f"winners_{budget}"), *setting_flags(key, place))
     if name == "ppo":

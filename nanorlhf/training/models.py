@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from nanorlhf import distributed
-from nanorlhf.checkpoint import cast_linear_weights, load_gpt, scalar_from_gpt
+from nanorlhf.checkpoint import cast_linear_weights, holds_reward_model, load_gpt, load_scalar, scalar_from_gpt
 from nanorlhf.dataset import Demonstration
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import reference, tune
@@ -79,11 +79,13 @@ def load_reward(
 
 
 def new_value_model(start: str | None, policy: GPT, device: torch.device) -> ScalarModel:
-    """A value model with a head of zeros, as random values would be the first advantages.
+    """A value model that has been trained, or one with a head of zeros, as random values would be the first advantages.
 
-    start: the path of another policy, whose trunk it gets; None: a copy of `policy`'s; shared: `policy`'s own frozen
-    weights
+    start: the path of a value or reward model, which goes on learning, or of another policy, whose trunk it gets; None:
+    a copy of `policy`'s; shared: `policy`'s own frozen weights
     """
+    if start is not None and start != "shared" and holds_reward_model(start):
+        return load_scalar(start, device)
     other = policy if start is None or start == "shared" else load_gpt(start, device)
     value_model = scalar_from_gpt(other, share_trunk=start == "shared")
     nn.init.zeros_(value_model.score.weight)
