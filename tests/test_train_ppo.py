@@ -395,7 +395,8 @@ def test_the_batch_straddles_the_end_of_the_queries_and_every_query_comes_before
 def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients, num_minibatches, clips):  # noqa: F811
     """Nor does the number of responses sampled at once. The responses have different lengths.
 
-    Equal to rounding: in all steps without clipping, in the first step with it.
+    Equal to rounding: in all steps without clipping, in the first step with it. After a step of AdamW a single gradient
+    may differ by more, because one that is nearly 0 moves its weight by the learning rate in the direction of its sign.
     """
     args = replace(miniature.ppo, total_episodes=8, num_minibatches=num_minibatches, value_coef=1.0, **clips)
     args, runs = replace(args, out=miniature.root / "ppo_micro", overwrite=True), []
@@ -406,7 +407,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(miniature, gradients,
     assert len(runs[0]) == 2 * num_minibatches and runs[0].abs().max() > 1e-2
     for steps in runs[:-1]:
         for step in range(len(steps) if clips else 1):
-            assert torch.allclose(steps[step], runs[-1][step], atol=1e-5)
+            assert (steps[step] - runs[-1][step]).norm() < 5e-5 * runs[-1][step].norm()
 
 
 @pytest.mark.parametrize("change", [{}, {"offload": True}, {"dtype": "bfloat16"}], ids=str)
