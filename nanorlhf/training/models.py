@@ -84,10 +84,13 @@ def new_value_model(start: str | None, policy: GPT, device: torch.device) -> Sca
     start: the path of a value or reward model, which goes on learning, or of another policy, whose trunk it gets; None:
     a copy of `policy`'s; shared: `policy`'s own frozen weights
     """
-    if start is not None and start != "shared" and holds_reward_model(start):
+    if start is None or start == "shared":
+        trunk = policy
+    elif holds_reward_model(start):
         return load_scalar(start, device)
-    other = policy if start is None or start == "shared" else load_gpt(start, device)
-    value_model = scalar_from_gpt(other, share_trunk=start == "shared")
+    else:
+        trunk = load_gpt(start, device)
+    value_model = scalar_from_gpt(trunk, share_trunk=start == "shared")
     nn.init.zeros_(value_model.score.weight)
     return value_model
 
