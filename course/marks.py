@@ -4,7 +4,6 @@ import base64
 import csv
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from course.grade import Desk, Outcome, grade
 from course.questions import FILE, right_answers
 from course.submission import Refused, files_of, read_file
 from nanorlhf.errors import InputError
+from nanorlhf.files import replacing
 
 Outcomes = dict[str, Outcome]
 ASKED = ("student", "questions")  # whom a copy was made for, by its own word, and the questions answered right
@@ -171,12 +171,10 @@ def row_of(submission: Path, exercises: Sequence[Exercise], limit: float, desks:
 
 def write_class(file: Path, exercises: Sequence[Exercise], rows: Sequence[dict[str, str]]) -> None:
     """All rows, atomically: an interrupted run leaves the file of the submission before."""
-    unfinished = file.with_name(f"{file.name}.tmp")
-    with unfinished.open("w", newline="", encoding="utf-8") as lines:
+    with replacing(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, columns_of(exercises))
         writer.writeheader()
         writer.writerows(rows)
-    os.replace(unfinished, file)
 
 
 def cell(text: str) -> str:

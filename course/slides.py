@@ -13,6 +13,7 @@ from pathlib import Path
 from course.copies import ROOT
 from course.handout import browser_here, print_page
 from nanorlhf.errors import InputError
+from nanorlhf.files import write_text
 
 DECKS = ROOT / "docs" / "slides"
 PAGE = """<!doctype html>
@@ -100,7 +101,7 @@ def write_slides(out: Path, pdf: bool, tell: Callable[[], object]) -> list[Path]
     written = []
     for name, text in pages.items():
         written.append(out / f"{name}.html")
-        written[-1].write_text(text, encoding="utf-8")
+        write_text(written[-1], text)
         if pdf:
             written.append(out / f"{name}.pdf")
             with tempfile.TemporaryDirectory() as profile:

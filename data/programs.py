@@ -29,7 +29,7 @@ from data.codenet import java_methods, python_methods, row_of
 from data.prepare import jsonl_files
 from nanorlhf.cli import Count, PositiveInt, Seed, check_ranges, run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out
+from nanorlhf.files import check_out, delete
 
 # ---------------------------------------------------------------- 1. problems
 ITEMS = {  # name of the list: name of an item
@@ -275,9 +275,10 @@ def main(args: Args) -> None:
     rng = random.Random(args.seed)
     stream = problems(rng)
     sources = args.out / "sources"
+    if sources.is_symlink() or sources.is_file():
+        raise InputError(f"--out {args.out}: {sources} is not a directory: move it away.")
     for stale in (sources / "data", sources / "problem_descriptions"):
-        if stale.exists():
-            shutil.rmtree(stale)  # programs of an earlier run
+        delete(stale)  # programs of an earlier run
     folder, suffix = ("Java", "java") if language == "java" else ("Python", "py")
     num_programs = 0
     (sources / "problem_descriptions").mkdir(parents=True)

@@ -16,7 +16,6 @@ by `data.stackoverflow`: about errors, with code, links or pictures. Some users 
 
 import html
 import math
-import os
 import random
 import re
 from collections import Counter
@@ -27,7 +26,7 @@ from statistics import fmean
 from typing import Annotated
 
 from nanorlhf.cli import Range, Seed, check_ranges, run_module
-from nanorlhf.files import check_out
+from nanorlhf.files import check_out, replacing
 
 # ---------------------------------------------------------------- 1. the words of the site
 # task: the kind of object, the function in Python, the function in Java. Function names are the facts that a model has
@@ -276,58 +275,53 @@ def write_site(args: Args) -> tuple[Counter[str], list[tuple[float, int]]]:
     golds: list[tuple[float, int]] = []
     weights = [weight for _, weight in AUTHORS.values()]
     next_id = 1
-    temporary = args.out / "Posts.xml.tmp"
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
+    with replacing(args.out / "Posts.xml") as temporary, temporary.open("w", encoding="utf-8") as file:
 
-            def row(**attributes: object) -> None:
-                # XML readers turn a line break into a space unless it is a character reference
-                escaped = {key: html.escape(str(value)).replace("\n", "&#xA;") for key, value in attributes.items()}
-                fields = " ".join(f'{key}="{value}"' for key, value in escaped.items())
-                file.write(f"  <row {fields} />\n")
+        def row(**attributes: object) -> None:
+            # XML readers turn a line break into a space unless it is a character reference
+            escaped = {key: html.escape(str(value)).replace("\n", "&#xA;") for key, value in attributes.items()}
+            fields = " ".join(f'{key}="{value}"' for key, value in escaped.items())
+            file.write(f"  <row {fields} />\n")
 
-            file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
-            for number, kind in enumerate(kinds):
-                question = ask(rng, "java" if kind == "java" else "python")
-                title, body = question.title, as_html(question.body, rng)
-                if kind == "spoiled":
-                    title, body, reason = spoil(title, body, rng)
-                    counts[f"questions spoiled by {reason}"] += 1
-                counts[f"questions about {question.language}"] += kind != "spoiled"
-                if number < num_before:  # evenly spaced over three years before the split, half a year after it
-                    asked = split - timedelta(days=1100 * (1 - number / num_before), hours=1)
-                else:
-                    asked = split + timedelta(days=1 + 180 * (number - num_before) / max(1, len(kinds) - num_before))
-                num_answers = rng.choices((1, 2, 3, 4), (3, 3, 2, 2))[0]
-                authors = rng.choices(list(AUTHORS), weights, k=num_answers)
-                texts = list(dict.fromkeys(answer(question, author, rng) for author in authors))
-                scores = [gold_score(question.query, text) for text in texts]
-                votes, accepted = cast_votes(scores, rng), accept(scores, rng)
-                question_id, next_id = next_id, next_id + 1 + len(texts)
-                optional = {} if accepted is None else {"AcceptedAnswerId": question_id + 1 + accepted}
-                owner = {} if rng.random() < 0.02 else {"OwnerUserId": rng.randrange(1, 5000)}
+        file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
+        for number, kind in enumerate(kinds):
+            question = ask(rng, "java" if kind == "java" else "python")
+            title, body = question.title, as_html(question.body, rng)
+            if kind == "spoiled":
+                title, body, reason = spoil(title, body, rng)
+                counts[f"questions spoiled by {reason}"] += 1
+            counts[f"questions about {question.language}"] += kind != "spoiled"
+            if number < num_before:  # evenly spaced over three years before the split, half a year after it
+                asked = split - timedelta(days=1100 * (1 - number / num_before), hours=1)
+            else:
+                asked = split + timedelta(days=1 + 180 * (number - num_before) / max(1, len(kinds) - num_before))
+            num_answers = rng.choices((1, 2, 3, 4), (3, 3, 2, 2))[0]
+            authors = rng.choices(list(AUTHORS), weights, k=num_answers)
+            texts = list(dict.fromkeys(answer(question, author, rng) for author in authors))
+            scores = [gold_score(question.query, text) for text in texts]
+            votes, accepted = cast_votes(scores, rng), accept(scores, rng)
+            question_id, next_id = next_id, next_id + 1 + len(texts)
+            optional = {} if accepted is None else {"AcceptedAnswerId": question_id + 1 + accepted}
+            owner = {} if rng.random() < 0.02 else {"OwnerUserId": rng.randrange(1, 5000)}
+            row(
+                Id=question_id, PostTypeId=1, **optional, CreationDate=asked.isoformat(timespec="milliseconds"),
+                Score=rng.randrange(-1, 9), Body=body, **owner, Title=title,
+                Tags=f"<{question.language}>", AnswerCount=len(texts),
+            )  # fmt: skip
+            for index, text in enumerate(texts):
+                body = as_html(text, rng)
+                if kind == "python" and rng.random() < 0.03:
+                    body += "<p>See <a href='https://example.org/a'>here</a>.</p>"
+                    counts["answers spoiled by link"] += 1
+                when = asked + timedelta(minutes=7 * (index + 1))
                 row(
-                    Id=question_id, PostTypeId=1, **optional, CreationDate=asked.isoformat(timespec="milliseconds"),
-                    Score=rng.randrange(-1, 9), Body=body, **owner, Title=title,
-                    Tags=f"<{question.language}>", AnswerCount=len(texts),
+                    Id=question_id + 1 + index, PostTypeId=2, ParentId=question_id,
+                    CreationDate=when.isoformat(timespec="milliseconds"), Score=votes[index], Body=body,
+                    OwnerUserId=rng.randrange(1, 5000),
                 )  # fmt: skip
-                for index, text in enumerate(texts):
-                    body = as_html(text, rng)
-                    if kind == "python" and rng.random() < 0.03:
-                        body += "<p>See <a href='https://example.org/a'>here</a>.</p>"
-                        counts["answers spoiled by link"] += 1
-                    when = asked + timedelta(minutes=7 * (index + 1))
-                    row(
-                        Id=question_id + 1 + index, PostTypeId=2, ParentId=question_id,
-                        CreationDate=when.isoformat(timespec="milliseconds"), Score=votes[index], Body=body,
-                        OwnerUserId=rng.randrange(1, 5000),
-                    )  # fmt: skip
-                    if kind == "python":
-                        golds.append((scores[index], votes[index]))
-            file.write("</posts>\n")
-        os.replace(temporary, args.out / "Posts.xml")
-    finally:
-        temporary.unlink(missing_ok=True)
+                if kind == "python":
+                    golds.append((scores[index], votes[index]))
+        file.write("</posts>\n")
     return counts, golds
 
 

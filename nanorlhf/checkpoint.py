@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanorlhf import distributed
 from nanorlhf.errors import InputError
+from nanorlhf.files import delete
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
 from nanorlhf.pretrained.families import FAMILIES
 from nanorlhf.pretrained.gguf import is_gguf
@@ -320,7 +321,7 @@ def save(
 
     is_new = not directory.exists()
     partial = directory / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)  # left by a save that was killed
+    delete(partial)  # left by a save that was killed
     try:
         partial.mkdir(parents=True)
     except (FileExistsError, NotADirectoryError) as error:

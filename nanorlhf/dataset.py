@@ -39,7 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import interrupts_wait, parse_json, read_lines
+from nanorlhf.files import interrupts_wait, parse_json, read_lines, replacing
 from nanorlhf.tokenizer import PAD, Tokenizer
 
 T = TypeVar("T")
@@ -150,15 +150,9 @@ def sampled_rows(path: Path, settings: dict[str, str]) -> list[tuple[str, dict]]
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
     """Write one row per line, atomically; as ASCII, so that all readers agree where a line ends."""
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("w", encoding="ascii") as file:
-            for row in rows:
-                file.write(json.dumps(row) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(Path(path)) as temporary, temporary.open("w", encoding="ascii") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
 
 
 # ----------------------------------------------------------------------------------- 2. rows as ids

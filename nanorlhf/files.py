@@ -2,12 +2,13 @@
 
 All modules read through these functions, so each kind of bad file is refused in one place. The
 bounds are far above real data; the comments name the largest real example that we know.
-`write_text` writes a file of ours in one step.
+`replacing` and `write_text` write a file of ours in one step.
 """
 
 import gzip
 import json
 import os
+import shutil
 import signal
 import stat
 import threading
@@ -40,12 +41,22 @@ KINDS = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
+WRITTEN = frozenset(  # suffixes of what programs write into --out; .new and .tmp while they do
+    (".csv", ".html", ".jinja", ".json", ".jsonl", ".md", ".new", ".png", ".safetensors", ".svg")
+    + (".tmp", ".txt", ".xml")
+)
 
 
 # -------------------------------------------------------------------------------------- 1. any file
 def check_out(directory: Path, flag: str = "--out") -> None:
-    """Refuse a directory that can't be made or written in, before anything slow; leaves nothing."""
-    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    """Refuse a directory that can't be made or written in, before anything slow; leaves nothing.
+
+    An entry in it that has the name of a file must be one, or a link, which writing replaces.
+    """
+    above = (directory, *directory.absolute().parents)
+    parent = next(path for path in above if os.path.lexists(path))
+    if not parent.exists():
+        raise InputError(f"{flag} {directory}: {parent} is a symbolic link that leads nowhere.")
     if parent == directory and not parent.is_dir():
         raise InputError(f"{flag} {directory} is a file, not a directory.")
     try:  # os.access can't tell: root may write in /proc, which takes no directory
@@ -57,17 +68,50 @@ def check_out(directory: Path, flag: str = "--out") -> None:
         raise InputError(
             f"{flag} {directory}: {parent} is not a writable directory ({error.strerror})."
         ) from error
+    for path in directory.iterdir() if parent == directory else ():
+        kind = None if path.is_symlink() else special_kind(path.stat().st_mode)
+        if kind and path.suffix in WRITTEN:
+            raise InputError(f"{flag} {directory}: {path} is {kind}, not a file: move it away.")
+
+
+def special_kind(mode: int) -> str | None:
+    """What a path of this mode is, such as "a directory"; None for a regular file."""
+    named = {**KINDS, stat.S_ISDIR: "a directory"}
+    return next((name for is_kind, name in named.items() if is_kind(mode)), None)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, a directory or a link, but not what a link leads to; nothing there is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a new path beside `path`; the file that the block writes there then replaces `path`.
+
+    After an error, or an interruption, the old file is as it was. A link, or a second name of the
+    same file, is replaced too: what it leads to stays. Raises InputError for a device or a pipe,
+    such as /dev/null, which a rename would turn into a file.
+    """
+    if path.exists() and (kind := special_kind(path.stat().st_mode)):
+        raise InputError(f"{path} is {kind}, not a regular file.")
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # left by a kill; if it is a link, it must not be followed
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write in one step: an interrupted write leaves no half of it, and the old file as it was."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
+    with replacing(path) as temporary:
         # half a surrogate pair, in a path, is written as its number
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -96,11 +140,9 @@ def open_regular(path: str | Path) -> BufferedReader:
     shown = f"{path!s:.300}"
     try:
         mode = os.stat(path).st_mode
-        for is_kind, name in KINDS.items():
-            if is_kind(mode):
-                raise InputError(f"{shown} is {name}, not a regular file.")
-        if stat.S_ISDIR(mode):
-            raise InputError(f"{shown} is a directory, not a file.")
+        if kind := special_kind(mode):
+            regular = "file" if stat.S_ISDIR(mode) else "regular file"
+            raise InputError(f"{shown} is {kind}, not a {regular}.")
         return Path(path).open("rb")
     except FileNotFoundError as error:
         raise InputError(f"{shown} does not exist.") from error

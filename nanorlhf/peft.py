@@ -13,7 +13,6 @@ LoRA the frozen weights serve twice: `reference` is the policy without its updat
 
 import copy
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from kernels.linear import ACTIVATIONS, linear
 from nanorlhf.errors import InputError
+from nanorlhf.files import replacing, write_text
 from nanorlhf.model import GPT, AdaptedLinear, GPTConfig, Linear, ScalarModel, param_like
 from nanorlhf.pretrained.families import FAMILIES
 from nanorlhf.pretrained.layout import GATED, tensor_names, to_family
@@ -268,7 +268,6 @@ def save_updates(model: GPT, directory: Path, base: str) -> None:
         "inference_mode": True,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / ".partial.safetensors"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    os.replace(partial, directory / "adapter_model.safetensors")
-    (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    with replacing(directory / "adapter_model.safetensors") as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    write_text(directory / "adapter_config.json", json.dumps(settings, indent=2) + "\n")

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import delete, read_object
 from nanorlhf.model import GPTConfig, Transformer
 from nanorlhf.padding import right_pad
 from nanorlhf.pretrained.encoder import check_encoder_files, load_encoder
@@ -135,7 +135,7 @@ def save_discriminator(model: Discriminator, directory: Path) -> None:
     Each file is replaced atomically, discriminator.json last; other files in the directory stay.
     """
     partial = directory / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)  # left by a killed save
+    delete(partial)  # left by a killed save
     partial.mkdir(parents=True)
     try:
         settings: dict[str, Any] = {"max_length": model.max_length}

@@ -18,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from nanorlhf import __version__
 from nanorlhf.cli import run_module
 from nanorlhf.errors import InputError
-from nanorlhf.files import read_object
+from nanorlhf.files import read_object, write_text
 from nanorlhf.training.run_directory import flat_settings, read_settings
 
 # files of a run directory; state, logs and samples are not uploaded
@@ -65,7 +65,7 @@ def is_hub_id(text: str) -> bool:
 
 def push(hub_id: str, run: Path, card: ModelCard) -> str:
     """Upload the checkpoint in `run` with its card; returns the URL. On any error it raises InputError."""
-    (run / "README.md").write_text(str(card), encoding="utf-8", errors="backslashreplace")
+    write_text(run / "README.md", str(card))
     try:
         api = HfApi()
         address = api.create_repo(hub_id, private=True, exist_ok=True)

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ import torch
 from nanorlhf import distributed
 from nanorlhf.checkpoint import to_disk
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular, read_object
+from nanorlhf.files import delete, open_regular, read_object
 from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs
@@ -88,12 +87,12 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a state; a kill in between leaves nothing that looks like one."""
-    if path.exists():
+    """Delete a state, or a link to one; a kill in between leaves nothing that looks like one."""
+    if os.path.lexists(path):
         doomed = path.with_name(".doomed")
-        shutil.rmtree(doomed, ignore_errors=True)
+        delete(doomed)
         os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        delete(doomed)
 
 
 def forget(out: Path) -> None:

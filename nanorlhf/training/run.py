@@ -18,7 +18,6 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,7 @@ from nanorlhf.dataset import write_jsonl
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
-from nanorlhf.files import check_out, write_text
+from nanorlhf.files import check_out, delete, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
@@ -53,6 +52,7 @@ Main = Callable[[Any], dict[str, float]]
 COMMAND = "command.txt"
 KERNELS = "kernels.json"
 OF_A_RUN = ("metrics.jsonl", "samples.jsonl", "args.json")
+OF_DIRECTORIES = ("adapter", "best", "state", "trace")
 SAMPLING = "generated.partial.jsonl"
 """what a run has sampled before its first step, while it samples: --resume goes on from there"""
 
@@ -99,6 +99,11 @@ def begin(args: RunArgs, *batch_sizes: str) -> torch.device:
 def check_output(out: Path, overwrite: bool, resume: bool) -> None:
     """Refuse to overwrite a run, before anything slow; writes nothing."""
     check_out(out)
+    for name in OF_DIRECTORIES:  # a run writes into them: through a link it would write elsewhere
+        if (out / name).is_symlink() or not (out / name).is_dir() and (out / name).exists():
+            raise InputError(f"--out {out}: {out / name} must be a directory, not a file or a link: move it away.")
+    if (out / COMMAND).is_symlink():  # it is locked and written in place, where other files are replaced
+        raise InputError(f"--out {out}: {out / COMMAND} is a link, not a file: move it away.")
     if (out / COMMAND).is_file():
         with (out / COMMAND).open() as file:
             lock(file.fileno(), out, fcntl.LOCK_SH)
@@ -177,17 +182,20 @@ class Run:
         if self.board is not None:
             return self.board
         self.out.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(self.out / COMMAND, os.O_RDWR | os.O_CREAT, 0o666)
+        locked = self.out / COMMAND
+        if self.first_step == 0 and locked.exists() and locked.stat().st_nlink > 1:
+            locked.unlink()  # the directory is a copy by hard links: the other run's command stays
+        self.lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
         lock(self.lock, self.out, fcntl.LOCK_EX)
         if self.first_step == 0:
             # in this order: a kill leaves of the old run neither a finished one nor a state without metrics
             (self.out / "summary.json").unlink(missing_ok=True)
             forget(self.out)
-            shutil.rmtree(self.out / "trace", ignore_errors=True)
+            delete(self.out / "trace")
             for name in OF_A_RUN:
                 (self.out / name).unlink(missing_ok=True)
             for events in self.out.glob("events.out.tfevents.*"):
-                events.unlink()
+                delete(events)
             command = shlex.join(("python", Path(sys.argv[0]).name, *sys.argv[1:]))
             os.truncate(self.lock, 0)  # not closed: that would unlock it
             os.write(self.lock, (command + "\n").encode(errors="backslashreplace"))
@@ -341,7 +349,7 @@ def write_checkpoint(model: GPT | ScalarModel, directory: Path, tokenizer: Token
         if isinstance(full, GPT) and base is not None and has_updates(full):
             save_updates(full, directory / "adapter", base)
         else:  # left by a run that this one replaces
-            shutil.rmtree(directory / "adapter", ignore_errors=True)
+            delete(directory / "adapter")
 
 
 def check_weights(step: int, *models: nn.Module) -> None:

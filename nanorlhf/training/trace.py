@@ -18,7 +18,6 @@ response to each fixed query.
 """
 
 import json
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +35,7 @@ from nanorlhf.batch import Batch
 from nanorlhf.checkpoint import write_tensors
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.files import open_regular, parse_json
+from nanorlhf.files import open_regular, parse_json, replacing
 from nanorlhf.generate import for_sampling, generate
 from nanorlhf.logprobs import response_logprobs
 from nanorlhf.model import GPT
@@ -258,14 +257,10 @@ def trace_path(out: Path, update: int) -> Path:
 def save_trace(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """Write atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
+    with replacing(path) as temporary:
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         write_tensors(contiguous, temporary, {"about": json.dumps(about, default=str)})
         shutil.copymode(path.parents[1] / "args.json", temporary)  # safetensors sets owner-only access
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:

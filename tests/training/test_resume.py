@@ -360,7 +360,7 @@ def test_the_error_of_the_operating_system_is_not_hidden_by_pytorchs(args):
     assert files_of(args.out) == before
 
 
-CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.shutil.rmtree".split()
+CALLS = "resume.torch.save resume.sha256 resume.to_disk os.rename resume.delete".split()
 
 
 @pytest.mark.parametrize(("function", "number"), [(name, n) for name in CALLS for n in (1, 2)])
@@ -369,7 +369,7 @@ def test_a_kill_at_any_call_of_a_save_leaves_a_state_to_resume_from(args, monkey
     monkeypatch.setattr(resume, "KEEP_LAST", 1)
     write(args, 1)
     owner, name = function.rsplit(".", 1)
-    owner = {"resume": resume, "os": os, "resume.torch": torch, "resume.shutil": shutil}[owner]
+    owner = {"resume": resume, "os": os, "resume.torch": torch}[owner]
     plain, calls, copy = getattr(owner, name), [], args.out.with_name("copy")
 
     def killed(*arguments, **settings):

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from nanorlhf.checkpoint import save
 from nanorlhf.errors import InputError
+from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.training import run as module
 from nanorlhf.training.run import Run, check_output, check_weights
 
@@ -56,6 +58,61 @@ def test_the_check_of_an_output_removes_what_a_killed_check_left(tmp_path):
     (tmp_path / ".nanorlhf-abc").mkdir()
     check_output(tmp_path / "run", overwrite=False, resume=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_lies_elsewhere_stays_as_it_is_whatever_leads_to_it(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("mine")
+    out = tmp_path / "run"
+    out.mkdir()
+    written = ("args.json", "kernels.json", "metrics.jsonl", "samples.jsonl", "summary.json")
+    for name in (*written, *(f"{name}.tmp" for name in written), "events.out.tfevents.1", ".partial"):
+        (out / name).symlink_to(elsewhere / "file")
+    os.link(elsewhere / "file", out / "command.txt")
+    check_output(out, overwrite=True, resume=False)
+    model = GPT(GPTConfig(vocab_size=4, n_ctx=4, n_layer=1, n_head=1, d_model=4, d_mlp=4))
+    run = Run(Args(out), "test", lambda: save(model, out))
+    run.track(model=model)
+    for step in run.steps(2):
+        run.log(step, {"loss": 1.0})
+        run.log_samples(step, [{"query": "q"}])
+    run.finish({"loss": 1.0})
+    assert files_of(elsewhere) == {"file": b"mine"}
+    assert {*written, "command.txt", "model.safetensors", "state.pt"} <= files_of(out).keys()
+    assert (out / "command.txt").read_text().startswith("python ")
+    assert not any((out / name).is_symlink() for name in written)
+
+
+@pytest.mark.parametrize("name", ["adapter", "best", "state", "trace", "command.txt"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "loop", "other kind"])
+def test_an_entry_through_which_a_run_would_write_elsewhere_is_refused(tmp_path, name, kind):
+    entry, target = tmp_path / "run" / name, tmp_path / "elsewhere"
+    entry.parent.mkdir()
+    target.mkdir() if "." not in name else target.write_text("mine")
+    if kind == "other kind":
+        entry.mkdir() if "." in name else entry.write_text("mine")
+    else:
+        entry.symlink_to({"link": target, "dangling link": tmp_path / "nothing", "loop": entry}[kind])
+    for settings in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
+        with pytest.raises(InputError, match=f"^--out .*run: .*{name} (must be|is) a .*: move it away."):
+            check_output(entry.parent, **settings)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "summary.json.tmp", "model.safetensors", "chat_template.jinja"])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_directory_or_a_pipe_with_the_name_of_a_file_is_refused_before_the_run(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(InputError, match=f"^--out .*{name} is a (directory|pipe), not a file: move it away.$"):
+        check_output(tmp_path, overwrite=True, resume=False)
+
+
+def test_a_link_that_leads_nowhere_is_no_output(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for out in (tmp_path / "run", tmp_path / "run" / "inner", tmp_path / "loop"):
+        with pytest.raises(InputError, match=f"^--out {out}: .*(run|loop) is a symbolic link that leads nowhere.$"):
+            check_output(out, overwrite=False, resume=False)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
