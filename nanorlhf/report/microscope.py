@@ -5,10 +5,12 @@
 
 The numbers are the tensors that the run kept in RUN/trace. Computed here is only what a formula on the page derives
 from them: kl, delta, the terms of GAE's recursion, ratios, losses and their slopes. A number that was not used, as
-of a token that is dropped from the loss, has an empty cell. Out: RUN/microscope.html.
+of a token that is dropped from the loss, has an empty cell; those of a run that diverged are shown as inf or nan.
+Out: RUN/microscope.html.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ TEMPLATE = Path(__file__).with_name("microscope.html")
 LOOK = Path(__file__).with_name("look.css")
 # settings
 OF_LINES = ("score_at", "whiten_rewards", "whiten_advantages", "value_clip_range", "clip_range", "sampler.correction")
+OF_NUMBERS = (*OF_LINES, "gamma", "lam", "samples_per_query", "temperature")
 GRPO = "nanorlhf/training/grpo.py"
 
 
@@ -340,9 +343,10 @@ def epoch_lines(epoch: int, algorithm: str, settings: dict[str, Any], script: st
 # ------------------------------------------------------------------------------------------------------- 2. the numbers
 @dataclass
 class Cells:
-    """The lines' cells (n, T): numbers in float64, NaN where there is none, and which formula each cell has."""
+    """The lines' cells (n, T): numbers in float64, the masks of those that exist, and which formula each cell has."""
 
     numbers: dict[str, Tensor]
+    masks: dict[str, Tensor]
     which: dict[str, Tensor]
     words: dict[str, list[list[str]]]
 
@@ -352,11 +356,14 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_r
     doubles = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
     actions, states = tensors["actions"], tensors["states"]
     t = torch.arange(actions.size(1))  # (T,)
-    cells = Cells({"actions": actions.double(), "states": states.double()}, {}, {})
+    cells = Cells({}, {}, {}, {})
 
     def put(key: str, x: Tensor, mask: Tensor) -> Tensor:
-        cells.numbers[key] = torch.where(mask, x, torch.nan)
+        cells.numbers[key], cells.masks[key] = x, mask
         return x
+
+    for name in ("actions", "states"):
+        put(name, tensors[name].double(), torch.ones_like(actions))
 
     logprobs, ref_logprobs = doubles["logprobs"], doubles["ref_logprobs"]
     for name in ("logprobs", "ref_logprobs", "sampled_logprobs", "token_rewards", "advantages"):
@@ -384,8 +391,10 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_r
     advantages = doubles["advantages"]
     loss_actions, loss_states = actions & tensors["in_loss"], states & tensors["in_loss"]
     for epoch, new_logprobs in enumerate(doubles["new_logprobs"]):
-        put(f"new_logprobs.{epoch}", new_logprobs, actions)
-        log_ratio, of_ratio = new_logprobs - logprobs, actions
+        # no step of the epoch read a response that is all NaN and that the loss leaves out
+        read = tensors["in_loss"].any(1, keepdim=True) | ~new_logprobs.isnan().all(1, keepdim=True)  # (n, 1)
+        put(f"new_logprobs.{epoch}", new_logprobs, actions & read)
+        log_ratio, of_ratio = new_logprobs - logprobs, actions & read
         if algorithm == "gspo":
             log_ratio, of_ratio = response_mean(log_ratio, loss_actions), loss_actions
         ratio = put(f"ratio.{epoch}", log_ratio.exp(), of_ratio)
@@ -399,14 +408,14 @@ def cells_of(tensors: Tensors, constants: dict[str, Any], algorithm: str, clip_r
             cells.which[f"push.{epoch}"] = is_active.long()
         put(f"push.{epoch}", push - kl_push, loss_actions)
         side = torch.where(ratio > most, 1, torch.where(ratio < least, 2, 0))
-        cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())
+        cells.words[f"clip.{epoch}"] = in_words(side, is_active, loss_actions & ~ratio.isnan())  # NaN is nowhere
         if "values" not in tensors:
             continue
-        new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states)
+        new_values = put(f"new_values.{epoch}", doubles["new_values"][epoch], states & read)
         error = (new_values - doubles["returns"]) ** 2
         if (value_eps := constants.get("value_clip_range")) is not None:
             lowest, highest = values - value_eps, values + value_eps
-            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(lowest, highest), states)
+            clipped_values = put(f"clipped_values.{epoch}", new_values.clamp(lowest, highest), states & read)
             clipped_error = (clipped_values - doubles["returns"]) ** 2
             side = torch.where(new_values > highest, 1, torch.where(new_values < lowest, 2, 0))
             is_active = clipped_error > error
@@ -451,15 +460,17 @@ def in_words(side: Tensor, is_active: Tensor, mask: Tensor) -> list[list[str]]:
     return [cells[i : i + T] for i in range(0, len(cells), T)]
 
 
-def short(x: float) -> float | None:
-    """Nine digits, which tell any two float32 apart; None for NaN."""
-    return None if x != x else float(f"{x:.9g}")
+def short(x: float) -> float | str:
+    """Nine digits, which tell any two float32 apart; JavaScript's name of what JSON has no number for."""
+    return float(f"{x:.9g}") if math.isfinite(x) else json.dumps(x)
 
 
-def response_constants(tensors: Tensors, kl: Tensor, algorithm: str, kl_coef: float, k: int) -> list[dict[str, Any]]:
-    """Of each response: its score, where it ends, and the statistics of its query's group."""
+def response_constants(
+    tensors: Tensors, response_kl: Tensor, algorithm: str, kl_coef: float, k: int
+) -> list[dict[str, Any]]:
+    """Of each response: its score, where it ends, and the statistics of its query's group; response_kl: (n,)."""
     found = []
-    doubles, response_kl = tensors["scores"].double(), kl.nansum(1)
+    doubles = tensors["scores"].double()
     response_rewards = doubles
     if algorithm == "rloo":
         response_rewards = doubles - kl_coef * response_kl
@@ -509,17 +520,23 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
     constants: dict[str, Any] = {name: settings[name] for name in names if name in settings}
     if isinstance(clip_range, tuple | list):
         constants["clip_below"], constants["clip_above"] = constants.pop("clip_range")
-    constants |= {name: about[name] for name in about if name.endswith(("_mean", "_var", "_coef"))}
+    statistics = [f"{name}_{statistic}" for name in ("advantage", "return", "reward") for statistic in ("mean", "var")]
+    constants |= {name: about[name] for name in ("kl_coef", *statistics) if name in about}
     constants["tis_clip"] = TIS_CLIP
     cells = cells_of(tensors, constants, algorithm, clip_range)
     k = settings.get("samples_per_query", 1)
-    of_responses = response_constants(tensors, cells.numbers["kl"], algorithm, about["kl_coef"], k)
+    response_kl = torch.where(tensors["actions"], cells.numbers["kl"], 0.0).sum(1)  # (n,)
+    sizes = torch.where(tensors["actions"], cells.numbers["advantages"].abs(), 0.0).amax(1)  # (n,)
+    of_responses = response_constants(tensors, response_kl, algorithm, about["kl_coef"], k)
     num_clipped = [sum("active" in w for key, rows in cells.words.items() if key.startswith("clip.") for w in rows[i])
                    for i in range(len(of_responses))]  # fmt: skip
     responses = []
     for i, of_response in enumerate(of_responses):
         T = int(tensors["states"][i].sum())
-        numbers: dict[str, list] = {key: [short(v) for v in x[i, :T].tolist()] for key, x in cells.numbers.items()}
+        numbers: dict[str, list] = {}
+        for key, x in cells.numbers.items():
+            pairs = zip(x[i, :T].tolist(), cells.masks[key][i, :T].tolist(), strict=True)
+            numbers[key] = [short(number) if exists else None for number, exists in pairs]
         numbers |= {key: rows[i][:T] for key, rows in cells.words.items()}
         responses.append(
             {
@@ -529,15 +546,16 @@ def update_of(tensors: Tensors, about: dict[str, Any], settings: dict[str, Any])
                 "texts": about["texts"][i],
                 "score_index": int(tensors["score_index"][i]),
                 "has_eos": bool(tensors["has_eos"][i]),
-                "kl": short(cells.numbers["kl"][i].nansum().item()),
-                "advantage": short(cells.numbers["advantages"][i].nan_to_num().abs().max().item()),
+                "kl": short(response_kl[i].item()),
+                "advantage": short(sizes[i].item()),
                 "clipped": num_clipped[i],
                 "constants": of_response,
                 "cells": numbers,
                 "which": {key: x[i, :T].tolist() for key, x in cells.which.items()},
             }
         )
-    return {"update": about["update"], "constants": constants, "responses": responses}
+    shown = {name: short(x) if isinstance(x, float) else x for name, x in constants.items()}
+    return {"update": about["update"], "constants": shown, "responses": responses}
 
 
 def source_line(file: str, expression: str) -> str:
@@ -565,7 +583,10 @@ def embedded(page: Path) -> dict[str, Any]:
     data = parse_json(rest.partition("</script>")[0].encode(), str(page)) if found else None
     if not isinstance(data, dict) or not {"algorithm", "settings", "updates"} <= data.keys():
         raise InputError(f"{page} is no page of the microscope: name one, or a run's directory.")
-    return data | {"lines": lines_data(data)}
+    try:
+        return data | {"lines": lines_data(data)}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{page}: its data are damaged ({error!r:.80}): make it from the run's directory.") from error
 
 
 def page_data(run: Path) -> dict[str, Any]:
@@ -577,11 +598,15 @@ def page_data(run: Path) -> dict[str, Any]:
     where = f"{run}/trace"
     settings = flat_settings(about["settings"])
     algorithm = about["algorithm"]
-    if algorithm not in ("ppo", *ALGORITHMS):
-        raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
-    if not is_clip_range(settings.get("clip_range")):
-        raise InputError(f"{where}: the field 'clip_range' must be a number, or two: train again with --trace.")
-    field(settings, "temperature", float, where)
+    check_settings(settings, algorithm, where)
+    for tensors, said in traces:
+        others = flat_settings(said["settings"])
+        if said["algorithm"] != algorithm or any(others.get(name) != settings.get(name) for name in OF_NUMBERS):
+            raise InputError(f"{where}: update {said['update']} is of a run with other settings: delete its file.")
+        if len(tensors["new_logprobs"]) != len(first["new_logprobs"]):
+            raise InputError(f"{where}: update {said['update']} has another number of epochs: delete its file.")
+        if tensors["fixed_logprobs"].shape != first["fixed_logprobs"].shape:
+            raise InputError(f"{where}: update {said['update']} has other fixed responses: delete its file.")
     fixed = []
     for i, (query, texts) in enumerate(zip(about["queries"], about["texts"], strict=True)):
         logprobs = [[short(x) for x in tensors["fixed_logprobs"][i, : len(texts)].tolist()] for tensors, _ in traces]
@@ -598,10 +623,25 @@ def page_data(run: Path) -> dict[str, Any]:
     return data | {"lines": lines_data(data)}
 
 
-def is_clip_range(value: object) -> bool:
-    """Whether a setting holds one number, or two."""
-    numbers = value if isinstance(value, tuple | list) and len(value) == 2 else (value,)
-    return all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
+def check_settings(settings: dict[str, Any], algorithm: str, where: str) -> None:
+    """Raise InputError unless the settings that the page shows or computes with are those of a run."""
+    if algorithm not in ("ppo", *ALGORITHMS):
+        raise InputError(f"{where}: the algorithm {algorithm!r:.80} is unknown: train again with --trace.")
+    kinds: dict[str, type] = {"temperature": float, "sampler.correction": str}
+    if algorithm == "ppo":
+        kinds |= {"score_at": str, "gamma": float, "lam": float, "whiten_rewards": bool, "whiten_advantages": bool}
+        if settings.get("value_clip_range") is not None:
+            kinds["value_clip_range"] = float
+    else:
+        kinds |= {"samples_per_query": int} | ({"gamma": float} if algorithm == "reinforce++" else {})
+    for name, kind in kinds.items():
+        field(settings, name, kind, where)
+    if settings.get("samples_per_query", 1) < 1:
+        raise InputError(f"{where}: the field 'samples_per_query' must be at least 1: train again with --trace.")
+    clip_range = settings.get("clip_range")
+    pair = clip_range if isinstance(clip_range, tuple | list) and len(clip_range) == 2 else (clip_range,)
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in pair):
+        raise InputError(f"{where}: the field 'clip_range' must be a number, or two: train again with --trace.")
 
 
 def page_of(data: dict[str, Any]) -> str:

@@ -303,19 +303,30 @@ def read_trace(path: Path) -> tuple[Tensors, dict[str, Any]]:
             raise InputError(f"{path}: {name} has the shape {tuple(x.shape)}, and not {shape}: {again}.")
         if kind != wanted:
             raise InputError(f"{path}: {name} holds {kind}, and not {wanted}: {again}.")
+    if not (n and T and len(tensors["new_logprobs"])):
+        raise InputError(f"{path}: it holds no response, or no epoch: {again}.")
+    if not (tensors["actions"] & tensors["states"])[:, 0].all():
+        raise InputError(f"{path}: a response has no first token: {again}.")
+    for name in ("eos_index", "score_index"):
+        if not ((0 <= tensors[name]) & (tensors[name] < T)).all():
+            raise InputError(f"{path}: {name} must be from 0 to {T - 1}: {again}.")
     field(about, "update", int, where)
-    field(about, "kl_coef", float, where)
+    if not isinstance(about.get("kl_coef"), float):  # which may be infinite or NaN: a controller's can diverge
+        field(about, "kl_coef", float, where)
     settings = field(about, "settings", dict, where)
     whitened = {"ppo": ("advantage",), "reinforce++": ("return",)}.get(algorithm, ())
     for name in (*whitened, *(("reward",) if settings.get("whiten_rewards") else ())):
         for statistic in (f"{name}_mean", f"{name}_var"):
             if not isinstance(about.get(statistic), float):  # NaN in a run that has diverged
                 raise InputError(f"{where}: the field {statistic!r} must be a number: {again}.")
-    for name in ("queries", "texts"):
-        if len(field(about, name, list, where)) != n:
-            raise InputError(f"{where}: {name} must have {n} items: {again}.")
-    if len(field(about, "answers", list, where)) != len(tensors["fixed_logprobs"]):
-        raise InputError(f"{where}: answers must have {len(tensors['fixed_logprobs'])} items: {again}.")
+    lengths = {"queries": n, "texts": n, "answers": len(tensors["fixed_logprobs"])}
+    for name, kind in (("queries", str), ("texts", list), ("answers", str)):
+        items = field(about, name, list, where)
+        if len(items) != lengths[name] or not all(isinstance(item, kind) for item in items):
+            raise InputError(f"{where}: {name} must have {lengths[name]} items, each a {kind.__name__}: {again}.")
+    for texts in about["texts"]:
+        if len(texts) > T or not all(isinstance(piece, str) for piece in texts):
+            raise InputError(f"{where}: texts must hold the texts of {T} tokens at most of each response: {again}.")
     return tensors, about
 
 

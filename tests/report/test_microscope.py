@@ -291,11 +291,11 @@ def test_the_example_in_the_docs_has_the_numbers_of_the_demos_page():
 
 
 def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
-    """A token dropped from the loss has a ratio and no gradient; a response that was not read has neither."""
+    """A token dropped from the loss has a ratio and no gradient; a response that no step read has neither."""
     shutil.copytree(runs / "ppo", tmp_path / "run")
     path = trace_path(tmp_path / "run", 0)
     tensors, about = read_trace(path)
-    tensors["in_loss"][0] = False
+    tensors["in_loss"][:2] = False
     for name in ("new_logprobs", "new_values"):
         tensors[name][1, 1] = torch.nan
     save_trace(path, tensors, about)
@@ -303,9 +303,91 @@ def test_what_no_loss_counts_has_empty_cells(runs, tmp_path):
     of_loss = ("push", "policy_loss", "clip", "value_loss", "value_clip")
     assert all(x in (None, "") for key in of_loss for epoch in "01" for x in dropped["cells"][f"{key}.{epoch}"])
     assert None not in dropped["cells"]["ratio.1"][: len(dropped["texts"])]
-    for key in (*of_loss, "ratio", "new_logprobs", "new_values", "clipped_values"):
-        assert all(x in (None, "") for x in unread["cells"][f"{key}.1"]), key
-        assert unread["cells"][f"{key}.0"][0] not in (None, ""), key
+    assert all(x in (None, "") for key in of_loss for x in unread["cells"][f"{key}.1"])
+    for key in ("ratio", "new_logprobs", "new_values", "clipped_values"):
+        assert set(unread["cells"][f"{key}.1"]) == {None}, key
+        assert unread["cells"][f"{key}.0"][0] is not None, key
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_page_of_a_run_that_diverged_shows_its_numbers(runs, tmp_path, name, value):
+    shutil.copytree(runs / name.replace(" ", "_"), tmp_path / "run")
+    path = trace_path(tmp_path / "run", 0)
+    tensors, about = read_trace(path)
+    spoiled = {key: torch.full_like(x, value) if x.is_floating_point() else x for key, x in tensors.items()}
+    statistics = {key: value for key in about if key.endswith(("_mean", "_var", "_coef"))}
+    save_trace(path, spoiled, about | statistics)
+    page = Page(main(Args(run=tmp_path / "run", out=tmp_path / "page.html")).read_text())
+    data = json.loads(page.data, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    update, shown = data["updates"][0], json.dumps(value)
+    assert set(update["constants"].values()) >= ({shown} if statistics else set())
+    for response, counts in zip(update["responses"], tensors["actions"].sum(1).tolist(), strict=True):
+        for key in ("logprobs", "advantages", "new_logprobs.0"):
+            cells = response["cells"][key]
+            assert cells[:counts] == [shown] * counts and set(cells[counts:]) <= {None}, key
+        assert response["constants"]["score"] == shown and response["kl"] == "NaN"
+    assert data["updates"][1] == page_data(runs / name.replace(" ", "_"))["updates"][1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"clip_range": math.inf}, "the field 'clip_range' must be a number, or two"),
+        ({"clip_range": [0.1, 0.2, 0.3]}, "the field 'clip_range' must be a number, or two"),
+        ({"value_clip_range": ["x"]}, "the field 'value_clip_range' must be float, not list"),
+        ({"temperature": math.nan}, "the field 'temperature' is nan"),
+        ({"gamma": "x"}, "the field 'gamma' must be float, not str"),
+        ({"lam": None}, "the field 'lam' must be float, not NoneType"),
+        ({"whiten_rewards": 0}, "the field 'whiten_rewards' must be bool, not int"),
+        ({"sampler": {}}, "the field 'sampler.correction' is missing"),
+        ({"gamma": 0, "lam": 0}, None),
+        ({"gamma": 0.5}, None),
+    ],
+)
+def test_odd_settings_are_refused_or_shown(runs, tmp_path, changed, sentence):
+    shutil.copytree(runs / "ppo", tmp_path / "run")
+    for path in (tmp_path / "run" / "trace").iterdir():
+        tensors, about = read_trace(path)
+        save_trace(path, tensors, about | {"settings": about["settings"] | changed})
+    if sentence is None:
+        assert page_data(tmp_path / "run")["updates"][0]["constants"]["gamma"] == changed["gamma"]
+        return
+    with pytest.raises(InputError, match=f"^{tmp_path}/run/trace: {sentence}"):
+        page_data(tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [0, -1, "x", None])
+def test_a_group_has_at_least_one_response(runs, tmp_path, number):
+    shutil.copytree(runs / "grpo", tmp_path / "run")
+    for path in (tmp_path / "run" / "trace").iterdir():
+        tensors, about = read_trace(path)
+        save_trace(path, tensors, about | {"settings": about["settings"] | {"samples_per_query": number}})
+    with pytest.raises(InputError, match="the field 'samples_per_query' (must be|is)"):
+        page_data(tmp_path / "run")
+
+
+def test_updates_of_different_runs_make_no_page(runs, tmp_path):
+    shutil.copytree(runs / "ppo", tmp_path / "run")
+    path = trace_path(tmp_path / "run", 1)
+    tensors, about = read_trace(path)
+    epochs = {name: x[:1] for name, x in tensors.items() if name.startswith("new_")}
+    for changed, said, sentence in (
+        ({}, about | {"settings": about["settings"] | {"clip_range": 0.5}}, "update 1 is of a run with other settings"),
+        (epochs, about, "update 1 has another number of epochs"),
+        ({"fixed_logprobs": tensors["fixed_logprobs"][:1]}, about | {"answers": ["a"]}, "has other fixed responses"),
+    ):
+        save_trace(path, tensors | changed, said)
+        with pytest.raises(InputError, match=f"{sentence}: delete its file"):
+            page_data(tmp_path / "run")
+
+
+def test_the_data_of_a_page_may_be_damaged(runs, tmp_path):
+    data = page_data(runs / "ppo")
+    for spoiled in ({"updates": []}, {"updates": [{}]}, {"algorithm": "x"}, {"settings": {}}, {"settings": []}):
+        (tmp_path / "page.html").write_text(page_of(data | spoiled))
+        with pytest.raises(InputError, match="page.html: its data are damaged"):
+            main(Args(run=tmp_path / "page.html"))
 
 
 def test_an_expression_that_is_gone_shows_the_file_alone():

@@ -315,8 +315,24 @@ def test_a_damaged_trace_is_named(ppo, traced, tmp_path):
         ({"actions": tensors["actions"].float()}, "actions holds float, and not bool"),
         ({"response": tensors["response"].float()}, "response holds float, and not int"),
         ({"logprobs": tensors["actions"]}, "logprobs holds bool, and not float"),
+        ({name: x[:0] if name.startswith("new_") else x for name, x in tensors.items()}, "no response, or no epoch"),
+        ({"eos_index": tensors["eos_index"] + 99}, "eos_index must be from 0 to 11"),
+        ({"score_index": -1 - tensors["score_index"]}, "score_index must be from 0 to 11"),
+        ({"actions": tensors["actions"] & False}, "a response has no first token"),
     ):
         save_trace(tmp_path / "a" / "x.safetensors", tensors | wrong, about)
+        with pytest.raises(InputError, match=sentence):
+            read_trace(tmp_path / "a" / "x.safetensors")
+    for wrong, sentence in (
+        ({"queries": [5] * 4}, "queries must have 4 items, each a str"),
+        ({"texts": ["abc"] * 4}, "texts must have 4 items, each a list"),
+        ({"texts": [[5]] * 4}, "texts must hold the texts of 12 tokens at most"),
+        ({"texts": [["a"] * 13] * 4}, "texts must hold the texts of 12 tokens at most"),
+        ({"answers": ["a"]}, "answers must have 4 items, each a str"),
+        ({"kl_coef": "x"}, "the field 'kl_coef' must be float, not str"),
+        ({"kl_coef": 10**30}, "the field 'kl_coef' is an integer of more than 64 bits"),
+    ):
+        save_trace(tmp_path / "a" / "x.safetensors", tensors, about | wrong)
         with pytest.raises(InputError, match=sentence):
             read_trace(tmp_path / "a" / "x.safetensors")
     whitened = about | {"settings": about["settings"] | {"whiten_rewards": True}}
