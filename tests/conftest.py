@@ -209,6 +209,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Collect everything at exit again: what is still frozen then, Triton's bindings report as leaked."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Keep the seconds of each file without its slow tests, by which `make check` chooses."""
     seconds: dict[str, float] = {}
