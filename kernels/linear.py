@@ -43,7 +43,7 @@ def onednn_matmul() -> Callable | None:
 
 
 class PackedWeight:
-    """A float32 weight (N, K) in the order in which oneDNN reads it; it changes no bit."""
+    """A float32 weight (N, K) in the order in which oneDNN reads it; only rounding may change."""
 
     def __init__(self, weight: Tensor):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())

@@ -172,15 +172,17 @@ def test_fused_activations_equal_separate_ones(onednn, activation, with_grad):
 
 @needs_onednn
 @pytest.mark.parametrize("rows", [1, 3, 8, 64])
-def test_a_packed_weight_multiplies_as_the_plain_one_does_in_onednn(onednn, rows):
+def test_a_packed_weight_multiplies_as_the_plain_one_does_to_rounding(onednn, rows):
+    """Packed twice, to the last bit. For few rows oneDNN sums a plain weight in another order on some processors."""
+    torch.manual_seed(0)
     x, weight, bias = torch.randn(2, rows, 96), torch.randn(200, 96), torch.randn(200)
-    packed = PackedWeight(weight)
+    packed, again = PackedWeight(weight), PackedWeight(weight)
     for some in (bias, None):
-        y = linear(x, packed, some, "gelu")
-        exact = F.gelu(F.linear(x.double(), weight.double(), None if some is None else some.double()))
-        assert y.shape == exact.shape and torch.allclose(y.double(), exact, atol=1e-5)
-        for activation in ACTIVATIONS:
-            assert torch.equal(linear(x, packed, some, activation), linear(x, weight, some, activation))
+        plain = F.linear(x.double(), weight.double(), None if some is None else some.double())
+        for activation, (function, _) in ACTIVATIONS.items():
+            y = linear(x, packed, some, activation)
+            assert y.shape == plain.shape and torch.allclose(y.double(), function(plain), atol=1e-5)
+            assert torch.equal(y, linear(x, again, some, activation))
 
 
 @needs_onednn
