@@ -535,7 +535,7 @@ def ppo_of_ours(args: Args, directory: Path, rollout_dtype: str = "same", proces
     with mock.patch.object(Run, "save"):  # writing 1b's state takes longer than the two updates
         launch.run(partial(train_ppo.main, settings), args.device, processes)
     last = json.loads((directory / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
-    return shape.episodes / last["episodes_per_second"], peak_of_process()
+    return shape.episodes / last["episodes_per_second"], peak_of_process(args.device)
 
 
 def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
@@ -557,7 +557,7 @@ def stage_of_ours(args: Args, directory: Path, stage: str) -> tuple[float, int]:
         else:
             script = {"rm": train_rm, "dpo": train_dpo}[stage]
             script.main(script.Args(sft=str(directory / "sft"), **settings))
-    return times[1] - times[0], peak_of_process()  # the third step ends with a validation
+    return times[1] - times[0], peak_of_process(args.device)  # the third step ends with a validation
 
 
 def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[float, int]:
@@ -605,13 +605,13 @@ def stage_of_plain_pytorch(args: Args, directory: Path, stage: str) -> tuple[flo
             optimizer.step()
             synchronise(device)
             seconds = time.perf_counter() - start
-    return seconds, peak_of_process()
+    return seconds, peak_of_process(args.device)
 
 
 def ppo_of_trl(args: Args, directory: Path, processes: int = 1) -> tuple[float, int]:
     times: list[float] = []
     launch.run(partial(trl_updates, args, directory, times, processes), args.device, processes)
-    return times[-1] - times[-2], peak_of_process()
+    return times[-1] - times[-2], peak_of_process(args.device)
 
 
 def trl_updates(args: Args, directory: Path, times: list[float], processes: int) -> None:
@@ -703,7 +703,7 @@ def ppo_of_plain_pytorch(args: Args, directory: Path) -> tuple[float, int]:
         iteration()
         synchronise(device)
         seconds = time.perf_counter() - start
-    return seconds, peak_of_process()
+    return seconds, peak_of_process(args.device)
 
 
 def plain_products():
@@ -711,9 +711,9 @@ def plain_products():
     return mock.patch("kernels.linear.onednn_matmul", lambda: None)
 
 
-def peak_of_process() -> int:
-    """Of this process and of the one that it forked, if any; on CUDA what PyTorch allocated."""
-    if torch.cuda.is_available():
+def peak_of_process(device: str) -> int:
+    """Return the peak bytes of this process and of the one it forked, if any; on CUDA, of PyTorch's allocator."""
+    if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 

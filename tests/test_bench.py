@@ -157,6 +157,12 @@ def test_the_peak_is_what_is_held_at_once():
     assert bench.peak_bytes(two_at_once, torch.device("cpu")) == 2_000_000
 
 
+def test_a_process_on_the_cpu_has_its_resident_peak_also_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
+    assert bench.peak_of_process("cuda") == 5 and bench.peak_of_process("cpu") > 10**7
+
+
 def test_a_growing_cache_gives_what_the_static_one_gives(tiny_gpt, monkeypatch):
     ids = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
