@@ -893,7 +893,6 @@ def test_a_long_dump_needs_little_memory(args):
     print(
         f"{megabytes} MB: {seconds:.1f} s, peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} of it for the dump"
     )
-    assert peak < 300 * 1024
     assert peak - before < 10 * 1024  # rows that were kept would be twice that at least
 
 
