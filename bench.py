@@ -348,7 +348,8 @@ def bench_ppo(args: Args, shape: Shape, device: torch.device) -> list[dict]:
         make_run(shape, Path(directory), device)
         result = in_processes(ways, args, Path(directory), "ppo")
     size = f"{shape.episodes} x ({shape.query_length} + {shape.response_length}) {args.dtype}"
-    work = limit.ppo_iteration(shape.config, shape.query_lengths, shape.response_length, NUM_EPOCHS)
+    itemsize = getattr(torch, args.dtype).itemsize
+    work = limit.ppo_iteration(shape.config, shape.query_lengths, shape.response_length, NUM_EPOCHS, itemsize)
     return with_limit(table_rows("PPO iteration", size, result), work, device, args)
 
 
@@ -632,6 +633,9 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
         value, reward = (GPTNeoXForSequenceClassification(policy.config) for _ in range(2))
     rows = shape.episodes // processes  # of this process
     at_a_time = rows if args.device == "cpu" else min(MICRO_BATCH_SIZE["cuda"], rows)
+    in_bfloat16 = args.device == "cuda" and args.dtype == "bfloat16"
+    # TRL's accelerator reads the precision here; before version 5, transformers wrote that of PPOConfig into it
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if in_bfloat16 else "no"
 
     class Clock(TrainerCallback):
         def on_step_end(self, *arguments, **keywords) -> None:
@@ -641,7 +645,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
         output_dir=str(directory / "trl"), per_device_train_batch_size=at_a_time, num_mini_batches=1,
         gradient_accumulation_steps=rows // at_a_time, num_ppo_epochs=NUM_EPOCHS, total_episodes=2 * shape.episodes,
         response_length=shape.response_length, local_rollout_forward_batch_size=64, stop_token="eos", temperature=0.7,
-        bf16=args.device == "cuda" and args.dtype == "bfloat16", use_cpu=args.device == "cpu", report_to="none",
+        bf16=in_bfloat16, use_cpu=args.device == "cpu", report_to="none",
         gradient_checkpointing=False, save_strategy="no", num_sample_generations=0, disable_tqdm=True,
         learning_rate=3e-6,
     )  # fmt: skip
@@ -650,6 +654,7 @@ def trl_updates(args: Args, directory: Path, times: list[float], processes: int)
         Dataset.from_dict({"input_ids": random_queries(shape)}), value, callbacks=[Clock()],
         eval_dataset=Dataset.from_dict({"input_ids": random_queries(shape)}),
     )  # fmt: skip
+    assert (trainer.accelerator.mixed_precision == "bf16") == in_bfloat16
     trainer.train()
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,6 +93,46 @@ def test_both_ways_of_a_ppo_iteration_run_on_the_same_queries(moment, tmp_path):
         assert seconds > 0 and peak > 0
     lengths = [len(query) for query in bench.random_queries(bench.SHAPES["tiny"])]
     assert max(lengths) == 8 and min(lengths) >= 4
+
+
+def test_an_iteration_in_bfloat16_is_held_to_the_bytes_of_bfloat16(moment, monkeypatch):
+    monkeypatch.setattr(bench, "in_processes", lambda ways, *arguments: dict.fromkeys(ways, (2.0, 10)))
+    monkeypatch.setattr(limit, "product_rate", lambda device, dtype: float("inf"))
+    shape, seconds = bench.SHAPES["tiny"], {}
+    for dtype in ("float32", "bfloat16"):
+        rows = bench.bench_ppo(replace(moment, dtype=dtype), shape, torch.device("cpu"))
+        seconds[dtype] = rows[0]["limit_seconds"]
+    sampling = limit.generation(shape.config, shape.query_lengths, shape.response_length, 4)
+    difference = sum(size for _, size in sampling.steps) / 2 / 1e10  # bytes per second; AdamW's are the same
+    assert seconds["float32"] - seconds["bfloat16"] == pytest.approx(difference)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "precision"),
+    [("cuda", "bfloat16", "bf16"), ("cuda", "float32", "no"), ("cpu", "bfloat16", "no")],
+)
+def test_trl_multiplies_in_the_dtype_of_ours_on_a_gpu(moment, tmp_path, monkeypatch, device, dtype, precision):
+    """TRL's trainer makes an Accelerator without a precision: it is read from the environment, as here."""
+    import transformers
+
+    class PPOTrainer:
+        def __init__(self, settings, *models, **rest):
+            precisions.append("bf16" if settings["bf16"] else "no")
+            self.accelerator = SimpleNamespace(mixed_precision=os.environ["ACCELERATE_MIXED_PRECISION"])
+
+        def train(self):
+            precisions.append(self.accelerator.mixed_precision)
+
+    precisions: list[str] = []
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Dataset=SimpleNamespace(from_dict=dict)))
+    trl = SimpleNamespace(PPOConfig=dict, PPOTrainer=PPOTrainer)
+    for name in ("trl", "trl.experimental", "trl.experimental.ppo"):
+        monkeypatch.setitem(sys.modules, name, trl)
+    monkeypatch.setattr(transformers.GPTNeoXForSequenceClassification, "__init__", lambda model, config: None)
+    bench.make_run(bench.SHAPES["tiny"], tmp_path, torch.device("cpu"))
+    bench.trl_updates(replace(moment, device=device, dtype=dtype), tmp_path, [], processes=1)
+    assert precisions == [precision, precision]
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])

@@ -62,11 +62,32 @@ def test_parameters_and_decode_steps_are_the_models():
         model = GPT(config)
         matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "position" not in n)
         assert limit.num_parameters(config) == matrices
-    (flops, size), *_ = limit.generation(SHAPE.config, [3, 5], 2).steps
-    weights = limit.num_parameters(SHAPE.config) - 40 * 16
-    assert size == 4 * (weights + 2 * 2 * 16 * (4 + 6))  # keys and values of two layers, of 4 and 6 tokens
+    (flops, _), *_ = limit.generation(SHAPE.config, [3, 5], 2, 4).steps
     read = Read(2, 4 + 6)
     assert flops == limit.forward_flops(SHAPE.config, read, read, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "cached"),
+    [
+        # 2 layers of 16 x 16 to query, key, value and output and 16 x 64 twice, and a head of 40 x 16; 16 keys and 16
+        # values per layer and token
+        ({}, 2 * (4 * 256 + 2 * 1024) + 640, 64),
+        ({"tied_head": True, "architecture": "gpt2", "positions": "learned", "rotary_dim": 0}, 2 * 3072 + 640, 64),
+        (GATED, 2 * (2 * 256 + 2 * 128 + 3 * 384) + 640, 32),  # one of two heads has keys: 8 wide
+    ],
+    ids=["neox", "tied", "grouped heads"],
+)
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_a_decode_step_reads_weights_and_cache_in_the_dtype_of_the_run(changes, weights, cached, dtype, itemsize):
+    """In a PPO iteration as well, whose AdamW stays in float32: two models, three epochs, seven numbers a weight."""
+    config = replace(SHAPE.config, **changes)
+    expected = [itemsize * (weights + cached * tokens) for tokens in (4 + 6, 5 + 7)]  # queries of 3 and 5, then 1, 2
+    assert [size for _, size in limit.generation(config, [3, 5], 3, dtype.itemsize).steps] == expected
+    work = limit.ppo_iteration(config, [3, 5], 3, 3, dtype.itemsize)
+    assert [size for _, size in work.steps] == expected
+    policy, value_model = weights + (0 if config.tied_head else 640), weights
+    assert work.moved == 3 * 7 * 4 * (policy + value_model)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +96,7 @@ def test_parameters_and_decode_steps_are_the_models():
         (partial(bench.stage_of_plain_pytorch, stage="sft"), limit.sft_step),
         (partial(bench.stage_of_plain_pytorch, stage="rm"), limit.rm_step),
         (partial(bench.stage_of_plain_pytorch, stage="dpo"), limit.dpo_step),
-        (bench.ppo_of_plain_pytorch, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4)),
+        (bench.ppo_of_plain_pytorch, lambda config, rows: limit.ppo_iteration(config, [q for q, _ in rows], 5, 4, 4)),
     ],
     ids=["sft", "rm", "dpo", "ppo"],
 )

@@ -128,8 +128,11 @@ def num_parameters(config: GPTConfig, with_head: bool = True) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------- 3. algorithms
-def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, itemsize: int = 4) -> Work:
-    """Sample `num_tokens` after queries of these lengths: a step reads all weights but the embedding, and the cache."""
+def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, itemsize: int) -> Work:
+    """Sample `num_tokens` after queries of these lengths: a step reads all weights but the embedding, and the cache.
+
+    itemsize: bytes of a weight, and of a number in the cache
+    """
     prefill = total([text(length) for length in queries])
     work = Work(forward_flops(config, prefill, total([text(length, 1) for length in queries]), len(queries)))
     embedding = 0 if config.tied_head else config.vocab_size * config.d_model
@@ -142,14 +145,17 @@ def generation(config: GPTConfig, queries: Sequence[int], num_tokens: int, items
     return work + Work(steps=tuple(steps))
 
 
-def ppo_iteration(config: GPTConfig, queries: Sequence[int], num_tokens: int, num_epochs: int) -> Work:
-    """One update with one minibatch: sample, four models read the rollout, epochs of policy and value model."""
+def ppo_iteration(config: GPTConfig, queries: Sequence[int], num_tokens: int, num_epochs: int, itemsize: int) -> Work:
+    """One update with one minibatch: sample, four models read the rollout, epochs of policy and value model.
+
+    itemsize: as of `generation`
+    """
     read = total([text(length + num_tokens - 1) for length in queries])  # nothing follows from the last token
     used = total([text(length + num_tokens - 1, num_tokens) for length in queries])
     whole = total([text(length + num_tokens) for length in queries])
     ends = total([text(length + num_tokens, 1) for length in queries])
     num_logits = len(queries) * num_tokens
-    work = generation(config, queries, num_tokens)
+    work = generation(config, queries, num_tokens, itemsize)
     work += Work(2 * forward_flops(config, read, used, num_logits))  # policy and reference
     work += Work(forward_flops(config, read, used) + forward_flops(config, whole, ends))  # values, scores
     for _ in range(num_epochs):
