@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.conftest import GPU, ROOT
+
 TABLE, MEASURED = (list(csv.DictReader((ROOT / "kernels" / f"{name}.csv").open())) for name in ("compiled", "measured"))
 KEY = ("kernel", "dtype", "setting", "architecture")
 TENSOR_CORES = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}
@@ -89,9 +90,8 @@ def test_each_setting_was_measured_on_a_hopper():
         assert float(row["measured_us"]) > predicted[tuple(row[column] for column in KEY)] / 1.5
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_launch_is_timed_on_the_device_that_is_here():
+@pytest.mark.parametrize("device", [GPU])
+def test_a_launch_is_timed_on_the_device_that_is_here(device):
     from tools import compile_kernels
 
     row = compile_kernels.measured_row(compile_kernels.launches()[0])

@@ -329,9 +329,8 @@ def test_two_processes_agree(name, tmp_path):
     on_processes(run_tests, [name], tmp_path)
 
 
-TWO_GPUS = pytest.param(
-    2, "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")]
-)
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="`make gpu` runs it, on two CUDA devices")
+TWO_GPUS = pytest.param(2, "cuda", marks=[pytest.mark.gpu, needs_two_gpus])
 
 
 @pytest.mark.slow

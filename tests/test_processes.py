@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import train_dpo
+import train_grpo
+import train_ppo
+import train_rlcf
+import train_rm
+import train_sft
 from nanorlhf import distributed, launch
 from nanorlhf.cli import command_line
 from nanorlhf.errors import InputError
@@ -243,3 +249,16 @@ def test_nothing_is_forked_for_a_gpu_or_a_plan(monkeypatch, settings):
     monkeypatch.setattr(sys, "argv", ["program"])
     command_line(lambda args: seen.append(distributed.world_size()), {"tiny": ("a test", settings)})
     assert seen == [1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+@pytest.mark.parametrize("script", [train_sft, train_rm, train_dpo, train_ppo, train_grpo, train_rlcf])
+def test_processes_are_forked_before_anything_looks_for_a_gpu(monkeypatch, script, dtype):
+    """CUDA, once initialised, fails in every fork, even in one that computes on the CPU: AdamW asks for a stream."""
+    forked = []
+    monkeypatch.setattr(launch, "fork_ranks", lambda work, processes: forked.append(processes))
+    for name in ("is_available", "device_count", "is_bf16_supported", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name}() was called"))
+    monkeypatch.setattr(sys, "argv", ["program", "--device", "cpu", "--processes", "2", "--dtype", dtype])
+    command_line(script.main, script.RECIPES)
+    assert forked == [2]

@@ -348,10 +348,9 @@ def test_a_block_of_ids_has_a_multiple_of_sixteen_on_a_gpu_where_it_has_more(way
     assert vocabulary_blocks(torch.empty(N, 3), 1000) == expected
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+@pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_equals_float64_at_real_sizes(dtype):
+def test_a_gpu_equals_float64_at_real_sizes(dtype, device):
     hidden, weight, labels, _, coefficients = random_case(1000, 50257, 768, False, dtype)
     weight = weight * 0.02
     expected = gradients(
