@@ -194,6 +194,31 @@ def test_capped_logits_equal_float64_forward_and_backward(way, N, V, C, with_bia
         assert torch.allclose(one, other, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("entropy_coef", [None, 0.3])
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_a_label_whose_probability_underflows_keeps_the_slope_of_its_cap(way, entropy_coef, with_bias, temperature):
+    """Gemma 2's cap of 30: below T = 0.58 a p may be 0 in float32. Each id is the label of one row."""
+    hidden, weight = torch.ones(4, 1), torch.tensor([[60.0], [-60.0], [0.1], [-20.0]])
+    bias = torch.tensor([0.0, 7.0, -1.0, 2.0]) if with_bias else None
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        labels = torch.arange(4)
+        inputs = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight)]
+        if dtype == torch.float64:
+            logits = 30 * torch.tanh(inputs[0] @ inputs[1].T / 30) + (0 if bias is None else bias)
+            table = (logits / temperature).log_softmax(-1)  # (4, 4)
+            logprobs, entropy = table.diagonal(), -(table.exp() * table).sum(-1)
+        else:
+            logprobs, entropy = linear_logprobs(*to_device(way, *inputs, labels, bias), temperature, cap=30.0)
+        loss = logprobs.sum() if entropy_coef is None else logprobs.sum() + entropy_coef * entropy.sum()
+        loss.backward()
+        results.append([x.detach().cpu().double() for x in (logprobs, entropy, *(tensor.grad for tensor in inputs))])
+    for expected, got in zip(*results, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-4)
+
+
 def test_a_cap_bends_the_product_before_the_bias_is_added():
     x, weight, bias = torch.tensor([[3.0]]), torch.tensor([[1.0], [-2.0], [0.1]]), torch.tensor([1.0, -torch.inf, 0.0])
     expected = [2 * math.tanh(1.5) + 1, -math.inf, 2 * math.tanh(0.15)]
