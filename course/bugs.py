@@ -359,7 +359,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="value-of-the-next-state", level=2, where="nanorlhf.logprobs:response_values",
-        old="model(query_response, real, last=T + 1)[:, :-1]", new="model(query_response, real, last=T + 1)[:, 1:]",
+        old="values[:, :-1]", new="values[:, 1:]",
         symptom="value/loss starts lower than it should: each value already knows its token. Advantages are too small.",
         cause="The value of a token is read after it, not before: an index off by one.",
         who="lm-human-preference-details#6, DeepSpeedExamples#703, torchtune#1005 (the index that confuses everyone)",

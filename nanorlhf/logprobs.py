@@ -81,7 +81,9 @@ def response_values(
     query_response, real (B, Q + T); states (B, T), True where there is a state.
     """
     T = states.size(1)
-    return torch.where(states, model(query_response, real, last=T + 1)[:, :-1], 0.0)
+    Q = query_response.size(1) - T
+    values = model(query_response, real, last=T + 1, query_length=Q)  # (B, T + 1)
+    return torch.where(states, values[:, :-1], 0.0)
 
 
 def unpack(values: Tensor, actions: Tensor) -> Tensor:

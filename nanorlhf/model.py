@@ -722,6 +722,6 @@ def mean_so_far(scores: Tensor, branch: Tensor) -> Tensor:
     """
     for response in (1, 2):
         inside = branch == response
-        mean = (scores * inside).cumsum(1) / inside.cumsum(1).clamp(min=1)
+        mean = torch.where(inside, scores, 0.0).cumsum(1) / inside.cumsum(1).clamp(min=1)
         scores = torch.where(inside, mean, scores)
     return scores

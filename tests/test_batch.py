@@ -206,3 +206,15 @@ def test_a_value_is_that_of_the_state_before_its_token(models):
     alone = models[2](torch.tensor([[5, 6, 7, 8, EOS]]))[0]
     values = response_values(models[2], ids, mask, states)
     assert torch.allclose(values[0, :3], alone[2:5], atol=1e-5) and values[0, 3] == 0
+
+
+@torch.no_grad()
+def test_a_value_of_a_pooled_model_is_the_mean_over_the_response_so_far(models):
+    """The value before the first token is the query's, which no later one averages."""
+    pooled = ScalarModel(replace(models[2].config, mean_pooled=True))
+    pooled.load_state_dict(models[2].state_dict())
+    ids, mask = torch.tensor([[PAD, 5, 6, 7, 8, EOS, PAD]]), torch.arange(7)[None] < 6
+    mask[:, 0] = False
+    alone = models[2](torch.tensor([[5, 6, 7, 8, EOS]]))[0]
+    values = response_values(pooled, ids, mask, torch.tensor([[True, True, True]]))
+    assert values[0].tolist() == pytest.approx([*alone[2:4].tolist(), alone[3:5].mean().item()], abs=1e-5)

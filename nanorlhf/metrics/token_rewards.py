@@ -10,7 +10,7 @@ from nanorlhf import distributed
 from nanorlhf.checkpoint import load_scalar
 from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
-from nanorlhf.logprobs import response_logprobs
+from nanorlhf.logprobs import response_logprobs, response_values
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.ppo import eos_masks
 from nanorlhf.tokenizer import Tokenizer, token_bytes
@@ -66,8 +66,9 @@ def token_rewards(
         rewards[:, end if score_at == "last_token" else min(end + 1, T - 1)] += scores
         of_states["reward"] = rewards
         dtype = next(iter(policy.transformer.blocks)).mlp.up.weight.dtype
-        values = load_scalar(value_model_dir, response.device, dtype)(*inputs, last=T + 1)[:, :-1]
-        of_states["value"] = torch.where(states if score_at == "after_eos" else actions, values, 0.0)
+        value_model = load_scalar(value_model_dir, response.device, dtype)
+        counted = states if score_at == "after_eos" else actions
+        of_states["value"] = response_values(value_model, *inputs, counted)  # (1, T)
         length = min(length + (score_at == "after_eos"), T)
     num_after_eos = length - len(texts)  # 1 or 0
     return (

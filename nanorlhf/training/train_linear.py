@@ -93,8 +93,8 @@ def pair_features(policy: GPT, rows: Sequence[Comparison], pad_id: int, size: in
 
 def response_mean(hidden: Tensor, ids: Tensor, branch: Tensor, pad_id: int) -> Tensor:
     """hidden (B, L, C), ids and branch (B, L) -> (B, C), over the tokens of a branch."""
-    mask = (branch & (ids != pad_id))[:, :, None].to(hidden.dtype)  # (B, L, 1)
-    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+    mask = (branch & (ids != pad_id))[:, :, None]  # (B, L, 1)
+    return torch.where(mask, hidden, 0.0).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def query_numbers(rows: Sequence[Comparison], data: Path) -> np.ndarray:

@@ -14,6 +14,7 @@ from data import tiny
 from nanorlhf.checkpoint import load_scalar, save
 from nanorlhf.dataset import Comparison, Demonstration, load_comparisons, load_demonstrations
 from nanorlhf.errors import InputError
+from nanorlhf.logprobs import response_values
 from nanorlhf.model import ScalarModel, mean_so_far
 from nanorlhf.padding import left_pad, right_pad
 from nanorlhf.reward import end_scores, pair_scores, response_scores
@@ -28,6 +29,7 @@ from nanorlhf.training.train_linear import (
     load_lower_blocks,
     main,
     pair_features,
+    response_mean,
 )
 from tests.test_model import CONFIGS, model_of
 
@@ -65,6 +67,38 @@ def test_a_pooled_score_is_the_mean_over_the_tokens_of_the_response(family):
         assert not torch.allclose(response_scores(plain, rows, PAD, side), expected, atol=1e-3)
     chosen, rejected = pair_scores(pooled, PAIRS, PAD)
     torch.testing.assert_close(torch.stack((chosen, rejected), 1).flatten(), expected, atol=2e-5, rtol=0)
+
+
+def test_numbers_outside_the_response_reach_no_mean():
+    nan = torch.nan
+    scores, branch = torch.tensor([[nan, 1.0, nan, 3.0, nan]]), torch.tensor([[0, 1, 0, 1, 0]])
+    assert mean_so_far(scores, branch)[0, [1, 3]].tolist() == [1.0, 2.0]
+    hidden, ids = torch.tensor([[[nan], [1.0], [nan], [3.0]]]), torch.tensor([[5, 6, PAD, 7]])
+    assert response_mean(hidden, ids, torch.tensor([[False, True, True, True]]), PAD).tolist() == [[2.0]]
+
+
+@pytest.mark.parametrize("family", [*CONFIGS, "t5"])
+@torch.no_grad()
+def test_a_pooled_value_is_the_mean_over_the_tokens_of_the_response_so_far(family):
+    """Value t is read before response token t: the mean over tokens 0 to t - 1; value 0 is the query's."""
+    config = T5 if family == "t5" else CONFIGS[family]
+    plain = model_of(config, ScalarModel).eval()
+    pooled = ScalarModel(replace(config, mean_pooled=True)).eval()
+    pooled.load_state_dict(plain.state_dict())
+    queries, responses = [pair.query for pair in PAIRS], [pair.rejected for pair in PAIRS]
+    query, response = left_pad(queries, PAD), right_pad(responses, PAD)  # (3, 4) (3, 5)
+    ids = torch.cat((query, response), 1)
+    real = ids != PAD
+    ids[~real] = torch.arange(2, 2 + int((~real).sum()))  # poison
+    states = torch.arange(5) <= torch.tensor([[len(response)] for response in responses])
+    values = response_values(pooled, ids, real, states)
+    for row, (own_query, own_response) in enumerate(zip(queries, responses, strict=True)):
+        Q = len(own_query)
+        alone = plain(torch.tensor([own_query + own_response]), query_length=Q)[0]
+        for t in range(5):
+            expected = alone[Q - 1] if t == 0 else alone[Q : Q + t].mean()
+            expected = expected if t <= len(own_response) else 0.0
+            assert values[row, t].item() == pytest.approx(float(expected), abs=2e-5)
 
 
 @torch.no_grad()
