@@ -300,7 +300,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.ppo:policy_loss",
-        changes=("ratio = torch.where(actions, new_logprobs - logprobs, 1.0).exp()",),
+        changes=("log_ratio = torch.where(actions, new_logprobs - logprobs, 1.0)",),
         why="The advantage is 0 there: any finite ratio does.",
     ),
     Equivalent(

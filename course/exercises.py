@@ -461,6 +461,7 @@ EXERCISES: tuple[Exercise, ...] = (
         tests=(
             "tests/test_ppo.py::test_policy_loss_of_three_tokens_by_hand",
             "tests/test_ppo.py::test_a_ratio_far_from_one_is_clipped_and_never_dropped",
+            "tests/test_ppo.py::test_a_ratio_that_overflows_is_clipped_as_any_large_one",
             "tests/test_ppo.py::test_policy_loss_is_0_where_there_is_no_action",
         ),
         points=3,
@@ -497,8 +498,11 @@ EXERCISES: tuple[Exercise, ...] = (
         functions=("nanorlhf.logprobs:response_values",),
         read="docs/lecture.md, 3.3; response_hidden in the same file",
         hint="The value of token t is read at the position before it, as the token's own logits are: the same shift as "
-        "in response_hidden.",
-        tests=("tests/test_batch.py::test_a_value_is_that_of_the_state_before_its_token",),
+        "in response_hidden. A model that averages over the response has to know where it begins.",
+        tests=(
+            "tests/test_batch.py::test_a_value_is_that_of_the_state_before_its_token",
+            "tests/test_batch.py::test_a_value_of_a_pooled_model_is_the_mean_over_the_response_so_far",
+        ),
         points=1,
         level=2,
         needs=("scalar-head", "rotary-positions"),

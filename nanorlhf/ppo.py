@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nanorlhf.padding import first_true_index
 
+LARGEST_LOG_RATIO = 80.0  # exp(88.8) is infinite in float32
 ClipRange = float | tuple[float, float]
 """how far a ratio may leave 1 before it is clipped: in both directions, or below and above"""
 
@@ -77,8 +78,10 @@ def policy_loss(
     micro-batches.
     """
     least, most = ratio_bounds(clip_range)
-    ratio = torch.where(actions, new_logprobs - logprobs, 0.0).exp()
     advantages = torch.where(actions, advantages, 0.0)
+    log_ratio = torch.where(actions, new_logprobs - logprobs, 0.0)
+    # a ratio that overflows counts as `most` unless A < 0, but its gradient would be 0 * inf
+    ratio = torch.where(advantages < 0, log_ratio, log_ratio.clamp(max=LARGEST_LOG_RATIO)).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(least, most)
     return torch.maximum(unclipped, clipped), clipped > unclipped

@@ -106,6 +106,19 @@ def test_a_ratio_far_from_one_is_clipped_and_never_dropped():
     assert new.grad[0].tolist() == [0.0, pytest.approx(math.exp(5))]
 
 
+@pytest.mark.parametrize(
+    ("advantage", "loss", "slope"), [(0.0, 0.0, 0.0), (2.0, -2.4, 0.0), (-0.5, math.inf, math.inf)]
+)
+def test_a_ratio_that_overflows_is_clipped_as_any_large_one(advantage, loss, slope):
+    new = torch.tensor([[90.0]], requires_grad=True)
+    losses, is_clipped = policy_loss(
+        new, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool), 0.2
+    )
+    losses.sum().backward()
+    assert (losses.item(), new.grad.item()) == (pytest.approx(loss), slope)
+    assert is_clipped.item() == (advantage > 0)
+
+
 def test_value_loss_by_hand_with_and_without_clipping():
     new, old, returns = torch.tensor([[1.0, 0.1]]), torch.zeros(1, 2), torch.tensor([[1.0, 1.0]])
     states = torch.ones(1, 2).bool()
