@@ -33,7 +33,7 @@ TASKS: dict[str, dict] = {  # by the package's name: the settings that make prob
 NUM_PROBLEMS = {"chain_sum": 400, "products": 100}  # there are no more products of two digits
 SYSTEM = "Reply with the answer alone."
 NUM_TRIES = 100_000  # problems that are drawn for a task at most: small ones come again and again
-NUMBER = re.compile(r"-?\d+")
+NUMBER = re.compile(r"[-\N{MINUS SIGN}]?[0-9](?:[\w.,/:^%+\N{MINUS SIGN}-]*[0-9a-zA-Z%])?")  # whole: not the 5 of 11.5
 
 
 @cache
@@ -47,12 +47,14 @@ def package() -> ModuleType:
 
 # ---------------------------------------------------------------------------------------------------------- 1. rewards
 def answer_in(response: str) -> str:
-    """The last number of a response; without one, nothing.
+    """The last number of a response, as it is written; without one, nothing.
 
     >>> answer_in("4 + 7 = 11."), answer_in("It is -3"), answer_in("I can't say.")
     ('11', '-3', '')
+    >>> answer_in("It is 11.5."), answer_in("4-7"), answer_in("1,011")
+    ('11.5', '4-7', '1,011')
     """
-    return next(reversed(NUMBER.findall(response)), "")
+    return next(reversed(NUMBER.findall(response)), "").replace("\N{MINUS SIGN}", "-")
 
 
 def solved(queries: list[str], responses: list[str], entry: list[str]) -> list[float]:

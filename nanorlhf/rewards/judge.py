@@ -5,8 +5,8 @@
     rubric = "... {query} ... {response} ... End with a number from 1 to 10."
 
 and, where the defaults don't fit, key_variable, max_calls (of the run), cache, workers, timeout, temperature,
-max_tokens, and scale, which multiplies the number. The judge's answer must end in a number, such as `Score: 7`,
-`**7**` or `7/10` (7). An answer that doesn't, and a prompt that the endpoint refuses, say nothing of the response.
+max_tokens, and scale, which multiplies the grade. `last_grade` reads it from the last line of the judge's answer. An
+answer without a grade, and a prompt that the endpoint refuses, give the response no score.
 Where the endpoint fails, the run ends: without these scores it would go on as another run.
 """
 
@@ -42,17 +42,56 @@ FIELDS: dict[str, tuple[type, Any]] = {  # name -> type and default
     "max_tokens": (int, 512),
     "scale": (float, 1.0),
 }
-NUMBER = re.compile(r"(?<![\d./])(-?\d+(?:\.\d+)?)(?:\s*/\s*\d+)?\W*$")
+NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]+|,[0-9]{1,2})?|\.[0-9]+)"
+MARKUP = re.compile(r"</?[a-z]+>|<(?=[0-9.]+>)|(?<=[0-9])>|\\[a-z]+|[*_`\"\[\](){}#$|]", re.IGNORECASE)
+GRADE_LINE = re.compile(
+    rf"""
+    (?P<label>
+        [^0-9]* [:=]                                                         # Quality:
+      | (?:(?!score|rating|grade).)* (?:score|rating|grade) \s* [:=]         # 2 of 3 facts are there. Score:
+      | (?:[^0-9]* [.!?,;] \s)? (?:
+            (?:(?:my|the|final|overall)\s)* (?:score|rating|grade) (?:\sis)? # The score is
+          | I (?:'d|'ll|\swould|\swill)? \s (?:give|rate|grade)              # I'd give it a
+            (?:\s(?:it|this|the))? (?:\s(?:summary|response|answer))? (?:\s(?:as|an?))?
+        )
+    )? \s*
+    (?<!\w) (?P<grade>-?{NUMBER})
+    (?:\s* (?:/|\bout\sof\b|\bof\b) \s* (?P<most>{NUMBER}))?
+    (?:\s+ (?P<percent>{NUMBER}) \s?%)?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+# the end of a label whose number is no grade: Maximum score:
+LIMIT = re.compile(r"\b(?:max\w*|min\w*|highest|lowest|best|worst|perfect|scale|out of)\W+(?:\w+\W+)?$", re.IGNORECASE)
 
 
-def last_number(answer: str) -> float | None:
-    """The number that an answer ends in.
+def last_grade(answer: str) -> float | None:
+    """The grade that an answer ends in; None where the last line isn't one grade, or could be read in two ways.
 
-    >>> last_number("It is short.\\nScore: **7/10**."), last_number("-1.5"), last_number("I can't say.")
-    (7.0, -1.5, None)
+    The last line has the number, with or without its maximum, alone or after a label. Ranges, percentages, exponents,
+    1,000 (a thousand, or one) and grades above their maximum are refused.
+
+    >>> last_grade("It is short.\\nScore: **7/10**."), last_grade("I'd give it 2 out of 10"), last_grade("-1,5")
+    (7.0, 2.0, -1.5)
+    >>> last_grade("Score: 6-7"), last_grade("between 6 and 7"), last_grade("70%"), last_grade("I can't say.")
+    (None, None, None, None)
     """
-    found = NUMBER.search(answer)
-    return None if found is None else float(found[1])
+    line = next((line for line in reversed(answer.splitlines()) if re.search(r"\w", line)), "")
+    line = line.replace("\N{MINUS SIGN}", "-").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    # remarks: Score (1-10): 7 (good)
+    line = re.sub(r"\([^()0-9]*\)|\([^()]*\)(?=\W*[:=])", " ", line)
+    line = MARKUP.sub(" ", line).strip(" \t'").rstrip(" \t.!,;'")
+    found = GRADE_LINE.fullmatch(line)
+    if found is None or LIMIT.search(found["label"] or ""):
+        return None
+    texts = found.groupdict()
+    numbers = {name: float(texts[name].replace(",", ".")) for name in ("grade", "most", "percent") if texts[name]}
+    grade, most, percent = numbers["grade"], numbers.get("most"), numbers.get("percent")
+    if most is not None and not (most > 0 and grade <= most):
+        return None
+    if percent is not None and not (most and abs(100 * grade / most - percent) < 1):
+        return None
+    return grade
 
 
 def read_settings(flag: str, path: str) -> dict[str, Any]:
@@ -127,8 +166,8 @@ class Judge:
             unanswered = f"{len(prompts) - len(answers)} prompts got no answer ({account['failure']})"
             reason = f"max_calls = {self.max_calls} is spent" if is_spent else account["stopped"] or unanswered
             raise InputError(f"{self.name}: {reason}; answers are kept in {self.cache}.")
-        numbers = [last_number(answers.get(prompt, "")) for prompt in prompts]
-        return [None if number is None else self.scale * number for number in numbers]
+        grades = [last_grade(answers.get(prompt, "")) for prompt in prompts]
+        return [None if grade is None else self.scale * grade for grade in grades]
 
     def prompt(self, query: str, response: str) -> str:
         """In one pass: a text may contain {response} itself."""

@@ -65,6 +65,23 @@ def test_the_package_judges_the_last_number_of_a_reply(world):
     assert scores(["no number", "", "a dozen"] * 2) == [0] * 6
 
 
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("It is 11.", "11"),
+        ("**11**", "11"),
+        ("4+7=11", "11"),
+        ("\N{MINUS SIGN}3", "-3"),
+        ("(-3)", "-3"),
+        ("1: 11%", "11%"),
+    ]
+    + [(whole, whole) for whole in ("11.5", "1,011", "1e3", "4-7", "22/2", "4+7", "10:11")],
+)
+def test_a_part_of_a_number_is_no_answer(response, answer):
+    """5 is not the answer of a reply that ends in 11.5."""
+    assert reason.answer_in(response) == answer
+
+
 def test_what_counts_as_a_number():
     assert reason.says_a_number([""] * 3, ["It is 4.", "four", "-1"]) == [1, 0, 1]
 

@@ -9,7 +9,7 @@ import pytest
 import train_ppo
 from nanorlhf.errors import InputError
 from nanorlhf.rewards import endpoint as endpoint_module
-from nanorlhf.rewards.judge import Judge, last_number
+from nanorlhf.rewards.judge import Judge, last_grade
 from tests.conftest import read_metrics
 from tests.evals.test_judge import chat, reply, serve  # noqa: F401  (serve is a fixture)
 from tests.rewards.letters import Letters, batch_of
@@ -17,24 +17,37 @@ from tests.rewards.letters import Letters, batch_of
 RUBRIC = "Rate the summary.\n\nPost: {query}\n\nSummary: {response}\n\nEnd with a number from 1 to 10."
 
 
-@pytest.mark.parametrize(
-    ("answer", "number"),
-    [
-        ("It is short.\nScore: 7", 7.0),
-        ("**7**", 7.0),
-        ("7/10", 7.0),
-        ("Rating: **7.5 / 10**.\n", 7.5),
-        ("-1", -1.0),
-        ("Score: 7.", 7.0),
-        ("between 3 and 5", 5.0),
-        ("7 points", None),
-        ("I can't say.", None),
-        ("1.2.3", None),
-        ("", None),
+GRADES = {
+    7.0: [
+        "It is short.\nScore: 7", "7", "**7**", "Score: 7.", "__Rating__ = `7`", "Rating: [[7]]", "(7)", "Score: <7>",
+        "<score>7</score>", r"\boxed{7}", "Score:\n\n7\n---", "The final score is 7.", "Score 7", "> Quality: 7",
+        "7/10", "**7 / 10**", "7 out of 10", "Score: 7 of 10", "I'd give it 7 out of 10.", "Fine. I would rate it a 7",
+        "7/10 (70%)", "Score: 7 (out of 10)", "Score: 7 (good)", "Score (1-10): 7", "2. Score: 7",
+        "It has 2 of 3 facts. Score: 7", '{"score": 7}', '```json\n{\n  "why": "2 of 3",\n  "score": 7\n}\n```',
+        '{"why": "too long: 2 lines", "score": "7"}',
     ],
+    2.0: ["2 out of 10", "Score: 2/10"], 4.0: ["4 of 5"], 10.0: ["10", "10/10"], 0.0: ["0/10"],
+    7.5: ["Rating: **7.5 / 10**.\n", "7,5"], 3.0: ["3.0/5"], 0.5: [".5"],
+    -1.0: ["-1", "\N{MINUS SIGN}1", "Score: -1"],
+    None: [
+        "", "I can't say.", "seven", "nan", "inf", "7 points", "Score: 7 out of ten", "7\nI hope this helps.",
+        "between 6 and 7", "7 - 8", "6-7", "6\N{EN DASH}7", "Score: 6 or 7", "Score: 7 (or 8)", "8 7", "Score: 8, 7",
+        "Clarity: 3, accuracy: 7", "Score: 3, rating: 7", "Score: 8 (80/100) 7", '{"score": 2, "max": 10}',
+        "This does not deserve a 10", "It is not 10/10", "I wouldn't give it 10", "I'd give it less than 10",
+        "The maximum score is 10", "Maximum score: 10", "Score: 2\nOut of: 10", "on a scale of 1 to 10",
+        "70%", "Score: 70 %", "7/10 (20%)", "11/10", "0/0", "7/10/10", "10/7", "7/0",
+        "1,000", "Score: 1,000", "1e3", "1.2.3", "1 000", "1/2/2024", "12:30", "10\N{SUPERSCRIPT TWO}",
+        "7\N{VULGAR FRACTION ONE HALF}",
+        "x7", "7th", "7+", "~7", ">7", "Score: - 7", "Score: \N{PLUS-MINUS SIGN}1", "Score: " + "9" * 400,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "grade"), [(answer, grade) for grade, answers in GRADES.items() for answer in answers]
 )
-def test_the_number_that_an_answer_ends_in(answer, number):
-    assert last_number(answer) == number
+def test_the_last_line_is_a_grade_or_there_is_none(answer, grade):
+    assert last_grade(answer) == grade
 
 
 @pytest.fixture
@@ -55,7 +68,7 @@ def judge_file(tmp_path):
 def by_length(handler):
     """The number of letters of the summary; no number for one with a c."""
     summary = re.search("Summary: (.*)\n", handler.prompt)[1]
-    reply(body=chat("I can't say." if "c" in summary else f"Fine.\nScore: **{len(summary)}/10**"))(handler)
+    reply(body=chat("I can't say." if "c" in summary else f"Fine.\nScore: **{len(summary)}/100**"))(handler)
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
