@@ -36,6 +36,7 @@ from nanorlhf import distributed
 from nanorlhf.errors import InputError
 from nanorlhf.files import delete
 from nanorlhf.model import GPT, GPTConfig, Linear, ScalarModel
+from nanorlhf.pretrained.directories import find_config, find_weights
 from nanorlhf.pretrained.families import FAMILIES
 from nanorlhf.pretrained.gguf import is_gguf
 from nanorlhf.pretrained.layout import (
@@ -49,13 +50,7 @@ from nanorlhf.pretrained.layout import (
     to_family,
     with_prefix,
 )
-from nanorlhf.pretrained.weight_files import (
-    find_config,
-    find_weights,
-    read_settings,
-    read_tensors,
-    shards_of,
-)
+from nanorlhf.pretrained.weight_files import read_settings, read_tensors, shards_of
 from nanorlhf.t5 import T5Config
 from nanorlhf.tokenizer import Tokenizer
 

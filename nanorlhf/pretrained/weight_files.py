@@ -1,4 +1,4 @@
-"""The files of a model in a directory, on the Hub or in GGUF: where they are, what they hold."""
+"""Read the settings and tensors of a model: safetensors, pickles, shards of them, GGUF."""
 
 import zipfile
 from pathlib import Path
@@ -10,50 +10,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nanorlhf.errors import InputError
-from nanorlhf.files import hub_directory, interrupts_wait, open_regular, read_object
+from nanorlhf.files import interrupts_wait, open_regular, read_object
 from nanorlhf.pretrained.gguf import gguf_settings, gguf_tensors, is_gguf
 
-WEIGHT_FILES = (  # in order of preference: safetensors before pickles, one file before shards
-    ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
-)
 # what the readers raise for damaged bytes, besides errors of their own
 WRONG_BYTES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
-
-
-def local_directory(where: str | Path, patterns: tuple[str, ...]) -> Path:
-    """The directory itself, or of a Hub id the one with the files that match `patterns`."""
-    path = Path(where)
-    if path.is_file():
-        raise InputError(f"{where} is a file: name a directory with config.json, or a .gguf file.")
-    return path if path.is_dir() else hub_directory(str(where), list(patterns))
-
-
-def find_config(where: str | Path) -> Path:
-    if is_gguf(where):
-        return Path(where)
-    path = local_directory(where, ("config.json",)) / "config.json"
-    if not path.is_file():
-        raise InputError(f"{where} has no config.json: name a checkpoint directory or a Hub id.")
-    return path
 
 
 def read_settings(config_file: Path) -> dict:
     """config.json, or GGUF's metadata as config.json would say it."""
     return gguf_settings(config_file) if is_gguf(config_file) else read_object(config_file)
-
-
-def find_weights(where: str | Path) -> Path:
-    """The file of the weights, or the index of its shards."""
-    if is_gguf(where):
-        return Path(where)
-    for patterns in WEIGHT_FILES:  # of a Hub repository with both kinds the first is downloaded
-        directory = local_directory(where, patterns)
-        for name in patterns[:2]:
-            if (directory / name).is_file():
-                return directory / name
-    names = "model.safetensors, pytorch_model.bin, or shards of them"
-    raise InputError(f"{where} holds no weights: no {names}.")
 
 
 def shards_of(path: Path) -> dict[Path, set[str]]:
