@@ -48,7 +48,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         function="nanorlhf.generate:draw",
         changes=(
             "cumulative = probabilities.cumsum(1, dtype=torch.float64)",
-            "return token.clamp(max=probabilities.size(1) - 1)",
+            "return torch.minimum(token, last).clamp(max=probabilities.size(1) - 1)",
         ),
         why=TWO_DIMENSIONS,
     ),

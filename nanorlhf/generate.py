@@ -22,12 +22,16 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse-CDF sampling: probabilities (B, V), uniforms (B, 1) in [0, 1) -> ids (B, 1).
 
     The first id whose cumulative probability exceeds the number times their sum, which need not be
-    1; in float64, so never one of probability 0. Where a probability is NaN, any id.
+    1; in float64. Never an id of probability 0, if one of the row is positive. Where a probability
+    is NaN, any id.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # (B, V)
-    token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    # out of range only if a probability is NaN: `generate` raises
-    return token.clamp(max=probabilities.size(-1) - 1)
+    total = cumulative[:, -1:].contiguous()
+    token = torch.searchsorted(cumulative, uniforms * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # the last id of positive probability
+    # the product may round up to the sum; out of range only if a probability is NaN, and then
+    # `generate` raises
+    return torch.minimum(token, last).clamp(max=probabilities.size(-1) - 1)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -162,17 +166,19 @@ def generate(
         logits = model.logits(hidden, head).float()  # (b, V)
         logits.div_(temperature or 1.0)
         normaliser = logits.logsumexp(-1, keepdim=True)  # (b, 1)
-        filtered = logits
+        filtered, allowed = logits, normaliser
         if no_repeat_ngram_size:
             num_written = live.cache.length - live.cache.prefill
             context = torch.cat((live.query, live.response[:, :num_written]), dim=1)
             filtered = ban_repeated_ngrams(filtered, context, no_repeat_ngram_size)
+            # without the banned ids: what they leave may be too improbable for float32
+            allowed = filtered.logsumexp(-1, keepdim=True)  # (b, 1)
         if temperature == 0:
             token = filtered.argmax(-1, keepdim=True)
         else:
             filtered = keep_top_p(keep_top_k(filtered, top_k), top_p)
             uniforms_now = live.uniforms.index_select(1, live.t)  # (b, 1)
-            token = draw((filtered - normaliser).exp_(), uniforms_now)
+            token = draw((filtered - allowed).exp_(), uniforms_now)
         if filtered_logprobs and filtered is not logits:
             logits = filtered
             normaliser = logits.logsumexp(-1, keepdim=True)

@@ -283,6 +283,15 @@ def test_an_id_of_probability_zero_is_never_drawn():
     assert draw(probabilities, uniforms[:, None]).tolist() == [[1], [3], [1], [3]]
 
 
+@pytest.mark.parametrize("tiny", [2.0**-149, 2.0**-1074], ids=["float32", "float64"])
+def test_an_id_of_probability_zero_is_never_drawn_where_a_product_rounds_up(tiny):
+    """The only probability is the least that its dtype has: three quarters of 2^-1074 round to the whole of it."""
+    dtype = torch.float32 if tiny == 2.0**-149 else torch.float64
+    probabilities = torch.tensor([[0.0, tiny, 0.0]], dtype=dtype).expand(4, 3)
+    uniforms = torch.tensor([0.0, 0.5, 0.75, 1 - 2**-53], dtype=torch.float64)
+    assert draw(probabilities, uniforms[:, None]).tolist() == [[1]] * 4
+
+
 def test_draws_equal_a_walk_along_the_running_sum():
     """Of probabilities that don't sum to 1; all numbers are multiples of 1/64, so every sum is exact."""
     probabilities = torch.tensor([[1, 0, 2, 1], [8, 0, 0, 0], [0, 1, 0, 1], [2, 2, 2, 2], [0, 0, 0, 3]]) / 8
@@ -396,6 +405,35 @@ def test_ngram_ban_ignores_rows_that_have_ended(tiny_gpt):
         pairs = list(zip(text, text[1:], strict=False))
         assert len(set(pairs)) == len(pairs)
     assert not torch.equal(banned, free)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}, {"filtered_logprobs": True}], ids=str)
+@pytest.mark.parametrize("temperature", [0.7, 0.1, 0.01, 1e-6])
+def test_what_an_ngram_ban_leaves_is_drawn_by_its_own_probabilities(temperature, settings):
+    """Logits 4, 2, 1, 0, and the likeliest id is banned: the other three, however improbable beside it."""
+    model = GPT(GPTConfig(vocab_size=4, n_ctx=4, d_model=4, n_layer=0, n_head=1, d_mlp=1, rotary_dim=2))
+    with torch.no_grad():
+        model.transformer.embedding.weight.copy_(torch.tensor([3.0, -1.0, -1.0, -1.0]))
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[:, 0] = torch.tensor([4.0, 2.0, 1.0, 0.0])
+        scale = model.logits(model(torch.tensor([[0, 0]])))[0, -1, 0] / 4  # of the layer norm
+        model.lm_head.weight /= scale
+    query = torch.zeros((200, 2), dtype=torch.long)
+    uniforms = torch.arange(200, dtype=torch.float64)[:, None] / 200
+    response, logprobs = generate(
+        model, query, query == 0, 1, temperature, no_repeat_ngram_size=2, uniforms=uniforms, **settings
+    )
+    p = (torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) / temperature).softmax(0)
+    p[2 if "top_k" in settings else 3 :] = 0
+    if "top_p" in settings:
+        p[p.cumsum(0) - p >= 0.9] = 0
+    p /= p.sum()
+    expected = 1 + (p.cumsum(0) <= uniforms).sum(1)
+    assert torch.equal(response[:, 0], expected)
+    z = torch.tensor([4.0, 2.0, 1.0, 0.0], dtype=torch.float64) / temperature
+    before = (z - z.logsumexp(0))[response[:, 0]]
+    said = p[response[:, 0] - 1].log() if "filtered_logprobs" in settings else before
+    assert torch.allclose(logprobs[:, 0].double(), said, rtol=1e-5, atol=1e-5)
 
 
 def test_ngram_ban_that_would_ban_every_id_is_lifted():
