@@ -30,6 +30,11 @@ PROBE = "The cat sat on 3 mats."  # any tokenizer can encode it
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 ADDED = "added_tokens.json"  # tokens that no merge makes, as CodeT5 has them
 TEMPLATE = "chat_template.jinja"
+FILES = (
+    *(name for pair in VOCABULARIES for name in pair),
+    *("tokenizer.json", "tokenizer_config.json", ADDED, TEMPLATE, "config.json"),
+)
+"""what a tokenizer is read from, where it is there"""
 MAX_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
 
 
@@ -156,9 +161,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         backend, settings = gguf_tokenizer(path)
         return _finish(backend, path, *_settings(settings, path))
     if not path.exists():
-        names = [name for pair in VOCABULARIES for name in pair]
-        names += ["tokenizer.json", "tokenizer_config.json", ADDED, TEMPLATE, "config.json"]
-        path = hub_directory(str(where), names)
+        path = hub_directory(str(where), list(FILES))
     if path.is_file():
         return _finish(_read_backend(path), path)
 
@@ -192,6 +195,15 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
         if type(eos_id) is int and 0 <= eos_id < 2**32:
             eos = backend.id_to_token(eos_id)
     return _finish(backend, path, eos, bos, template)
+
+
+def files_of_tokenizer(where: str | Path) -> list[Path]:
+    """Return the files that `load_tokenizer` reads."""
+    path = Path(where)
+    if path.is_file():
+        return [path]
+    directory = path if path.is_dir() else hub_directory(str(where), list(FILES))
+    return [directory / name for name in FILES if (directory / name).is_file()]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

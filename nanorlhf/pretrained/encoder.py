@@ -101,6 +101,12 @@ def encoder_directory(where: str | Path) -> Path:
     return directory
 
 
+def files_of_encoder(directory: Path) -> list[Path]:
+    """Return the files in a directory that an encoder may be read from."""
+    patterns = [*FILES, "*.safetensors", "*.bin"]
+    return sorted(path for pattern in patterns for path in directory.glob(pattern) if path.is_file())
+
+
 def longest_text(model: Any, tokenizer: Any) -> int:
     """How many tokens of a text the model reads, special ones included."""
     limit = tokenizer.model_max_length

@@ -42,6 +42,12 @@ def shards_of(path: Path) -> dict[Path, set[str]]:
     return shards
 
 
+def files_of_model(where: str | Path) -> list[Path]:
+    """Return the files that `load_gpt` and `load_scalar` read: the configuration, the weights, an index of shards."""
+    weights = find_weights(where)
+    return list(dict.fromkeys([find_config(where), weights, *shards_of(weights)]))
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, by name; InputError for a damaged file or one that holds more."""
     open_regular(path).close()

@@ -223,6 +223,13 @@ def is_function(where: str) -> bool:
     return ".py:" in where or where.endswith(".py")
 
 
+def function_file(where: str) -> Path:
+    """Return the path of a function's file; data/ is also looked for beside this package, as recipes name ours."""
+    path = Path(where.rpartition(":")[0])
+    files = [path, *(folder / path for folder in OURS)] if path.parts[:1] == ("data",) else [path]
+    return next((file for file in files if file.is_file()), path)
+
+
 def load_function(flag: str, where: str) -> Callable:
     """The function that `FILE.py:FUNCTION` names; raises InputError, naming the flag."""
     return getattr(load_module(flag, where), where.rpartition(":")[2])
@@ -241,10 +248,7 @@ def score_of(flag: str, where: str, function: Callable, query: str, response: st
 
 def load_module(flag: str, where: str) -> ModuleType:
     """The module of `FILE.py:FUNCTION`, which has the function. Raises InputError, naming the flag."""
-    path, _, name = where.rpartition(":")
-    if path.startswith("data/"):  # as recipes name ours, wherever they are started
-        files = [Path(path), *(folder / path for folder in OURS)]
-        path = next((str(file) for file in files if file.is_file()), path)
+    name, path = where.rpartition(":")[2], str(function_file(where))
     if not name or not path.endswith(".py") or not Path(path).is_file():
         raise InputError(f"{flag} {where}: write it as FILE.py:FUNCTION, with a file that exists.")
     spec = importlib.util.spec_from_file_location("user_function", path)

@@ -42,6 +42,7 @@ FIELDS: dict[str, tuple[type, Any]] = {  # name -> type and default
     "max_tokens": (int, 512),
     "scale": (float, 1.0),
 }
+DECIDES_SCORES = ("model", "rubric", "temperature", "max_tokens", "scale")
 NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]+|,[0-9]{1,2})?|\.[0-9]+)"
 MARKUP = re.compile(r"</?[a-z]+>|<(?=[0-9.]+>)|(?<=[0-9])>|\\[a-z]+|[*_`\"\[\](){}#$|]", re.IGNORECASE)
 GRADE_LINE = re.compile(
