@@ -113,7 +113,11 @@ def main(args: Args) -> dict[str, float]:
     steps = adamw_steps(args, parameters)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
     generator = torch.Generator().manual_seed(args.seed)  # the same numbers on every rank
-    run = Run(args, args.algorithm, lambda: write_checkpoint(policy, args.out, tokenizer, args.sft))
+
+    def write() -> None:
+        write_checkpoint(policy, args.out, tokenizer, args.sft)
+
+    run = Run(args, args.algorithm, write, [rows.path])
     run.track(policy=policy, steps=steps, generator=generator, **sampler.state())
     run.print(f"{args.algorithm}: {num_updates} updates of {B} responses; {len(rows):,} queries")
     trace = Trace(args, run, num_updates, policy, tokenizer, k)  # --trace: nothing without

@@ -115,7 +115,7 @@ def main(args: Args) -> dict[str, float]:
         write_checkpoint(policy, args.out, tokenizer, args.sft)
         write_checkpoint(value_model, args.out / "value_model", tokenizer)
 
-    run = Run(args, "PPO", write)
+    run = Run(args, "PPO", write, [rows.path])
     run.track(policy=policy, value_model=value_model, **sampler.state())
     run.track(steps=steps, generator=generator, beta=vars(beta))
     run.print(f"PPO: {num_updates} updates of {B} responses; {len(rows):,} queries")

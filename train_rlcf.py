@@ -120,7 +120,7 @@ def main(args: Args) -> dict[str, float]:
         if discriminator is not None and run.main:
             save_discriminator(discriminator, args.out / "discriminator")
 
-    run = Run(args, "RLCF", write)
+    run = Run(args, "RLCF", write, [rows.path])
     weakref.finalize(run, compiler.close)  # its process ends with the run
     run.track(policy=policy, value_model=value_model)
     run.track(steps=steps, generator=generator, beta=vars(beta))

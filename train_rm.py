@@ -116,7 +116,7 @@ def main(args: Args) -> dict[str, float]:
     pad_id = tokenizer.pad_id
     limits = tokenizer, args.max_query_length, args.max_response_length
     rank_loss = partial(contrastive_loss, pad_id=pad_id)
-    pairs = []  # on which a regression's ranking is measured, where there are any
+    pairs: Rows | None = None  # on which a regression's ranking is measured, where there are any
     if args.loss == "regression":
         kind = "scored"
         load = dataset.load_scored
@@ -167,7 +167,8 @@ def main(args: Args) -> dict[str, float]:
         return {f"validation_{name}": mean for name, mean in zip(statistics, means, strict=True)}
 
     watched = validation[:: -(-len(validation) // (args.num_validation or len(validation)))]
-    run = Run(args, "RM", lambda: write(args.out))
+    data = [rows.path for rows in (train, validation, demonstrations, pairs) if rows]
+    run = Run(args, "RM", lambda: write(args.out), data)
     run.track(model=model, steps=steps, best=best)
     run.print(
         f"RM: {sum(p.numel() for p in parameters):,} parameters, {len(train):,} rows of {kind}, "

@@ -109,7 +109,7 @@ def main(args: Args) -> dict[str, float]:
         if critic is not None:
             write_checkpoint(critic, args.out / "critic", tokenizer)
 
-    run = Run(args, args.objective, write)
+    run = Run(args, args.objective, write, [rows.path])
     weakref.finalize(run, compiler.close)  # its process ends with the run
     run.track(policy=policy, steps=steps, generator=generator)
     if critic is not None:

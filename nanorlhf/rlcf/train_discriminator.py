@@ -246,10 +246,8 @@ def main(args: Args) -> dict[str, float]:
     device = begin(args, "batch_size", "triplet_batch_size")
     tokenizer = load_tokenizer(args.sft)
     limits = tokenizer, args.max_query_length, args.max_response_length
-    train, validation = (
-        list(load_programs(args.data / f"code.{split}.jsonl", *limits, needs_response=True))
-        for split in ("train", "validation")
-    )
+    files = [args.data / f"code.{split}.jsonl" for split in ("train", "validation")]
+    train, validation = (list(load_programs(file, *limits, needs_response=True)) for file in files)
     model = new_discriminator(args, tokenizer).to(device)
     advice = f"lower --lr ({args.lr}) or --triplet-lr ({args.triplet_lr})"
     steps = adamw_steps(args, model.parameters(), advice=advice)
@@ -298,7 +296,7 @@ def main(args: Args) -> dict[str, float]:
             save_discriminator(model, args.out)
 
     # micro-batches decide which programs of a triplet can be the negative
-    run = Run(args, "discriminator", write, must_stay=("micro_batch_size",))
+    run = Run(args, "discriminator", write, files, must_stay=("micro_batch_size",))
     run.track(model=model, steps=steps)
     if not args.resume:
         if run.main:

@@ -31,6 +31,8 @@ from nanorlhf.pretrained.weight_files import load_pickle
 from nanorlhf.training.run_directory import flat_settings
 from nanorlhf.training.settings import RunArgs
 
+# of what a run reads: setting -> part of it -> the file and the SHA-256 of its content (inputs.py)
+Inputs = dict[str, dict[str, tuple[str, str]]]
 FORMAT = 3  # of a state; one in another format is refused
 # Settings that may differ on --resume; any other would make it a different run. The last line's change results by
 # rounding, because sums and shapes are split differently; the others change no bit.
@@ -129,11 +131,13 @@ def states(out: Path, up_to: int | None = None) -> list[Path]:
     return [path for path in paths if up_to is None or int(path.name.removeprefix("step-")) <= up_to]
 
 
-def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dict[str, Any]:
+def load_state(
+    out: Path, args: RunArgs, inputs: Inputs | None = None, must_stay: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Load the newest undamaged state on the CPU and set this process's random number generators to it.
 
-    must_stay: settings of MAY_CHANGE that may not change in this run. Raises InputError if there is no state, and if
-    the run was started with other settings.
+    inputs: what the run reads now. must_stay: settings of MAY_CHANGE that may not change in this run. Raises InputError
+    if there is no state, and if the run was started with other settings or inputs.
     """
     # rank 0 looks, so that all resume from the same one
     found, damages = distributed.from_first(lambda: newest_undamaged_state(out))
@@ -152,9 +156,13 @@ def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dic
             f"--resume: {found} was written by another version of nanorlhf: finish the run with that version, or start "
             "again with --overwrite."
         )
+    inputs, inputs_before = inputs or {}, state.pop("inputs", None)
     before, now = flat_settings(read_object(found / "args.json")), as_saved(asdict(args))
     defaults = as_saved({field.name: field.default for field in fields(args)})
     names = (before.keys() | now.keys()) - MAY_CHANGE.difference(must_stay)
+    with fitting(found):
+        names -= moved(inputs_before or {}, inputs)
+        changed = changes(inputs_before or {}, inputs)
     if unknown := sorted(names - now.keys()):
         raise InputError(
             f"--resume: {out} holds a run of another script or version, with the setting {unknown[0]}: finish it with "
@@ -171,6 +179,16 @@ def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dic
                 f"--resume: the run in {out} was started with {flag} {before[name]}, not {now[name]}: pass the same, "
                 "or start again with --overwrite."
             )
+    if inputs_before is None and inputs and distributed.rank() == 0:
+        print(
+            f"{found} is from a version that kept no digests: whether data or models have changed is not checked.",
+            file=sys.stderr,
+        )
+    for change in changed:
+        raise InputError(
+            f"--resume: {change} since the run in {out} was started: restore it, or start a new run from the "
+            f"checkpoint in {out}."
+        )
     with fitting(found):
         generators = [*state.pop("generators")]
         if state["step"] != int(found.name.removeprefix("step-")):
@@ -184,6 +202,27 @@ def load_state(out: Path, args: RunArgs, must_stay: tuple[str, ...] = ()) -> dic
     with fitting(found):
         set_generator_states(generators[distributed.rank() % len(generators)])
     return state
+
+
+def moved(before: Inputs, now: Inputs) -> set[str]:
+    """Return the settings that name the same contents as before, wherever they are."""
+
+    def contents(inputs: Inputs, name: str) -> dict[str, str]:
+        return {part: digest for part, (_, digest) in inputs.get(name, {}).items()}
+
+    return {name for name in now if now[name] and contents(before, name) == contents(now, name)}
+
+
+def changes(before: Inputs, now: Inputs) -> list[str]:
+    """Return what has changed of the files that the run began with."""
+    found = []
+    for name, parts in before.items():
+        for part, (path, digest) in parts.items():
+            if part not in now.get(name, {}):
+                found.append(f"{path} has gone")
+            elif now[name][part][1] != digest:
+                found.append(f"{now[name][part][0]} has changed")
+    return found
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from nanorlhf.files import check_out, delete, write_text
 from nanorlhf.model import GPT, ScalarModel
 from nanorlhf.peft import has_updates, merge, save_updates
 from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.training.inputs import digest_inputs
 from nanorlhf.training.resume import fitting, forget, keep_last, load_state, save_state, states
 from nanorlhf.training.run_directory import flat_settings, read_metrics, read_settings, whole_rows
 from nanorlhf.training.settings import RunArgs
@@ -137,9 +138,10 @@ class Run:
     """One training run: its directory, its state, its progress bar, and how it stops and resumes.
 
     write      writes the checkpoint; every rank calls it
+    data       the data files that the run reads
     must_stay  settings that may not change on --resume, although other scripts allow it
 
-        run = Run(args, "SFT", write)
+        run = Run(args, "SFT", write, [path])
         run.track(model=model, steps=steps)
         for step in run.steps(num_steps):
             ...
@@ -147,7 +149,14 @@ class Run:
         run.finish(summary)
     """
 
-    def __init__(self, args: RunArgs, name: str, write: Callable[[], None], must_stay: Sequence[str] = ()):
+    def __init__(
+        self,
+        args: RunArgs,
+        name: str,
+        write: Callable[[], None],
+        data: Sequence[Path] = (),
+        must_stay: Sequence[str] = (),
+    ):
         self.out, self.args, self.name, self.write = args.out, args, name, write
         self.main = distributed.rank() == 0
         self.first_step = 0
@@ -159,8 +168,9 @@ class Run:
         self.saved: dict[str, Any] = {}  # what --resume restores
         self.board: SummaryWriter | None = None
         self.lock: int | None = None  # file descriptor of command.txt
+        self.inputs = distributed.from_first(lambda: digest_inputs(args, data))
         if args.resume:
-            self.saved = load_state(args.out, args, tuple(must_stay))
+            self.saved = load_state(args.out, args, self.inputs, tuple(must_stay))
             with fitting(self.out / "state"):
                 self.first_step = self.saved["step"]
                 self.metrics = dict(self.saved["metrics"])
@@ -266,7 +276,7 @@ class Run:
                 if (self.out / name).exists():
                     to_disk(self.out / name)
         state = {name: snapshot(value) for name, value in self.state.items()} | {"metrics": self.metrics}
-        state["seconds"] = self.seconds
+        state |= {"seconds": self.seconds, "inputs": self.inputs}
         save_state(self.out, self.args, step, distributed.gather_on_first(state))
         distributed.barrier()
 

@@ -1,0 +1,91 @@
+"""Digests of the files that a run reads: a state keeps them, and --resume refuses a file whose content has changed.
+
+Only contents count: a file may be touched, or moved if the flag that names it moves along. Large files are hashed
+whole, because a fine-tuned copy of a model may differ in a few biases alone.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nanorlhf.pretrained.encoder import encoder_directory, files_of_encoder
+from nanorlhf.pretrained.weight_files import files_of_model
+from nanorlhf.rewards.combined import items, parse
+from nanorlhf.rewards.function import OURS, function_file, is_function
+from nanorlhf.rewards.judge import DECIDES_SCORES, read_settings
+from nanorlhf.tokenizer import files_of_tokenizer
+from nanorlhf.training.resume import Inputs, sha256
+from nanorlhf.training.settings import RunArgs
+
+Part = tuple[str, str, Path]  # a setting, what of it a file is, the file
+
+
+def digest_inputs(args: RunArgs, data: Sequence[Path]) -> Inputs:
+    """Hash the data files and the files that the settings name: models, tokenizer, reward functions, judges."""
+    settings = vars(args)
+    parts = [*(("data", path.name, path) for path in data), *models(settings), *rewards(settings)]
+    inputs: Inputs = {setting: {} for setting, _, _ in parts}
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+        for (setting, part, path), digest in zip(parts, pool.map(digest_part, parts), strict=True):
+            inputs[setting][part] = str(path), digest
+    return inputs
+
+
+def models(settings: dict[str, Any]) -> Iterator[Part]:
+    """Yield the files of the checkpoints, the tokenizer and the encoders."""
+    for name in ("model", "sft", "value_model", "gold"):
+        where = settings.get(name)
+        if where not in (None, "shared") and not is_function(where):
+            yield from named(name, "", where, files_of_model(where))
+    for name in ("tokenizer", "model", "sft", "data"):  # the first that is set has the tokenizer
+        if settings.get(name) is not None:
+            yield from named(name, "", settings[name], files_of_tokenizer(settings[name]))
+            break
+    if settings.get("encoder") is not None:
+        yield from named("encoder", "", settings["encoder"], files_of_encoder(encoder_directory(settings["encoder"])))
+    if settings.get("discriminator") is not None:
+        directory = Path(settings["discriminator"])
+        yield from named("discriminator", "", directory, files_of_encoder(directory))
+
+
+def rewards(settings: dict[str, Any]) -> Iterator[Part]:
+    """Yield the files of all that scores responses; --reward replaces --reward-model."""
+    flag = "reward_model" if settings.get("reward") is None else "reward"
+    for number, item in enumerate(items(settings.get(flag)), start=1):
+        kind, path = parse(item) if flag == "reward" else ("model", item)
+        if kind == "function":
+            yield from function(flag, f"{number} ", path)
+        elif kind == "judge":
+            yield flag, f"{number} judge", Path(path)
+        else:
+            yield from named(flag, f"{number} {kind} ", path, files_of_model(path))
+    if is_function(settings.get("gold") or ""):
+        yield from function("gold", "", settings["gold"])
+    jars = (Path(jar) for jar in (settings.get("error_prone_jar") or "").split(os.pathsep))
+    yield from (("error_prone_jar", jar.name, jar) for jar in jars if jar.is_file())
+
+
+def named(setting: str, prefix: str, where: str | Path, files: Sequence[Path]) -> Iterator[Part]:
+    """Yield the files of a directory by name; one that the setting itself names may have any name."""
+    for file in files:
+        yield setting, prefix + ("" if file == Path(where) else file.name), file
+
+
+def function(setting: str, prefix: str, where: str) -> Iterator[Part]:
+    """Yield the file of FILE.py:FUNCTION; ours change with the version, which may go on."""
+    file = function_file(where)
+    if file.resolve().parent not in [folder / "data" for folder in OURS]:
+        yield setting, f"{prefix}function {where.rpartition(':')[2]}", file
+
+
+def digest_part(part: Part) -> str:
+    """Hash a file; of a judge's only what decides a score, so that it may have another URL or more calls."""
+    setting, name, path = part
+    if not name.endswith("judge"):
+        return sha256(path)
+    fields = read_settings(f"--{setting} judge:{path}", str(path))
+    return hashlib.sha256(json.dumps([fields[field] for field in DECIDES_SCORES]).encode()).hexdigest()
