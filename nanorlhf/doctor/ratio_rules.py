@@ -3,7 +3,7 @@
 import math
 
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, mean
+from nanorlhf.doctor.record import Record, Rows, mean, sum_error
 from nanorlhf.doctor.thresholds import limit
 
 
@@ -83,7 +83,7 @@ def sampled_entropy(record: Record) -> Finding | None:
     nats = record.number("batch_size", 1) * expected
     if record.sampler == "other" or record.ratio_is_to_the_sampler or not nats > 0:
         return None
-    chance = limit("chance") * math.sqrt(2 / nats)
+    chance = sum_error(nats)
     if limit("entropy_low") - chance < sampled / expected < limit("entropy_high") + chance:
         return None
     is_low = sampled < expected
@@ -101,13 +101,28 @@ def sampled_entropy(record: Record) -> Finding | None:
     )
 
 
+def with_advantages(rows: Rows) -> Rows:
+    """Those in which some response was better than others to its query: elsewhere nothing is learned or clipped.
+
+    With a value model even equal scores have advantages.
+    """
+    return [
+        row
+        for row in rows
+        if row.get("groups/alike", 0.0) < 1 and ("value/loss" in row or row.get("objective/score_std", 1.0) != 0)
+    ]
+
+
 def clip_never(record: Record) -> Finding | None:
+    """Not of CISPO: its clip bounds a weight, far above 1 and not below, and stops no token."""
     rows = record.having("policy/clip_fraction", "policy/approx_kl")
-    log_range = math.log1p(max(0.0, record.clip_range[1]))
-    furthest = max((row["policy/approx_kl"] for row in rows), default=math.nan)
-    enough = limit("clip_never") * log_range * log_range / 2
-    if not furthest > enough or any(row["policy/clip_fraction"] != 0 for row in rows):
+    enough = limit("clip_never") * record.log_range * record.log_range / 2
+    far = [row for row in with_advantages(rows) if row["policy/approx_kl"] > enough]
+    if any(row["policy/clip_fraction"] != 0 for row in rows) or record.algorithm == "cispo":
         return None
+    if record.num_responses(far) < limit("responses"):
+        return None
+    furthest = max(row["policy/approx_kl"] for row in far)
     return Finding(
         name="clip-never",
         seen=f"No token was ever clipped in {len(rows)} updates, although policy/approx_kl reached {furthest:.2g}: "
@@ -122,8 +137,10 @@ def clip_never(record: Record) -> Finding | None:
 def clip_often(record: Record) -> Finding | None:
     rows = record.having("policy/clip_fraction")
     share = mean(rows, "policy/clip_fraction")
-    is_gspo = record.settings.get("algorithm") == "gspo"
-    if len(rows) < 2 or not share > limit("clip_often_responses" if is_gspo else "clip_often"):
+    is_gspo = record.algorithm == "gspo"
+    # CISPO counts a weight beyond either bound, the others a ratio beyond the one that its advantage points to
+    name = "clip_often_responses" if is_gspo else "clip_often_weights" if record.algorithm == "cispo" else "clip_often"
+    if len(rows) < 2 or record.num_responses(rows) < limit("responses") or not share > limit(name):
         return None
     return Finding(
         name="clip-often",
@@ -136,7 +153,7 @@ def clip_often(record: Record) -> Finding | None:
 
 
 def policy_rests(record: Record) -> Finding | None:
-    rows = record.having("policy/approx_kl", "lr")
+    rows = with_advantages(record.having("policy/approx_kl", "lr"))
     furthest = max((row["policy/approx_kl"] for row in rows), default=math.nan)
     peak = max((row["lr"] for row in rows), default=0.0)
     if record.steps_per_update < 2 or len(rows) < 2 or peak == 0 or not furthest < limit("movement"):

@@ -9,6 +9,8 @@ from nanorlhf.doctor.thresholds import limit
 from nanorlhf.errors import InputError
 
 Rows = Sequence[dict[str, float]]
+LARGEST = 1e39
+"""of a setting: float32 ends before"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,14 @@ class Record:
     """of summary.json; empty while the run goes on"""
 
     def number(self, name: str, default: float) -> float:
-        """A setting; InputError where it is none. `default` for a script that lacks it, and for None."""
+        """Return a setting, `default` for a script that lacks it and for None. Raises InputError for what is no number.
+
+        NaN, infinity and numbers that no script takes are refused as well.
+        """
         value = self.settings.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
             raise InputError(f"args.json: the field {name!r} must be a number, not {value!r:.80}.")
         return value
 
@@ -37,6 +42,20 @@ class Record:
             return value[0], value[1]
         both = self.number("clip_range", math.inf)
         return both, both
+
+    @property
+    def log_range(self) -> float:
+        """The larger of the two distances from a ratio of 1 to its bounds, in nats; infinite without a lower bound."""
+        lower, upper = self.clip_range
+        return max(-math.log1p(-lower) if lower < 1 else math.inf, math.log1p(max(0.0, upper)))
+
+    @property
+    def algorithm(self) -> Any:
+        """The algorithm of train_grpo.py; None for the other scripts."""
+        return self.settings.get("algorithm")
+
+    def num_responses(self, rows: Rows) -> float:
+        return len(rows) * self.number("batch_size", 1)
 
     def having(self, *names: str) -> Rows:
         """The rows that hold all of these metrics."""
@@ -72,6 +91,33 @@ class Record:
 def mean(rows: Rows, name: str) -> float:
     """NaN without rows."""
     return sum(row[name] for row in rows) / len(rows) if rows else math.nan
+
+
+def variance_of(rows: Rows, name: str) -> float:
+    """Variance over all responses of rows that log a mean, `name`, and a deviation, `name`_std; NaN without rows."""
+    average = mean(rows, name)
+    if not rows:
+        return math.nan
+    deviations, shifts = [row[f"{name}_std"] for row in rows], [row[name] - average for row in rows]
+    return sum(x * x for x in (*deviations, *shifts)) / len(rows)
+
+
+def row_noise(rows: Rows, name: str) -> float:
+    """Standard deviation of one row's value around the trend, from the differences of neighbouring rows.
+
+    It contains what a batch's own deviation does not: queries that are harder than others.
+    """
+    steps = [after[name] - row[name] for row, after in zip(rows, rows[1:], strict=False)]
+    return math.sqrt(sum(step * step for step in steps) / max(1, 2 * len(steps)))
+
+
+def sum_error(nats: float) -> float:
+    """How far chance takes a sum of surprises or log-ratios from its expectation `nats` > 0, as a share of it.
+
+    The variance of the sum is about twice the expectation where all terms are small. A few rare tokens of eight nats
+    each are the other part: Bernstein's bound at exp(-15).
+    """
+    return limit("chance") * math.sqrt(2 / nats) + limit("rare_nats") / nats
 
 
 def pooled_error(std: float, num_responses: float) -> float:

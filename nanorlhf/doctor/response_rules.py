@@ -1,8 +1,18 @@
 """What becomes of the responses: their ends, their length, their variety. Of PPO, GRPO and RLCF, by metrics."""
 
+import math
+
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, mean
+from nanorlhf.doctor.record import Record, Rows, mean, pooled_error
 from nanorlhf.doctor.thresholds import limit
+
+
+def chance_of_fall(record: Record, rows: Rows, std: float) -> float:
+    """How far chance takes the difference of two quarters of the run, of as many rows, for responses of this deviation.
+
+    The deviation of a length, and of the entropy that a response has seen, is about the mean.
+    """
+    return math.sqrt(2) * pooled_error(std, record.num_responses(rows))
 
 
 def eos_rate(record: Record) -> Finding | None:
@@ -10,7 +20,11 @@ def eos_rate(record: Record) -> Finding | None:
     if any("compile_rate" in row for row in record.rows):  # a program that is cut at its error has no EOS
         return None
     before, after = mean(first, "eos_rate"), mean(last, "eos_rate")
-    if not (after < before - limit("eos_fall") or after < limit("eos_rate")):
+    chance = chance_of_fall(record, last, math.sqrt(max(0.0, after * (1 - after), before * (1 - before))))
+    is_one_token = record.number("response_length", 2) == 1  # which need not be EOS
+    if not after < before - limit("eos_fall") - chance and (not after < limit("eos_rate") or is_one_token):
+        return None
+    if record.num_responses(last) < limit("responses"):
         return None
     trick = record.settings.get("missing_eos_score")
     return Finding(
@@ -26,7 +40,7 @@ def eos_rate(record: Record) -> Finding | None:
 def length_collapse(record: Record) -> Finding | None:
     first, last = record.quarters("response_length")
     before, after = mean(first, "response_length"), mean(last, "response_length")
-    if not after < limit("length_collapse") * before:
+    if not after < limit("length_collapse") * before or before - after < chance_of_fall(record, last, before):
         return None
     return Finding(
         name="length-collapse",
@@ -44,6 +58,8 @@ def length_limit(record: Record) -> Finding | None:
     longest = record.number("response_length", 0)
     if not after > limit("length_limit") * longest > 0 or not before < 0.8 * longest:
         return None
+    if longest < limit("rows") or after - before < chance_of_fall(record, last, before):
+        return None  # a response of a few tokens may well be as long as it can be
     return Finding(
         name="length-limit",
         seen=f"Responses grow from {before:.3g} to {after:.3g} tokens, the limit being {longest:g}.",
@@ -56,7 +72,7 @@ def length_limit(record: Record) -> Finding | None:
 def entropy_gone(record: Record) -> Finding | None:
     first, last = record.quarters("policy/entropy")
     before, after = mean(first, "policy/entropy"), mean(last, "policy/entropy")
-    if not after < limit("entropy_left") * before:
+    if not after < limit("entropy_left") * before or before - after < chance_of_fall(record, last, before):
         return None
     return Finding(
         name="entropy-gone",

@@ -3,25 +3,30 @@
 import math
 
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, Rows, mean, pooled_error
+from nanorlhf.doctor.record import Record, Rows, mean, pooled_error, row_noise, variance_of
 from nanorlhf.doctor.thresholds import limit
 
 
 def quarters_of_scores(record: Record) -> tuple[Rows, Rows, float, float]:
     """First and last quarter, the scores' standard deviation, and what chance makes of a difference of means.
 
-    No rows where the score comes from a discriminator that learns to tell the policy from people: it may well fall.
+    The deviation is that of both quarters: where few responses are rewarded, the scores of one may all be equal. The
+    difference is at least as uncertain as that of the rows, which share queries. No rows where the score comes from a
+    discriminator that learns to tell the policy from people: it may well fall.
     """
     names = ("objective/score", "objective/score_std", "objective/kl", "objective/rlhf_reward")
     first, last = record.quarters(*names) if record.number("discriminator_lr", 0) == 0 else ([], [])
-    std = mean(last, "objective/score_std")
-    chance = math.sqrt(2) * pooled_error(std, len(last) * record.number("batch_size", 1))
+    variances = [variance_of(rows, "objective/score") for rows in (first, last)]
+    std = math.sqrt(sum(variances) / 2)
+    noise = math.sqrt(2 / max(1, len(last))) * row_noise(record.having(*names), "objective/score")
+    chance = max(math.sqrt(2) * pooled_error(std, record.num_responses(last)), limit("chance") * noise)
     return first, last, std, chance
 
 
 def scores_alike(record: Record) -> Finding | None:
     rows = record.having("objective/score_std")
-    if len(rows) < 2 or record.number("batch_size", 1) < 2 or any(row["objective/score_std"] > 0 for row in rows):
+    is_few = len(rows) < 2 or record.num_responses(rows) < 10 * limit("responses")  # a reward may be seldom
+    if is_few or record.number("batch_size", 1) < 2 or any(row["objective/score_std"] != 0 for row in rows):
         return None
     return Finding(
         name="scores-alike",
@@ -54,7 +59,9 @@ def score_flat(record: Record) -> Finding | None:
     first, last, std, chance = quarters_of_scores(record)
     gain = mean(last, "objective/score") - mean(first, "objective/score")
     kl = mean(last, "objective/kl")
-    if not (kl > 1 and std > 0 and chance < 0.5 * std and gain < limit("score_gain") * std):
+    # three standard errors below what healthy runs gain, too
+    enough = min(limit("score_gain") * std, limit("score_gain_healthy") * std - 0.6 * chance)
+    if not (kl > 1 and std > 0 and chance < 0.5 * std and gain < enough):
         return None
     return Finding(
         name="score-flat",
@@ -70,12 +77,20 @@ def score_flat(record: Record) -> Finding | None:
 
 def reward_falls(record: Record) -> Finding | None:
     first, last, std, chance = quarters_of_scores(record)
-    before, after = mean(first, "objective/rlhf_reward"), mean(last, "objective/rlhf_reward")
+    # GRPO and GSPO weigh the KL against scores divided by their deviation; beta of online DPO is no weight of a penalty
+    is_score = record.algorithm in ("grpo", "gspo", "online_dpo")
+    name, what = ("score", "score") if is_score else ("rlhf_reward", "score minus the KL penalty")
+    before, after = mean(first, f"objective/{name}"), mean(last, f"objective/{name}")
+    if not is_score:
+        kl = max(0.0, mean(last, "objective/kl"), mean(first, "objective/kl"))
+        chance += math.sqrt(2) * pooled_error(
+            record.number("kl_coef", 0.0) * math.sqrt(2 * kl), record.num_responses(last)
+        )
     if not before - after > limit("reward_fall") * std + chance or record.settings.get("kl_target") is not None:
         return None  # an adaptive coefficient changes what is maximised
     return Finding(
         name="reward-falls",
-        seen=f"What is maximised, the score minus the KL penalty, fell from {before:.3g} to {after:.3g}; the KL is "
+        seen=f"What is maximised, the {what}, fell from {before:.3g} to {after:.3g}; the KL is "
         f"{mean(last, 'objective/kl'):.3g} nats.",
         means="The gradient goes the wrong way for the score or for the KL, or steps are so large that the policy "
         "falls apart.",
@@ -94,9 +109,7 @@ def overoptimised(record: Record) -> Finding | None:
     gold = [mean(quarter, "gold_score") for quarter in quarters]
     score = [mean(quarter, "objective/score") for quarter in quarters]
     best = max(range(4), key=gold.__getitem__)
-    # noise of one update's mean, as its differences from the next show it
-    steps = [after["gold_score"] - row["gold_score"] for row, after in zip(rows, rows[1:], strict=False)]
-    noise = math.sqrt(sum(step * step for step in steps) / len(steps) / 2)
+    noise = row_noise(rows, "gold_score")
     fall = gold[best] - gold[3]
     enough = limit("gold_fall") * max(0.0, gold[best] - gold[0]) + limit("chance") * noise * math.sqrt(2 / size)
     if not (fall > enough and score[3] >= score[best]):
@@ -113,8 +126,13 @@ def overoptimised(record: Record) -> Finding | None:
 
 def value_explains_nothing(record: Record) -> Finding | None:
     first, last = record.quarters("value/loss", "objective/score_std")
-    variance = mean(last, "objective/score_std") * mean(last, "objective/score_std")
+    last = [row for row in last if "objective/score" in row and "objective/kl" in row]
+    beta = record.number("kl_coef", 0.0)
+    # of the returns: the penalty varies as well, and its variance is about twice the KL
+    variance = variance_of(last, "objective/score") + beta * beta * 2 * max(0.0, mean(last, "objective/kl"))
     error, start = 2 * mean(last, "value/loss"), 2 * mean(first, "value/loss")
+    if not variance > 0 or record.num_responses(last) < limit("responses"):
+        return None
     if not error > max(limit("value_error") * variance, limit("value_fall") * start):
         return None
     if record.settings.get("whiten_rewards"):  # they have another unit than the scores
@@ -130,9 +148,11 @@ def value_explains_nothing(record: Record) -> Finding | None:
 
 
 def value_vanishes(record: Record) -> Finding | None:
-    first, _ = record.quarters("value/loss", "objective/score_std")
+    first, _ = record.quarters("value/loss", "objective/score_std", "objective/entropy")
     best = min(first, key=lambda row: row["value/loss"], default=None)
-    if best is None or record.settings.get("whiten_rewards"):
+    if best is None or record.settings.get("whiten_rewards") or record.num_responses(first) < limit("responses"):
+        return None
+    if mean(first, "objective/entropy") < 1:  # a query has one answer, whose score can be foreseen
         return None
     variance = best["objective/score_std"] * best["objective/score_std"]
     if not 2 * best["value/loss"] < limit("value_vanishes") * variance:

@@ -3,7 +3,7 @@
 import math
 
 from nanorlhf.doctor.finding import Finding
-from nanorlhf.doctor.record import Record, mean
+from nanorlhf.doctor.record import Record, mean, row_noise
 from nanorlhf.doctor.thresholds import limit
 
 
@@ -12,8 +12,10 @@ def loss_flat(record: Record) -> Finding | None:
     is_new = "architecture" in record.settings and record.settings.get("model") is None
     first, last = record.quarters("loss")
     before, after = mean(first, "loss"), mean(last, "loss")
-    factor = 1 - limit("loss_fall") if is_new else 1 + limit("loss_rise")
-    if len(first) < 5 or not record.having("validation_loss") or not after > factor * before:
+    # of the size of the loss: that of robust DPO may be below 0
+    least = -limit("loss_fall") * abs(before) if is_new else limit("loss_rise") * abs(before)
+    chance = limit("chance") * row_noise(record.having("loss"), "loss") * math.sqrt(2 / max(1, len(first)))
+    if len(first) < 5 or not record.having("validation_loss") or not after - before > least + chance:
         return None
     return Finding(
         name="loss-flat",
@@ -27,7 +29,9 @@ def loss_flat(record: Record) -> Finding | None:
 
 def overfit(record: Record) -> Finding | None:
     losses = [row["validation_loss"] for row in record.having("validation_loss")]
-    if len(losses) < 2 or not losses[-1] > (1 + limit("overfit")) * min(losses):
+    # a loss near 0, or below it as that of robust DPO, is measured by where it began
+    size = max(abs(min(losses)), 0.1 * abs(losses[0])) if losses else 0.0
+    if len(losses) < 2 or not losses[-1] - min(losses) > limit("overfit") * size > 0:
         return None
     return Finding(
         name="over-fitting",
@@ -41,6 +45,8 @@ def overfit(record: Record) -> Finding | None:
 def sft_eos(record: Record) -> Finding | None:
     rate = record.summary.get("eos_rate")
     if "validation_loss" not in record.summary or not isinstance(rate, int | float) or not rate < limit("eos_rate"):
+        return None
+    if record.number("num_samples", 64) < 4:
         return None
     return Finding(
         name="sft-eos-rate",
@@ -56,11 +62,11 @@ def sft_eos(record: Record) -> Finding | None:
 def at_chance(record: Record) -> Finding | None:
     """Of a reward model, or of DPO's implicit one."""
     rows = record.having("validation_accuracy", "num_validation_pairs")
-    if not rows or rows[-1]["num_validation_pairs"] < 100:
-        return None
+    if not rows or rows[-1]["num_validation_pairs"] < 100 or not has_reference(record):
+        return None  # ORPO and SimPO rank by likelihood, which needn't begin at chance or end above it
     accuracy, count = rows[-1]["validation_accuracy"], rows[-1]["num_validation_pairs"]
-    chance = 0.5 + 3 * math.sqrt(0.25 / count)
-    if not accuracy < max(limit("accuracy"), chance):
+    # neither above chance nor, by three standard errors, a weak model that few pairs measure
+    if not accuracy < limit("accuracy") or not accuracy + 3 * math.sqrt(0.25 / count) < limit("accuracy_weak"):
         return None
     return Finding(
         name="accuracy-at-chance",
@@ -75,7 +81,7 @@ def at_chance(record: Record) -> Finding | None:
 def padding_difference(record: Record) -> Finding | None:
     rows = record.having("padding_difference", "reward_std")
     name = "padding_difference" if record.is_float32 else "padding_difference_bfloat16"
-    if not rows or not rows[-1]["padding_difference"] > limit(name) * rows[-1]["reward_std"]:
+    if not rows or not rows[-1]["padding_difference"] > limit(name) * rows[-1]["reward_std"] > 0:
         return None
     return Finding(
         name="padding-difference",

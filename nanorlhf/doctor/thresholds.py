@@ -22,6 +22,12 @@ THRESHOLDS = {
     # ---------------------------------------------------------------------------------------------- any trend, rounding
     "rows": Threshold(value=8, unit="rows", source="a trend compares the first quarter of a run with the last"),
     "chance": Threshold(value=5, unit="standard errors", source="of a mean over responses; added to the others"),
+    "responses": Threshold(
+        value=50, unit="responses", source="fewer are too few for a share, a deviation, or that something never happens"
+    ),
+    "rare_nats": Threshold(
+        value=40, unit="nats", source="added to chance for a sum of log-probabilities: a few tokens of eight nats"
+    ),
     "rounding": Threshold(
         value=1e-3, unit="of the largest number", source="traces recomputed in float64; healthy: 3e-7"
     ),
@@ -29,6 +35,9 @@ THRESHOLDS = {
     "first_kl": Threshold(value=1e-4, unit="nats per token", source="healthy: 0, in float32 and in bfloat16"),
     "first_kl_bfloat16": Threshold(
         value=1e-2, unit="nats per token", source="healthy: 0; a sharded policy may round otherwise than its reference"
+    ),
+    "kl_evidence": Threshold(
+        value=15, unit="nats", source="a sum of k1 below minus this has a chance of at most exp(-15) = 3e-7"
     ),
     "kl_per_movement": Threshold(
         value=1e-2,
@@ -69,16 +78,21 @@ THRESHOLDS = {
         value=1.5, unit="of policy/entropy", source="sampled over distribution; healthy: 1.15 and less"
     ),
     "clip_never": Threshold(
-        value=0.25,
+        value=0.5,
         unit="of log(1 + clip range)^2 / 2",
         source="policy/approx_kl at which tokens must be clipped; healthy without a clipped token: 0.004",
     ),
     "clip_often": Threshold(value=0.3, unit="of tokens", source="mean of a run; healthy: 0.04"),
+    "clip_often_weights": Threshold(
+        value=0.6, unit="of tokens", source="mean of a run of CISPO, whose weights are clipped in both directions"
+    ),
     "clip_often_responses": Threshold(
         value=0.6, unit="of responses", source="mean of a run of GSPO, whose range is narrow; healthy: 0.39"
     ),
     "movement": Threshold(
-        value=1e-8, unit="policy/approx_kl", source="the largest of a run; healthy: 5e-3, with LoRA 7e-7"
+        value=1e-10,
+        unit="policy/approx_kl",
+        source="the largest of a run; healthy: 5e-3, with LoRA 7e-7; the rounding of float32: 1e-12",
     ),
     # ------------------------------------------------------------------------------------------------------- responses
     "eos_fall": Threshold(value=0.2, unit="of responses", source="healthy: 0.02"),
@@ -89,6 +103,9 @@ THRESHOLDS = {
     # ---------------------------------------------------------------------------------------------- rewards and values
     "score_gain": Threshold(
         value=0.1, unit="standard deviations", source="of the score, with a KL above 1 nat; healthy: 0.25 and more"
+    ),
+    "score_gain_healthy": Threshold(
+        value=0.25, unit="standard deviations", source="the least that a healthy run gained, with a KL above 1 nat"
     ),
     "reward_fall": Threshold(
         value=0.25, unit="standard deviations", source="of score minus KL penalty; healthy runs gain 0.04 and more"
@@ -126,6 +143,11 @@ THRESHOLDS = {
     ),
     "overfit": Threshold(value=0.05, unit="of the lowest validation loss", source="healthy: 0"),
     "accuracy": Threshold(value=0.53, unit="of the pairs", source="of 100 and more; healthy: 0.84 and more"),
+    "accuracy_weak": Threshold(
+        value=0.6,
+        unit="of the pairs",
+        source="a weak model of real preferences; three standard errors must be below it",
+    ),
     "padding_difference": Threshold(
         value=1e-3, unit="standard deviations", source="of the scores; healthy: 2e-7, the rounding of float32"
     ),

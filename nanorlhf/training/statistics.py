@@ -1,7 +1,7 @@
 """What an update of PPO, GRPO or RLCF logs: docs/metrics.md explains each number."""
 
-import math
 import time
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -9,10 +9,13 @@ from torch import Tensor
 from kernels import k2, k3
 from nanorlhf import distributed
 from nanorlhf.batch import Batch
+from nanorlhf.doctor.kl_rules import is_below_zero
+from nanorlhf.doctor.record import Record
 from nanorlhf.ppo import response_mean
 from nanorlhf.tokenizer import Tokenizer
 from nanorlhf.training.grpo import all_alike
 from nanorlhf.training.run import Run
+from nanorlhf.training.run_directory import flat_settings
 
 Metrics = dict[str, float]
 NUM_SAMPLED_UPDATES = 50
@@ -149,7 +152,8 @@ def log_update(
     score, mean_kl, eos_rate = metrics["objective/score"], metrics["objective/kl"], metrics["eos_rate"]
     metrics["episodes_per_second"] = len(batch) / (time.perf_counter() - run.step_start)
     run.log(update, metrics, score=f"{score:.2f}", kl=f"{mean_kl:.1f}", eos=f"{eos_rate:.2f}")
-    if mean_kl < -3 * kl.std().item() / math.sqrt(len(batch)) - 1e-3:  # three standard errors, and rounding
+    record = Record(settings=flat_settings(asdict(run.args)), rows=[metrics], summary={})
+    if is_below_zero(record, record.rows):
         run.warn(f"update {update}: the KL is {mean_kl:.2f}, below 0 by more than chance: check policy and masks")
 
 

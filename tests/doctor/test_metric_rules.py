@@ -2,7 +2,9 @@
 
 import math
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
@@ -122,10 +124,49 @@ def test_samples_less_likely_than_the_policy_makes_them_are_found():
         ("clip-never", {"clip_range": 10.0}),
         ("policy-rests", {"num_ppo_epochs": 1}),
         ("value-explains-nothing", {"whiten_rewards": True}),
+        ("clip-never", {"algorithm": "cispo", "clip_range": [1.0, 4.0]}),
+        ("clip-never", {"algorithm": "cispo"}),
+        ("clip-never", {"clip_range": [1.0, 0.2]}),  # nothing is too unlikely to count
+        ("clip-often", {"algorithm": "cispo"}),
+        ("kl-exploding", {"algorithm": "online_dpo"}),
+        ("reward-falls", {"algorithm": "grpo"}),  # where the score rises
+        ("length-limit", {"response_length": 4}),
+        *((name, {"batch_size": 2}) for name in ("clip-often", "eos-rate", "length-collapse", "entropy-gone")),
+        *((name, {"batch_size": 2}) for name in ("scores-alike", "value-vanishes", "value-explains-nothing")),
     ],
 )
 def test_a_setting_that_explains_the_number_silences_its_rule(name, settings):
     assert ppo(SICK[name], **settings) == []
+
+
+@pytest.mark.parametrize("name", ["clip-never", "policy-rests"])
+def test_updates_whose_groups_are_all_alike_neither_move_nor_clip(name):
+    assert ppo(lambda row: SICK[name](row) | {"groups/alike": 1.0}) == []
+    assert ppo(lambda row: SICK[name](row) | {"groups/alike": 0.5}) == [name]
+
+
+def test_the_score_of_grpo_must_rise_and_its_penalty_is_no_part_of_it():
+    """Its KL is weighed against scores that are divided by their deviation, here 0.01."""
+
+    def small(row: dict) -> dict:
+        score = 0.01 * row["objective/score"]
+        return {
+            "objective/score": score,
+            "objective/score_std": 0.01,
+            "objective/rlhf_reward": score - 0.1 * row["step"],
+        }
+
+    grpo = {"algorithm": "grpo", "kl_coef": 0.1}
+    assert ppo(lambda row: small(row) | {"value/loss": 2e-5}, **grpo) == []
+    falls = ppo(lambda row: small(row) | {"value/loss": 2e-5, "objective/score": -0.01 * row["step"]}, **grpo)
+    assert falls == ["reward-falls"]
+
+
+def test_responses_of_one_token_need_not_be_eos():
+    def rarely(row: dict) -> dict:
+        return {"eos_rate": 0.1, "response_length": 1.0, "objective/entropy": row["policy/entropy"]}
+
+    assert "eos-rate" not in ppo(rarely, response_length=1) and "eos-rate" in ppo(rarely)
 
 
 def test_a_gap_that_top_p_does_not_explain_and_many_clipped_responses_are_found():
@@ -189,6 +230,53 @@ def test_one_changed_number_of_a_supervised_run_is_found(name):
     rows_of, change = SUPERVISED[name]
     rows = [row | change(row) for row in rows_of()]
     assert found(RM_SETTINGS | {"beta": 0.05}, rows) == [name]
+
+
+@pytest.mark.parametrize("level", [-1.0, 0.0, 0.5])
+def test_a_loss_that_stays_is_no_loss_that_rises(level):
+    """Robust DPO's loss may be below 0, a hinge's is 0 in the end."""
+    rows = [row | {name: level for name in ("loss", "validation_loss") if name in row} for row in dpo_rows()]
+    assert found(RM_SETTINGS | {"beta": 0.05}, rows) == []
+
+
+def test_a_loss_that_rises_within_its_noise_is_no_finding():
+    noisy = [row | {"loss": 2.0 + (-1) ** row["step"] + 0.01 * row["step"]} for row in supervised_rows()]
+    assert found(RM_SETTINGS, noisy) == []
+
+
+@pytest.mark.parametrize("accuracy, pairs, expected", [(0.51, 1000, True), (0.58, 100, False), (0.52, 100, False)])
+def test_a_weak_model_that_few_pairs_measure_is_no_finding(accuracy, pairs, expected):
+    rows = rm_rows()
+    rows[-1] |= {"validation_accuracy": accuracy, "num_validation_pairs": pairs}
+    assert (found(RM_SETTINGS, rows) == ["accuracy-at-chance"]) == expected
+    assert found(RM_SETTINGS | {"loss": "simpo"}, rows) == []
+
+
+def test_scores_that_are_all_alike_have_no_scale_for_their_rounding():
+    rows = rm_rows()
+    rows[-1] |= {"reward_std": 0.0}
+    assert found(RM_SETTINGS, rows) == []
+
+
+NUMBERS = st.sampled_from([0.0, -1.0, 1e-300, 1e39, math.inf, -math.inf, math.nan, 3])
+ODD = st.sampled_from(
+    [0, -3, 1, 1e300, 10**400, math.inf, math.nan, None, "many", [], [1], [2.0, -5.0], {"a": 1}, True]
+)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=60)
+def test_no_number_and_no_setting_makes_a_rule_crash(data):
+    """Not even with what no script writes: a rule is silent, or the setting is refused in a sentence."""
+    names = sorted({name for rows in (ppo_rows(), rm_rows(), dpo_rows()) for row in rows for name in row} - {"step"})
+    changed = data.draw(st.dictionaries(st.sampled_from([*names, "groups/alike", "groups/dropped"]), NUMBERS))
+    rows = [row | changed for row in (*ppo_rows(), *rm_rows()[-1:], *dpo_rows())]
+    known = [*PPO_SETTINGS, "algorithm", "beta", "loss", "lr", "discriminator_lr", "num_samples", "sampler.top_p"]
+    args = PPO_SETTINGS | data.draw(st.dictionaries(st.sampled_from(known), ODD))
+    try:
+        found(args, rows, {"eos_rate": data.draw(NUMBERS), "validation_loss": 0.9})
+    except InputError as error:
+        assert "args.json: the field" in str(error)
 
 
 def test_a_new_models_loss_must_fall_and_a_pretrained_ones_may_stay():
