@@ -97,11 +97,12 @@ class LiveRows:
     t: Tensor  # (1,) index of the next token
     cache: KVCache
 
-    def keep(self, kept: Tensor) -> None:
-        """Keep only the rows where `kept` (b,) is True."""
+    def drop_ended(self) -> None:
+        """Keep only the rows that have not ended."""
+        rows = (~self.ended).squeeze(1).nonzero().squeeze(1)  # a GPU waits for their number once
         for name in ("index", "query", "uniforms", "response", "logprobs", "token", "ended"):
-            setattr(self, name, getattr(self, name)[kept])
-        self.cache.keep(kept)
+            setattr(self, name, getattr(self, name)[rows])
+        self.cache.keep(rows)
 
 
 @torch.inference_mode()
@@ -207,7 +208,7 @@ def generate(
             # dropping rows copies all others, and a GPU has to capture its step again
             if num_ended >= drop_at * len(live.index) and (capture_pays or not on_gpu):
                 response[live.index], logprobs[live.index] = live.response, live.logprobs
-                live.keep(~live.ended.squeeze(1))
+                live.drop_ended()
                 replay.reset()
         # the n-gram ban reads a number that Python counts up: it can't be replayed
         replay(may_capture=on_gpu and capture_pays and not no_repeat_ngram_size)

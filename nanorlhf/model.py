@@ -347,7 +347,7 @@ class KVCache:
         self.length += num_tokens
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows: the others have ended."""
+        """Keep only the rows with these indices (n,): the others have ended."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.positions, self.bias = self.positions[rows], self.bias[rows]
         for settings, (cos, sin) in self.rotary.items():

@@ -232,7 +232,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(gpt, whole, monkeypa
     cache = KVCache(gpt.config, mask[:, :6], 6, torch.float32)
     hidden = [gpt(ids[:, :6], mask[:, :6], cache=cache), gpt(ids[:, 6:7], cache=cache)]
     assert (torch.cat(hidden, 1) - full[:, :7]).abs()[mask[:, :7]].max() < 1e-5
-    kept = torch.tensor([False, True])
+    kept = torch.tensor([1])
     cache.keep(kept)
     hidden = [gpt(ids[kept, i : i + 1], cache=cache) for i in range(7, 11)]
     assert cache.length == 11
@@ -422,7 +422,7 @@ def test_on_a_cpu_the_keys_of_a_channel_lie_side_by_side(whole: bool, monkeypatc
     cache = KVCache(CONFIGS["llama"], torch.ones((2, 13), dtype=torch.bool), 3, torch.float32)
     assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
     assert not whole or not (cache.keys.any() or cache.values.any())
-    cache.keep(torch.tensor([False, True]))
+    cache.keep(torch.tensor([1]))
     assert cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
 
 

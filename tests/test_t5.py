@@ -344,10 +344,10 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(name, whole, monkeyp
     monkeypatch.setattr("nanorlhf.model.replays", lambda device: whole)
     cache = model.transformer.cache(query_mask, 11, torch.float32)
     steps = [model(query, query_mask, cache=cache, last=1)]
-    kept = torch.tensor([True, True, True])
+    kept = torch.tensor([0, 1, 2])
     for t in range(10):
         if t == 5:
-            kept = torch.tensor([False, True, True])
+            kept = torch.tensor([1, 2])
             cache.keep(kept)
         steps.append(model(response[kept, t : t + 1], cache=cache))
     assert cache.length == 11
