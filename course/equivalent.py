@@ -83,14 +83,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         why="On a CPU every sort of PyTorch is stable.",
     ),
     Equivalent(
-        function="nanorlhf.generate:keep_top_p",
-        changes=(
-            "dropped = (before > p).scatter(1, order, before >= p)",
-            "dropped = (before < p).scatter(1, order, before >= p)",
-        ),
-        why="scatter writes every place: of what it writes into only shape and dtype count.",
-    ),
-    Equivalent(
         function="nanorlhf.model:KVCache.append",
         changes=(
             "keys, values = (self.keys[layer - 1], self.values[layer])",

@@ -55,9 +55,9 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     sorted_logits, order = logits.sort(descending=True, stable=True)
     probabilities = sorted_logits.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # total probability of the ids ahead
-    dropped = (before >= p).scatter(1, order, before >= p)
-    dropped[torch.arange(len(logits), device=logits.device), order[:, 0]] = False
-    return logits.masked_fill(dropped, -torch.inf)
+    dropped = before >= p
+    dropped[:, :1].fill_(False)  # a fill, unlike a write at indices, copies nothing from the host
+    return logits.masked_fill(dropped.scatter(1, order, dropped), -torch.inf)
 
 
 def ban_repeated_ngrams(logits: Tensor, context: Tensor, n: int) -> Tensor:

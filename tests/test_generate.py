@@ -17,7 +17,6 @@ from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.padding import left_pad
 from nanorlhf.peft import merge, tune
 from tests.conftest import GPU, TINY
-from tests.fake_graph import FakeGraph, fake_graph
 
 EOS, PAD = 1, 99
 QUERIES = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
@@ -160,52 +159,6 @@ def check_rows(model, device, rows, uniforms):
 def test_a_device_writes_what_full_forward_passes_say(tiny_gpt, device):
     rows, uniforms = rows_that_end_early(tiny_gpt)
     check_rows(tiny_gpt, device, rows, uniforms)
-
-
-@pytest.fixture
-def emulated(monkeypatch):
-    """The loop of a GPU on the CPU; returns the graphs that were captured."""
-    monkeypatch.setattr(nanorlhf.model, "replays", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph", fake_graph)
-    monkeypatch.setattr(FakeGraph, "captured", [])
-    return FakeGraph.captured
-
-
-def test_replayed_steps_write_what_full_forward_passes_say(tiny_gpt, emulated):
-    """Captured after one step; once three in four rows have ended, anew with the others."""
-    rows, uniforms = rows_that_end_early(tiny_gpt)
-    lengths = check_rows(tiny_gpt, "cpu", rows, uniforms)
-    assert lengths[17] <= 8 and lengths[-1] > 24  # three in four have ended after 8 tokens
-    assert len(emulated) == 2 and all(graph.num_replays > 3 for graph in emulated)
-
-
-@pytest.mark.parametrize(("T", "num_captures"), [(7, 0), (8, 1), (24, 1), (53, 1)])
-def test_a_capture_has_to_pay_for_itself(tiny_gpt, emulated, T, num_captures):
-    """No row ends. Of T tokens the first is the prefill's and one more warms up, before a step may be captured."""
-    captured, _ = sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)
-    assert len(emulated) == num_captures and sum(graph.num_replays for graph in emulated) == num_captures * (T - 2)
-    nanorlhf.model.replays = lambda device: False  # undone by the fixture
-    assert torch.equal(captured, sample(tiny_gpt, QUERIES, T=T, eos_id=None, temperature=1.3)[0])
-
-
-def test_a_replay_repeats_memory_and_not_python():
-    """What makes the emulation able to fail: a number that Python counts up stays what it was when captured."""
-    total, count = torch.zeros(1), [1]
-
-    def step():
-        total.add_(count[0])
-        count[0] += 1
-
-    graph = FakeGraph()
-    with fake_graph(graph):
-        step()
-    assert total.item() == 0 and count == [2]
-    graph.replay()
-    graph.replay()
-    assert total.item() == 2
-    with pytest.raises(RuntimeError, match="wait for a number"), fake_graph(FakeGraph()):
-        total.item()
 
 
 def tiny_vocabulary_model(V=5):

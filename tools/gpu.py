@@ -61,7 +61,7 @@ PARTS = (
     tests("tests: kernels", 110, *(f"tests/kernels/test_{name}.py" for name in ("logprobs", "kl", "gae"))),
     tests(
         "tests: generation, a PPO update, NCCL and FSDP2", 90, "-m", "gpu",
-        *(f"tests/test_{name}.py" for name in ("generate", "train_ppo", "mismatch", "distributed")),
+        *(f"tests/test_{name}.py" for name in ("cuda_graph", "generate", "train_ppo", "mismatch", "distributed")),
     ),
     Part(
         "each kernel at the sizes of the compilers' table",

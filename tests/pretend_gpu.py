@@ -1,0 +1,247 @@
+"""A pretend GPU on a CPU, with CUDA graphs: what a real one refuses, it refuses.
+
+A tensor on it reports the device cuda:0 and keeps its numbers on the CPU. So the code under test takes a GPU's
+branches, and a tensor of the host is not one of the device. Python sees the pretended device, PyTorch's C++ sees a CPU.
+
+    with PretendGPU() as gpu:
+        x = torch.zeros(3, device=gpu.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):    # records, and refuses what waits for the device or copies from the host
+            x += 1
+        graph.replay()                   # x is 1
+
+A replay repeats operators on the same memory, not Python: a number that Python has changed since is not seen, and a
+tensor that was allocated anew is not read. Outside a capture `gpu.waits` lists what made the host wait.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+aten = torch.ops.aten
+CUDA = torch.device("cuda", 0)
+# they accept a number of the host as a tensor without dimensions, as all pointwise operators do
+FILL = (aten.fill_.Tensor, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.index_fill_.int_Tensor)
+PUT = (aten.index_put.default, aten.index_put_.default)
+# they ask for a number within themselves
+ASK = (aten.multinomial.default,)
+PRODUCTS: dict[Any, Callable] = {  # which a CPU lacks
+    aten.mm.dtype: lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
+}
+
+
+def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The arguments or the result of an operator with other tensors."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(changed(item, change) for item in tree)
+    return {name: changed(item, change) for name, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    changed(tree, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+def as_on_a_cpu(function: Callable) -> Callable:
+    """One that is asked about autocast on a device: what C++ sees is a CPU."""
+    return lambda device, *arguments, **settings: function("cpu", *arguments, **settings)
+
+
+class OnGPU(Tensor):
+    """A tensor on the pretend GPU; `held` has its numbers."""
+
+    held: Tensor
+    device = property(lambda self: CUDA)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "OnGPU":
+        shape = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        with torch.inference_mode(False):  # a view of a tensor from outside the mode must be one as well
+            return Tensor._make_wrapper_subclass(cls, held.size(), **shape)
+
+    def __init__(self, held: Tensor):
+        self.held = held
+
+    def __repr__(self):
+        return f"OnGPU({self.held})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), settings=None):
+        raise AssertionError("a tensor on the pretend GPU is used outside `with PretendGPU()`")
+
+    def to(self, *arguments, **settings):
+        """C++ takes the tensor for one of the host, and would return it as it is."""
+        device = torch._C._nn._parse_to(*arguments, **settings)[0]
+        if device is not None and device.type == "cpu":
+            PretendGPU.current.wait("a copy to the host")
+            return self.held.to(*arguments, **settings)
+        return super().to(*arguments, **settings)
+
+    def cpu(self):
+        return self.to("cpu")
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def numpy(self):
+        raise TypeError("a tensor on a GPU has no numpy array: copy it to the host first")
+
+
+class Graph:
+    """Stands for `torch.cuda.CUDAGraph`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []  # function, arguments, settings, result
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        with _disable_current_modes(), torch.autocast("cpu", enabled=False):  # what it casts has been recorded
+            for function, arguments, settings, result in self.calls:
+                again = function(*arguments, **settings)
+                for old, new in zip(tensors(result), tensors(again), strict=True):
+                    if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():  # no view, not in place
+                        old.copy_(new)
+
+
+class Memory:
+    """What a capture must leave as it was: the storages that it did not allocate itself."""
+
+    def __init__(self) -> None:
+        self.own: set[int] = set()
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # the others, and a copy from before the capture
+
+    def used(self, read: list[Tensor]) -> None:
+        for tensor in read:
+            address = tensor.untyped_storage().data_ptr()
+            if address not in self.own and address not in self.before:
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self.before[address] = whole, whole.clone()
+
+    def made(self, written: list[Tensor]) -> None:
+        self.own |= {tensor.untyped_storage().data_ptr() for tensor in written} - self.before.keys()
+
+    def restore(self) -> None:
+        for whole, copy in self.before.values():
+            whole.copy_(copy)
+
+
+class PretendGPU(TorchDispatchMode):
+    current: "PretendGPU"
+    device = CUDA
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs: list[Graph] = []  # that were captured
+        self.graph: Graph | None = None  # that is being captured
+        self.memory = Memory()
+        self.waits: list[str] = []
+        self.patches = ExitStack()
+        self.depth = 0  # composite operators enter it again
+
+    def __enter__(self):
+        if self.depth == 0:
+            PretendGPU.current = self
+            for name, value in (("_lazy_init", lambda: None), ("CUDAGraph", Graph), ("graph", self.capture)):
+                self.patches.enter_context(mock.patch.object(torch.cuda, name, value))
+            for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
+                self.patches.enter_context(mock.patch.object(torch, name, as_on_a_cpu(getattr(torch, name))))
+            torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=): first on the host, then a copy
+        self.depth += 1
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.depth -= 1
+        if self.depth == 0:
+            torch._C._set_only_lift_cpu_tensors(False)
+            self.patches.close()
+
+    @contextmanager
+    def capture(self, graph: Graph) -> Iterator[None]:
+        """Stands for `torch.cuda.graph`: records the operators within, and undoes what they wrote."""
+        self.graph, self.memory = graph, Memory()
+        try:
+            yield
+        finally:
+            self.graph = None
+            self.memory.restore()
+        self.graphs.append(graph)
+
+    def wait(self, reason: str) -> None:
+        if self.graph is not None:
+            raise RuntimeError(f"not permitted while a stream is captured: {reason}")
+        self.waits.append(reason)
+
+    def move(self, model: nn.Module) -> nn.Module:
+        """Stands for `model.to("cuda")`, in place; a shared tensor stays shared."""
+        moved: dict[int, OnGPU] = {}
+        for module in model.modules():
+            for named in (module._parameters, module._buffers):
+                for name, tensor in named.items():
+                    if tensor is not None:
+                        named[name] = moved.setdefault(id(tensor), OnGPU(tensor.detach()))
+                        named[name]._is_param = named is module._parameters
+        return model
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        settings = settings or {}
+        if function is not aten.scaled_dot_product_attention.default and function._can_decompose():
+            with self:  # in inference mode composite operators arrive whole
+                return function.decompose(*arguments, **settings)
+        given = tensors((arguments, settings))
+        device = settings.pop("device", None)
+        is_on_gpu = any(isinstance(tensor, OnGPU) for tensor in given)
+        if function is aten._to_copy.default and device is not None and (device.type == "cuda") != is_on_gpu:
+            self.wait(f"a copy {'to' if is_on_gpu else 'from'} the host")
+        elif is_on_gpu:
+            self.check(function, arguments, given)
+        if device is not None:
+            is_on_gpu = device.type == "cuda"
+            settings["device"] = torch.device("cpu")
+        on_gpu = {id(tensor.held): tensor for tensor in given if isinstance(tensor, OnGPU)}
+        arguments, settings = changed((arguments, settings), lambda tensor: getattr(tensor, "held", tensor))
+        function = PRODUCTS.get(function, function)
+        if is_on_gpu and self.graph is not None:
+            self.memory.used(tensors((arguments, settings)))
+        result = function(*arguments, **settings)
+        if not is_on_gpu:
+            return result
+        if self.graph is not None:
+            self.memory.made(tensors(result))
+            self.graph.calls.append((function, arguments, settings, result))  # which keeps what it allocated
+        return changed(result, lambda tensor: on_gpu[id(tensor)] if id(tensor) in on_gpu else OnGPU(tensor))
+
+    def check(self, function, arguments: tuple, given: list[Tensor]) -> None:
+        """Refuse, or count as a wait, what an operator on the GPU would have to ask or to copy."""
+        name = function.name()
+        of_host = [tensor for tensor in given if not isinstance(tensor, OnGPU)]
+        if torch.Tag.data_dependent_output in function.tags or function in ASK:
+            self.wait(f"{name} reads a number")
+        if function in (aten.index.Tensor, *PUT):
+            masks = [index for index in arguments[1] if index is not None and index.dtype == torch.bool]
+            # a number of the host at a mask: PyTorch makes a masked_fill of it
+            is_fill = function in PUT and len(arguments[1]) == 1 and any(arguments[2] is tensor for tensor in of_host)
+            if masks and not is_fill:
+                self.wait(f"{name} by a mask has a shape that depends on numbers")
+            elif of_host and not masks:
+                self.wait(f"{name} copies indices or values from the host")
+        elif torch.Tag.dynamic_output_shape in function.tags:
+            self.wait(f"{name} has a shape that depends on numbers")
+        elif function is aten.copy_.default and of_host:
+            self.wait("a copy between host and device")
+        elif of_host:
+            takes_a_number = torch.Tag.pointwise in function.tags or function in FILL
+            if not takes_a_number or any(tensor.ndim for tensor in of_host):
+                raise RuntimeError(f"{name}: expected all tensors to be on the same device, found cuda:0 and cpu")
