@@ -217,14 +217,32 @@ def pytest_unconfigure() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Keep the seconds of each file without its slow tests, by which `make check` chooses."""
-    seconds: dict[str, float] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport) and "slow" not in report.keywords:
-                file = report.nodeid.split("::")[0]
-                seconds[file] = seconds.get(file, 0.0) + report.duration
+    partly_run = {argument.split("::")[0] for argument in getattr(config, "args", ()) if "::" in argument}
+    seconds = {
+        file: spent
+        for file, spent in seconds_by(terminalreporter, lambda nodeid: nodeid.split("::")[0]).items()
+        if file not in partly_run
+    }
     if hasattr(config, "cache"):  # not with -p no:cacheprovider
         config.cache.set("seconds", config.cache.get("seconds", {}) | seconds)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the seconds of each test function, with all its parameters, by which `make check` chooses within a file."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and hasattr(session.config, "cache"):  # no worker of several
+        seconds = seconds_by(reporter, lambda nodeid: nodeid.split("[")[0])
+        session.config.cache.set("seconds_of_tests", session.config.cache.get("seconds_of_tests", {}) | seconds)
+
+
+def seconds_by(reporter: pytest.TerminalReporter, key: Callable[[str], str]) -> dict[str, float]:
+    """The seconds of all tests but the slow ones, summed over those with the same key(nodeid)."""
+    seconds: dict[str, float] = {}
+    for reports in reporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and "slow" not in report.keywords:
+                seconds[key(report.nodeid)] = seconds.get(key(report.nodeid), 0.0) + report.duration
+    return seconds
 
 
 def read_metrics(out: Path) -> list[dict]:

@@ -95,9 +95,85 @@ def test_the_nearest_come_first_as_far_as_the_time_goes(tree):
     assert check.chosen(distances, 10) == [means, report]  # sums does not fit any more
 
 
+@pytest.mark.parametrize(
+    "changed, test",
+    [
+        ("train_ppo.py", "tests/test_train_ppo.py"),
+        ("nanorlhf/ppo.py", "tests/test_ppo.py"),
+        ("kernels/gae.py", "tests/kernels/test_gae.py"),
+        ("data/hh.py", "tests/data/test_hh.py"),
+        ("nanorlhf/doctor/run.py", "tests/doctor/test_run.py"),
+        ("course/hunt.py", "tests/course/test_hunt.py"),
+        ("tools/check.py", "tests/test_check.py"),
+        ("Makefile", "tests/test_makefile.py"),
+        ("docs/doctor.md", "tests/test_docs.py"),
+        ("README.md", "tests/test_docs.py"),
+        (".github/workflows/ci.yml", "tests/test_workflows.py"),
+    ],
+)
+def test_a_changed_file_has_its_own_tests(changed, test):
+    assert Path(test) in check.own_tests([Path(changed)])
+
+
+def test_a_renamed_file_concerns_the_tests_of_both_names(tree):
+    git(tree, "mv", "core/means.py", "core/averages.py")
+    assert check.changed_files("HEAD") == {Path("core/means.py"), Path("core/averages.py")}
+    assert near(tree) == {"test_means": 1, "test_report": 2}
+
+
+def test_a_conftest_concerns_the_tests_below_it(tree):
+    for name in ("tests/conftest.py", "tests/deep/conftest.py", "tests/deep/test_low.py"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "more")
+    (tree / "tests/deep/conftest.py").write_text("x = 1\n")
+    assert near(tree) == {"test_low": 1}
+    (tree / "tests/conftest.py").write_text("x = 1\n")
+    assert len(near(tree)) == 6
+
+
+def test_of_own_tests_that_take_too_long_the_quickest_run_and_the_others_are_named(tree):
+    sums, means = Path("tests/test_sums.py"), Path("tests/test_means.py")
+    (tree / sums).write_text("def test_a(): ...\ndef test_b(): ...\n@pytest.mark.slow\ndef test_c(): ...\n")
+    (tree / "seconds").write_text(json.dumps({str(sums): 30.0, str(means): 3.0}))
+    (tree / "seconds_of_tests").write_text(json.dumps({f"{sums}::test_a": 29.0, f"{sums}::test_b": 1.0}))
+    assert check.own_first([sums, means], 100, 2) == ([str(means), str(sums)], [], 67)
+    assert check.own_first([sums, means], 40, 2) == ([str(means), f"{sums}::test_b"], [f"{sums}::test_a"], 36)
+    assert check.own_first([sums], 0, 2) == ([f"{sums}::test_b"], [f"{sums}::test_a"], -1)  # one at least
+
+
+def test_the_seconds_of_a_test_that_has_not_run_are_its_share_of_the_file(tree):
+    sums = Path("tests/test_sums.py")
+    (tree / "seconds").write_text(json.dumps({str(sums): 30.0}))
+    assert check.functions_of(sums) == {f"{sums}::test_a": 15.0, f"{sums}::test_b": 15.0}
+
+
 def test_nothing_to_check_is_said(tree, capsys):
     check.main(check.Args())
     assert capsys.readouterr().out == "nothing has changed since HEAD\n"
+
+
+def test_what_did_not_run_is_said_and_skips_are_counted_in_a_line(tree, monkeypatch, capsys):
+    (tree / "train_x.py").write_text("x = 1\n")
+    tests = Path("tests/test_train_x.py")
+    (tree / tests).write_text("".join(f"def test_{i}(): ...\n" for i in range(5)))
+    (tree / "seconds").write_text(json.dumps({str(tests): 1000.0}))
+    (tree / "seconds_of_tests").write_text(json.dumps({f"{tests}::test_{i}": 100.0 * i for i in range(5)}))
+    commands = []
+    monkeypatch.setattr(check, "narrow_files", lambda root: [])
+    check.python_files()
+    monkeypatch.setattr(check, "changed_files", lambda since: {Path("train_x.py")})
+    monkeypatch.setattr(check.subprocess, "Popen", lambda command, **settings: SimpleNamespace(wait=lambda: 0))
+    done = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(check.subprocess, "run", lambda command, **settings: commands.append(command) or done)
+    check.main(check.Args(seconds=13))
+    (pytest_command,) = commands
+    assert "-rfE" in pytest_command
+    assert [part for part in pytest_command if "::" in part] == ["tests/test_train_x.py::test_0"]
+    assert capsys.readouterr().out.endswith(
+        "for want of time 4 tests of tests/test_train_x.py did not run: test_1, test_2, test_3, test_4\n"
+    )
 
 
 def test_what_fails_is_the_exit_status(tree, monkeypatch, capsys):

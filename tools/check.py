@@ -3,9 +3,11 @@
     make check
     python -m tools.check --since main --seconds 300
 
-A changed file concerns the tests that import it, and less those that import what imports it; a file that is not Python
-concerns the tests whose text names it. The nearest come first, as many as the time is enough for, by the seconds that
-each file took in the last run of the suite here. Tests marked slow are left to `make test`.
+Its own tests come first: those of train_ppo.py are tests/test_train_ppo.py, those of kernels/gae.py
+tests/kernels/test_gae.py. Where they take longer than there is time, the quickest of them run, and the others are
+listed. After them a changed file concerns the tests that import it, and less those that import what imports it; a file
+that is not Python concerns the tests whose text names it. The nearest come first, as many as the time is enough for, by
+the seconds that each took in the last run here. Tests marked slow are left to `make test`.
 """
 
 import ast
@@ -24,7 +26,7 @@ from tools.house import narrow_files
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = ROOT / ".pytest_cache/v/seconds"
-"""seconds per test file, which tests/conftest.py keeps"""
+"""seconds per test file, which tests/conftest.py keeps; beside it those per test function"""
 START = 12.0
 """seconds of types, and of workers that import PyTorch"""
 UNKNOWN = 0.6
@@ -50,7 +52,8 @@ def git(*arguments: str) -> list[str]:
 
 def changed_files(since: str) -> set[Path]:
     """Changed, new and deleted files, relative to the tree."""
-    names = git("diff", "--name-only", since, "--") + git("ls-files", "--others", "--exclude-standard")
+    # a renamed file is one that was deleted and a new one
+    names = git("diff", "--name-only", "--no-renames", since, "--") + git("ls-files", "--others", "--exclude-standard")
     return {Path(name) for name in names}
 
 
@@ -86,6 +89,8 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
     reached = {file: 0 for file in changed}
     for file in [file for file in reached if file.suffix != ".py"]:
         reached |= {test: 1 for test in test_files() if file.name in (ROOT / test).read_text()}
+    for file in [file for file in reached if file.name == "conftest.py"]:  # which no test imports
+        reached |= {test: 1 for test in test_files() if test.is_relative_to(file.parent) and test not in reached}
     queue = list(reached)
     for file in queue:
         for importer in importers.get(file, ()):
@@ -93,6 +98,21 @@ def distances(changed: Iterable[Path]) -> dict[Path, int]:
                 reached[importer] = reached[file] + 1
                 queue.append(importer)
     return {file: distance for file, distance in reached.items() if file in test_files()}
+
+
+def own_tests(changed: Iterable[Path]) -> set[Path]:
+    """The test files named like the changed files, or like the folder that they are in: tests/test_docs.py.
+
+    tests/x/test_y.py for x/y.py, nanorlhf/x/y.py, and for y.py, nanorlhf/y.py and tools/y.py tests/test_y.py.
+    """
+    found = set()
+    for file in changed:
+        folders = [part for part in file.parts[:-1] if part not in ("nanorlhf", "tools")]
+        found.add(Path("tests", *folders, f"test_{file.stem.lower()}.py"))
+        found |= {Path("tests", f"test_{folder}.py") for folder in folders}
+        if file.suffix == ".md":
+            found.add(Path("tests/test_docs.py"))
+    return found & test_files()
 
 
 @cache
@@ -108,6 +128,54 @@ def known_seconds() -> dict[str, float]:
 
 def seconds_of(file: Path) -> float:
     return known_seconds().get(str(file), UNKNOWN * (ROOT / file).read_text().count("\ndef test_"))
+
+
+def functions_of(file: Path) -> dict[str, float]:
+    """The test functions of a file, as pytest names them, and the seconds of each; of one that has not run, a share."""
+    kept = SECONDS.with_name("seconds_of_tests")
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    tree = ast.parse((ROOT / file).read_text())
+    names = [
+        f"{file}::{node.name}"
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if not any("slow" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    return {name: known.get(name, seconds_of(file) / len(names)) for name in names}
+
+
+def quickest(seconds_of_each: dict[str, float], seconds: float) -> list[str]:
+    """The quickest tests that fit in the time together, at least one."""
+    found: list[str] = []
+    for name in sorted(seconds_of_each, key=lambda name: seconds_of_each[name]):
+        seconds -= seconds_of_each[name]
+        if found and seconds < 0:
+            break
+        found.append(name)
+    return found
+
+
+def own_first(files: Iterable[Path], seconds: float, workers: int) -> tuple[list[str], list[str], float]:
+    """What to run of the files that must run, what of them is left out, and the seconds that remain.
+
+    A worker runs the whole of a file, so none may take longer than one of them has. They share the time.
+    """
+    found: list[str] = []
+    left: list[str] = []
+    waiting = sorted(files, key=seconds_of)
+    limit = seconds / workers
+    while waiting:
+        file, share = waiting.pop(0), min(limit, seconds / (1 + len(waiting)))
+        if seconds_of(file) <= share:
+            found.append(str(file))
+            seconds -= seconds_of(file)
+            continue
+        each = functions_of(file)
+        picked = quickest(each, share)
+        found += picked
+        left += [name for name in each if name not in picked]
+        seconds -= sum(each[name] for name in picked)
+    return found, left, seconds
 
 
 def chosen(distance_of: dict[Path, int], seconds: float) -> list[Path]:
@@ -129,7 +197,11 @@ def main(args: Args) -> None:
     python = [file for file in changed if file.suffix == ".py" and (ROOT / file).exists()]
     narrow = [file.relative_to(ROOT) for file in narrow_files(ROOT) if file.relative_to(ROOT) in changed]
     near = distances(changed)
-    tests = chosen(near, args.workers * max(0.0, args.seconds - START))
+    own = own_tests(changed) | {file for file, distance in near.items() if distance == 0}
+    near |= dict.fromkeys(own, 0)
+    tests, left, seconds = own_first(own, args.workers * max(0.0, args.seconds - START), args.workers)
+    others = chosen({file: distance for file, distance in near.items() if file not in own}, seconds)
+    files = {name.split("::")[0] for name in tests} | {str(file) for file in others}
     ruff = [sys.executable, "-m", "ruff"]
     hundred = ["--config", "line-length = 100", "--config", "format.exclude = []"]
     commands = {
@@ -141,16 +213,20 @@ def main(args: Args) -> None:
     }
     running = {name: subprocess.Popen(command, cwd=ROOT) for name, command in commands.items() if command}
     failed = []
-    if tests:
-        pytest = [sys.executable, "-m", "pytest", "-m", "not slow and not gpu", *tests]
+    if files:
+        # -r: what failed; how many were skipped says the last line
+        pytest = [sys.executable, "-m", "pytest", "-rfE", "-m", "not slow and not gpu", *tests, *map(str, others)]
         pytest += ["--numprocesses", str(args.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
         if subprocess.run(pytest, cwd=ROOT).returncode not in (0, 5):  # 5: all of them are slow
             failed.append("the tests")
     failed += [name for name, process in running.items() if process.wait()]
     print(
-        f"{len(changed)} changed files, {len(near)} test files that they concern, {len(tests)} of them run, "
+        f"{len(changed)} changed files, {len(near)} test files that they concern, {len(files)} of them run, "
         f"in {time.perf_counter() - start:.0f} s. `make test` runs everything."
     )
+    for file in sorted({name.split("::")[0] for name in left}):
+        names = [name.split("::")[1] for name in left if name.startswith(f"{file}::")]
+        print(f"for want of time {len(names)} tests of {file} did not run: {', '.join(names)}")
     if failed:  # said last: the tools' own words may stand far above
         print(f"failed: {'; '.join(failed)}")
         sys.exit(1)
