@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -30,11 +30,15 @@ PROBE = "The cat sat on 3 mats."  # any tokenizer can encode it
 VOCABULARIES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 ADDED = "added_tokens.json"  # tokens that no merge makes, as CodeT5 has them
 TEMPLATE = "chat_template.jinja"
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")  # the first that names a token wins
+GENERATION = "generation_config.json"
 FILES = (
     *(name for pair in VOCABULARIES for name in pair),
-    *("tokenizer.json", "tokenizer_config.json", ADDED, TEMPLATE, "config.json"),
+    *("tokenizer.json", ADDED, *SETTINGS, TEMPLATE, GENERATION, "config.json"),
 )
-"""what a tokenizer is read from, where it is there"""
+"""the files that a tokenizer may be read from"""
+# left in a directory by another tokenizer, they would change what is read with a new one
+REPLACED = frozenset({"special_tokens_map.json", TEMPLATE, GENERATION})
 MAX_IDS = 2**24  # of a vocabulary; Gemma's has 262,144
 
 
@@ -45,6 +49,19 @@ class Tokenizer:
     pad_id: int
     bos: str | None = None  # used by chat templates alone
     chat_template: str | None = None  # in Jinja, for data.chat
+    # generation_config.json, kept for transformers and vLLM; its eos_token_id is a list
+    generation: dict | None = field(default=None, hash=False)
+
+    @property
+    def eos(self) -> str:
+        """The text of EOS. `id_to_token` would return it as the normaliser changes it."""
+        return self.backend.get_added_tokens_decoder()[self.eos_id].content
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """EOS, which ends a response here, and the ids at which the model's own settings stop too."""
+        others = self.generation["eos_token_id"] if self.generation else []
+        return list(dict.fromkeys([self.eos_id, *others]))
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """The ids of a text; no special token is added.
@@ -111,12 +128,15 @@ class Tokenizer:
         return 1 + max(i for i in ids if i != self.pad_id)
 
     def save(self, directory: str | Path) -> None:
-        """Write tokenizer.json and, for `transformers.AutoTokenizer`, tokenizer_config.json."""
+        """Write tokenizer.json and, for transformers, tokenizer_config.json.
+
+        The model's generation_config.json is written too, if it has one, with `stop_ids`.
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": self.backend.id_to_token(self.eos_id),
+            "eos_token": self.eos,
             "pad_token": PAD,
             "clean_up_tokenization_spaces": False,  # transformers would decode "a ." as "a."
         }
@@ -126,10 +146,14 @@ class Tokenizer:
             "tokenizer.json": self.backend.to_str(),
             "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
         }
+        if self.generation is not None:
+            ids = self.stop_ids
+            generation = self.generation | {"eos_token_id": ids if len(ids) > 1 else ids[0]}
+            files[GENERATION] = json.dumps(generation, indent=2) + "\n"
         for name, text in files.items():
             write_text(directory / name, text)
-        # left by another tokenizer, it would replace this one's template
-        (directory / TEMPLATE).unlink(missing_ok=True)
+        for name in REPLACED - files.keys():
+            (directory / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -151,10 +175,11 @@ def panics_refused() -> Iterator[None]:
 def load_tokenizer(where: str | Path) -> Tokenizer:
     """Load a tokenizer from a directory, a tokenizer.json, a GGUF file, or a Hub id.
 
-    EOS is the `eos_token` of tokenizer_config.json, else the `eos_token_id` of config.json, else
-    `<|endoftext|>`. The chat template is chat_template.jinja, else the `chat_template` of
-    tokenizer_config.json. Raises InputError if there is no tokenizer, it is broken, or [PAD] is
-    EOS.
+    EOS is the `eos_token` of tokenizer_config.json or special_tokens_map.json, else the one id in
+    `eos_token_id` of generation_config.json or config.json, else `<|endoftext|>`. The chat template
+    is chat_template.jinja, else the `chat_template` of tokenizer_config.json. Texts get the ids
+    that the file gives them. Raises InputError if there is no tokenizer, it is broken, [PAD] is
+    EOS, or several ids are the EOS.
     """
     path = Path(where)
     if is_gguf(path):
@@ -180,21 +205,27 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
                 "vocab.json + merges.txt): put one there (train_sft.py: or pass --tokenizer)."
             )
 
-    settings_file = path / "tokenizer_config.json"
-    settings = read_object(settings_file) if settings_file.exists() else {}
-    eos, bos, template = _settings(settings, settings_file)
+    known: list[str | None] = [None] * 3
+    for file in (path / name for name in SETTINGS):
+        if file.exists():
+            named = _settings(read_object(file), file)
+            known = [old if old is not None else new for old, new in zip(known, named, strict=True)]
+    eos, bos, template = known
     if (path / TEMPLATE).exists():
         template = read_text(path / TEMPLATE)
-    if eos is not None and _token_text(settings, "pad_token", settings_file) == eos:
-        raise InputError(
-            f"{settings_file}: pad_token is eos_token, {eos!r}, so a mask would hide both: set "
-            f"pad_token to {PAD!r}."
-        )
-    if eos is None and (path / "config.json").exists():
-        eos_id = read_object(path / "config.json").get("eos_token_id")
-        if type(eos_id) is int and 0 <= eos_id < 2**32:
-            eos = backend.id_to_token(eos_id)
-    return _finish(backend, path, eos, bos, template)
+    generation: dict | None = None
+    stop_ids: list[int] = []
+    for file in (path / name for name in (GENERATION, "config.json")):
+        if file.exists() and not stop_ids:
+            found = read_object(file)
+            stop_ids = _stop_ids(found, file)
+            if eos is None and stop_ids:
+                eos = _only_eos(backend, stop_ids, file)
+            if file.name == GENERATION:
+                generation = found
+    if generation is not None or len(stop_ids) > 1:
+        generation = (generation or {}) | {"eos_token_id": stop_ids}
+    return _finish(backend, path, eos, bos, template, generation)
 
 
 def files_of_tokenizer(where: str | Path) -> list[Path]:
@@ -265,39 +296,55 @@ def _finish(
     eos: str | None = None,
     bos: str | None = None,
     chat_template: str | None = None,
+    generation: dict | None = None,
 ) -> Tokenizer:
     """Add [PAD] if it is missing, switch off truncation and padding, and look up both ids."""
-    eos = eos or END_OF_TEXT
+    if eos is None:
+        eos = END_OF_TEXT
     backend.no_truncation()  # a tokenizer.json may have both on
     backend.no_padding()
-    highest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    highest = max(vocabulary.values(), default=0)
     if highest >= MAX_IDS:  # the library writes a line for each id, used or not
         raise InputError(f"{where}: the tokenizer has a token of id {highest}, above {MAX_IDS:,}.")
     if backend.token_to_id(eos) is None:
         raise InputError(f"{where}: the tokenizer has no token {eos!r}, its eos_token.")
     if eos == PAD:
         raise InputError(f"{where}: {PAD} is the tokenizer's EOS, so a mask would hide both.")
-    # Mark both as special, even if the file doesn't: only special tokens can be kept out of texts.
-    # Ids in the vocabulary stay; otherwise [PAD] gets the next free one, 50257 for GPT-2.
-    special = [AddedToken(token, special=True, normalized=False) for token in (eos, PAD)]
-    backend.add_special_tokens(special)
     if bos is not None and backend.token_to_id(bos) is None:
         bos = None  # templates then write nothing
-    added = {token.content for token in backend.get_added_tokens_decoder().values()}
-    if bos is not None and bos not in added:
-        backend.add_special_tokens([AddedToken(bos, special=True, normalized=False)])
-    # a special token's name in a text stays text; tokenizer.json can't store this
-    backend.encode_special_tokens = True
+    # Mark them as special, even if the file doesn't: only special tokens can be kept out of texts.
+    # Their other flags stay, as they decide the ids of a text. Ids in the vocabulary stay;
+    # otherwise [PAD] gets the next free one, 50257 for GPT-2.
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    names = [eos, PAD] if bos is None else [eos, PAD, bos]
+    for name in names:
+        backend.add_special_tokens([added.get(name, AddedToken(name, normalized=False))])
     eos_id = backend.token_to_id(eos)
     pad_id = backend.token_to_id(PAD)
     assert eos_id is not None and pad_id is not None
-    tokenizer = Tokenizer(backend, eos_id, pad_id, bos, chat_template)
+    if PAD not in vocabulary and pad_id in vocabulary.values():
+        raise InputError(
+            f"{where}: the tokenizer's ids have gaps, so the next free one, {pad_id}, isn't free for "
+            f"{PAD}."
+        )
+    tokenizer = Tokenizer(backend, eos_id, pad_id, bos, chat_template, generation)
+    marked = "".join(f"{PROBE} {name} " for name in names)
     try:
+        with panics_refused():
+            marked_ids = backend.encode(marked, add_special_tokens=False).ids
+        # a special token's name in a text stays text; tokenizer.json can't store this
+        backend.encode_special_tokens = True
         if tokenizer.decode(tokenizer.encode(PROBE)).split() == []:
             raise ValueError("it has no token for it")
     except Exception as error:  # the library raises no narrower class
         reason = f"{error!s:.200}"
         raise InputError(f"{where}: the tokenizer can't encode {PROBE!r} ({reason}).") from error
+    # the next stage loads what this one saves; one that already has [PAD] has been saved before
+    if PAD not in added and tokenizer.encode(marked, parse_special=True) != marked_ids:
+        raise InputError(
+            f"{where}: the tokenizer, saved and loaded again, gives {marked!r} other ids."
+        )
     return tokenizer
 
 
@@ -376,6 +423,31 @@ def _settings(settings: dict, where: Path) -> tuple[str | None, str | None, str 
     eos = _token_text(settings, "eos_token", where)
     bos = _token_text(settings, "bos_token", where)
     return eos, bos, template
+
+
+def _stop_ids(settings: dict, where: Path) -> list[int]:
+    """The `eos_token_id` of generation_config.json or config.json, one id or several."""
+    value = settings.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and 0 <= i < MAX_IDS for i in ids):
+        raise InputError(
+            f"{where}: eos_token_id is {value!r:.80}: it must be an id or a list of ids."
+        )
+    return ids
+
+
+def _only_eos(backend: tokenizers.Tokenizer, ids: list[int], where: Path) -> str:
+    """The token whose id is EOS. Raises InputError if there are several, or no such token."""
+    tokens = {i: token for token, i in backend.get_vocab(with_added_tokens=True).items()}
+    names = [tokens.get(i) for i in dict.fromkeys(ids)]
+    if len(names) > 1:
+        raise InputError(
+            f"{where}: eos_token_id is {ids} ({', '.join(map(str, names))}), but a response ends in "
+            "one token: set it as eos_token in tokenizer_config.json."
+        )
+    if names[0] is None:
+        raise InputError(f"{where}: eos_token_id is {ids[0]}, which is not the id of a token.")
+    return names[0]
 
 
 def _token_text(settings: dict, key: str, where: Path) -> str | None:

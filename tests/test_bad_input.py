@@ -226,13 +226,13 @@ def test_a_head_bias_or_normalisation_that_is_missing_is_not_dropped_silently(mi
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_tokenizer_whose_pad_is_eos_is_refused(miniature, tmp_path, stage):
+def test_a_tokenizer_whose_eos_is_pad_is_refused(miniature, tmp_path, stage):
     """Masks are made of ids != pad_id: they would hide every EOS."""
     directory = changed_checkpoint(miniature.root / "sft", tmp_path / "checkpoint")
     settings = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": settings["eos_token"]}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "[PAD]"}))
     args = start_from(stage, replace(getattr(miniature, stage), out=tmp_path / "out"), directory)
-    refused(args, stage, "tokenizer_config.json: pad_token is eos_token")
+    refused(args, stage, r"\[PAD\] is the tokenizer's EOS")
 
 
 @pytest.mark.parametrize("stage", STAGES)

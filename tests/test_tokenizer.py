@@ -60,28 +60,60 @@ def test_a_plain_pad_token_in_a_file_becomes_special(tmp_path):
     assert tokenizer.pad_id not in tokenizer.encode("a [PAD] b")
 
 
+def test_a_pad_token_of_the_vocabulary_keeps_its_id(tmp_path):
+    backend = json.loads(TRAINED.backend.to_str())
+    backend["added_tokens"] = []
+    backend["model"]["vocab"]["[PAD]"] = TRAINED.pad_id
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    assert load_tokenizer(tmp_path).pad_id == TRAINED.pad_id
+
+
 def test_decode_drops_pad_and_eos_only(published):
     for tokenizer in (TRAINED, published):
         ids = [tokenizer.pad_id] * 2 + tokenizer.encode(" the cat .") + [tokenizer.eos_id, tokenizer.pad_id]
         assert tokenizer.decode(ids) == " the cat ."  # the space before the full stop is kept
 
 
-def test_pad_that_is_eos_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"tokenizer_config.json: pad_token is eos_token.*set pad_token to '\[PAD\]'"):
-        load_tokenizer(save_with(tmp_path / "a", eos_token="<|endoftext|>", pad_token={"content": "<|endoftext|>"}))
+def test_eos_that_is_pad_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"\[PAD\] is the tokenizer's EOS"):
-        load_tokenizer(save_with(tmp_path / "b", eos_token="[PAD]"))
+        load_tokenizer(save_with(tmp_path, eos_token="[PAD]"))
 
 
-def test_eos_is_read_from_the_configs(tmp_path):
-    other = TRAINED.backend.id_to_token(5)
-    assert load_tokenizer(save_with(tmp_path, eos_token={"content": other})).eos_id == 5
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
-    assert load_tokenizer(tmp_path).eos_id == 5  # the tokenizer's own config comes first
-    (tmp_path / "tokenizer_config.json").unlink()
-    assert load_tokenizer(tmp_path).eos_id == 7
-    (tmp_path / "config.json").unlink()
+def test_eos_is_read_from_the_first_file_that_names_it(tmp_path):
+    TRAINED.save(tmp_path)
+    named = {
+        "tokenizer_config.json": {"eos_token": {"content": TRAINED.backend.id_to_token(5)}},
+        "special_tokens_map.json": {"eos_token": TRAINED.backend.id_to_token(6)},
+        "generation_config.json": {"eos_token_id": [7, 7]},
+        "config.json": {"eos_token_id": 8},
+    }
+    for name, tokens in named.items():
+        (tmp_path / name).write_text(json.dumps(tokens))
+    for eos_id, name in zip((5, 6, 7, 8), named, strict=True):
+        assert load_tokenizer(tmp_path).eos_id == eos_id
+        (tmp_path / name).write_text('{"eos_token": null, "eos_token_id": null}')  # names none
     assert load_tokenizer(tmp_path).eos_id == TRAINED.eos_id
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (
+            [5, 0],
+            r"eos_token_id is \[5, 0\] \(.*, <.endoftext.>\), but a response ends in one token: set it as eos_token",
+        ),
+        (3000, "eos_token_id is 3000, which is not the id of a token"),
+        (-1, "eos_token_id is -1: it must be an id or a list of ids"),
+        ("<|endoftext|>", "eos_token_id is '<.endoftext.>': it must be an id or a list of ids"),
+        ([True], r"eos_token_id is \[True\]: it must be an id or a list of ids"),
+    ],
+)
+def test_no_eos_is_made_up_where_the_ids_do_not_say_which(tmp_path, file, value, sentence):
+    save_with(tmp_path)
+    (tmp_path / file).write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(InputError, match=f"{file}: {sentence}"):
+        load_tokenizer(tmp_path)
 
 
 def test_vocabulary_larger_than_the_embedding_is_refused():

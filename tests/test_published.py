@@ -1,0 +1,83 @@
+"""Tokenizers of models that people bring, in miniature: each ends a text as its model does, and loses nothing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from transformers import AutoTokenizer
+
+from nanorlhf.errors import InputError
+from nanorlhf.tokenizer import Tokenizer, load_tokenizer
+from tests.published import SHAPES, publish
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request):
+    return SHAPES[request.param]
+
+
+def marked(shape):
+    """A text with the names of all special tokens, with blanks and letters before and after."""
+    return "the cat" + "".join(f"{name}\n the  {name} mat {name}x" for name in shape.tokens)
+
+
+def test_eos_and_bos_are_the_models_own(tmp_path, shape):
+    publish(tmp_path, shape)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.eos, tokenizer.bos) == (shape.eos, shape.bos)
+    assert tokenizer.stop_ids == [tokenizer.backend.token_to_id(name) for name in (shape.eos, *shape.stops)]
+
+
+def test_loading_a_tokenizer_changes_no_ids_of_a_text(tmp_path, shape):
+    raw, text = publish(tmp_path, shape), marked(shape)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode(text, parse_special=True) == raw.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode("the  cat\n sat") == raw.encode("the  cat\n sat", add_special_tokens=False).ids
+    assert tokenizer.pad_id not in raw.get_vocab().values()
+    special = {raw.token_to_id(name) for name, flags in shape.tokens.items() if flags.get("special", True)}
+    special -= {raw.token_to_id("<unk>")}  # which stands for characters outside the vocabulary
+    assert not (special | {tokenizer.eos_id, tokenizer.pad_id}) & set(tokenizer.encode(text + "[PAD]"))
+
+
+def test_a_saved_tokenizer_is_the_same_here_and_in_transformers(tmp_path, shape):
+    raw, text = publish(tmp_path, shape), marked(shape)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.fingerprint == tokenizer.fingerprint
+    assert (again.bos, again.chat_template, again.stop_ids) == (shape.bos, tokenizer.chat_template, tokenizer.stop_ids)
+    judge = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert judge(text, add_special_tokens=False).input_ids == raw.encode(text, add_special_tokens=False).ids
+    ids = (judge.eos_token_id, judge.pad_token_id, judge.bos_token_id)
+    assert ids == (tokenizer.eos_id, tokenizer.pad_id, shape.bos and raw.token_to_id(shape.bos))
+
+
+def test_generation_config_keeps_its_settings_and_stops_at_the_new_eos_too(tmp_path):
+    raw = publish(tmp_path, SHAPES["phi-3"])
+    before = json.loads((tmp_path / "generation_config.json").read_text())
+    end = raw.token_to_id("<|end|>")
+    replace(load_tokenizer(tmp_path), eos_id=end).save(tmp_path / "saved")
+    after = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert after == before | {"eos_token_id": [end, *(i for i in before["eos_token_id"] if i != end)]}
+
+
+# ------------------------------------------------------------------------------------------------------------- refused
+def test_a_tokenizer_that_reads_back_as_another_is_refused_before_training(tmp_path, monkeypatch):
+    publish(tmp_path / "a", SHAPES["granite"])
+    reloaded = publish(tmp_path / "b", SHAPES["lowercase"])
+    monkeypatch.setattr(Tokenizer, "_parsing_special", property(lambda _: reloaded))
+    with pytest.raises(InputError, match="a: the tokenizer, saved and loaded again, gives .*end_of_text.* other ids"):
+        load_tokenizer(tmp_path / "a")
+
+
+def test_pad_never_gets_the_id_of_another_token(tmp_path):
+    raw = publish(tmp_path, SHAPES["granite"])
+    settings = json.loads(raw.to_str())
+    settings["added_tokens"] = []
+    vocabulary = settings["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    vocabulary |= {last: len(vocabulary), "<|end_of_text|>": vocabulary[last]}  # ids up to and with the next free one
+    vocabulary[last] = len(vocabulary)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=rf"ids have gaps, so the next free one, {len(vocabulary)}, isn't free for"):
+        load_tokenizer(tmp_path)
