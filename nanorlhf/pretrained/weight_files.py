@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nanorlhf.errors import InputError
 from nanorlhf.files import interrupts_wait, open_regular, read_object
+from nanorlhf.pretrained.directories import find_config, find_weights
 from nanorlhf.pretrained.gguf import gguf_settings, gguf_tensors, is_gguf
 
 # what the readers raise for damaged bytes, besides errors of their own
