@@ -173,11 +173,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         function="nanorlhf.selfrank.isodata:split",
-        changes=("max_size = len(points) * limits.max_share",),
-        why="A whole number reaches x where it reaches the ceiling of x.",
-    ),
-    Equivalent(
-        function="nanorlhf.selfrank.isodata:split",
         changes=(
             "distances = squared_distances(points[members], centroid[None])[:, -1]",
             "equal = squared_distances(points[members], farthest[None])[:, -1] == 0",

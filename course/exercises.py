@@ -642,6 +642,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "tests/selfrank/test_isodata.py::test_the_partition_is_that_of_plain_loops",
             "tests/selfrank/test_isodata.py::test_a_cluster_is_split_above_the_size_and_above_the_variance",
             "tests/selfrank/test_isodata.py::test_a_cluster_of_one_joins_its_nearest_which_takes_one_per_pass",
+            "tests/selfrank/test_isodata.py::test_a_share_is_counted_exactly",
             "tests/selfrank/test_isodata.py::test_a_variance_at_the_limit_is_not_above_it",
             "tests/selfrank/test_isodata.py::test_a_pass_leaves_the_labels_that_it_was_given",
         ),

@@ -403,7 +403,7 @@ def describe(world: dict[str, list[dict]], tokenizer: Tokenizer, seed: int) -> N
 
     def row_of(name: str, numbers: list[float], digits: int) -> str:
         ordered = sorted(numbers)
-        picked = (ordered[0], ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))], ordered[-1])
+        picked = (ordered[0], ordered[len(ordered) // 2], ordered[19 * len(ordered) // 20], ordered[-1])
         return f"{name:<22}" + "".join(f"{number:9.{digits}f}" for number in (fmean(ordered), pstdev(ordered), *picked))
 
     print("\n" + " " * 22 + "".join(f"{title:>9}" for title in ("mean", "std", "min", "median", "95%", "max")))

@@ -33,6 +33,7 @@ from nanorlhf.cli import (
     PositiveInt,
     TemperatureOrGreedy,
     command_line,
+    exact,
 )
 from nanorlhf.dataset import (
     Demonstration,
@@ -253,7 +254,7 @@ def main(args: Args) -> dict[str, float]:
     steps = adamw_steps(args, model.parameters(), advice=advice)
 
     programs, others = Programs(train), Programs(validation)
-    num_triplet_steps = int(args.num_triplet_epochs * len(programs.anchors)) // args.triplet_batch_size
+    num_triplet_steps = int(exact(args.num_triplet_epochs) * len(programs.anchors)) // args.triplet_batch_size
     if args.num_triplet_epochs and num_triplet_steps == 0:
         raise InputError(
             f"--triplet-batch-size {args.triplet_batch_size} is more than the {len(programs.anchors)} programs in "
@@ -262,7 +263,7 @@ def main(args: Args) -> dict[str, float]:
     check_warmup(args.warmup_steps, num_triplet_steps)
     answered = train[: args.num_rows] if args.num_pair_epochs else []
     asked = answered + (validation if args.num_pair_epochs else [])
-    if args.num_pair_epochs and int(args.num_pair_epochs * len(answered)) < args.batch_size:
+    if args.num_pair_epochs and int(exact(args.num_pair_epochs) * len(answered)) < args.batch_size:
         raise InputError(
             f"--batch-size {args.batch_size} is more than the {len(answered)} rows that the policy answers, times "
             f"--num-pair-epochs {args.num_pair_epochs}: lower it."
@@ -274,7 +275,7 @@ def main(args: Args) -> dict[str, float]:
         args = replace(args, resume=is_sampled)  # else no step has been taken
     pairs = pairs_that_pass(answered, samples[: len(answered)])
     held_out = pairs_that_pass(validation, samples[len(answered) :]) if asked else []
-    num_pair_steps = int(args.num_pair_epochs * len(pairs)) // args.batch_size
+    num_pair_steps = int(exact(args.num_pair_epochs) * len(pairs)) // args.batch_size
     if args.num_pair_epochs and num_pair_steps == 0:
         raise InputError(
             f"--batch-size {args.batch_size} is more than the {len(pairs)} of {len(answered)} sampled programs that "

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
+from nanorlhf.cli import exact
+
 MIN_SPLIT_SIZE = 3  # members of a cluster split by variance: of two, neither is the outlier
 MAX_ROUNDS = 100
 DECIMALS = 9  # of squared distances: rounding errors must neither break ties nor separate equal vectors
@@ -101,7 +103,7 @@ def split(points: np.ndarray, labels: np.ndarray, limits: Limits = Limits()) -> 
 
     Vectors equal to it go with it; a cluster of equal vectors stays.
     """
-    max_size = math.ceil(len(points) * limits.max_share)
+    max_size = len(points) * exact(limits.max_share)
     result = labels.copy()
     for cluster, centroid in enumerate(means(points, labels)):
         members = np.flatnonzero(labels == cluster)

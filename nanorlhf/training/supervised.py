@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nanorlhf import distributed
+from nanorlhf.cli import exact
 from nanorlhf.dataset import Rows
 from nanorlhf.errors import InputError
 from nanorlhf.model import GPTConfig
@@ -61,7 +62,7 @@ def autocast(dtype: str, device: torch.device) -> torch.autocast:
 # ----------------------------------------------------------------------------------------------- new models and checks
 def number_of_steps(num_epochs: float, num_rows: int, batch_size: int, path: Path) -> int:
     """Optimizer steps in num_epochs passes over the rows of a file; raises InputError for less than one."""
-    num_steps = int(num_epochs * num_rows) // batch_size
+    num_steps = int(exact(num_epochs) * num_rows) // batch_size
     if num_steps == 0:
         raise InputError(
             f"--batch-size {batch_size} is more than the {num_rows} rows of {path} times --num-epochs {num_epochs}: "

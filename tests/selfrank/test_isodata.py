@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def plain_isodata(vectors, seed, limits):
             distances = spread(cluster)
             wide = len(cluster) >= 3 and sum(distances.values()) / len(cluster) > limits.max_variance
             out = set()
-            if (len(cluster) >= math.ceil(limits.max_share * len(points)) or wide) and max(distances.values()) > 0:
+            if (len(cluster) >= Fraction(str(limits.max_share)) * len(points) or wide) and max(distances.values()) > 0:
                 far = max(distances, key=distances.get)
                 out = {i for i in cluster if squared(points[i], points[far]) == 0}
             after += [cluster - out, out]
@@ -200,6 +201,12 @@ def test_a_cluster_is_split_above_the_size_and_above_the_variance():
     assert split(at(0, 0, 0, 1, 90), np.array([0, 0, 0, 0, 1])).tolist() == [0, 0, 0, 1, 2]
     # vectors equal to the farthest go with it
     assert split(at(0, 9, 9, 9, 180, 180), np.array([0, 0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_share_is_counted_exactly():
+    """7 of 100 reach a share of 0.07, though 0.07 * 100 is more than 7 in floating point."""
+    labels = np.array([0] * 7 + [*range(1, 94)])
+    assert split(at(*range(100)), labels, Limits(max_share=0.07, max_variance=1.0))[:7].max() > 0
 
 
 def test_a_variance_at_the_limit_is_not_above_it():

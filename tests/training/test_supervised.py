@@ -1,16 +1,27 @@
 """Micro-batches of the stages that learn from given texts."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from nanorlhf import distributed
 from nanorlhf.dataset import Demonstration
-from nanorlhf.training.supervised import backward
+from nanorlhf.training.supervised import backward, number_of_steps
 from tests.conftest import weights
 from train_sft import demonstration_loss
 
 EOS, PAD = 1, 99
 ROWS = [Demonstration([5, 6, 7], [8, 9, 4, EOS], {}), Demonstration([10], [EOS], {}), Demonstration([3], [4, EOS], {})]
+
+
+def test_a_share_of_an_epoch_is_counted_exactly() -> None:
+    """Against whole numbers: 0.29 epochs of 100 rows are 29 rows, and not 28.999."""
+    for hundredths in range(1, 301):
+        for num_rows in (100, 999, 1000):
+            steps = number_of_steps(hundredths / 100, num_rows, 1, Path("sft.train.jsonl"))
+            assert steps == hundredths * num_rows // 100
+    assert number_of_steps(0.29, 100, 29, Path("sft.train.jsonl")) == 1
 
 
 def test_micro_batches_change_neither_the_gradient_nor_the_means(tiny_gpt) -> None:
