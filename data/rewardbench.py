@@ -113,6 +113,7 @@ def main(args: Args) -> None:
     left_out: Counter[str] = Counter()
     counts: Counter[str] = Counter()  # records by subset
     benchmark = None
+    ties: set[str] = set()  # ids
     limit = "--max-response-length", args.max_response_length
     files = converted_files(args.out, args.source, tokenizer, left_out, missing="a benchmark is not for training")
     with files as write:
@@ -124,6 +125,10 @@ def main(args: Args) -> None:
                         f"{where}: a record of {record.benchmark} after one of {benchmark}: choose with --files."
                     )
                 benchmark = record.benchmark
+                if record.subset == TIES and benchmark == "RewardBench 2":
+                    if record.id in ties:
+                        raise InputError(f"{where}: a second record of {TIES} with the id {record.id!r}.")
+                    ties.add(record.id)
                 try:
                     query, responses = written(record, writer, tokenizer, args)
                 except LeftOut as reason:

@@ -5,6 +5,7 @@ benchmark's scores by subset and section, with 95% intervals; what is left of th
 Beside the models stands the rule that the longer response is better.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,7 +34,7 @@ from nanorlhf.metrics.length_control import (
     share_interval,
 )
 from nanorlhf.metrics.reward_accuracy import calibration, deciders
-from nanorlhf.metrics.reward_benchmarks import SIZES, TIES, Row, benchmark_tables
+from nanorlhf.metrics.reward_benchmarks import SIZES, TIES, Row, benchmark_tables, unpaired_ties
 from nanorlhf.model import GPT
 from nanorlhf.padding import micro_batches
 from nanorlhf.report import benchmark_report
@@ -81,6 +82,7 @@ def main(args: Args) -> dict:
         "benchmark": benchmark,
         "num_rows": len(rows),
         "num_pairs": len(pairs),
+        "num_unpaired_ties": len(unpaired_ties(rows)) if benchmark == "RewardBench 2" else 0,
         "tables": benchmark_tables(benchmark, rows, scores, args.seed),
         **(length_tables(compared, scores, lengths, args.seed) if compared else {}),
         "num_seeds": {name: len(of_name) for name, of_name in models.items()},
@@ -96,7 +98,8 @@ def main(args: Args) -> dict:
 def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, list[Row], list[Demonstration]]:
     """The benchmark's name, its rows, and their responses, each once; without a benchmark, a row per pair.
 
-    Raises InputError for a malformed `meta`, and for a record of a benchmark that lacks pairs.
+    Raises InputError for a malformed `meta`, for a record of a benchmark that lacks pairs, that comes twice or shares
+    its number with another, and for Ties in which no question has both its rows.
     """
     responses: list[Demonstration] = []
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # query, response -> index
@@ -119,7 +122,12 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
             record, i, j = (field(meta, key, int, where) for key in ("record", "chosen", "rejected"))
             name = field(meta, "id", str, where)
         subset = field(meta, "subset", str, where) if meta.get("subset") is not None else "all pairs"
-        _, _, chosen, rejected, seen = found.setdefault(record, (subset, name, {}, {}, set()))
+        known_subset, known_name, chosen, rejected, seen = found.setdefault(record, (subset, name, {}, {}, set()))
+        if (i, j) in seen or (subset, name) != (known_subset, known_name):
+            raise InputError(
+                f"{where}: record {record} comes twice, or is another than on the lines before: give each record a "
+                "number of its own."
+            )
         chosen[i], rejected[j] = index(pair, pair.chosen), index(pair, pair.rejected)
         seen.add((i, j))
     if len(names) > 1 or not names <= {None, *SIZES}:
@@ -138,6 +146,15 @@ def read_benchmark(pairs: list[Comparison], path: Path) -> tuple[str | None, lis
         Row(subset, name, [chosen[i] for i in sorted(chosen)], [rejected[j] for j in sorted(rejected)])
         for subset, name, chosen, rejected, _ in found.values()
     ]
+    if benchmark == "RewardBench 2":
+        ties = [row.id for row in rows if row.subset == TIES]
+        if repeated := [name for name, count in Counter(ties).items() if count > 1]:
+            raise InputError(f"{path}: the id {repeated[0]!r} of {TIES} is that of several records: convert it again.")
+        if ties and len(unpaired_ties(rows)) == len(ties):
+            raise InputError(
+                f"{path}: no question of {TIES} has both its records, ref:N and tied:N: convert all records of the "
+                "benchmark with data.rewardbench, or leave these out."
+            )
     return benchmark, rows, responses
 
 

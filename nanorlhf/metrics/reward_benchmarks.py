@@ -93,6 +93,12 @@ def style_accuracies(matrices: np.ndarray) -> dict[str, np.ndarray]:
     return {"average": np.mean(list(parts.values()), axis=0)} | parts
 
 
+def unpaired_ties(rows: list[Row]) -> set[str]:
+    """The ids of the rows of Ties whose question has no other row: ref:N without tied:N, or tied:N without ref:N."""
+    ids = {row.id for row in rows if row.subset == TIES}
+    return {name for name in ids if not {f"{kind}:{name.rpartition(':')[2]}" for kind in ("ref", "tied")} <= ids}
+
+
 def ties_values(rows: list[Row], scores: np.ndarray) -> dict[str, np.ndarray]:
     """RewardBench 2's Ties: what each question scores, and of what; each (seeds, questions).
 

@@ -78,6 +78,8 @@ def page(result: dict, models: dict[str, list[str]]) -> Page:
     """The page; models: name -> run directories, one per seed."""
     benchmark = result["benchmark"] or "Pairs"
     about = f"{result['num_rows']:,} rows, {result['num_pairs']:,} pairs. {' '.join(notes(result))}"
+    if unpaired := result["num_unpaired_ties"]:
+        about += f" {unpaired:,} rows of Ties are left out: their question lacks its other row."
     found = [
         markup.title(f"Reward models on {benchmark}" if result["benchmark"] else "Reward models by subset"),
         verdict_section((outcome(result, name), runs) for name, runs in models.items()),

@@ -163,6 +163,12 @@ def test_a_broken_record_names_file_line_and_reason_and_nothing_is_written(args,
     assert not args.out.exists()
 
 
+def test_an_id_of_ties_names_one_record(args):
+    with pytest.raises(InputError, match="rows.jsonl:3: a second record of Ties with the id 'ref:3'"):
+        convert(args, TIES[0], BEST_OF_4, TIES[0])
+    assert not args.out.exists()
+
+
 def test_two_benchmarks_are_two_conversions(args):
     with pytest.raises(InputError, match="rows.jsonl:2: a record of RM-Bench after one of RewardBench: .*--files"):
         convert(args, PAIR, STYLES)

@@ -267,6 +267,11 @@ def test_bad_settings_are_one_sentence_and_write_nothing(rewardbench_result, cha
         (lambda rows: [row | {"meta": row["meta"] | {"benchmark": "Mine"}} for row in rows], "must be one of RewardB"),
         (lambda rows: [row for row in rows if row["meta"]["chosen"] < 2], "record 0 lacks pairs, or has others than"),
         (lambda rows: [rows[0] | {"meta": 3}, *rows[1:]], "jsonl:1: the field 'meta' must be dict, not int"),
+        (lambda rows: [*rows, rows[0]], "jsonl:46: record 0 comes twice, or is another than on the lines before"),
+        (
+            lambda rows: [row | {"meta": row["meta"] | {"record": row["meta"]["record"] // 2}} for row in rows],
+            "jsonl:10: record 0 comes twice, or is another than on the lines before",
+        ),
         (lambda rows: [row | {"meta": {"benchmark": "RM-Bench"}} for row in rows], "jsonl:1: the field 'record' is m"),
     ],
 )
@@ -276,6 +281,31 @@ def test_a_broken_benchmark_is_one_sentence(args, rm_bench, tmp_path, change, se
     with pytest.raises(InputError, match=re.escape(sentence)):
         evaluation.main(replace(args, data=tmp_path, out=tmp_path / "eval"))
     assert not (tmp_path / "eval").exists()
+
+
+def rows_of_ties(*identities: str) -> list[dict]:
+    """A pair for each id."""
+    of_all = {"benchmark": "RewardBench 2", "subset": "Ties", "chosen": 0, "rejected": 0}
+    return [
+        {"query": "q", "chosen": " a", "rejected": " b", "meta": of_all | {"id": identity, "record": number}}
+        for number, identity in enumerate(identities)
+    ]
+
+
+def test_ties_without_their_other_row_are_counted_and_refused_where_none_has_it(args, tmp_path, capsys):
+    ours = replace(args, data=tmp_path, out=tmp_path / "eval", reward_models=args.reward_models[:2])
+    path = tmp_path / "comparisons.validation.jsonl"
+    for identities, sentence in (
+        (("tied:0", "tied:1", "ref:2"), "no question of Ties has both its records, ref:N and tied:N"),
+        (("tied:0", "ref:0", "ref:0"), "the id 'ref:0' of Ties is that of several records"),
+    ):
+        write_jsonl(path, rows_of_ties(*identities))
+        with pytest.raises(InputError, match=sentence):
+            evaluation.main(ours)
+        assert not ours.out.exists()
+    write_jsonl(path, rows_of_ties("ref:0", "tied:0", "tied:1"))
+    assert evaluation.main(ours)["num_unpaired_ties"] == 1
+    assert "1 rows of Ties are left out: their question lacks its other row." in capsys.readouterr().out
 
 
 def test_a_plan_has_the_models_and_the_reference(rewardbench_result):
