@@ -12,6 +12,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -88,6 +89,22 @@ def exact(number: float) -> fractions.Fraction:
     (28, 29)
     """
     return fractions.Fraction(str(number))
+
+
+def check_url(flag: str, url: str, advice: str) -> None:
+    """Refuse what is no http or https URL, and one that may hold a password or key.
+
+    Settings and commands are logged, and errors name the URL: none of them may hold a secret.
+    """
+    if any(character in url for character in "@?#"):
+        raise InputError(f"{flag}: write the URL without password, ? and #: it is logged.")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or not (url.isascii() and url.isprintable()) or " " in url:
+        raise InputError(f"{flag} {url}: {advice}.")
 
 
 def named_pairs(flag: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -185,7 +202,8 @@ def _parse(args_class: type[S], arguments: list[str], program: str, default: S |
         reason = " ".join(itertools.takewhile(lambda line: line.strip("─╰╯"), lines)).rstrip(".")
         raise InputError(f"{program}: {reason}: see `{program} --help`.") from None
     if unknown:
-        raise InputError(f"{program}: unknown flag {unknown[0]!r}: see `{program} --help`.")
+        flag = unknown[0].partition("=")[0]  # not the value, which may be a URL with a password
+        raise InputError(f"{program}: unknown flag {flag!r}: see `{program} --help`.")
     return parsed
 
 

@@ -101,6 +101,7 @@ def test_random_weights_are_trained_where_the_model_is_none(miniature, tmp_path)
         ("train_sft", ["huge"], "unknown recipe 'huge': choose one of tiny, tldr"),
         ("train_rm", ["tldr", "--beam-size", "4"], "unknown flag '--beam-size': .*--help"),
         ("train_sft", ["tiny", "more"], "unknown flag 'more'"),
+        ("train_ppo", ["--sampler.ur=http://me:secret@host"], "unknown flag '--sampler.ur': "),
         ("train_sft", ["--lr", "1", "--learning-rate", "1"], "unknown flag '--learning-rate'"),
         ("train_sft", ["--out", ""], "train_sft.py tiny: --out is empty: pass a value, or leave the flag out"),
         ("train_ppo", ["tldr", "--lr", "1", "--sft", ""], "train_ppo.py tldr: --sft is empty"),

@@ -80,6 +80,7 @@ def file_judge(path: Path) -> Judge:
 def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
     """Asks the model at --judge-url; the seed decides which text of a pair comes first."""
     assert args.judge_url is not None
+    url = completions_url("--judge-url", args.judge_url)
     if not args.judge_model:
         raise InputError(f"--judge-url {args.judge_url}: name the model that judges with --judge-model.")
     if find_spec("openai") is None:  # the optional extra `judge`
@@ -88,7 +89,7 @@ def endpoint_judge(args: JudgeArgs, seed: int) -> Judge:
         open_regular(args.judge_cache).close()
     check_out(args.judge_cache.parent, "--judge-cache")
     endpoint = Endpoint(
-        url=completions_url("--judge-url", args.judge_url),
+        url=url,
         model=args.judge_model,
         key=key_from("--judge-key-variable", args.judge_key_variable) if args.judge_key_variable else None,
         temperature=args.judge_temperature,
@@ -130,7 +131,7 @@ def judge_policies(
     for number, name in enumerate(names):
         mine = slice(number, None, len(names))
         verdicts[name] = rows[mine]
-        wins = [WIN[row["preferred"]] for row in rows[mine] if row["preferred"] in WIN]
+        wins = [WIN[row["preferred"]] for row in with_verdict(rows[mine])]
         numbers[name] = {
             "judge_win_rate": fmean(wins) if wins else None,
             "judge_win_rate_ci": wilson_interval(fmean(wins), len(wins)) if wins else None,
@@ -142,9 +143,18 @@ def judge_policies(
     return verdicts, numbers, account | {"against": against} | verdict_counts(rows, margins) | place
 
 
+def with_verdict(rows: list[dict]) -> list[dict]:
+    """The rows that have a verdict: none where the judge gave none on any pair that it was asked about.
+
+    Two equal texts are a tie without asking. Alone, such ties would give a judge that fails a win rate of 0.5.
+    """
+    asked = [row["preferred"] in WIN for row in rows if row.get("ours_first") != []]
+    return [row for row in rows if row["preferred"] in WIN] if any(asked) or not asked else []
+
+
 def length_controlled(rows: list[dict], seed: int) -> dict[str, float | tuple | None]:
     """The win rate as if both texts had the same number of characters; None where lengths tell nothing."""
-    judged = [row for row in rows if row["preferred"] in WIN]
+    judged = with_verdict(rows)
     differences = np.array([[len(row["ours"].strip()) - len(row["theirs"].strip())] for row in judged])  # (pairs, 1)
     wins = np.array([[[WIN[row["preferred"]]]] for row in judged])  # (pairs, 1, 1)
     found = length_controlled_win_rate(wins, differences, seed) if judged else None
@@ -157,7 +167,7 @@ def verdict_counts(rows: list[dict], margins: list[float]) -> dict[str, float | 
     counts = Counter(row["preferred"] for row in rows)
     agrees = agrees_with_judge(margins, rows) if margins else []
     return {
-        "judge_pairs": sum(counts[name] for name in WIN),
+        "judge_pairs": len(with_verdict(rows)),
         "judge_unparsed": counts["unparsed"],
         "judge_unanswered": counts["unanswered"],
         "rm_agreement": fmean(agrees) if agrees else None,

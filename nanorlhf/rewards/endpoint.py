@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
 from nanorlhf import dataset
+from nanorlhf.cli import check_url
 from nanorlhf.errors import InputError
 from nanorlhf.files import read_bytes
 
@@ -54,16 +54,8 @@ class Endpoint:
 
 
 def completions_url(flag: str, url: str) -> str:
-    """http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions; raises InputError unless it is a URL."""
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid or not (url.isascii() and url.isprintable()) or " " in url:
-        raise InputError(f"{flag} {url}: write a URL such as http://localhost:8000/v1 or https://api.openai.com/v1.")
-    if parts.username or parts.password or parts.query or parts.fragment:  # URLs are logged: no secrets
-        raise InputError(f"{flag}: write the URL without password, ? and #; a key goes by --judge-key-variable.")
+    """http://localhost:8000/v1 -> http://localhost:8000/v1/chat/completions; raises InputError as `check_url` does."""
+    check_url(flag, url, "write a URL such as http://localhost:8000/v1 or https://api.openai.com/v1")
     base = url.rstrip("/")
     return base if base.endswith("/chat/completions") else base + "/chat/completions"
 

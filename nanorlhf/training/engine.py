@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from nanorlhf.cli import check_url
 from nanorlhf.errors import InputError
 
 TIMEOUT = 600.0  # seconds that one request may take
@@ -42,13 +43,8 @@ class Engine:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/").removesuffix("/v1")
-        try:
-            self.parts = urlsplit(self.url)
-            valid = self.parts.scheme in ("http", "https") and self.parts.hostname and self.parts.port != 0
-        except ValueError:
-            valid = False
-        if not valid or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
-            raise InputError(f"--sampler.url {url}: write http://HOST:PORT of a vLLM or SGLang server.")
+        check_url("--sampler.url", url, "write http://HOST:PORT of a vLLM or SGLang server")
+        self.parts = urlsplit(self.url)
         self.name, self.kind = self.served()
 
     def served(self) -> tuple[str, str]:

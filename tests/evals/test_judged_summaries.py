@@ -15,8 +15,8 @@ from nanorlhf.checkpoint import load_gpt, load_scalar, save
 from nanorlhf.dataset import write_jsonl
 from nanorlhf.errors import InputError
 from nanorlhf.evals import common, summaries
-from nanorlhf.evals.judge import WIN, Pair, orders
-from nanorlhf.evals.judged import agrees_with_judge, length_controlled
+from nanorlhf.evals.judge import WIN, Pair, judge_pairs, orders
+from nanorlhf.evals.judged import agrees_with_judge, judge_policies, length_controlled
 from nanorlhf.metrics import wilson_interval
 from nanorlhf.metrics.length_control import length_controlled_win_rate
 from nanorlhf.report.summary_report import overview
@@ -107,6 +107,28 @@ def test_at_equal_length_little_is_left_of_a_win_rate_by_length(judged) -> None:
         rate, interval = length_controlled_win_rate(wins, lengths, asked.seed)
         assert (numbers["judge_lc_win_rate"], numbers["judge_lc_win_rate_ci"]) == (rate, interval)
     assert "at equal length" in overview(result).text() and "AlpacaEval" in (asked.out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "rate", "pairs", "failed"),
+    [("I can't say.", None, 0, 2), (None, None, 0, 2), ("Preferred: A", 0.5, 3, 0)],
+)
+def test_a_judge_that_fails_has_no_win_rate_though_equal_texts_tie(answer, rate, pairs, failed) -> None:
+    columns = {
+        "ours": [{"response": text, "rm_score": None} for text in ("same", "one", "two")],
+        "reference": [{"response": text, "rm_score": None} for text in ("same", "three", "four")],
+    }
+
+    def judge(asked: list[Pair]) -> tuple[list[dict], dict]:
+        return judge_pairs(asked, 1, True, lambda prompts: dict.fromkeys(prompts, answer) if answer else {}), {}
+
+    _, numbers, account = judge_policies(judge, ["a", "b", "c"], columns, "reference", 1)
+    for counts in (numbers["ours"], account):
+        assert counts["judge_pairs"] == pairs and counts["judge_unparsed"] + counts["judge_unanswered"] == failed
+    assert numbers["ours"]["judge_win_rate"] == rate
+    assert (numbers["ours"]["judge_lc_win_rate"] is None) == (rate is None)
+    same = {name: [column[0]] for name, column in columns.items()}
+    assert judge_policies(judge, ["a"], same, "reference", 1)[1]["ours"]["judge_win_rate"] == 0.5  # nobody is asked
 
 
 def test_without_a_verdict_there_is_no_rate_at_equal_length() -> None:

@@ -376,6 +376,13 @@ def test_a_server_that_is_slow_or_not_there_is_named(ppo, server, monkeypatch):
             engine.Engine(url)
 
 
+@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:9", "me:secret@host", "http://127.0.0.1:9/?key=secret"])
+def test_a_password_in_the_url_is_refused_and_written_nowhere(ppo, url):
+    with pytest.raises(InputError, match="^--sampler.url: write the URL without password, [?] and #") as error:
+        train_ppo.main(replace(ppo, sampler=SamplerSettings(url=url)))
+    assert "secret" not in str(error.value) and not ppo.out.exists()
+
+
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"top_p": 0.9}], ids=str)
 def test_what_the_server_decides_is_no_flag(ppo, change):
     with pytest.raises(InputError, match="drop --sampler.dtype and --sampler.top-p"):
