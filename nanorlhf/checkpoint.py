@@ -52,7 +52,7 @@ from nanorlhf.pretrained.layout import (
 )
 from nanorlhf.pretrained.weight_files import read_settings, read_tensors, shards_of
 from nanorlhf.t5 import T5Config
-from nanorlhf.tokenizer import Tokenizer
+from nanorlhf.tokenizer import REPLACED, Tokenizer
 
 M = TypeVar("M", GPT, ScalarModel)
 LARGEST = 1e6  # of a weight: float16 has up to 65,504, SmolLM2-135M up to 9.3
@@ -300,8 +300,9 @@ def save(
     settings["torch_dtype"] = str(dtype).removeprefix("torch.")
     # null without a tokenizer: transformers would fill in 50256, which may not be in the vocabulary
     if not isinstance(config, T5Config):  # which has them
-        eos_id = tokenizer.eos_id if tokenizer else None
-        settings["bos_token_id"] = settings["eos_token_id"] = eos_id
+        settings["eos_token_id"] = tokenizer.eos_id if tokenizer else None
+        bos = tokenizer.bos if tokenizer else None
+        settings["bos_token_id"] = tokenizer.backend.token_to_id(bos) if tokenizer and bos else None
     # transformers' Llama looks [PAD] up in the embedding as it is made, and fails if it isn't there
     pad_id = tokenizer.pad_id if tokenizer else None
     settings["pad_token_id"] = pad_id if pad_id is not None and pad_id < config.vocab_size else None
@@ -333,6 +334,9 @@ def save(
             to_disk(file)
         for file in files:
             os.replace(file, directory / file.name)
+        if tokenizer is not None:
+            for name in REPLACED - {file.name for file in files}:
+                (directory / name).unlink(missing_ok=True)
         to_disk(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,12 +2,17 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoTokenizer, GenerationConfig
 
+from nanorlhf.checkpoint import save
 from nanorlhf.errors import InputError
+from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
+from nanorlhf.training.models import load_policy
 from tests.published import SHAPES, publish
 
 
@@ -59,6 +64,46 @@ def test_generation_config_keeps_its_settings_and_stops_at_the_new_eos_too(tmp_p
     replace(load_tokenizer(tmp_path), eos_id=end).save(tmp_path / "saved")
     after = json.loads((tmp_path / "saved/generation_config.json").read_text())
     assert after == before | {"eos_token_id": [end, *(i for i in before["eos_token_id"] if i != end)]}
+
+
+def checkpoint(directory, tokenizer):
+    """A small model and a tokenizer, saved as training saves them."""
+    sizes = dict(n_ctx=16, d_model=8, n_layer=1, n_head=2, d_mlp=16, rotary_dim=2)
+    save(GPT(GPTConfig(vocab_size=tokenizer.pad_id + 1, **sizes)), directory, tokenizer)
+    return directory
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-instruct", "qwen2.5-instruct", "gemma-2-it", "gpt-neo", "t5"])
+def test_a_checkpoint_names_its_bos_and_eos_and_transformers_stops_at_all_stop_ids(tmp_path, name):
+    publish(tmp_path, SHAPES[name])
+    tokenizer = load_tokenizer(tmp_path)
+    directory = checkpoint(tmp_path / "saved", tokenizer)
+    config = json.loads((directory / "config.json").read_text())
+    bos = tokenizer.bos and tokenizer.backend.token_to_id(tokenizer.bos)
+    assert (config["bos_token_id"], config["eos_token_id"]) == (bos, tokenizer.eos_id)
+    if (directory / "generation_config.json").exists():  # otherwise it is made of config.json
+        generation = GenerationConfig.from_pretrained(directory)
+        assert generation.eos_token_id == (tokenizer.stop_ids if SHAPES[name].stops else tokenizer.eos_id)
+    assert load_tokenizer(directory).stop_ids == tokenizer.stop_ids
+
+
+def test_a_checkpoint_keeps_no_settings_of_the_tokenizer_that_it_replaces(tmp_path):
+    for name in ("phi-3", "llama-3"):
+        publish(tmp_path / name, SHAPES[name])
+    directory = checkpoint(tmp_path / "saved", load_tokenizer(tmp_path / "phi-3"))
+    (directory / "chat_template.jinja").write_text("another's")
+    tokenizer = load_tokenizer(tmp_path / "llama-3")
+    again = load_tokenizer(checkpoint(directory, tokenizer))
+    assert (again.chat_template, again.stop_ids) == (None, [tokenizer.eos_id])
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "smollm2-instruct"])
+def test_rollouts_report_the_stop_tokens_that_end_no_response(tmp_path, name, capsys):
+    publish(tmp_path / name, SHAPES[name])
+    directory = checkpoint(tmp_path / "model", load_tokenizer(tmp_path / name))
+    load_policy(SimpleNamespace(sft=str(directory)), torch.device("cpu"))
+    sentence = "a response ends with <|im_end|>; other stop tokens of the model don't end it: <|endoftext|>\n"
+    assert capsys.readouterr().out == ("" if name == "smollm2-instruct" else sentence)
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

@@ -22,7 +22,10 @@ from nanorlhf.files import read_object, write_text
 from nanorlhf.training.run_directory import flat_settings, read_settings
 
 # files of a run directory; state, logs and samples are not uploaded
-UPLOADED = ["README.md", "adapter/*", "config.json", "discriminator.json", "model.safetensors", "tokenizer*.json"]
+UPLOADED = [
+    "README.md", "adapter/*", "config.json", "discriminator.json", "generation_config.json", "model.safetensors",
+    "tokenizer*.json",
+]  # fmt: skip
 TEMPLATE = Path(__file__).with_name("model_card.md")
 USES = {
     "policy": "transformers loads it",
