@@ -229,8 +229,7 @@ class Template:
         self.num_renderings, self.seconds = 0, 0.0  # of processor time
         if len(tokenizer.chat_template) > MAX_TEMPLATE:
             raise self.broken(ValueError(f"it has more than {MAX_TEMPLATE:,} characters"))
-        eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
-        self.tokens = {"bos_token": tokenizer.bos or "", "eos_token": eos, "pad_token": PAD}
+        self.tokens = {"bos_token": tokenizer.bos or "", "eos_token": tokenizer.eos, "pad_token": PAD}
         environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
         environment.filters["tojson"] = to_json
         environment.globals |= {
@@ -333,19 +332,15 @@ def response_in(frame: Frame, reply: dict, template: Template) -> str:
     return frame.before[len(frame.query) :] + given + frame.blank
 
 
-def with_end(tokenizer: Tokenizer, frame: Frame, template: Template) -> Tokenizer:
-    """The tokenizer with the end-of-turn token as EOS. Raises InputError if that changes what the template writes."""
-    eos_id = tokenizer.backend.token_to_id(frame.end)
+def with_end(tokenizer: Tokenizer, end: str) -> Tokenizer:
+    """The tokenizer with the end-of-turn token as EOS. Its template writes what it wrote before."""
+    eos_id = tokenizer.backend.token_to_id(end)
     assert eos_id is not None  # a special token
-    if eos_id == tokenizer.eos_id:
-        return tokenizer
-    changed = replace(tokenizer, eos_id=eos_id)
-    if Template(changed, template.where)(frame.messages) != template(frame.messages):
-        raise InputError(
-            f"--tokenizer {template.where}: its chat template ends a reply with {frame.end} and writes another "
-            "eos_token elsewhere: pass a --template with one end-of-turn token."
-        )
-    return changed
+    template = tokenizer.chat_template or ""
+    if eos_id != tokenizer.eos_id and "eos_token" in template:
+        # Phi-3's, for one, writes the model's eos_token after a conversation. Jinja drops the newline.
+        template = f"{{% set eos_token = {json.dumps(tokenizer.eos)} %}}\n{template}"
+    return replace(tokenizer, eos_id=eos_id, chat_template=template)
 
 
 class Writer:
@@ -369,7 +364,7 @@ class Writer:
         frame = fitting_frame(messages, self.template, self.special, self.tokenizer, self.max_query_length)
         responses = [response_in(frame, reply, self.template) for reply in replies]
         if self.end is None:
-            self.end, self.tokenizer = frame.end, with_end(self.tokenizer, frame, self.template)
+            self.end, self.tokenizer = frame.end, with_end(self.tokenizer, frame.end)
             self.template = Template(self.tokenizer, self.where)
         if frame.end != self.end:
             raise LeftOut(f"another end-of-turn token than {self.end}")

@@ -1,4 +1,4 @@
-"""Chat templates of our own that behave as those of five families do, and a small tokenizer with their marks."""
+"""Chat templates of our own that behave as those of seven families do, and a small tokenizer with their marks."""
 
 from tokenizers import AddedToken
 
@@ -15,6 +15,9 @@ MARKS = (
     "<|eot|>",
     "<|user|>",
     "<|end|>",
+    "<|assistant|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
 )
 # family: template, the end of a turn, the tokenizer's EOS before data.chat
 TEMPLATES = {
@@ -73,6 +76,24 @@ TEMPLATES = {
         "{% else %}{{ m.content + '<|end|>\n' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ head('assistant') }}{% endif %}",
         "<|end|>",
+        "<|endoftext|>",
+    ),
+    # the model's EOS ends a conversation, unless it asks for a reply; turns end in another token
+    "phi3": (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
+        "<|end|>",
+        "<|endoftext|>",
+    ),
+    # one BOS, no EOS at all; a role of another name; the system message within the first user's
+    "gemma": (
+        "{{ bos_token }}{% set first = '' %}{% set rest = messages %}"
+        "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
+        "{% set rest = messages[1:] %}{% endif %}"
+        "{% for m in rest %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+        "{{ (first if loop.first else '') + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+        "<end_of_turn>",
         "<|endoftext|>",
     ),
 }  # fmt: skip

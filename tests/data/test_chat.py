@@ -168,6 +168,8 @@ ROWS = {
     "llama3": ("<|begin|><|head|>user<|/head|>\n\nsay yes<|eot|><|head|>assistant<|/head|>\n\n", "yes"),
     "mistral": ("<s>[INST] say yes [/INST]", "yes"),
     "zephyr": ("<|user|>\nsay yes<|end|>\n=assistant=\n", "yes"),
+    "phi3": ("<|user|>\nsay yes<|end|>\n<|assistant|>\n", "yes"),
+    "gemma": ("<s><start_of_turn>user\nsay yes<end_of_turn>\n<start_of_turn>model\n", "yes"),
 }  # fmt: skip
 
 
@@ -176,9 +178,8 @@ def test_a_demonstration_is_cut_where_the_policy_begins_and_ends(args, family):
     [row] = convert(args, {"messages": turns("say yes", "yes")})["sft.train"]
     assert (row["query"], row["response"], row["chat"]) == (*ROWS[family], True)
     tokenizer, first = load_tokenizer(args.out), load_tokenizer(args.tokenizer)
-    assert tokenizer.backend.id_to_token(tokenizer.eos_id) == end
-    assert first.backend.id_to_token(first.eos_id) == before
-    assert tokenizer.chat_template == first.chat_template and tokenizer.pad_id == first.pad_id
+    assert (first.eos, tokenizer.eos) == (before, end)
+    assert tokenizer.chat_template.endswith(first.chat_template) and tokenizer.pad_id == first.pad_id
 
 
 @pytest.mark.parametrize("contents", [("my cat", "sat on"), ("a", "b ", "\nc", "  it is\n\na cat. ")])
@@ -192,7 +193,8 @@ def test_the_ids_of_a_row_are_those_of_transformers(args, family, contents):
         for messages, asks in ((turns(*contents), False), (turns(*contents[:-1]), True))
     )
     assert row.query == query and (row.query + row.response) == whole[: len(row.query + row.response)]
-    assert judge.decode(whole[len(row.query + row.response) :]).strip() == ""
+    rest = judge.decode(whole[len(row.query + row.response) :]).strip()
+    assert rest == ("<|endoftext|>" if family == "phi3" else "")  # after the conversation
 
 
 def test_each_kind_of_record_gives_its_rows(args):
@@ -267,13 +269,32 @@ def test_a_template_that_asks_for_thoughts_is_asked_for_nothing(args):
     assert row["query"] == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n" and row["response"] == "b"
 
 
-def test_an_eos_that_the_template_writes_elsewhere_is_refused(args):
-    (args.out.parent / "t").write_text(
-        "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'user' else '<|im_end|>' }}{% endfor %}"
-    )
-    with pytest.raises(InputError, match="ends a reply with <.im_end.> and writes another eos_token elsewhere"):
-        convert(replace(args, template=args.out.parent / "t"), {"messages": turns("a", "b")})
-    assert not args.out.exists()
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'user' else '<|im_end|>' }}{% endfor %}",
+        # only in a longer conversation than the first one
+        "\n{% for m in messages %}{{ m.content + '<|im_end|>' }}{{ '\n' + eos_token if loop.index == 3 }}{% endfor %}",
+        "{% macro turn(m) %}{{ m.content + '<|im_end|>\n' + eos_token }}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m) }}{% endfor %}",
+        TEMPLATES["phi3"][0],
+    ],
+)
+def test_the_template_of_the_data_writes_what_it_wrote_before_its_eos_changed(args, template):
+    args = replace(args, template=args.out.parent / "t")
+    args.template.write_text(template)
+    replace(load_tokenizer(args.tokenizer), chat_template=template).save(args.tokenizer)
+    short, long = turns("a", "b"), turns("a", "b", "c", "d")
+    rows = convert(args, {"messages": short}, {"messages": long})["sft.train"]
+    before, after = (AutoTokenizer.from_pretrained(path) for path in (args.tokenizer, args.out))
+    assert (before.eos_token, after.eos_token) == ("<|endoftext|>", load_tokenizer(args.out).eos)
+    for row, messages in zip(rows, (short, long), strict=True):
+        for asked in (False, True):
+            arguments = dict(tokenize=False, add_generation_prompt=asked)
+            assert after.apply_chat_template(messages, **arguments) == before.apply_chat_template(messages, **arguments)
+        assert before.apply_chat_template(messages, tokenize=False).startswith(row["query"] + row["response"])
+    load_tokenizer(args.out).save(args.out.parent / "again")
+    assert load_tokenizer(args.out.parent / "again").chat_template == load_tokenizer(args.out).chat_template
 
 
 # ------------------------------------------------------------------------------------------------------------- filters
