@@ -103,7 +103,8 @@ def main(args: Args) -> dict[str, float]:
     B, T, k = args.batch_size, args.response_length, args.samples_per_query
     loading = models.loading_device(args.shard, device)
     tokenizer, policy = models.load_policy(args, loading)
-    rows = load_demonstrations(args.data / "sft.train.jsonl", tokenizer, args.max_query_length)
+    sft = args.data / "sft.train.jsonl"  # its queries
+    rows = load_demonstrations(sft, tokenizer, args.max_query_length, needs_response=False)
     longest = checks.check_policy(tokenizer, policy.config, rows, args.sft, T)
     checks.check_reward_models(args, tokenizer, longest)
     reward, gold, frozen = models.load_reward(args, tokenizer, loading, rows)

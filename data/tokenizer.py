@@ -38,7 +38,7 @@ def texts_of(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The query and the responses of each row, with the blank that comes before a response in training."""
     for where, row in iter_jsonl(path):
         query = field(row, "query", str, where)
-        responses = [field(row, name, str, where) for name in RESPONSES if name in row]
+        responses = [field(row, name, str, where) for name in RESPONSES if row.get(name) is not None]
         if not responses:
             raise InputError(f"{where}: the row has no response: it needs one of {', '.join(RESPONSES)}.")
         yield query, [with_blank(query, response, bool(row.get("chat"))) for response in responses]

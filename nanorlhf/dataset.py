@@ -8,6 +8,8 @@
                                            "suffix": str, "tests": str, "language": str}
     in all of them                        "meta": {...}, which training does not read
 
+Where only the queries are read, as by PPO and GRPO, a row of sft needs no response.
+
 A chat template wrote the query of a row with "chat": true: names of special tokens in it are those
 tokens, and its responses get no leading space. Everywhere else, and in every response, such a name
 is ordinary text.
@@ -188,11 +190,16 @@ def load_demonstrations(
     tokenizer: Tokenizer,
     max_query_length: int | None,
     max_response_length: int | None = None,
+    needs_response: bool = True,
 ) -> "Rows[Demonstration]":
-    """Read an sft file. Limits in tokens, None: no limit. Raises InputError for a longer row."""
+    """Read an sft file. Limits in tokens, None: no limit. Raises InputError for a longer row.
+
+    A row may lack its response unless `needs_response`; its ids are then EOS.
+    """
     names, limits = ("query", "response"), (max_query_length, max_response_length)
-    texts = partial(text_rows, names=names)
-    return load_rows(path, tokenizer, "demonstrations", Demonstration, texts, names, limits)
+    kind = "demonstrations" if needs_response else "queries"
+    texts = partial(text_rows, names=names) if needs_response else query_rows
+    return load_rows(path, tokenizer, kind, Demonstration, texts, names, limits)
 
 
 def load_scored(
@@ -299,6 +306,15 @@ def text_rows(
         if has_score:
             field(record, "score", float, where)
         yield where, [query, *(with_blank(query, text, chat) for text in responses)], chat
+
+
+def query_rows(records: Iterable[tuple[str, dict]]) -> Texts:
+    """Yield the texts of each row, of which only the query has to be there."""
+    for where, record in records:
+        if record.get("response") is None or record["response"] == "":
+            yield where, [*filled_texts(record, ("query",), where), ""], is_chat(record, where)
+        else:
+            yield from text_rows([(where, record)], ("query", "response"))
 
 
 def filled_texts(record: dict, names: tuple[str, ...], where: str) -> list[str]:

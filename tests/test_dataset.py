@@ -210,6 +210,24 @@ def test_the_response_of_a_program_is_tokenised_unchanged_and_may_be_empty_if_no
     assert program.record == PROGRAM
 
 
+def test_a_row_needs_no_response_where_only_its_query_is_read(tmp_path):
+    alone = {"query": "the cat", "meta": {"answer": 3}}
+    rows = [DEMONSTRATION, alone, alone | {"response": None}, alone | {"response": ""}]
+    path = write(tmp_path / "a", *rows)
+    whole, *found = load_demonstrations(path, TOKENIZER, 99, needs_response=False)
+    assert whole.response == TOKENIZER.encode(" my cat") + [TOKENIZER.eos_id]
+    assert [row.record for row in found] == rows[1:]
+    assert all(row.query == TOKENIZER.encode("the cat") and row.response == [TOKENIZER.eos_id] for row in found)
+    sentences = ("'response' is missing", "'response' must be str, not NoneType", "'response' is empty")
+    for row, sentence in zip(rows[1:], sentences, strict=True):
+        path = write(tmp_path / "a", DEMONSTRATION, row)
+        with pytest.raises(InputError, match=f"{path}:2: the field {sentence}"):
+            load_demonstrations(path, TOKENIZER, 99)
+    for row, sentence in (({"query": " "}, "'query' is empty"), (alone | {"response": 3}, "'response' must be str")):
+        with pytest.raises(InputError, match=f"the field {sentence}"):
+            load_demonstrations(write(tmp_path / "a", row), TOKENIZER, 99, needs_response=False)
+
+
 def test_the_query_of_a_chat_holds_special_tokens_and_its_response_text(tmp_path):
     query, response = "the<|endoftext|>cat", "mat<|endoftext|>"
     marked = TOKENIZER.encode("the") + [TOKENIZER.eos_id] + TOKENIZER.encode("cat")

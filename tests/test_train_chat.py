@@ -85,8 +85,8 @@ def test_ppo_samples_after_marks_and_ends_at_the_end_of_a_turn(world, tmp_path, 
     root, _ = world
     seen, plain = [], train_ppo.load_demonstrations
 
-    def load(*arguments):
-        seen.append(plain(*arguments))
+    def load(*arguments, **settings):
+        seen.append(plain(*arguments, **settings))
         return seen[-1]
 
     monkeypatch.setattr(train_ppo, "load_demonstrations", load)

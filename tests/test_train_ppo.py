@@ -336,6 +336,27 @@ def test_a_missing_eos_replaces_the_score_and_does_not_subtract_from_it(miniatur
     assert spy.calls[0][0][1].tolist() == [7.0] * 8
 
 
+def test_prompts_alone_are_enough_for_a_rule(miniature, tmp_path, monkeypatch):
+    """A function gets the fields of such rows, and is tried on a text before training."""
+    (tmp_path / "sft.train.jsonl").write_text(
+        "".join(json.dumps({"query": f"Tell {i}:", "meta": {"answer": i}}) + "\n" for i in range(8))
+    )
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "def score(queries, responses, answer): return [n + 0 * ord(r[:1] or ' ') for n, r in zip(answer, responses)]"
+    )
+    spy = spy_on(monkeypatch, "rollout_metrics")
+    train_ppo.main(
+        replace(
+            miniature.ppo, data=tmp_path, out=tmp_path / "ppo", total_episodes=8, reward=f"{rule}:score",
+            missing_eos_score=None, gold=None,
+        )
+    )  # fmt: skip
+    batch, scores, *_ = spy.calls[0][0]
+    assert scores.tolist() == [record["meta"]["answer"] for record in batch.records]
+    assert sorted(scores.tolist()) == [*range(8)]
+
+
 def test_values_and_rewards_after_the_end_do_not_move_the_advantages(miniature, monkeypatch):
     """Poison every state that does not exist: its value must not bootstrap."""
     spy = spy_on(monkeypatch, "gae")

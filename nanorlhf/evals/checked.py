@@ -43,7 +43,7 @@ def main(args: Args) -> dict:
     policies = common.named_policies(args.policies)
     tokenizer = common.common_tokenizer(args.tokenizer, policies.values())
     path, limits = args.data / "sft.validation.jsonl", (tokenizer, args.max_query_length, args.max_response_length)
-    rows = list(load_demonstrations(path, *limits)[: args.num_queries])
+    rows = list(load_demonstrations(path, *limits, needs_response=False)[: args.num_queries])
     records = [row.record for row in rows]
     functions = [RewardFunction(where, records) for where in args.rewards]
     names = [where.rpartition(":")[2] for where in args.rewards]
@@ -93,7 +93,7 @@ def main(args: Args) -> dict:
     def samples() -> Iterator[dict]:
         for i, record in enumerate(records):
             answered = {name: {"response": texts[name][i], "num_passed": num_passed[name][i]} for name in policies}
-            yield {"query": record["query"], "reference": record["response"], "policies": answered}
+            yield {"query": record["query"], "reference": record.get("response"), "policies": answered}
 
     page = checked_report.page(result, list(samples())[: args.num_report_samples], policies.values())
     return common.write_evaluation(args, result, page, {"samples.jsonl": samples()})

@@ -99,7 +99,7 @@ def page(result: dict, shown: Iterable[dict], runs: Iterable[str]) -> Page:
 
 def card(row: dict, n: int) -> Markup:
     """A query, its reference and the first sample of each policy."""
-    answers = [answer("reference", row["reference"], {})]
+    answers = [answer("reference", row["reference"], {})] if row["reference"] else []
     for name, answered in row["policies"].items():
         answers.append(answer(name, answered["response"], {f"of {n} passed": float(answered["num_passed"])}))
     return markup.card(row["query"], answers)

@@ -37,9 +37,13 @@ class Rule:
         self.timeout_rate = 0.0
 
     def try_out(self, rows: Sequence[Demonstration]) -> bool:
-        """Call the function on the references of a few rows; returns whether it gives rewards per token."""
+        """Call the function on the references of a few rows; returns whether it gives rewards per token.
+
+        A row without a reference lends its query: the function must take any text.
+        """
         records = [row.record for row in rows]
-        queries, responses = ([record.get(name, "") for record in records] for name in ("query", "response"))
+        queries = [record["query"] for record in records]
+        responses = [record.get("response") or record["query"] for record in records]
         texts = zip(queries, responses, records, strict=True)
         ids = [response_ids(query, text, self.tokenizer, record.get("chat", False)) for query, text, record in texts]
         return any(isinstance(value, list) for value in self.call(Responses(queries, responses, ids, records)))
