@@ -1,6 +1,5 @@
 """Command-line flags from `Args` dataclasses: each field has type, default, range and help text."""
 
-import errno
 import fractions
 import io
 import itertools
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 
 import tyro
 
-from nanorlhf.errors import InputError, Interrupted
+from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -207,12 +206,6 @@ def _parse(args_class: type[S], arguments: list[str], program: str, default: S |
     return parsed
 
 
-BAD_PATH = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EILSEQ, errno.EIO),
-)  # fmt: skip
-
-
 class _one_sentence:
     """Turn the errors that the user can fix into one line on stderr and exit code 2."""
 
@@ -221,16 +214,15 @@ class _one_sentence:
             sys.stdout.reconfigure(errors="backslashreplace")
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, InputError):
-            sys.exit(_fail(str(error)))
-        if isinstance(error, OSError):
-            where = error.filename or "the output directory"
-            if isinstance(where, bytes):  # TensorBoard's
-                where = os.fsdecode(where)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                sys.exit(_fail(f"the disk is full ({error.strerror}) at {where}."))
-            if error.errno in BAD_PATH:
-                sys.exit(_fail(f"{where!s:.300}: {error.strerror}."))
+        sentence = sentence_of(error)
+        if sentence is not None:
+            print(
+                f"error: {' '.join(sentence.splitlines())}", file=sys.stderr
+            )  # a path may hold a newline
+            sys.exit(2)
+        if isinstance(error, PeerFailed):
+            print(error, file=sys.stderr)
+            sys.exit(1)
         if isinstance(error, Interrupted):
             if str(error):  # empty on all ranks but one
                 print(error, file=sys.stderr)
@@ -238,11 +230,6 @@ class _one_sentence:
         if isinstance(error, KeyboardInterrupt):
             print("interrupted", file=sys.stderr)
             sys.exit(130)
-
-
-def _fail(sentence: str) -> int:
-    print(f"error: {' '.join(sentence.splitlines())}", file=sys.stderr)  # a path may hold a newline
-    return 2
 
 
 def printable(text: str) -> str:

@@ -5,12 +5,14 @@ communicate.
 """
 
 import ctypes
+import json
 import os
 import re
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -24,11 +26,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from kernels import processor, tune
 from kernels.processor import DEFAULT, PLAIN, Choice
 from nanorlhf import distributed
-from nanorlhf.errors import InputError, Interrupted
+from nanorlhf.errors import InputError, Interrupted, PeerFailed, sentence_of
 from nanorlhf.files import interrupts_wait, read_object
 
 FAILURE = "nanorlhf/failure"  # key in the store of the process group
 JOINING = "nanorlhf/joining"  # and one per rank
+LONGEST_TRACE = 20_000  # characters
 GRACE_PERIOD = 10.0  # seconds after a peer died, for `torchrun` to kill this process
 # [N+ 8] for a peer that hangs: longer than a save. A peer that dies is noticed at once.
 TIMEOUT = timedelta(minutes=30)
@@ -105,10 +108,10 @@ def is_cpu(device: str) -> bool:
 def run(main: Callable[[], object], device: str, processes: int) -> None:
     """Call `main`, on a CPU in several processes; report the error of the one that failed first.
 
-    Under `torchrun` the error goes to the file that it reads. A process that fails only because a
-    peer died waits to be killed, so that its error is not reported as the cause. If nobody kills
-    it, because the peer was on another node, it repeats the peer's error. Of processes that were
-    forked here the first repeats it, and the others end.
+    The process that fails first leaves its error in the store that all share. Of processes that
+    were forked here only the first reports it. Under `torchrun` the one that failed does, and a bug
+    goes to the file that `torchrun` reads; the others wait to be killed, and repeat the error if
+    nobody kills them, because the one that failed is on another node.
     """
     if not is_cpu(device):
         processes = 1
@@ -119,33 +122,63 @@ def run(main: Callable[[], object], device: str, processes: int) -> None:
             f"--processes {processes} needs Linux: use `torchrun --nproc-per-node {processes}`."
         )
 
-    def guarded() -> None:
+    def guarded() -> Exception | None:
+        """Return an error that ends in a sentence, of which `record` would keep the traceback."""
         try:
             main()
+        except Interrupted as error:
+            return error
         except Exception as error:
-            if distributed.world_size() == 1:
+            is_first = distributed.world_size() == 1 or fails_first(error)
+            if processes > 1 and distributed.rank() > 0:
+                sys.exit(1)  # which rank 0 notices
+            if not is_first:
+                return failure_elsewhere(forked=processes > 1)
+            if sentence_of(error) is None:
                 raise
-            # a collective failed: gloo's errors have no class of their own
-            is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
-            if is_gloo or isinstance(error, dist.DistError):
-                if processes > 1:  # nobody kills it
-                    if distributed.rank() > 0:
-                        sys.exit(1)  # which rank 0 notices
-                    raise RuntimeError(f"in another process: {failure_elsewhere()}") from error
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                time.sleep(GRACE_PERIOD)
-                raise RuntimeError(f"on another node {failure_elsewhere()}") from error
-            with suppress(dist.DistError):  # the store's node may be gone
-                store = dist.distributed_c10d._get_default_store()
-                store.set(FAILURE, f"rank {distributed.rank()} failed: {error!r:.500}")
-            raise
+            return error
+        return None
+
+    def work() -> None:
+        is_recorded = "TORCHELASTIC_ERROR_FILE" in os.environ
+        failure = record(guarded)() if is_recorded else guarded()
+        if failure is not None:
+            raise failure
 
     if processes > 1:
-        fork_ranks(guarded, processes)
-    elif "TORCHELASTIC_ERROR_FILE" in os.environ:
-        record(guarded)()
+        fork_ranks(work, processes)
     else:
-        guarded()
+        work()
+
+
+def fails_first(error: Exception) -> bool:
+    """Whether no peer has failed before; then the error is left in the shared store."""
+    # a collective failed, because a peer did: gloo's errors have no class of their own
+    is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+    if is_gloo or isinstance(error, dist.DistError):
+        return False
+    trace = "".join(traceback.format_exception(error))
+    ours = json.dumps([distributed.rank(), sentence_of(error), trace[-LONGEST_TRACE:]])
+    with suppress(dist.DistError):  # the store's node may be gone
+        store = dist.distributed_c10d._get_default_store()
+        return store.compare_set(FAILURE, "", ours).decode() == ours
+    return True
+
+
+def failure_elsewhere(forked: bool) -> Exception:
+    """The error that the process which failed first left in the shared store, if it could."""
+    if not forked:  # `torchrun` kills this process if the other one was on the same node
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(GRACE_PERIOD)
+    where = "in another process" if forked else "on another node"
+    with suppress(dist.DistError):
+        store = dist.distributed_c10d._get_default_store()
+        if store.check([FAILURE]):
+            rank, sentence, trace = json.loads(store.get(FAILURE))
+            if sentence is not None:
+                return InputError(sentence)
+            return PeerFailed(f"{where}: rank {rank} failed:\n{trace.strip()}")
+    return PeerFailed(f"{where}: a process died, or the node itself: its output may say why")
 
 
 def fork_ranks(work: Callable[[], None], processes: int) -> None:
@@ -171,7 +204,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         for number, other in enumerate(others if rank == 0 else [], start=1):
             while not store.check([f"{JOINING}/{number}"]):
                 if not other.is_alive():  # the process group would wait for it
-                    raise RuntimeError(f"in another process: rank {number} died as it started")
+                    raise PeerFailed(f"in another process: rank {number} died as it started")
                 time.sleep(0.01)
         try:
             dist.init_process_group(
@@ -179,7 +212,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
             )
         except (RuntimeError, dist.DistError) as error:
             seconds = JOIN_TIMEOUT.total_seconds()
-            raise RuntimeError(
+            raise PeerFailed(
                 f"in another process: it died as it started, or did not join in {seconds:.0f} s"
             ) from error
         dist.distributed_c10d._set_pg_timeout(TIMEOUT, dist.group.WORLD)
@@ -190,7 +223,7 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         die_with_parent()
         listener.close()
         try:
-            with suppress(InputError, Interrupted):  # rank 0 prints the same
+            with suppress(Interrupted):  # rank 0 prints the same
                 join(rank)
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
@@ -202,13 +235,17 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
                 process.start()
                 others.append(process)
         join(0)
+        for other in others:
+            other.join()
+            if other.exitcode:  # it failed after its last exchange with this process
+                raise failure_elsewhere(forked=True)
     except BaseException as error:
         codes = []
         for other in others:
-            other.join(1.0 if isinstance(error, RuntimeError) else 0)  # how it ended, if it does
+            other.join(1.0 if isinstance(error, PeerFailed) else 0)  # how it ended, if it does
             codes.append(other.exitcode)
             other.kill()
-        if not isinstance(error, RuntimeError):
+        if not isinstance(error, PeerFailed):
             raise
         # a signal to all that one of them received while it did not yet listen, or no longer
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -221,7 +258,8 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         for rank, code in enumerate(codes, start=1):
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
-                raise RuntimeError(f"in another process: rank {rank} died of {name}") from error
+                hint = ", maybe because memory ran out" if -code == signal.SIGKILL else ""
+                raise PeerFailed(f"in another process: rank {rank} died of {name}{hint}") from error
         raise
     finally:
         for other in others:
@@ -229,15 +267,6 @@ def fork_ranks(work: Callable[[], None], processes: int) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
         torch.set_num_threads(num_threads)
-
-
-def failure_elsewhere() -> str:
-    """The error that the process which failed first left in the shared store, if it could."""
-    with suppress(dist.DistError):
-        store = dist.distributed_c10d._get_default_store()
-        if store.check([FAILURE]):
-            return store.get(FAILURE).decode(errors="replace")
-    return "a process died, or the node itself: its output may say why"
 
 
 def die_with_parent() -> None:
