@@ -1,3 +1,10 @@
 """RLHF with nothing hidden. docs/stability.md says what stays as it is, and until when."""
 
+import os
+import sys
+
+# our figures go to files alone; a name that matplotlib doesn't know ends the program as it is imported
+if "MPLBACKEND" in os.environ and "ipykernel" not in sys.modules:
+    os.environ["MPLBACKEND"] = "agg"
+
 __version__ = "1.0.0"

@@ -59,7 +59,8 @@ class Record:
 
     def having(self, *names: str) -> Rows:
         """The rows that hold all of these metrics."""
-        return [row for row in self.rows if all(name in row for name in names)]
+        needed = set(names)
+        return [row for row in self.rows if row.keys() >= needed]
 
     def quarters(self, *names: str) -> tuple[Rows, Rows]:
         """The first and the last quarter of them; both empty where there are too few to speak of a trend."""

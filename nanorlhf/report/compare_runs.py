@@ -26,7 +26,7 @@ from nanorlhf.dataset import field
 from nanorlhf.errors import InputError
 from nanorlhf.files import check_out, open_regular, read_object
 from nanorlhf.metrics import t_interval
-from nanorlhf.report.page import LINES, Lines, Section, markup, number, panel, series, smooth, write_page
+from nanorlhf.report.page import LINES, Lines, Section, markup, number, panel, series, smooth, thinned, write_page
 from nanorlhf.report.verdict import Gain, Outcome, change_of, verdict_section
 from nanorlhf.training.resume import MAY_CHANGE
 from nanorlhf.training.run_directory import Rows, read_metrics
@@ -157,7 +157,8 @@ def groups(runs: list[ComparedRun]) -> dict[str, list[ComparedRun]]:
 # ----------------------------------------------------------------------------------------------------- 2. the figures
 def mean_and_sd(runs: list[ComparedRun], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Episodes that all runs logged, mean and standard deviation (n - 1; 0 for one run) over runs, all (episodes,)."""
-    columns = [dict(zip(*series(run.rows, key, "episode"), strict=True)) for run in runs]
+    found = (series(run.rows, key, "episode") for run in runs)
+    columns = [dict(zip(episodes.tolist(), values.tolist(), strict=True)) for episodes, values in found]
     episodes = sorted(set.intersection(*map(set, columns)))
     values = np.array([[column[x] for x in episodes] for column in columns]).reshape(len(runs), len(episodes))
     return np.array(episodes), values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(episodes))
@@ -170,7 +171,7 @@ def curve_figure(by_name: dict[str, list[ComparedRun]], key: str, title: str, un
         have = [run for run in runs if any(key in row and "episode" in row for row in run.rows)]
         if not have:
             continue
-        x, mean, sd = mean_and_sd(have, key)
+        x, mean, sd = thinned(*mean_and_sd(have, key))
         seeds = f" ({len(have)} seeds)" if len(have) > 1 else ""
         axes.plot(x, mean, color=color, linewidth=1.8, label=name + seeds)
         axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.18, linewidth=0)
@@ -193,14 +194,17 @@ def over_optimisation_figure(by_name: dict[str, list[ComparedRun]]) -> Figure | 
             rows = [row for row in run.rows if {"gold_score", "objective/score", "objective/kl"} <= row.keys()]
             if not rows:
                 continue
-            width = max(3, len(rows) // 10)
-            distance = np.sqrt(np.maximum([row["objective/kl"] for row in rows], 0))  # the estimate may be negative
-            for key, style, kind in (("objective/score", "--", "proxy"), ("gold_score", "-", "gold")):
-                scores = np.array([row[key] for row in rows])
+            keys = ("objective/kl", "objective/score", "gold_score")
+            kl, proxy, gold = thinned(*(np.array([row[key] for row in rows], dtype=float) for key in keys))
+            width = max(3, len(kl) // 10)
+            distance = np.sqrt(np.maximum(kl, 0))  # the estimate may be negative
+            for scores, style, kind in ((proxy, "--", "proxy"), (gold, "-", "gold")):
                 label = f"{name}, {kind}"
                 known = {line.get_label() for line in axes.lines}
+                with np.errstate(invalid="ignore"):  # of a run that diverged
+                    change = smooth(scores - scores[0], width)
                 axes.plot(
-                    smooth(distance, width), smooth(scores - scores[0], width), style, linewidth=1.5, alpha=0.85,
+                    smooth(distance, width), change, style, linewidth=1.5, alpha=0.85,
                     color=color, label="_" if label in known else label,
                 )  # fmt: skip
     if not axes.lines:
@@ -344,7 +348,8 @@ def main(args: Args) -> list[str]:
     }
     bands = "Lines are means over seeds, bands and bars one standard deviation (n - 1)."
     bands += " A change has the mean's 95% interval over runs (Student's t)."
-    happened = verdict_section((outcome(name, group), [str(run.place) for run in group]) for name, group in ppo.items())
+    outcomes = ((outcome(name, group), [str(run.place) for run in group]) for name, group in ppo.items())
+    happened = verdict_section(outcomes, {str(run.place): run.rows for run in runs})
     parts = [markup.title("Comparison of runs"), happened]
     parts.append(Section(about=bands, tables=[table_of(by_name), change_table(ppo)]))
     missing = []

@@ -5,7 +5,7 @@ page.html is the template of the HTML.
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -24,6 +24,7 @@ from nanorlhf.training.run_directory import Rows
 
 Lines = list[list[str]]  # of a table: cells, the first line has the headings
 matplotlib.rcParams["text.parse_math"] = False  # names in figures are text: `$\\bad$` is no mathematics
+MOST_POINTS = 2000  # of a curve: more can't be told apart, and make a page of many megabytes
 BLUE, ORANGE, GREY = "#1f5fa8", "#c4620a", "#8a8f98"
 # colour and marker of each line, distinct in greyscale too; reused where there are more lines
 LINES = (
@@ -172,9 +173,19 @@ def write_gallery(
 # ------------------------------------------------------------------------------------------------------- 2. figures
 def series(rows: Rows, key: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     """The points (x, metric) of the rows that have both: two arrays (points,)."""
-    points = [(row[x], row[key]) for row in rows if key in row and x in row]
-    xs, values = np.array(points, dtype=float).reshape(-1, 2).T
-    return xs, values
+    both = [row for row in rows if key in row and x in row]
+    return np.array([row[x] for row in both], dtype=float), np.array([row[key] for row in both], dtype=float)
+
+
+def thinned(*columns: np.ndarray) -> Iterator[np.ndarray]:
+    """Means of consecutive points, so that at most MOST_POINTS are drawn; fewer points stay as they are."""
+    size = -(-len(columns[0]) // MOST_POINTS)
+    for column in columns:
+        if size > 1:
+            starts = np.arange(0, len(column), size)
+            with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverged
+                column = np.add.reduceat(column, starts) / np.diff(starts, append=len(column))
+        yield column
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
@@ -185,7 +196,7 @@ def smooth(values: np.ndarray, width: int) -> np.ndarray:
 
 def draw(axes: Axes, rows: Rows, key: str, label: str, color: str, smoothed: bool = False) -> None:
     """The curve of one metric; smoothed: a running mean, with the single points faint behind it."""
-    steps, values = series(rows, key)
+    steps, values = thinned(*series(rows, key))
     if smoothed:
         axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
         values = smooth(values, len(values) // 20)

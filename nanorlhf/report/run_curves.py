@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nanorlhf.errors import InputError
-from nanorlhf.report.page import BLUE, GREY, ORANGE, Section, draw, markup, panel, series
+from nanorlhf.report.page import BLUE, GREY, ORANGE, Section, draw, markup, panel, series, thinned
 from nanorlhf.training.run_directory import Rows, read_metrics, read_settings
 
 
@@ -121,6 +121,6 @@ def ppo_figures(rows: Rows) -> list[Figure]:
 def draw_against_kl(axes: Axes, rows: Rows, scores: Sequence[tuple[str, str, str]]) -> None:
     """Scores against the distance from the reference, a point per update; scores: metric, label, color."""
     for key, label, color in scores:
-        distance, value = series(rows, key, "objective/kl")
+        distance, value = thinned(*series(rows, key, "objective/kl"))
         axes.scatter(np.sqrt(distance.clip(min=0)), value - value[:1], s=14, color=color, label=label, alpha=0.8)
     axes.legend(frameon=False)

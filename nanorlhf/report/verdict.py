@@ -11,7 +11,7 @@ from nanorlhf.doctor.metric_rules import examine_metrics
 from nanorlhf.doctor.record import Record
 from nanorlhf.errors import InputError
 from nanorlhf.report.page import Section, markup
-from nanorlhf.training.run_directory import flat_settings, read_metrics, read_settings
+from nanorlhf.training.run_directory import Rows, flat_settings, read_metrics, read_settings
 
 FEW_ENDINGS = 0.95  # a smaller share of responses with EOS is worth a sentence
 KINDS = ("good", "warn", "bad")  # from the best to the worst
@@ -39,9 +39,12 @@ class Outcome(NamedTuple):
     eos_rate: float = 1.0  # share of its responses with EOS
 
 
-def verdict_section(outcomes: Iterable[tuple[Outcome, Sequence[str]]]) -> Section:
-    """A paragraph for each outcome; with it come the run directories whose metrics the doctor reads."""
-    return Section(about=markup.verdict([verdict(outcome, *findings_in(runs)) for outcome, runs in outcomes]))
+def verdict_section(outcomes: Iterable[tuple[Outcome, Sequence[str]]], known: Mapping[str, Rows] = {}) -> Section:
+    """A paragraph for each outcome; with it come the run directories whose metrics the doctor reads.
+
+    known: run directory -> its metrics, where they have been read.
+    """
+    return Section(about=markup.verdict([verdict(outcome, *findings_in(runs, known)) for outcome, runs in outcomes]))
 
 
 def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterator[tuple[Outcome, list[str]]]:
@@ -54,12 +57,12 @@ def outcomes_of(result: dict, outcome: Callable[[dict, str], Outcome]) -> Iterat
         yield outcome(result, name), [places[name]] if is_run_of_its_own else []
 
 
-def findings_in(runs: Sequence[str]) -> tuple[list[Finding] | None, str]:
+def findings_in(runs: Sequence[str], known: Mapping[str, Rows] = {}) -> tuple[list[Finding] | None, str]:
     """What the doctor finds in runs, None if none of them has metrics; and a sentence where it can't read one."""
     findings: list[Finding] | None = None
     for run in runs:
         try:
-            found = findings_of(run)
+            found = findings_of(run, known.get(run))
         except InputError as error:  # the evaluation is done: its report is written all the same
             return None, f"The doctor can't read its run: {error}"
         if found is not None:
@@ -67,9 +70,9 @@ def findings_in(runs: Sequence[str]) -> tuple[list[Finding] | None, str]:
     return findings, ""
 
 
-def findings_of(run: str) -> Sequence[Finding] | None:
+def findings_of(run: str, rows: Rows | None = None) -> Sequence[Finding] | None:
     """What the doctor's rules find in a run's metrics; None where it has none, as a model from the Hub."""
-    rows = read_metrics(run)
+    rows = read_metrics(run) if rows is None else rows
     return examine_metrics(Record(settings=flat_settings(read_settings(run)), rows=rows, summary={})) if rows else None
 
 

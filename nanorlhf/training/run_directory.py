@@ -21,11 +21,12 @@ def whole_rows(path: Path) -> Iterator[dict]:
     Such a row is said on stderr. Raises InputError for anything else that is no row.
     """
     for number, line in read_lines(path):
+        where = f"{path}:{number}"
         if not line.endswith(b"\n") and line.startswith(b"{"):
-            say_that_cut(f"{path}:{number}")
+            say_that_cut(where)
             break
-        row = parse_object(line, f"{path}:{number}")
-        field(row, "step", int, f"{path}:{number}")
+        row = parse_object(line, where)
+        field(row, "step", int, where)
         yield row
 
 

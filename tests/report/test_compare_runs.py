@@ -1,8 +1,10 @@
 """Comparison of runs: groups, bands, win rates and settings, from directories written by hand."""
 
 import json
+import math
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from nanorlhf.report.compare_runs import (
     size_figure,
     whitening_figures,
 )
+from nanorlhf.report.page import MOST_POINTS
 
 SCORES = {"a": [0.0, 1.0, 2.0, 2.5], "b": [0.5, 2.0, 4.0], "c": [1.0, 3.0, 3.0, 9.0]}
 
@@ -69,6 +72,18 @@ def test_there_is_one_curve_per_name_that_has_the_metric(tmp_path, seeds) -> Non
     assert curve_figure(by_name, "eos_rate", "t", "u") is None
     (legend,) = curve_figure(by_name, "objective/kl", "t", "u").legends
     assert [text.get_text() for text in legend.get_texts()] == ["ppo (3 seeds)", "bare"]
+
+
+def test_a_long_run_is_compared_with_few_points_and_without_a_warning(tmp_path, seeds, recwarn) -> None:
+    runs = read_runs(Args(runs=pairs(ppo=seeds[:1]), out=tmp_path / "out"))
+    spoiled = dict.fromkeys(("objective/score", "gold_score", "objective/kl"), math.inf)
+    rows = [{"step": i, "episode": i, "objective/score": i, "gold_score": -i, "objective/kl": i} for i in range(50_000)]
+    by_name = {
+        "ppo": [replace(runs[0], rows=rows + [{"step": i, "episode": i, **spoiled} for i in range(50_000, 60_000)])]
+    }
+    for figure in (curve_figure(by_name, "objective/kl", "t", "u"), over_optimisation_figure(by_name)):
+        assert all(len(line.get_xdata()) == MOST_POINTS for line in figure.axes[0].lines)
+    assert not recwarn.list
 
 
 def test_a_name_with_two_sizes_makes_two_groups(tmp_path) -> None:

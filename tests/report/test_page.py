@@ -1,12 +1,14 @@
-"""The page's template: text never becomes markup, and the template travels with the package."""
+"""The page's template: text never becomes markup, and the template travels with the package. Curves of long runs."""
 
 import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from nanorlhf.report.page import markup, write_page
+from nanorlhf.report.page import MOST_POINTS, markup, thinned, write_page
+from nanorlhf.report.run_curves import ppo_figures, rm_figures, sft_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = "<script>alert('1')</script>\"&{{ 7 * 7 }}"
@@ -68,3 +70,30 @@ def test_what_is_no_python_is_among_the_package_data() -> None:
     files = [path for path in (ROOT / "nanorlhf").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {path for path in files if path.suffix != ".py"} == shipped
     assert ROOT / "nanorlhf/report/page.html" in shipped
+
+
+@pytest.mark.parametrize("length", [0, 1, MOST_POINTS])
+def test_a_curve_of_few_points_is_drawn_as_it_is(length) -> None:
+    points = np.arange(length, dtype=float)
+    assert all(column is points for column in thinned(points, points))
+
+
+def test_a_long_curve_is_drawn_as_the_means_of_consecutive_points() -> None:
+    points = np.random.default_rng(0).normal(size=3 * MOST_POINTS - 1)
+    blocks = [points[i : i + 3] for i in range(0, len(points), 3)]
+    (means,) = thinned(points)
+    assert means == pytest.approx([sum(block) / len(block) for block in blocks])
+    points[[3, 6, 7]] = np.inf, np.inf, -np.inf
+    (spoiled,) = thinned(points)
+    assert (
+        spoiled[1] == np.inf and np.isnan(spoiled[2]) and (np.delete(spoiled, [1, 2]) == np.delete(means, [1, 2])).all()
+    )
+
+
+def test_the_curves_of_a_long_run_have_few_points() -> None:
+    names = ("objective/score", "gold_score", "objective/kl", "response_length", "eos_rate", "loss", "accuracy")
+    rows = [{"step": i, **dict.fromkeys(names, float(i))} for i in range(50_000)]
+    axes = [figure.axes[0] for draw in (ppo_figures, rm_figures, sft_figures) for figure in draw(rows)]
+    lines = [line.get_xdata() for panel in axes for line in panel.lines if line.get_label() != "chance"]
+    points = [dots.get_offsets() for panel in axes for dots in panel.collections]
+    assert {MOST_POINTS} == {len(x) for x in (*lines, *points) if len(x)}
