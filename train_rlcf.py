@@ -138,7 +138,9 @@ def main(args: Args) -> dict[str, float]:
         # 2.1 sample a program for each prompt, by temperature alone
         indices = batch_indices(len(rows), B, update, args.seed)
         uniforms = torch.rand((B, T), generator=generator, dtype=torch.float64)
-        write_program = partial(generate, for_sampling(distributed.unshard(policy), "same"))
+        write_program = partial(
+            generate, for_sampling(distributed.unshard(policy), "same"), stop_ids=tokenizer.stop_ids
+        )
         with autocast:
             prompts = [rows[i] for i in indices]
             batch = sample(write_program, prompts, uniforms, device, args.temperature, size, *ends)

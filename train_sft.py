@@ -208,6 +208,7 @@ def main(args: Args) -> dict[str, float]:
             eos_id=tokenizer.eos_id,
             pad_id=pad_id,
             generator=torch.Generator().manual_seed(args.seed),
+            stop_ids=tokenizer.stop_ids,
         )
     samples = [
         {

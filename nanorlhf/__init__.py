@@ -3,7 +3,7 @@
 import os
 import sys
 
-# our figures go to files alone; a name that matplotlib doesn't know ends the program as it is imported
+# our figures go to files alone; a name that matplotlib lacks ends the program at its import
 if "MPLBACKEND" in os.environ and "ipykernel" not in sys.modules:
     os.environ["MPLBACKEND"] = "agg"
 

@@ -1,5 +1,6 @@
 """Sample responses: draw one token, then decode with a KV cache, one token per step and row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,14 +121,15 @@ def generate(
     generator: torch.Generator | None = None,
     uniforms: Tensor | None = None,
     filtered_logprobs: bool = False,
+    stop_ids: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Sample one response per query. Temperature 0 is greedy; by default nothing is filtered.
 
     query (B, Q) left-padded, query_mask (B, Q) True = real -> response (B, T) and logprobs (B, T),
-    T = max_new_tokens. After its EOS a response holds pad_id and logprob 0. The log-probabilities
-    are those of log_softmax(logits / temperature) (greedy: at temperature 1), before top-k, top-p
-    and the n-gram ban; with filtered_logprobs those of the distribution sampled from, after all of
-    them.
+    T = max_new_tokens. After its EOS, or one of stop_ids, a response holds pad_id and logprob 0.
+    The log-probabilities are those of log_softmax(logits / temperature) (greedy: at temperature 1),
+    before top-k, top-p and the n-gram ban; with filtered_logprobs those of the distribution sampled
+    from, after all of them.
 
     Reproducibility: row b uses its own T random numbers, uniforms[b], of (B, T) in [0, 1), drawn
     from the generator at once if not given. So a response depends only on its query and its
@@ -148,6 +150,7 @@ def generate(
         )
     dtype = matmul_dtype(model.transformer.embedding.weight)
     head = cast_head(model.lm_head.weight)  # (V, C)
+    ends = torch.tensor([*([] if eos_id is None else [eos_id]), *stop_ids], device=device)  # (E,)
     response = torch.full((B, max_new_tokens), pad_id, device=device)  # (B, T)
     logprobs = torch.zeros((B, max_new_tokens), device=device)  # (B, T)
     live = LiveRows(
@@ -187,8 +190,8 @@ def generate(
         live.token.copy_(token)
         live.response.index_copy_(1, live.t, live.token.masked_fill(live.ended, pad_id))
         live.logprobs.index_copy_(1, live.t, logprob.masked_fill(live.ended, 0.0))
-        if eos_id is not None:
-            live.ended |= live.token == eos_id
+        if len(ends):
+            live.ended |= (live.token == ends).any(1, keepdim=True)
         live.t += 1
 
     def step() -> None:
@@ -201,7 +204,7 @@ def generate(
     replay = Replay(step)
     for t in range(1, max_new_tokens):
         capture_pays = max_new_tokens - t > CAPTURE_PAYS
-        if eos_id is not None and t % ask_every == 0:
+        if len(ends) and t % ask_every == 0:
             num_ended = int(live.ended.sum())
             if num_ended == len(live.index):
                 break
@@ -299,6 +302,7 @@ def sample_answers(
             tokenizer.eos_id,
             tokenizer.pad_id,
             uniforms=uniforms[rows],
+            stop_ids=tokenizer.stop_ids,
         )
         responses.append(response)
     return query, torch.cat(responses)

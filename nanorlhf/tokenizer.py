@@ -59,7 +59,7 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> list[int]:
-        """EOS, which ends a response here, and the ids at which the model's own settings stop too."""
+        """EOS and the other ids at which the model's own settings end a response."""
         others = self.generation["eos_token_id"] if self.generation else []
         return list(dict.fromkeys([self.eos_id, *others]))
 
@@ -117,8 +117,8 @@ class Tokenizer:
         return hashlib.sha256(f"{self.eos_id} {self.backend.to_str()}".encode()).hexdigest()
 
     def decode(self, ids: list[int]) -> str:
-        """The text without [PAD] and EOS."""
-        kept = [i for i in ids if i not in (self.eos_id, self.pad_id)]
+        """The text without [PAD], EOS and other stop tokens."""
+        kept = [i for i in ids if i not in (*self.stop_ids, self.pad_id)]
         return self.backend.decode(kept, skip_special_tokens=False)
 
     @property
@@ -262,7 +262,7 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, where: str | Pat
 
 
 def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """The bytes of each id in a decoded text, empty for EOS and [PAD] as in `Tokenizer.decode`.
+    """Return the bytes of each id in a decoded text: none for [PAD] and the stop tokens.
 
     Raises InputError if the tokenizer isn't byte-level BPE.
     """
@@ -278,7 +278,7 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
             pieces[i] = bytes(alphabet[character] for character in symbol)
         else:  # an added token, such as NeoX's runs of spaces, is stored as text
             pieces[i] = symbol.encode()
-    return pieces | {tokenizer.eos_id: b"", tokenizer.pad_id: b""}
+    return pieces | dict.fromkeys((*tokenizer.stop_ids, tokenizer.pad_id), b"")
 
 
 def byte_of_symbol() -> dict[str, int]:

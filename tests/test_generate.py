@@ -34,6 +34,17 @@ def full_forward_logprobs(model, row, response, temperature):
     return logits.log_softmax(-1)[range(len(response)), response]
 
 
+def test_a_stop_id_ends_a_response_and_changes_no_other(tiny_gpt):
+    """A row with a stop id has no EOS: its end is where [PAD] begins, as of a response that was cut."""
+    whole, whole_logprobs = sample(tiny_gpt, QUERIES * 20)
+    response, logprobs = sample(tiny_gpt, QUERIES * 20, stop_ids=[3, 4])
+    for ids, long, got, wanted in zip(response.tolist(), whole.tolist(), logprobs, whole_logprobs, strict=True):
+        end = next((t for t, i in enumerate(long) if i in (3, 4)), len(long) - 1)
+        assert ids == long[: end + 1] + [PAD] * (len(long) - 1 - end)
+        assert torch.allclose(got[: end + 1], wanted[: end + 1], atol=1e-5) and not got[end + 1 :].any()
+    assert not torch.equal(response, whole)
+
+
 def test_logprobs_of_the_cache_equal_those_of_a_full_forward_pass(tiny_gpt):
     response, logprobs = sample(tiny_gpt, QUERIES)
     for row, ids, got in zip(QUERIES, response.tolist(), logprobs, strict=True):

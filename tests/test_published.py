@@ -2,17 +2,15 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from nanorlhf.checkpoint import save
+from nanorlhf.checkpoint import load_gpt, save
 from nanorlhf.errors import InputError
+from nanorlhf.generate import sample_answers
 from nanorlhf.model import GPT, GPTConfig
 from nanorlhf.tokenizer import Tokenizer, load_tokenizer
-from nanorlhf.training.models import load_policy
 from tests.published import SHAPES, publish
 
 
@@ -97,13 +95,17 @@ def test_a_checkpoint_keeps_no_settings_of_the_tokenizer_that_it_replaces(tmp_pa
     assert (again.chat_template, again.stop_ids) == (None, [tokenizer.eos_id])
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-instruct", "smollm2-instruct"])
-def test_rollouts_report_the_stop_tokens_that_end_no_response(tmp_path, name, capsys):
-    publish(tmp_path / name, SHAPES[name])
-    directory = checkpoint(tmp_path / "model", load_tokenizer(tmp_path / name))
-    load_policy(SimpleNamespace(sft=str(directory)), torch.device("cpu"))
-    sentence = "a response ends with <|im_end|>; other stop tokens of the model don't end it: <|endoftext|>\n"
-    assert capsys.readouterr().out == ("" if name == "smollm2-instruct" else sentence)
+def test_each_stop_token_of_a_model_ends_a_response_and_is_no_text(tmp_path):
+    publish(tmp_path, SHAPES["qwen2.5-instruct"])
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer.backend.id_to_token(i) for i in tokenizer.stop_ids] == ["<|im_end|>", "<|endoftext|>"]
+    policy = load_gpt(checkpoint(tmp_path / "model", tokenizer)).forbid(tokenizer.pad_id, tokenizer.vocab_size)
+    _, response = sample_answers(policy, [tokenizer.encode("the cat")], tokenizer, 128, 20, batch_size=128, seed=0)
+    for ids in response.tolist():
+        length = next((t for t, i in enumerate(ids) if i in tokenizer.stop_ids), 20)
+        assert set(ids[length + 1 :]) <= {tokenizer.pad_id}
+        assert tokenizer.decode(ids) == tokenizer.decode(ids[:length])
+    assert all((response == stop_id).any() for stop_id in tokenizer.stop_ids)
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

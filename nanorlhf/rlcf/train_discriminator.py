@@ -139,6 +139,7 @@ def sample_programs(args: Args, rows: list[Demonstration], device: torch.device)
                     response, _ = generate(
                         policy, query, query != tokenizer.pad_id, T, args.temperature, top_p=args.top_p,
                         eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, uniforms=uniforms[mine],
+                        stop_ids=tokenizer.stop_ids,
                     )  # fmt: skip
                 checked = check_responses([row.record for row in batch], response, compiler, pieces, tokenizer.eos_id)
                 both = zip(checked.texts, checked.passes.tolist(), strict=True)

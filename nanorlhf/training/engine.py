@@ -85,15 +85,17 @@ class Engine:
         uniforms: Tensor,
         vocab_size: int,
         forbidden: frozenset[int],
+        stop_ids: list[int],
     ) -> tuple[Tensor, Tensor]:
         """`generate`, by the server: query (b, Q), uniforms (b, T) -> response (b, T), logprobs (b, T).
 
-        A row's first uniform is its seed; the server draws its own numbers from it.
+        stop_ids end a response; EOS is one of them. A row's first uniform is its seed, from which the server draws its
+        own numbers.
         """
         settings = {
             "model": self.name, "max_tokens": max_new_tokens, "temperature": temperature, "top_p": 1.0, "top_k": -1,
             "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
-            "stop_token_ids": [eos_id], "skip_special_tokens": False, "return_token_ids": True, "logprobs": 1,
+            "stop_token_ids": stop_ids, "skip_special_tokens": False, "return_token_ids": True, "logprobs": 1,
         }  # fmt: skip
         if forbidden:
             settings["logit_bias"] = {str(number): -100.0 for number in sorted(forbidden)}
@@ -102,7 +104,7 @@ class Engine:
 
         def complete(prompt: list[int], seed: int) -> tuple[list[int], list[float]]:
             answer = self.ask("/v1/completions", {**settings, "prompt": prompt, "seed": seed})
-            return self.checked(answer, prompt, max_new_tokens, eos_id, vocab_size, forbidden)
+            return self.checked(answer, prompt, max_new_tokens, stop_ids, vocab_size, forbidden)
 
         with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
             written = list(pool.map(complete, rows, seeds))
@@ -113,7 +115,7 @@ class Engine:
         return response.to(query.device), logprobs.to(query.device)
 
     def checked(
-        self, answer: Any, prompt: list[int], T: int, eos_id: int, vocab_size: int, forbidden: frozenset[int]
+        self, answer: Any, prompt: list[int], T: int, stop_ids: list[int], vocab_size: int, forbidden: frozenset[int]
     ) -> tuple[list[int], list[float]]:
         """The ids and log-probabilities of a completion, if the policy could have written it."""
         try:
@@ -138,7 +140,7 @@ class Engine:
             raise self.refusal(
                 f"wrote the id {strange!s:.40}, which the policy can't", "serve a model with its tokenizer"
             )
-        if eos_id in ids[:-1] or len(ids) > T or (len(ids) < T and ids[-1] != eos_id):
+        if not {*stop_ids}.isdisjoint(ids[:-1]) or len(ids) > T or (len(ids) < T and ids[-1] not in stop_ids):
             raise self.refusal(
                 f"wrote {len(ids)} of {T} ids and stopped ({reason:.40}), at no EOS or after one", "raise its context "
                 "length and take its own stop settings away",

@@ -58,9 +58,6 @@ def prepare_models(
 def load_policy(args: RolloutArgs, device: torch.device) -> tuple[Tokenizer, GPT]:
     """The tokenizer, and the policy before training, which can't emit [PAD] or an id without a token."""
     tokenizer = load_tokenizer(args.sft)
-    others = [str(tokenizer.backend.id_to_token(i)) for i in tokenizer.stop_ids[1:]]
-    if others and distributed.rank() == 0:
-        print(f"a response ends with {tokenizer.eos}; other stop tokens of the model don't end it: {', '.join(others)}")
     return tokenizer, load_gpt(args.sft, device).forbid(tokenizer.pad_id, tokenizer.vocab_size)
 
 

@@ -102,9 +102,20 @@ class Sampler:
             forbidden = self.policy.forbidden
             ids = [] if forbidden is None else forbidden.nonzero().flatten().tolist()
             vocab_size = self.policy.config.vocab_size
-            return partial(self.engine.write, vocab_size=vocab_size, forbidden=frozenset(ids))
+            return partial(
+                self.engine.write,
+                vocab_size=vocab_size,
+                forbidden=frozenset(ids),
+                stop_ids=self.tokenizer.stop_ids,
+            )
         model = for_sampling(distributed.unshard(self.source), self.settings.dtype)
-        return partial(generate, model, top_p=self.settings.top_p, filtered_logprobs=True)
+        return partial(
+            generate,
+            model,
+            top_p=self.settings.top_p,
+            filtered_logprobs=True,
+            stop_ids=self.tokenizer.stop_ids,
+        )
 
     def correct(self, batch: Batch) -> tuple[Tensor | float, dict[str, float]]:
         """Account for a sampler that differs from the policy, once both have said their log-probabilities.

@@ -215,12 +215,12 @@ class Trace:
         generator = torch.Generator().manual_seed(self.args.seed)
         uniforms = torch.rand(response.shape, generator=generator, dtype=torch.float64)
         T = response.size(1)
-        eos_id, pad_id = self.tokenizer.eos_id, self.tokenizer.pad_id
         with torch.autocast(query.device.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
             model = for_sampling(distributed.unshard(self.policy), "same")
             sampled, _ = generate(
-                model, query, query != pad_id, T, self.args.temperature, eos_id=eos_id, pad_id=pad_id, uniforms=uniforms
-            )
+                model, query, query != self.tokenizer.pad_id, T, self.args.temperature, eos_id=self.tokenizer.eos_id,
+                pad_id=self.tokenizer.pad_id, uniforms=uniforms, stop_ids=self.tokenizer.stop_ids,
+            )  # fmt: skip
         return sampled
 
 
